@@ -166,14 +166,14 @@ def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in texts.items() if v and isinstance(v, (str, list))}
 
 
-def face(
+def align_runs(
     reference: str | os.PathLike[str] | Run,
     target: str | os.PathLike[str] | Run,
     *,
     mapping: str | os.PathLike[str] | None = None,
     match: str = "auto",
 ) -> Aligned:
-    """Pair two runs without comparing them: the plan, and the runs it speaks of.
+    """Pair two runs without comparing them: gives the plan, and the runs as they were aligned.
 
     mapping, match: as `compare` takes them. Raises UnreadableRun, UsageError.
     """
@@ -204,6 +204,6 @@ def _check_again(
             and Path(run).resolve() == Path(reference).resolve()
         ):
             raise UsageError(
-                "again: that is the reference itself, which tells nothing about repetition; "
+                "again: that is the reference itself, which shows nothing about repetition; "
                 "capture the program once more"
             )

@@ -153,13 +153,13 @@ def _with_alone(
     status, headline = result.status, result.headline
     pairs = len(rows) - len(unpaired)
     if not pairs:
-        status, headline = "undecided", f"no two labels face each other: {unpaired[0].why}"
+        status, headline = "undecided", f"no two labels could be paired: {unpaired[0].why}"
     elif status == Status.SAME and (unpaired or missing):
         words = [
             f"{n} {predicate}"
             for n, predicate in (
-                (len(unpaired), "labels face nothing"),
-                (len(missing), "tensors are not there"),
+                (len(unpaired), "labels have no partner"),
+                (len(missing), "tensors are missing"),
             )
             if n
         ]

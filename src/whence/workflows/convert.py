@@ -72,7 +72,7 @@ def _check_apart(source: Path, destination: Path) -> None:
     inner, outer = source.resolve(), destination.resolve()
     if inner == outer or inner in outer.parents or outer in inner.parents:
         raise UsageError(
-            f"{destination} and {source} lie within each other; choose another destination"
+            f"{destination} and {source} are inside each other; choose another destination"
         )
 
 

@@ -38,8 +38,8 @@ def trace(comparison: str | os.PathLike[str] | Comparison, tensor: str = "") -> 
         return result.origin
     if result.plan.joined:
         raise UsageError(
-            "calls of these runs were joined to face each other; their ways are not followed, "
-            "whence show lists the calls"
+            "calls of these runs were joined before they were paired, so their data flow is not "
+            "followed; whence show lists the calls"
         )
     reference, target = (open_run(path) for path in (result.reference, result.target))
     reference, target, _ = programs.apply_programs(

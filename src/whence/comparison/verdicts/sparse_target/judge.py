@@ -71,7 +71,7 @@ class SparseTargetJudge:
         flagged = beyond - coarse.keys()
         spoilt = self._parameters()
         # A right tensor proves the calls behind it right; a container's own code not, of which it
-        # may rest on a part.
+        # may depend on a part.
         right = {
             key
             for record, up in upstream.items()
@@ -202,8 +202,8 @@ class SparseTargetJudge:
                 VerdictKind.UNDETERMINED,
                 evidence=Evidence.TWO_DUMPS,
                 numbers={"e_out": error.value},
-                sentence=f"differs by rel_l2 {size_in_words(error.value)}, and nothing it rests on "
-                f"is seen{f'; no replay: {why}' if why else ''}",
+                sentence=f"differs by rel_l2 {size_in_words(error.value)}, and none of the "
+                f"tensors it depends on is recorded{f'; no replay: {why}' if why else ''}",
             )
         label = self._tensors.label(slot)
         return verdict.replace(
