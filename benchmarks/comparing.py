@@ -123,7 +123,7 @@ def main() -> None:
     for name, value in figures.items():
         print(f"{name:<22}{value:.2f}" if isinstance(value, float) else f"{name:<22}{value}")
     for line in answer:
-        if line.startswith("  rests on"):
+        if line.startswith("  how sure"):
             print(line.strip())
     if options.json:
         Path(options.json).write_text(json.dumps(figures, indent=1))

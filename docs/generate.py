@@ -22,6 +22,7 @@ from mkdocs.structure.pages import Page
 
 import whence
 from whence import cli
+from whence.cli import _help
 
 ROOT = Path(__file__).parent.parent
 OUTSIDE = {
@@ -100,7 +101,9 @@ def commands() -> str:
         "# Commands",
         "What `--help` prints. Exit codes: [verdicts](../verdicts.md#exit-codes).",
     ]
-    parts += _helped(cli.group, click.Context(cli.group, info_name="whence", terminal_width=WIDTH))
+    context = click.Context(cli.group, info_name="whence", terminal_width=WIDTH)
+    context.meta[_help.EVERYTHING] = True
+    parts += _helped(cli.group, context)
     return "\n\n".join(parts) + "\n"
 
 

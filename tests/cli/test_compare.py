@@ -85,7 +85,10 @@ def test_the_last_comparison_of_a_folder_is_taken_and_named(runs, capsys, monkey
     assert execute(["report", "--format", "json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["status"] == "different"
-    assert said.err == "whence: the last comparison here: <Net> against <Net>, made just now\n"
+    assert (
+        said.err
+        == "whence: using the last comparison made here: <Net> against <Net>, made just now\n"
+    )
     call(capsys, "ref", "ref", "-o", "cmp")
     assert execute(["report", "--format", "json"]) == 0
     said = capsys.readouterr()
@@ -125,7 +128,7 @@ def test_where_nothing_can_be_written_the_answer_stands(runs, capsys, monkeypatc
     monkeypatch.setattr("whence.cache_folders.private", lambda folder: False)
     code, out, err = call(capsys, "ref", "bad")
     assert (code, out[:5], err.count("\n")) == (1, "FAULT", 1) and err.startswith(
-        "note: not kept for whence report"
+        "note: this comparison is not remembered for whence report"
     )
     monkeypatch.setattr(Path, "write_text", refuse)
     monkeypatch.setattr(Path, "mkdir", refuse)
@@ -149,7 +152,7 @@ def test_where_nothing_can_be_written_the_answer_stands(runs, capsys, monkeypatc
             and "j/x.xml" in err
             and "x.html" in err
         )
-        assert "the answer above stands" in err
+        assert "the answer above is still valid" in err
 
 
 def test_stdout_that_takes_nothing_is_said(runs, monkeypatch, capsys):
@@ -191,7 +194,9 @@ def test_what_build_machines_read(runs, capsys):
 def test_the_same_from_what_was_written(runs, capsys):
     call(capsys, "ref", "bad", "-o", "cmp")
     for words in (["--format", "markdown"], ["--format", "github"], ["--format", "csv"]):
-        now = call(capsys, "ref", "bad", "-o", "again", "--force", *words)[1]
+        now = call(capsys, "ref", "bad", "-o", "again", "--force", *words)[1].replace(
+            "report again", "report cmp"
+        )
         assert execute(["report", "cmp", *words]) == 0
         assert capsys.readouterr().out == now
     assert execute(["report", "cmp", "--junit", "out.xml", "--annotations"]) == 0

@@ -14,7 +14,7 @@ from whence.cli import execute
 from whence.errors import UsageError
 from whence.judge.policy import parse
 from whence.report.answer import answer
-from whence.report.files import summary_data
+from whence.report.summary import summary_data
 
 pytestmark = pytest.mark.torch
 

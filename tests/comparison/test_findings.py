@@ -2,7 +2,7 @@
 
 from whence import align
 from whence.comparison.verdicts.findings import findings, order_and_taint, remarks
-from whence.comparison.verdicts.status import decide
+from whence.comparison.verdicts.status import Gaps, decide
 from whence.records import Call, Ref, regions
 from whence.results import Coverage, Finding, Plan, Verdict
 
@@ -170,31 +170,69 @@ def finding(confidence):
 
 
 def test_status_table():
-    assert decide([], [], coverage(), inputs_differ=False)[0] == "same"
-    assert decide([finding("likely")], [], coverage(), inputs_differ=True)[0] == "different"
-    assert decide([finding("suspect")], [], coverage(), inputs_differ=False)[0] == "undecided"
+    assert decide([], [], coverage(), Gaps(), inputs_differ=False)[0] == "same"
+    assert decide([finding("likely")], [], coverage(), Gaps(), inputs_differ=True)[0] == "different"
     assert (
-        decide([finding("suspect")], [], coverage(), inputs_differ=False, strict=True)[0]
+        decide([finding("suspect")], [], coverage(), Gaps(), inputs_differ=False)[0] == "undecided"
+    )
+    assert (
+        decide([finding("suspect")], [], coverage(), Gaps(), inputs_differ=False, strict=True)[0]
         == "different"
     )
-    assert decide([], [], coverage(paired=0), inputs_differ=False)[0] == "undecided"
-    assert decide([], [], coverage(), inputs_differ=True)[0] == "undecided"
+    assert decide([], [], coverage(paired=0), Gaps(), inputs_differ=False)[0] == "undecided"
+    assert decide([], [], coverage(), Gaps(), inputs_differ=True)[0] == "undecided"
     assert (
-        decide([], [], coverage(root_outputs_measured=False), inputs_differ=False)[0] == "undecided"
+        decide([], [], coverage(root_outputs_measured=False), Gaps(), inputs_differ=False)[0]
+        == "undecided"
     )
-    assert decide([], [], coverage(measured=8), inputs_differ=False)[0] == "undecided"
-    assert decide([], [], coverage(measured=8), inputs_differ=False, min_coverage=0.7)[0] == "same"
+    assert decide([], [], coverage(measured=8), Gaps(), inputs_differ=False)[0] == "undecided"
+    assert (
+        decide([], [], coverage(measured=8), Gaps(), inputs_differ=False, min_coverage=0.7)[0]
+        == "same"
+    )
     precision = Verdict(0, "precision")
-    assert decide([], [precision], coverage(), inputs_differ=False)[0] == "same"
-    assert decide([], [precision], coverage(), inputs_differ=False, strict=True)[0] == "different"
+    assert decide([], [precision], coverage(), Gaps(), inputs_differ=False)[0] == "same"
+    assert (
+        decide([], [precision], coverage(), Gaps(), inputs_differ=False, strict=True)[0]
+        == "different"
+    )
     assert (
         decide(
             [],
             [Verdict(0, "undetermined", numbers={"e_out": 0.1})],
             coverage(),
+            Gaps(),
             inputs_differ=False,
         )[0]
         == "undecided"
+    )
+
+
+def test_an_open_answer_names_the_tensor_and_what_is_missing():
+    def why(verdicts=(), gaps=None, findings=(), inputs_differ=False, **changes):
+        gaps = gaps or Gaps(
+            (4, 2), "fc1 output.0 (cut)", "net output.0 (shape)", 0, "call {}".format
+        )
+        status, text = decide(
+            findings, verdicts, coverage(**changes), gaps, inputs_differ=inputs_differ
+        )
+        assert status == "undecided"
+        return text
+
+    assert why(paired=0) == "no call could be paired (4 against 2)"
+    assert "the inputs of the model differ" in why(inputs_differ=True)
+    assert why(root_outputs_measured=False) == (
+        "not every output of the model could be measured: net output.0 (shape)"
+    )
+    assert why(measured=8) == (
+        "only 8 of 10 calls could be measured (80%, --min-coverage 90%); the first that could not: "
+        "fc1 output.0 (cut)"
+    )
+    assert why(findings=[finding("suspect")]).startswith("a is beyond its limit for noise")
+    unknown = Verdict(3, "undetermined", numbers={"e_out": 0.1}, sentence="differs")
+    assert why([unknown]) == "call 3 could not be judged: differs"
+    assert why([unknown, Verdict(5, "undetermined", numbers={"e_out": None})]) == (
+        "2 regions could not be judged; the first is call 3: differs"
     )
 
 
@@ -224,8 +262,10 @@ def test_a_pass_close_to_its_limit_is_a_remark_and_counts_with_strict_only():
     close = Verdict(0, "noise", evidence="replay", confidence="suspect", score=0.9)
     (remark,) = remarked(calls, {(1, -1): close, (2, -1): noise()})
     assert (remark.kind, remark.name) == ("suspect", "c0")
-    assert decide([], [close], coverage(), inputs_differ=False)[0] == "same"
-    assert decide([], [close], coverage(), inputs_differ=False, strict=True)[0] == "different"
+    assert decide([], [close], coverage(), Gaps(), inputs_differ=False)[0] == "same"
+    assert (
+        decide([], [close], coverage(), Gaps(), inputs_differ=False, strict=True)[0] == "different"
+    )
 
 
 def test_a_finding_is_no_remark_beside():

@@ -340,7 +340,7 @@ def test_a_weight_that_an_operator_is_given_in_a_list_is_named(folder):
     )
     (finding,) = result.findings
     assert (finding.op_type, finding.cause) == ("rnn", "parameter")
-    assert "lstm_cell_0.w_1 1 of 196 elements differ, in row 27" in finding.sentence
+    assert "lstm_cell_0.w_1: 1 of 196 elements differs, in row 27" in finding.sentence
     call = next(
         c for c in whence.open_run(str(folder / "runs" / "lstm")).calls if c.op_type == "rnn"
     )

@@ -13,7 +13,8 @@ from handmade import bfloat16, net
 from whence import api
 from whence.errors import UsageError
 from whence.report.answer import answer
-from whence.report.files import summary_data, table_csv
+from whence.report.files import table_csv
+from whence.report.summary import summary_data
 
 U = 2.0**-8
 

@@ -39,6 +39,7 @@ try:
         runs=launch.RunStore(
             lambda path, info, force: store.create(path, info, force=force),
             store.update_info, store.open_run,
+            lambda path, also, folder: store.discard(path, also=also, folder=folder),
         ),
         terminal=launch.Terminal(lambda line: print(line, file=sys.stderr, flush=True)),
     )
@@ -476,7 +477,8 @@ def test_an_interpreter_without_whence_behind_a_shell(place):
     assert len(done.stderr.splitlines()) == 1
     assert "nothing was captured" in done.stderr
     assert f"pip install {extras.whence_source()}" in done.stderr
-    assert "cannot import whence" in (place.run / launch.ERRORS).read_text()
+    assert "cannot import whence" in done.stderr
+    assert not place.run.exists()
 
 
 @pytest.mark.parametrize(
@@ -510,20 +512,82 @@ def test_a_script_without_a_first_line_runs_like_in_a_shell(place):
             {},
             "neither torch nor paddle was ever imported (1 Python process)",
         ),
-        (("true",), {}, "no Python that it started saw whence"),
+        (("true",), {}, "no Python process of the command loaded whence"),
         (
             (sys.executable, "-c", "import torch"),
             {"STAND_IN": "fails"},
             "RuntimeError: no listener for this torch",
         ),
         ((sys.executable, "-c", "import torch"), {"STAND_IN": "silent"}, "no module was called"),
-        (("bash", "-c", f"env -u PYTHONPATH {sys.executable} -c 1"), {}, "was PYTHONPATH replaced"),
+        (
+            ("bash", "-c", f"env -u PYTHONPATH {sys.executable} -c 1"),
+            {},
+            "Does it replace PYTHONPATH",
+        ),
     ],
 )
 def test_nothing_captured_says_why(place, command, env, said):
     done = place.launch(*command, env=env)
     assert done.returncode == 3
     assert said in done.stderr.splitlines()[-1]
+    assert not place.run.exists(), "nothing is in the way of the next try"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "def f(:\n",
+        "raise ValueError('early')\n",
+        "import no_such_module\n",
+        "import os; os._exit(9)\n",
+    ],
+)
+def test_a_script_that_fails_early_leaves_no_run(place, lines):
+    place.script(lines)
+    for _ in range(2):
+        done = place.launch(sys.executable, "script.py")
+        assert done.returncode not in (0, 3)
+        assert "nothing was captured" in done.stderr.splitlines()[-1]
+        assert not place.run.exists()
+
+
+def test_what_was_captured_before_a_failure_is_kept(place):
+    place.script("import torch\nraise SystemExit(4)\n")
+    done = place.launch(sys.executable, "script.py")
+    assert done.returncode == 4
+    last = done.stderr.splitlines()[-1]
+    assert re.match(SUMMARY, last)
+    assert "the command ended with exit code 4" in last and "--force" in last
+    assert len(open_run(place.run).calls) == 1
+    assert "--force" in place.launch(sys.executable, "script.py").stderr
+
+
+def test_interrupted_before_anything_was_captured(place):
+    script = place.script("import time; print('ready', flush=True); time.sleep(60)\n")
+    process = place.start(sys.executable, script)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the command was stopped by SIGINT, and nothing was captured" in said
+    assert not place.run.exists()
+
+
+def test_only_an_empty_run_of_ours_is_deleted(place):
+    place.script("raise SystemExit(1)\n")
+    place.run.mkdir()
+    place.launch(sys.executable, "script.py")
+    assert list(place.run.iterdir()) == [], "the folder was there before"
+    script = place.script(
+        """
+        import os, sys
+        open(os.path.join(sys.argv[1], "notes.txt"), "w").close()
+        sys.exit(1)
+        """
+    )
+    done = place.launch(sys.executable, script, place.run)
+    assert (place.run / "notes.txt").exists() and (place.run / "run.json").exists()
+    assert "is kept: --force replaces it, or choose another -o" in done.stderr
 
 
 def test_nothing_captured_names_the_selection(place):
@@ -552,7 +616,8 @@ def test_a_capture_that_cannot_attach_lets_the_program_run(place):
         "whence: not capturing this process: RuntimeError: no listener for this torch\n"
         in done.stderr
     )
-    assert "no listener for this torch" in (place.run / launch.ERRORS).read_text()
+    assert done.stderr.count("no listener for this torch") == 2
+    assert not place.run.exists()
 
 
 def test_an_existing_run_stays(place):

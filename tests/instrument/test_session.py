@@ -2,6 +2,7 @@
 no framework.
 """
 
+import sys
 import threading
 
 import numpy as np
@@ -10,6 +11,7 @@ import xxhash
 
 from whence.errors import StoreFailed, UsageError
 from whence.instrument import options
+from whence.instrument.options import CaptureOptions
 from whence.instrument.session import Content, Form, Origin, Session, load_on_record
 from whence.records import Call
 
@@ -89,7 +91,9 @@ def test_parameters_are_counted_apart_in_the_announcement():
         give(made, nbytes=1000)
         give(made, nbytes=1500)
         made.end_step("Net", step)
-    assert made.said == ["whence: Net: parameters 500 kB once, 2.5 kB/step, 200 steps fit"]
+    assert made.said == [
+        "whence: capturing Net: 500 kB of parameters + 2.5 kB per step; room for about 200 steps"
+    ]
 
 
 def test_a_thousand_steps_are_grouped_and_one_is_one():
@@ -97,12 +101,29 @@ def test_a_thousand_steps_are_grouped_and_one_is_one():
     made.begin_step("Net")
     give(made)
     made.end_step("Net", 0)
-    assert made.said == ["whence: Net: 1 kB/step, 2 600 steps fit"]
+    assert made.said == ["whence: capturing Net: 1 kB per step; room for about 2 600 steps"]
     made = session(Kept(), max_bytes=1500)
     made.begin_step("Net")
     give(made)
     made.end_step("Net", 0)
-    assert made.said == ["whence: Net: 1 kB/step, 1 step fits"]
+    assert made.said == ["whence: capturing Net: 1 kB per step; room for 1 step"]
+
+
+@pytest.mark.parametrize("at_terminal", [True, False])
+def test_the_size_of_a_step_is_for_a_terminal_and_a_warning_for_all(
+    at_terminal, monkeypatch, capsys
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: at_terminal, raising=False)
+    for max_bytes, is_warning in ((10_000, False), (500, True)):
+        made = Session(lambda rank: Kept(), CaptureOptions(), max_bytes=max_bytes)
+        made.begin_step("Net")
+        for _ in range(2):
+            made.over_budget("fc", 0)
+            give(made)
+        made.end_step("Net", 0)
+        said = capsys.readouterr().err
+        assert bool(said) == (at_terminal or is_warning), said
+        assert ("no whole step fits" in said) == is_warning
 
 
 def test_the_steps_announced_are_the_steps_kept():
@@ -116,7 +137,7 @@ def test_the_steps_announced_are_the_steps_kept():
             give(made, nbytes=size)
             made.end_step("Net", step)
         kept = sum(line[1].kept for line in sink.lines if line[0] == "step")
-        assert f"{kept} steps fit" in made.said[0]
+        assert made.said[0].endswith(f"; room for {kept} steps")
         assert sink.nbytes <= budget
 
 
@@ -128,7 +149,8 @@ def test_no_step_fits():
         give(made)
     made.end_step("Net", 0)
     assert made.said == [
-        "whence: Net: no whole step fits --max-bytes 1.5 kB; statistics and hashes go on"
+        "whence: Net: no whole step fits into --max-bytes 1.5 kB; from here on only statistics and "
+        "hashes are kept"
     ]
     assert not made.elements_on
 

@@ -114,7 +114,7 @@ def test_damaged_tensors_cost_themselves_and_are_told(damaged, capsys):
     assert execute(["show", str(some)]) == 3
     shown, said = capsys.readouterr()
     assert "layers.0.fc" in shown
-    assert said.startswith("whence: a part of it cannot be read: ")
+    assert said.startswith("whence: a part of this run cannot be read: ")
     assert "cannot be read: cannot" not in said
     assert execute(["compare", str(whole), str(some)]) == 2
     answer = capsys.readouterr().out

@@ -10,7 +10,8 @@ import numpy as np
 from handmade import bfloat16, net
 from whence import api
 from whence.report.answer import answer
-from whence.report.files import summary, table_csv
+from whence.report.files import table_csv
+from whence.report.summary import summary
 from whence.results import Visible
 
 
@@ -21,7 +22,7 @@ def without_timing(text):
 def test_same():
     assert without_timing(answer(api.compare(net(), net()))) == (
         "SAME               bitwise identical\n"
-        "  rests on         two dumps; 100% of 3 calls measured\n"
+        "  how sure         all 3 calls compared bit by bit\n"
         "3 of 3 calls paired: 3 identical; 0 unmatched, 0 incomparable"
     )
 
@@ -29,10 +30,11 @@ def test_same():
 def test_rounding():
     assert without_timing(answer(api.compare(net(), net(bfloat16)), output="cmp")) == (
         "SAME               no fault: every difference is rounding\n"
-        "  rests on         two dumps; 100% of 3 calls measured; could not have seen errors "
-        "below 5 times what came in\n"
+        "  how sure         the two dumps alone, nothing was replayed; all 3 calls measured; could not "
+        "have seen errors below 5 times what came in\n"
         "  would have seen  a scale error above 4.3 % (median of 2 calls; 4.3 % at most, fc1), one "
         "element off by 21 % of the rms (32 % at most)\n"
+        "  at the outputs   Net output.0: rel_l2 0.0031; argmax unchanged in all 5 rows\n"
         "3 of 3 calls paired: 2 noise, 1 inherited; 0 unmatched, 0 incomparable\n"
         "written to cmp: summary.json, report.csv, report.json"
     )
@@ -75,8 +77,10 @@ def test_how_rare_rounding_comes_as_far_is_said_of_likely_findings():
         )
         return answer(msgspec.structs.replace(result, findings=(other,)))
 
-    assert "(likely; by rounding alone once in 20 000 comparisons)" in shown("likely", 5e-5)
-    rare = "(likely; by rounding alone less than once in a billion comparisons)"
+    assert "  how sure         likely; by rounding alone once in 20 000 comparisons: " in shown(
+        "likely", 5e-5
+    )
+    rare = "likely; by rounding alone less than once in a billion comparisons: "
     assert rare in shown("likely", 0.0)
     assert "by rounding alone" not in shown("likely", 0.2)
     assert "by rounding alone" not in shown("certain", 0.0)
@@ -91,18 +95,20 @@ def test_a_changed_weight():
 
     lines = without_timing(answer(api.compare(net(), net(change=change)))).splitlines()
     assert lines[0] == "FAULT              fc2   Linear   param.weight   step 0, rank 0"
-    assert lines[1] == "  cause            parameter: the parameters differ (certain)"
+    assert lines[1] == "  cause            parameter: the parameters differ"
     assert lines[2].startswith(
-        "  evidence         weight 1 of 256 elements differ, in row 3; first at [3, 5]: "
+        "  evidence         weight: 1 of 256 elements differs, in row 3; first at [3, 5]: "
     )
     assert lines[2].endswith(" against 0.25")
+    assert lines[3].startswith("  how sure         certain: ")
 
 
 def test_an_operator():
     result = api.compare(net(), net(change=lambda n, v: v * 1.5 if n == "h" else v))
     lines = without_timing(answer(result)).splitlines()
     assert lines[0] == "FAULT              fc1   Linear   output.0   step 0, rank 0"
-    assert lines[1] == "  verdict          introduced (likely)"
+    assert lines[1] == "  verdict          introduced"
+    assert any(line.startswith("  how sure         likely: ") for line in lines)
     assert lines[2].startswith(
         "  evidence         error grows 4.19e+06 times: 0 at its inputs, 0.5 at its outputs (two "
         "dumps)"

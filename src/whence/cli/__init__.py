@@ -1,9 +1,9 @@
 """The command line: words to verbs to an answer and an exit code, one file a command.
 
 A command is a file `cli/NAME.py` with a click command called `command`; the first line of its
-docstring is its line in `whence --help`. Files are read, not imported, for help: that costs a few
-milliseconds however heavy a command is. Other packages add commands through the entry point group
-`whence.cli` (name = "module:command").
+docstring is its line in `whence --help`, and `GROUPS` says under which heading it stands there.
+Files are read, not imported, for help: that costs a few milliseconds however heavy a command is.
+Other packages add commands through the entry point group `whence.cli` (name = "module:command").
 """
 
 from __future__ import annotations
@@ -16,26 +16,29 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from whence._version import __version__
 from whence.errors import WhenceError
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 FOLDER = Path(__file__).parent
-ORDER = (
-    "run",
-    "compare",
-    "tokens",
-    "locate",
-    "repro",
-    "ladder",
-    "show",
-    "report",
-    "doctor",
-    "demo",
-)
+GROUPS = {
+    "Capture": ("run",),
+    "Compare": ("compare", "tokens", "labels", "ladder", "align", "map-weights"),
+    "Inspect": ("show", "report", "trace", "repro", "locate"),
+    "Operators": ("ops",),
+    "Other tools": ("convert", "xray", "msprobe", "msit", "ait"),
+    "Try it": ("demo", "doctor"),
+    "Maintenance": ("completion", "recover", "scrub", "warmup", "include"),
+}
+"""Headings of `whence --help` with their commands, in the order in which both are shown."""
+UNGROUPED = "More commands"
+"""The last heading: files that `GROUPS` does not name, and commands of other packages."""
 USAGE = 3
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -46,10 +49,8 @@ class Commands(click.Group):
     """A group whose commands are files beside this one; each is imported only when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of the files, the main road first, then those of other packages."""
-        files = {path.stem.replace("_", "-") for path in FOLDER.glob("[!_]*.py")}
-        first = [name for name in ORDER if name in files]
-        return [*first, *sorted(files.difference(first)), *sorted(set(_added()).difference(files))]
+        """Names of the files as `GROUPS` orders them, then those of other packages."""
+        return [name for names in grouped().values() for name in names]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of this name, imported now; None when there is none."""
@@ -85,11 +86,32 @@ class Commands(click.Group):
             hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(names)}"
             raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx) from err
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands and options that begin so, without importing a command."""
+        from click.shell_completion import CompletionItem
+
+        names = (name for name in self.list_commands(ctx) if name.startswith(incomplete))
+        commands = [CompletionItem(name, help=one_line(name)) for name in names]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands, without importing one."""
-        rows = [(name, one_line(name)) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        """The commands under their headings, without importing one."""
+        groups = grouped()
+        width = max(len(name) for names in groups.values() for name in names)
+        for heading, names in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), one_line(name)) for name in names])
+
+
+def grouped() -> dict[str, list[str]]:
+    """Names of commands by heading; no heading without one."""
+    files = {path.stem.replace("_", "-") for path in FOLDER.glob("[!_]*.py")}
+    groups = {
+        heading: [name for name in names if name in files] for heading, names in GROUPS.items()
+    }
+    others = files.difference(*GROUPS.values())
+    groups[UNGROUPED] = [*sorted(others), *sorted(set(_added()).difference(files))]
+    return {heading: names for heading, names in groups.items() if names}
 
 
 def _file(command: str) -> str:

@@ -27,15 +27,18 @@ def options(default: str | None) -> Callable[[Any], Any]:
         type=click.Choice(FORMATS),
         default=default,
         show_default=default is not None,
-        help="What goes to stdout; github: findings as annotations of a workflow.",
+        help="What is printed; github: findings as annotations of a GitHub workflow.",
     )
     annotations = click.option(
         "--annotations",
         is_flag=True,
-        help="Also print findings as annotations of a GitHub workflow.",
+        help="Also print the findings as annotations of a GitHub workflow.",
     )
     junit = click.option(
-        "--junit", metavar="FILE", help="Also write JUnit XML: a test case per compared call."
+        "--junit",
+        metavar="FILE",
+        type=click.Path(),
+        help="Also write JUnit XML, with one test case per compared call.",
     )
     return lambda command: form(annotations(junit(command)))
 
@@ -51,20 +54,30 @@ def check(form: str | None, annotations: bool, junit: str | None, force: bool) -
 
     if annotations and form in ("json", "csv"):
         raise UsageError(
-            f"--annotations would stand between the lines of --format {form}: use --format text, "
-            "markdown or github"
+            f"--annotations and --format {form} would mix on stdout; use --format text, markdown "
+            "or github"
         )
     _files.check(junit, force)
 
 
-def said(result: Comparison, form: str, annotations: bool, *, occurrences: bool = False) -> str:
-    """The text for stdout."""
+def said(
+    result: Comparison,
+    form: str,
+    annotations: bool,
+    *,
+    occurrences: bool = False,
+    output: str | None = None,
+) -> str:
+    """The text for stdout. output: the folder that the comparison is written to."""
     from whence.report.answer import answer
-    from whence.report.files import summary, table_csv
+    from whence.report.files import table_csv
     from whence.report.generation import generation_csv
     from whence.report.github import github_annotations
     from whence.report.markdown import markdown
+    from whence.report.summary import summary
 
+    if output is not None:
+        result = result.named(output)
     tokens_only = result.generation is not None and result.generation.logits_only
     if form == "text":
         text = answer(result, occurrences=occurrences, width=width())
@@ -79,7 +92,9 @@ def said(result: Comparison, form: str, annotations: bool, *, occurrences: bool 
 
 def put(text: str) -> None:
     """Put an answer on stdout now: whatever goes wrong with files afterwards, it is there."""
-    sys.stdout.write(text)
+    from whence.report.colour import coloured, is_wanted
+
+    sys.stdout.write(coloured(text) if is_wanted(sys.stdout) else text)
     sys.stdout.flush()
 
 
@@ -99,8 +114,8 @@ def kept(result: Comparison, output: str | None = None) -> None:
 
     if why := api.keep_latest(result, output):
         click.echo(
-            f"note: not kept for whence report, trace, repro and locate: {tables.clean(why)}; -o "
-            "CMP keeps it",
+            "note: this comparison is not remembered for whence report, trace, repro and locate "
+            f"({tables.clean(why)}); keep it with -o CMP",
             err=True,
         )
 
@@ -113,7 +128,7 @@ def latest() -> Any:
     from whence.report import tables
 
     comparison, words = api.latest()
-    click.echo(f"whence: the last comparison here: {tables.clean(words)}", err=True)
+    click.echo(f"whence: using the last comparison made here: {tables.clean(words)}", err=True)
     return comparison
 
 
@@ -132,7 +147,7 @@ def all_of(*jobs: Callable[[], None] | None) -> None:
             failed.append(error)
     if failed:
         raise type(failed[0])(
-            "; ".join(map(str, failed)) + "; the answer above stands"
+            "; ".join(map(str, failed)) + "; the answer above is still valid"
         ) from failed[0]
 
 

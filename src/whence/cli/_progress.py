@@ -129,7 +129,15 @@ class WithCommand(click.Command):
         if "--" in args:
             dashes = args.index("--")
             ctx.meta["whence.command"] = tuple(args[dashes + 1 :])
-            if not args[dashes + 1 :]:
+            if not args[dashes + 1 :] and not ctx.resilient_parsing:
                 raise click.UsageError("no command after --", ctx)
             args = args[:dashes]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """Files where the program to run stands, else as click does."""
+        from click.shell_completion import CompletionItem
+
+        if "whence.command" in ctx.meta:
+            return [CompletionItem(incomplete, type="file")]
+        return super().shell_complete(ctx, incomplete)

@@ -1,4 +1,4 @@
-"""Commands of ait: llm dump, llm compare, debug compare aclcmp (docs/switching.md)."""
+"""The commands of ait: llm dump, llm compare, debug compare."""
 
 from whence.cli._ascend import group
 

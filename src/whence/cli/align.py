@@ -1,11 +1,11 @@
-"""Propose a map of who faces whom in two runs, to edit and give to `whence compare --map`.
+"""Write a map of how two runs are paired, to edit for --map.
 
 \b
     whence align runs/ref runs/tgt -o map.yaml
     whence compare runs/ref runs/tgt --map map.yaml
 
-What exact names pair is left out; numbers are written {i}; calls without a partner stand there as
-comments.
+Calls that equal names pair are left out, layer numbers are written {i}, and calls without a partner
+are listed as comments.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from whence.cli import _files, _options
 
 
 @click.command("align", help=__doc__)
-@click.argument("reference", metavar="REF")
-@click.argument("target", metavar="TGT")
+@click.argument("reference", metavar="REF", type=click.Path())
+@click.argument("target", metavar="TGT", type=click.Path())
 @_options.OUTPUT_FILE
 @_options.REPLACE_FILE
 @_options.FIRST_MAP

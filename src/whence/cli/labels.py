@@ -1,12 +1,13 @@
-"""Compare the labels of a run: its reference side against its target side.
+"""Compare tensors labelled as reference and as target.
 
 \b
     whence labels runs/both -o cmp
     whence labels runs/ref runs/tgt -o cmp
 
-Of two runs, labels that name no side are the first one's reference and the second one's target.
-Exit code as of `whence compare`: 0 the same, 1 different, 2 undecided (also: a label without a
-partner, a tensor that is not there), 3 no label at all.
+With two runs, labels that name no side count as reference in the first and as target in the second.
+
+Exit code: 0 the same, 1 different, 2 undecided (also when a label has no partner or its tensor is
+missing), 3 when there is no label at all.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from whence.cli.compare import CODES
 
 
 @click.command("labels", help=__doc__)
-@click.argument("run", metavar="RUN")
-@click.argument("target", metavar="[TGT]", required=False)
+@click.argument("run", metavar="RUN", type=click.Path())
+@click.argument("target", metavar="[TGT]", required=False, type=click.Path())
 @click.option(
     "-o",
     "--output",
     metavar="CMP",
+    type=click.Path(),
     help="Folder for summary.json, report.csv, report.json and cmp_report.csv.  [default: "
     "nothing is written]",
 )
@@ -38,8 +40,8 @@ def command(
     """Words -> `api.compare_labels` -> report -> exit code."""
     from whence import api
     from whence.report.answer import answer
-    from whence.report.files import summary
     from whence.report.labels import labels_written_to
+    from whence.report.summary import summary
 
     if output is not None:
         api.check_output(Path(output), force)

@@ -1,17 +1,17 @@
-"""Compile a program stage by stage, and name the stage at which it stops computing what eager does.
+"""Find the stage of torch.compile at which the results change.
 
 \b
     whence ladder -o DIR -- python infer.py
     whence ladder -o DIR --seed 0 --bisect-pass -- python train.py
 
-The command runs twice eagerly, then once per rung: aot_eager (dynamo and AOTAutograd),
-aot_eager_decomp_partition (with inductor's decompositions) and inductor, as it is. Nothing is
-edited: torch.compile gets another backend in its processes. Each rung is compared with eager, and
-with the rung before it. --bisect-pass then asks torch's own compiler bisector, with this comparison
-as its test, for the pass, lowering or decomposition: some 20 runs more.
+The command runs twice eagerly, then once per stage: aot_eager (dynamo and AOTAutograd),
+aot_eager_decomp_partition (with inductor's decompositions) and inductor. Nothing is edited:
+torch.compile gets another backend in these processes. Each stage is compared with eager and with
+the stage before it. With --bisect-pass, torch's own compiler bisector then finds the pass, lowering
+or decomposition, with this comparison as its test; that takes about 20 more runs.
 
-Exit code: 0 no rung is outside the noise, 1 a stage is named, 2 undecided, 3 when the eager command
-fails or cannot be run.
+Exit code: 0 no stage is outside the noise, 1 a stage is named, 2 undecided, 3 when the eager
+command fails or cannot be run.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from whence.cli import _answers, _options, _progress
     cls=_progress.WithCommand,
     help=__doc__,
     options_metavar="[OPTIONS]",
-    epilog="A command stands after --.",
+    epilog="The command follows after --.",
 )
 @click.option(
     "-o",
     "--output",
     metavar="DIR",
     required=True,
-    help="Folder for runs, comparisons and ladder.json; must not exist.",
+    type=click.Path(),
+    help="Folder for runs, comparisons and ladder.json; it must not exist yet.",
 )
-@click.option("--force", is_flag=True, help="Replace DIR when it is a ladder.")
+@click.option("--force", is_flag=True, help="Replace DIR if it holds a ladder.")
 @click.option(
-    "--bisect-pass", is_flag=True, help="Name the pass too, by torch's own compiler bisector."
+    "--bisect-pass", is_flag=True, help="Also name the pass, with torch's own compiler bisector."
 )
 @click.option("--seed", type=int, metavar="N", help="Seed every run.")
 @click.option("--deterministic", is_flag=True, help="Switch every run to deterministic kernels.")

@@ -1,20 +1,19 @@
-"""Run the target again with the reference's tensors put in: how much of the error does each
-explain.
+"""Measure how much of the output's error each finding explains.
 
 \b
     whence locate runs/ref -- python infer.py --dtype bf16
-    whence locate runs/ref runs/tgt                       runs again what made TGT
+    whence locate runs/ref runs/tgt                       runs the command that made TGT again
     whence locate cmp                                     the same, of a comparison
     whence locate                                         the same, of the last comparison made in this folder
     whence locate cmp --patch layers.3.mlp --patch layers.7
-    whence locate cmp --search                            no finding: bisects the calls
+    whence locate cmp --search                            bisects the calls, without a finding
 
-Without --patch and --search every finding of the comparison is patched in turn: the first one, then
-the first one that is left, until none is. CALL is NAME[@STEP[.OCCURRENCE]][:SLOT]; its outputs
-become the reference's, everything after it computes on. The shares are of the squared error, so
-those of independent faults add up.
+The target runs again, with the outputs of a call replaced by those of the reference; everything
+after that call goes on with them. Without --patch and --search this is done for the first finding,
+then for the first one that remains, until none does. CALL is NAME[@STEP[.OCCURRENCE]][:SLOT].
+Shares are of the squared error, so those of independent faults add up.
 
-Exit code: 0 the runs are the same, 1 different, 2 undecided (all without any patch), 3 when the
+Exit code, as without any patch: 0 the runs are the same, 1 different, 2 undecided; 3 when the
 command fails or cannot be run.
 """  # noqa: E501
 
@@ -30,20 +29,20 @@ from whence.cli import _answers, _options, _progress
     cls=_progress.WithCommand,
     help=__doc__,
     options_metavar="[OPTIONS]",
-    epilog="A command stands after --.",
+    epilog="The command follows after --.",
 )
-@click.argument("reference", metavar="[REF|CMP]", required=False)
-@click.argument("target", metavar="[TGT]", required=False)
+@click.argument("reference", metavar="[REF|CMP]", required=False, type=click.Path())
+@click.argument("target", metavar="[TGT]", required=False, type=click.Path())
 @click.option(
     "--patch",
     multiple=True,
     metavar="CALL",
-    help="Patch this call (repeatable, one on top of the other).",
+    help="Patch this call (repeatable: each patch is added to those before it).",
 )
 @click.option(
     "--search",
     is_flag=True,
-    help="Find the call at which half of the squared error has arisen, by bisection.",
+    help="Find, by bisection, the call by which half of the squared error has arisen.",
 )
 @click.option(
     "--max",
@@ -51,7 +50,7 @@ from whence.cli import _answers, _options, _progress
     type=click.IntRange(1),
     default=8,
     show_default=True,
-    help="Most findings to patch.",
+    help="Patch at most so many findings.",
 )
 @click.option(
     "--seed",

@@ -1,15 +1,15 @@
-"""Which parameter of one run faces which of another, and how it is brought there.
+"""Pair the parameters of two runs, as a map for --map.
 
 \b
     whence map-weights runs/torch runs/paddle -o map.yaml
     whence compare runs/torch runs/paddle --map map.yaml
 
-Linear weights that lie transposed, names and orders of another framework, fused ones. The comments
-say of each parameter whether both hold the same. The file is a map of `whence compare --map`, to be
-corrected where it is wrong (docs/alignment.md).
+It finds transposed weights, fused weights, and names and orders of another framework. A comment at
+each parameter says whether the two are equal. Correct the file where it is wrong, and pass it to
+`whence compare --map` (docs/alignment.md).
 
-Exit code: 0 all parameters face each other and are equal, 1 one differs, 2 one could not be
-compared or has no partner, 3 none face each other.
+Exit code: 0 all parameters are paired and equal, 1 one differs, 2 one has no partner or could not
+be compared, 3 none could be paired.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from whence.cli import _files, _options
 
 
 @click.command("map-weights", help=__doc__)
-@click.argument("reference", metavar="REF")
-@click.argument("target", metavar="TGT")
+@click.argument("reference", metavar="REF", type=click.Path())
+@click.argument("target", metavar="TGT", type=click.Path())
 @_options.OUTPUT_FILE
 @_options.REPLACE_FILE
 @_options.FIRST_MAP

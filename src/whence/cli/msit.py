@@ -1,4 +1,4 @@
-"""Commands of msit: llm dump, llm compare (docs/switching.md)."""
+"""The commands of msit: llm dump, llm compare."""
 
 from whence.cli._ascend import group
 

@@ -1,4 +1,4 @@
-"""The command of msprobe, under its name: compare.
+"""The command of msprobe: compare.
 
 \b
     whence msprobe compare -tp dump_npu/step0 -gp dump_gpu/step0 -o out
@@ -30,7 +30,7 @@ def command() -> None:
     required=True,
     metavar="PATH",
     type=click.Path(),
-    help="The dump that is in question.",
+    help="The target: the dump to check.",
 )
 @click.option(
     "-gp",
@@ -39,7 +39,7 @@ def command() -> None:
     required=True,
     metavar="PATH",
     type=click.Path(),
-    help="The dump that is right.",
+    help="The reference: the dump to trust.",
 )
 @click.option(
     "-o",
@@ -49,23 +49,26 @@ def command() -> None:
     show_default=True,
     metavar="FOLDER",
     type=click.Path(),
-    help="Where compare_result_*.csv goes.",
+    help="Folder for compare_result_*.csv.",
 )
 @click.option(
     "-m",
     "--mode",
     type=click.Choice(["auto"]),
     default="auto",
-    help="What kind of dumps these are is told by their content.",
+    help="Changes nothing: the kind of the dumps is recognised.",
 )
 @click.option(
     "-fm",
     "--fuzzy_match",
     is_flag=True,
-    help="Names that differ in spelling are paired with or without it.",
+    help="Changes nothing: similar names are always paired.",
 )
 @click.option(
-    "-da", "--diff_analyze", is_flag=True, help="The first difference is named with or without it."
+    "-da",
+    "--diff_analyze",
+    is_flag=True,
+    help="Changes nothing: the first difference is always named.",
 )
 def compare_command(target: str, golden: str, output: str, **_: object) -> int:
     """Compare two dumps: msprobe's table into FOLDER, whence's answer on the terminal.

@@ -1,4 +1,4 @@
-"""Operators of a run: list them, write tests of them, compare what the tests measured.
+"""List a run's operators, and write and compare tests of them.
 
 \b
     whence run --level op -o runs/ops -- python train.py
@@ -29,14 +29,14 @@ def command() -> None:
     "--exclude",
     multiple=True,
     metavar="PATTERN",
-    help="Not operators whose name matches (repeatable).",
+    help="Skip operators whose name matches (repeatable).",
 )
 @click.option(
     "--sort",
     type=click.Choice(["time", "count", "name"]),
     default="time",
     show_default=True,
-    help="What comes first.",
+    help="Which operators come first.",
 )
 @click.option(
     "--format",
@@ -48,9 +48,7 @@ def command() -> None:
 def list_command(
     run_path: str, include: tuple[str, ...], exclude: tuple[str, ...], sort: str, form: str
 ) -> int:
-    """List the operators of RUN by signature: how often each ran, on what, in which range, for how
-    long, and where.
-    """
+    """List the operators of RUN by signature: calls, time, shapes, value ranges, and callers."""
     from whence import api
     from whence.report.operators import operators
 
@@ -68,6 +66,7 @@ def list_command(
     "--output",
     required=True,
     metavar="TESTS_DIR",
+    type=click.Path(),
     help="A new folder for the tests and their data.",
 )
 @click.option(
@@ -82,13 +81,13 @@ def list_command(
     type=click.Choice(["load", "random", "special"]),
     default="load",
     show_default=True,
-    help="Elements: as recorded, random within the recorded range, or zeros, denormals, "
-    "infinities, NaN, ties.",
+    help="Input values: as recorded, random within the recorded range, or special ones (zeros, "
+    "denormals, infinities, NaN, ties).",
 )
 @click.option(
     "--cpu-init",
     is_flag=True,
-    help="Draw random elements on the CPU, so that all devices see the same.",
+    help="Draw random values on the CPU, so that all devices get the same.",
 )
 @click.option(
     "--include",
@@ -100,24 +99,24 @@ def list_command(
     "--exclude",
     multiple=True,
     metavar="PATTERN",
-    help="Not operators (modules) whose name matches (repeatable).",
+    help="Skip operators (modules) whose name matches (repeatable).",
 )
 @click.option(
     "--keep-trivial",
     is_flag=True,
-    help="Also random, creation and view operators, compared by structure.",
+    help="Also test random, creation and view operators, by structure only.",
 )
 @click.option(
     "--samples",
     type=click.IntRange(1),
     default=3,
     show_default=True,
-    help="Recorded calls of one signature at most.",
+    help="Test at most so many recorded calls of each signature.",
 )
 @click.option("--force", is_flag=True, help="Replace tests that were written before.")
 def generate_command(run_path: str, output: str, **options: object) -> int:
-    """Write the operators of RUN as pytest files that need only torch and pytest, with real shapes
-    and data.
+    """Write pytest files for the operators of RUN, with real shapes and data; they need only torch
+    and pytest.
     """
     from whence import api
     from whence.report.operator_diff import written
@@ -131,7 +130,9 @@ def generate_command(run_path: str, output: str, **options: object) -> int:
 @command.command("diff")
 @click.argument("reference", metavar="REF_CSV", type=click.Path())
 @click.argument("target", metavar="TGT_CSV", type=click.Path())
-@click.option("-o", "--output", metavar="RESULT_CSV", help="Write the joined table.")
+@click.option(
+    "-o", "--output", metavar="RESULT_CSV", type=click.Path(), help="Also write the joined table."
+)
 @click.option("--force", is_flag=True, help="Replace RESULT_CSV.")
 def diff_command(reference: str, target: str, output: str | None, force: bool) -> int:
     """Compare what the tests measured on two devices. Exit code: 0 the same, 1 different, 2 nothing

@@ -1,6 +1,6 @@
-"""Finish a run whose capture was killed, so that every file in it is whole.
+"""Finish a run whose capture was killed.
 
-Reading a run needs no recovery; other tools that read its safetensors files do.
+whence itself reads such a run as it is; other tools need its safetensors files to be complete.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def command(run: str, force: bool) -> int:
     from whence.report import tables
 
     for line in api.recover(run, force=force) or (
-        f"{run} holds no process folder: nothing to recover",
+        f"{run} holds no data of any process, so there is nothing to recover",
     ):
         click.echo(f"whence: {tables.clean(line)}", err=True)
     return 0

@@ -1,4 +1,4 @@
-"""Write a comparison as one HTML page that explains it, as plots, or for tickets and build servers.
+"""Write a comparison as an HTML page, plots, or a build report.
 
 \b
     whence report cmp -o report.html
@@ -7,14 +7,11 @@
     whence report cmp --plots plots
     whence report cmp --format markdown --junit whence.xml
 
-CMP is a folder that `whence compare -o CMP` wrote, or what `whence tokens --format json` printed;
-without it, the last comparison that was
-made in this folder. The page is one file and loads nothing; it is opened in any browser.
-Where the two runs still lie where they were, tensors of the findings and of what lies beside them
-are looked
-at closely; where they do not, the page says what is missing. With --plots, --format, --annotations
-or --junit the page is written only when
--o asks for it.
+CMP is a folder written by `whence compare -o CMP`, or the output of `whence tokens --format json`;
+without CMP, the last comparison made in this folder is used. The page is one file that loads
+nothing else and opens in any browser. While both runs are still in their places, it also shows
+tensors of the findings and of the calls around them; otherwise it says what is missing. With
+--plots, --format, --annotations or --junit, the page is only written when -o names it.
 
 Exit code: 0 when it was written, 3 when there is no such comparison.
 """
@@ -26,33 +23,42 @@ from typing import Any
 
 import click
 
-from whence.cli import _answers, _progress
+from whence.cli import _answers, _help, _progress
+
+_GROUPS = {
+    "Page": "--output --details --tokens",
+    "Other forms": "--format --annotations --junit --plots",
+    "Files": "--force",
+}
 
 
-@click.command("report", help=__doc__)
-@click.argument("comparison", metavar="[CMP]", required=False)
+@click.command("report", cls=_help.Grouped, help=__doc__, groups=_GROUPS)
+@click.argument("comparison", metavar="[CMP]", required=False, type=click.Path())
 @click.option(
     "-o",
     "--output",
     metavar="FILE",
-    help="The page.  [default: CMP/report.html, without CMP ./report.html]",
+    type=click.Path(),
+    help="File for the page.  [default: CMP/report.html, or ./report.html without CMP]",
 )
 @click.option(
     "--details",
     type=click.IntRange(0),
     default=40,
     show_default=True,
-    help="Calls whose tensors are looked at closely; 0: none.",
+    help="Show the tensors of at most so many calls.",
 )
 @click.option(
     "--tokens",
     metavar="FILE",
-    help="What `whence tokens --format json` printed: text of both sides on the same page.",
+    type=click.Path(),
+    help="Output of `whence tokens --format json`: shows the texts of both sides on the page.",
 )
 @click.option(
     "--plots",
     metavar="DIR",
-    help="Write the main plots as PNG and SVG into this new folder (needs matplotlib).",
+    type=click.Path(),
+    help="Write the main plots as PNG and SVG to this new folder (needs matplotlib).",
 )
 @_answers.options(None)
 @click.option("--force", is_flag=True, help="Replace files that exist.")

@@ -1,18 +1,17 @@
-"""Write one script that shows the fault of a finding: an operator with its real inputs, run both
-ways.
+"""Write a script that reproduces a finding in one operator.
 
 \b
     whence repro cmp -o repro
-    whence repro -o repro                       of the last comparison made in this folder
+    whence repro -o repro                       from the last comparison made in this folder
     whence repro cmp --finding 2 -o repro2
     python repro/repro.py                       as the target ran: fails
     python repro/repro.py --side reference      as the reference ran: passes
 
-The script needs torch only, and its data file beside it; `pytest repro.py` runs it as a test. It is
-run both ways once it is written.
+The script needs only torch and the data file beside it, and `pytest repro.py` runs it as a test.
+Once written, it is run both ways to check that it reproduces the finding.
 
-Exit code: 0 it fails as the target ran and passes as the reference did, 2 it does not, 3 nothing
-can be run again.
+Exit code: 0 it fails as the target ran and passes as the reference ran, 2 it does not, 3 no
+operator can be run again.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ from whence.cli import _answers, _options, _progress
 
 
 @click.command("repro", help=__doc__)
-@click.argument("comparison", metavar="[CMP]", required=False)
+@click.argument("comparison", metavar="[CMP]", required=False, type=click.Path())
 @click.option(
     "-o",
     "--output",
     required=True,
     metavar="DIR",
+    type=click.Path(),
     help="Folder for repro.py and repro.safetensors.",
 )
 @click.option(
@@ -36,14 +36,15 @@ from whence.cli import _answers, _options, _progress
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Which finding, as whence compare lists them.",
+    help="Which finding, counted as whence compare lists them.",
 )
-@click.option("--force", is_flag=True, help="Write into a folder that holds files.")
-@click.option("--no-run", is_flag=True, help="Write the script and do not run it.")
+@click.option("--force", is_flag=True, help="Write to DIR even if it holds files.")
+@click.option("--no-run", is_flag=True, help="Write the script without running it.")
 @click.option(
     "--model",
     metavar="MODULE:FACTORY",
-    help="A function that makes REF's model, where no program of the call was recorded; it is run.",
+    help="A function that returns REF's model, for calls that were not recorded; it is imported "
+    "and run.",
 )
 @_options.TEXT_OR_JSON
 def command(

@@ -1,16 +1,18 @@
-"""Capture what a command computes, without editing it.
+"""Run a command and capture what its models compute.
 
 \b
     whence run -o runs/ref -- python infer.py
     whence run -o runs/ref -- bash run.sh
     whence run --compare -o cmp --library atb -- python both.py
 
-Every Python that CMD starts and that imports torch or paddle is captured, children included. CMD
-keeps its input, output, terminal, working directory and signals, and its exit code is returned;
-when it ends with 0 and nothing was captured, 3 and the reason.
+Nothing is edited. Every Python process that CMD starts and that imports torch or paddle is
+captured, and CMD keeps its input, output, terminal, working directory and signals.
 
-PATTERN is shell style on the dotted module name ('layers.3.*'), or re: and a regular expression.
-Tree numbers (3, 7_1) are those of `whence show RUN --tree`.
+Exit code: that of CMD; 3 when CMD ends with 0 and nothing was captured, with the reason. When
+nothing was captured, no folder is left.
+
+PATTERN matches the dotted module name, as a shell pattern ('layers.3.*') or as re:REGEX. Tree
+numbers (3, 7_1) are those of `whence show RUN --tree`.
 """
 
 from __future__ import annotations
@@ -19,17 +21,50 @@ from typing import Any
 
 import click
 
+from whence.cli import _help
 
-@click.command("run", help=__doc__, context_settings={"allow_interspersed_args": False})
+_GROUPS = {
+    "Files": "--output --force",
+    "What is captured": "--include --exclude --class --max-depth --ids --no-children --slots "
+    "--steps --ranks --level",
+    "What is kept": "--keep --max-bytes --no-inputs --weights --programs --samples --dedup "
+    "--on-record --print",
+    "Repeatable runs": "--seed --deterministic --force-tokens",
+    "Experiments": "--patch --patch-from --inject --rung",
+    "Logits (--level logits)": "--logits-module --positions",
+    "Compiled graphs (--level graph)": "--graph-mode --graph-buffers --graph-anyway",
+    "Labels": "--compare --library --library-runner --library-max --library-dump",
+}
+_RARE = (
+    "--no-children --on-record --print --patch --patch-from --inject --rung --positions "
+    "--graph-buffers --graph-anyway --library-runner --library-max --library-dump"
+)
+
+
+def _a_file(ctx: click.Context, argument: click.Parameter, word: str) -> list[Any]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(word, type="file")]
+
+
+@click.command(
+    "run",
+    cls=_help.Grouped,
+    help=__doc__,
+    groups=_GROUPS,
+    rare=_RARE,
+    context_settings={"allow_interspersed_args": False},
+)
 @click.option(
     "-o",
     "--output",
     "run_path",
     metavar="RUN",
     required=True,
-    help="Folder of the run; must not exist.",
+    type=click.Path(),
+    help="Folder for the run; it must not exist yet.",
 )
-@click.option("--force", is_flag=True, help="Replace RUN when it is a run.")
+@click.option("--force", is_flag=True, help="Replace RUN if it holds a run.")
 @click.option(
     "--include",
     multiple=True,
@@ -40,7 +75,7 @@ import click
     "--exclude",
     multiple=True,
     metavar="PATTERN",
-    help="Not modules whose name matches (repeatable).",
+    help="Skip modules whose name matches (repeatable).",
 )
 @click.option(
     "--class",
@@ -53,18 +88,18 @@ import click
     "--max-depth",
     type=int,
     metavar="N",
-    help="Only modules nested up to N deep; the model itself is 0.",
+    help="Only modules at most N levels deep; the model itself is level 0.",
 )
 @click.option(
-    "--ids", metavar="3,7_1", help="Only the calls with these tree numbers, and what they call."
+    "--ids", metavar="3,7_1", help="Only calls with these tree numbers, and the calls inside them."
 )
-@click.option("--no-children", is_flag=True, help="With --ids: without what they call.")
+@click.option("--no-children", is_flag=True, help="With --ids: without the calls inside them.")
 @click.option(
     "--slots",
     type=click.Choice(["both", "input", "output"]),
     default="both",
     show_default=True,
-    help="Which tensors of a call.",
+    help="Which tensors of each call.",
 )
 @click.option(
     "--steps", metavar="START:STOP", help="Only these steps, STOP excluded (0:1000, 5:, :3)."
@@ -75,19 +110,19 @@ import click
     type=click.Choice(["full", "stats", "none"]),
     default="full",
     show_default=True,
-    help="Elements and statistics, statistics only, or the calls only.",
+    help="Keep elements and statistics, statistics only, or only the list of calls.",
 )
 @click.option(
     "--max-bytes",
     metavar="SIZE",
-    help="Most bytes of elements (20GB, 512MiB); statistics always. [default: 20GB or 1/4 of "
-    "free space]",
+    help="Limit for the elements kept (20GB, 512MiB); statistics are always kept.  [default: 20GB, "
+    "or a quarter of the free space]",
 )
 @click.option(
     "--on-record",
     metavar="MODULE:FUNCTION",
     default="",
-    help="Called with (op type, name, tensor); numbers it returns are kept.",
+    help="A function called with (op type, name, tensor); the numbers it returns are kept.",
 )
 @click.option(
     "--print",
@@ -95,7 +130,7 @@ import click
     is_flag=False,
     flag_value="*",
     metavar="[PATTERN]",
-    help="Print a line per tensor while running.",
+    help="Print one line per tensor while the command runs.",
 )
 @click.option(
     "--seed", type=int, metavar="N", help="Seed every framework before the program's own code runs."
@@ -107,125 +142,141 @@ import click
     "--no-inputs",
     multiple=True,
     metavar="NAME",
-    help="Keep statistics only of this input, slot or module (repeatable).",
+    help="Of this input, slot or module keep statistics only (repeatable).",
 )
 @click.option(
     "--programs/--no-programs",
     default=True,
-    help="Record what leaf modules ran, so that compare can replay it.  [default: on]",
+    help="Record the operators of leaf modules, so that compare can replay them.  [default: on]",
 )
 @click.option(
     "--weights",
     multiple=True,
     metavar="FILE",
-    help="Checkpoint that parameters may be referenced from (repeatable).",
+    help="Checkpoint file: parameters found in it are referenced, not copied (repeatable).",
 )
 @click.option(
     "--patch",
     multiple=True,
     metavar="CALL",
-    help="Replace what this call returns by --patch-from's (NAME[@STEP][:SLOT]; repeatable).",
+    help="Replace the outputs of this call with those of --patch-from (NAME[@STEP][:SLOT]; "
+    "repeatable).",
 )
 @click.option(
-    "--patch-from", metavar="REF", default="", help="The run that --patch takes outputs from."
+    "--patch-from",
+    metavar="REF",
+    default="",
+    type=click.Path(),
+    help="The run that --patch takes outputs from.",
 )
 @click.option(
     "--inject",
     metavar="FAULT@NAME",
     default="",
-    help="Plant a fault (scale@layers.3.mlp), to see it found.",
+    help="Plant a fault (scale@layers.3.mlp) to see whether it is found.",
 )
 @click.option(
     "--level",
     type=click.Choice(["modules", "op", "graph", "logits"]),
     default="modules",
     show_default=True,
-    help="Every module call, every operator or compiled graph too, or of every model call its "
-    "tokens and logits alone.",
+    help="Record module calls; operators too (op); compiled graphs too (graph); or only tokens and "
+    "logits of each model call (logits).",
 )
 @click.option(
     "--samples",
     type=click.IntRange(0),
     metavar="N",
-    help="With --level op: keep the elements of N calls of each operator only.",
+    help="With --level op: keep elements of only N calls of each operator.",
 )
 @click.option(
     "--dedup",
     is_flag=True,
-    help="With --level op: write one call of each signature, and count all.",
+    help="With --level op: record one call per signature, and count the others.",
 )
 @click.option(
     "--graph-mode",
     type=click.Choice(["exact", "deep", "fx"]),
     default="exact",
     show_default=True,
-    help="With --level graph: what kernels leave, what every node computes, or the graph run "
-    "node by node.",
+    help="Record what the kernels leave (exact), what every node computes (deep), or the graph run "
+    "node by node (fx).",
 )
 @click.option(
     "--graph-buffers",
     is_flag=True,
-    help="With --level graph: keep buffers too that no node of the graph names.",
+    help="Also keep buffers that no node of the graph names.",
 )
 @click.option(
-    "--graph-anyway", is_flag=True, help="With --graph-mode deep: also where it changes the result."
+    "--graph-anyway",
+    is_flag=True,
+    help="With --graph-mode deep: go on even where it changes the result.",
 )
 @click.option(
     "--logits-module",
     metavar="PATTERN",
     default="",
-    help="With --level logits: the module inside that makes the logits.",
+    help="The inner module whose output is the logits.",
 )
 @click.option(
     "--positions",
     type=click.Choice(["last", "all"]),
     default="last",
     show_default=True,
-    help="With --level logits: of the last token of each row, or of all.",
+    help="Keep logits of the last token of each row, or of all tokens.",
 )
 @click.option(
     "--force-tokens",
     metavar="REF",
     default="",
-    help="Go on with the tokens of this run, not with the program's own.",
+    type=click.Path(),
+    help="Generate with the tokens of this run instead of the program's own.",
 )
 @click.option(
     "--rung",
     type=click.Choice(
         ["eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "inductor", "rounded"]
     ),
-    help="Compile only so far: torch.compile gets another backend (`whence ladder` runs all).",
+    help="Compile only up to this stage, by another backend (`whence ladder` tries them all).",
 )
 @click.option(
     "--compare",
     is_flag=True,
-    help="Take labels only, and compare their two sides when CMD has ended; -o is the comparison.",
+    help="Record labels only, and compare their two sides when CMD has ended; -o is then the "
+    "comparison.",
 )
 @click.option(
     "--library",
     metavar="NAME|FILE",
     default="",
-    help="Have this library save its tensors: acltransformer, atb, or a profile.",
+    help="Make this library save its tensors: acltransformer, atb, or a profile file.",
 )
 @click.option(
     "--library-runner",
     metavar="NAMES",
     default="",
-    help="Only of these operations of the library.  [default: all]",
+    help="Only tensors of these operations of the library.  [default: all]",
 )
 @click.option(
     "--library-max",
     type=int,
     metavar="N",
-    help="Of so many tokens.  [default: as the profile says]",
+    help="Only for so many tokens.  [default: as the profile says]",
 )
 @click.option(
     "--library-dump",
     metavar="DIR",
     default="",
-    help="Where the library puts its tensors.  [default: as the profile says]",
+    help="Where the library saves its tensors.  [default: as the profile says]",
 )
-@click.argument("cmd", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- CMD ...")
+@click.argument(
+    "cmd",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    required=True,
+    metavar="-- CMD ...",
+    shell_complete=_a_file,
+)
 def command(run_path: str, cmd: tuple[str, ...], compare: bool, **values: Any) -> int:
     """Words -> `api.run_command`, or `api.run_labels` and a report."""
     from whence import api

@@ -1,9 +1,9 @@
-"""Remove elements, and what tells who made a run and where, so that it can be shared.
+"""Remove tensor elements and private data from a run.
 
-What stays: names of modules and tensors, shapes, dtypes, statistics and hashes (a value that can be
-guessed can be confirmed by its hash). Command, environment, user, hosts, commit, paths and source
-files go from every text of the run and from the names of its folders; so it compares as before, and
-cannot be run again. This cannot be undone.
+Removed: tensor elements, and the command, environment, user, hosts, commit, paths and source files,
+from every text of the run and from the names of its folders. Kept: names of modules and tensors,
+shapes, dtypes, statistics and hashes (a hash confirms a value that somebody guesses). The run still
+compares as before, but cannot be run again. This cannot be undone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from whence.cli import _options
     "names",
     multiple=True,
     metavar="PATTERN",
-    help="Only elements under this module, slot or module.slot (repeatable).",
+    help="Only elements of this module, slot or module.slot (repeatable).",
 )
 @_options.WHILE_WRITTEN
 def command(run: str, names: tuple[str, ...], force: bool) -> int:

@@ -1,16 +1,16 @@
-"""Show what a run holds: the program, its calls and tensors, the module tree, or one tensor in
-full.
+"""Show what a run holds: modules, calls, tensors.
 
 \b
-    whence show runs/ref                               what was run, then every call with its tensors
-    whence show runs/ref --tree                        the modules, numbered for --ids
+    whence show runs/ref                               the command, then every call with its tensors
+    whence show runs/ref --tree                        the tree of modules, with their numbers
     whence show runs/ref layers.3.mlp                  one tensor: values, statistics, histogram
     whence show runs/ref layers.3.mlp:input.0 --step 2
     whence show runs/ref --format csv -o ref.csv
 
-NAME is a dotted module name, NAME:SLOT, or a tree number. PATTERN is shell style ('layers.*.mlp'),
-or re: and a regular expression.
-"""  # noqa: E501
+NAME is a dotted module name, a tree number (3, 7_1), or one of these with :SLOT. Where a module is
+named like a tree number, the number is taken, and a line on stderr says so. PATTERN is a shell
+pattern ('layers.*.mlp') or re:REGEX.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ LIMIT = 2000
     "--name", "pattern", metavar="PATTERN", default="", help="Only calls whose name matches."
 )
 @click.option(
-    "--ids", metavar="3,7_1", help="Only calls with these tree numbers, and what they call."
+    "--ids", metavar="3,7_1", help="Only calls with these tree numbers, and the calls inside them."
 )
 @click.option("--step", type=int, metavar="N", help="Only this step.")
-@click.option("--tree", is_flag=True, help="The numbered tree of module calls.")
+@click.option("--tree", is_flag=True, help="Show the tree of module calls, numbered.")
 @click.option(
     "--format",
     "form",
@@ -52,7 +52,7 @@ LIMIT = 2000
     "--all",
     "everything",
     is_flag=True,
-    help=f"Text: every tensor, however many (else the first {LIMIT}).",
+    help=f"Show every tensor, not only the first {LIMIT}.",
 )
 @_options.OUTPUT_FILE
 @_options.REPLACE_FILE
@@ -71,16 +71,16 @@ def command(
     """Words -> `api.open_to_show` -> `report.show`."""
     if tree and form != "text":
         raise click.UsageError(
-            f"--tree is text; --format {form} holds the tree numbers of every call"
+            f"--tree is text only; --format {form} has the tree number of every call"
         )
     if tree and name:
         raise click.UsageError(
-            "--tree shows modules and NAME one tensor; ask for one of them (--name PATTERN "
-            "chooses in the tree)"
+            "--tree shows modules and NAME shows one tensor: give one of the two (--name PATTERN "
+            "selects modules of the tree)"
         )
     if name and form in ("csv", "table"):
         raise click.UsageError(
-            f"one tensor is text or json; for --format {form} choose calls with --name {name}"
+            f"one tensor is shown as text or json; for --format {form} use --name {name}"
         )
     from whence import api
     from whence.report.run import Choice
@@ -106,8 +106,8 @@ def command(
     if unreadable:
         more = f" (and {len(unreadable) - 1} more)" if unreadable[1:] else ""
         click.echo(
-            f"whence: a part of it cannot be read: {unreadable[0]}{more}; the rest is shown. "
-            "Copy or dump it again for the whole",
+            f"whence: a part of this run cannot be read: {unreadable[0]}{more}; the rest is shown. "
+            "Copy or capture it again to get all of it",
             err=True,
         )
     return 3 if unreadable else 0

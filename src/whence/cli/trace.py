@@ -1,4 +1,4 @@
-"""Where a difference comes from: back through the program to the first operator whose inputs agree.
+"""Follow a difference back to the operator it comes from.
 
 \b
     whence trace cmp                                   from the first significant tensor
@@ -6,13 +6,15 @@
     whence trace cmp softmax_1.tmp_0
     whence trace cmp inner_var.40@3 --format json      of step 3
 
-CMP is a folder that `whence compare -o CMP` wrote; one word that is no path is a TENSOR of the last
-comparison that was made in this folder. The runs must still lie where they were. TENSOR is
-NAME[@STEP[.OCCURRENCE]] of a call of the reference. Every operator on the way is shown with what it
-read; of the last one its attributes, weights, what its kernel logged, what it read and nobody
-captured, and what replay says of it.
+The trace goes back through the program to the first operator whose inputs agree. Every operator on
+the way is shown with its inputs; the last one also with its attributes, weights, what its kernel
+logged, which inputs were not captured, and what replay says about it.
 
-Exit code: 0 when it was traced, 3 for a tensor or a run that there is not.
+CMP is a folder written by `whence compare -o CMP`; a single word that is no path is a TENSOR of the
+last comparison made in this folder. Both runs must still be in their places. TENSOR is
+NAME[@STEP[.OCCURRENCE]], a call of the reference.
+
+Exit code: 0 when it was traced, 3 when the tensor or a run is not there.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from whence.cli import _answers, _options
 
 
 @click.command("trace", help=__doc__)
-@click.argument("comparison", metavar="[CMP]", required=False, default="")
+@click.argument("comparison", metavar="[CMP]", required=False, default="", type=click.Path())
 @click.argument("tensor", metavar="[TENSOR]", required=False, default="")
 @_options.TEXT_OR_JSON
 def command(comparison: str, tensor: str, form: str) -> int:

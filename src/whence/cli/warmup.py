@@ -1,7 +1,7 @@
-"""Compile the compare kernels now, for an image or a cluster.
+"""Compile the comparison kernels ahead of their first use.
 
-They are compiled once for a kind of CPU and kept in a cache; without this the first big comparison
-does it.
+For a container image or a cluster. They are compiled once per kind of CPU and kept in a cache;
+without this command, the first large comparison compiles them.
 """
 
 from __future__ import annotations

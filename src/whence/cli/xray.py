@@ -1,4 +1,4 @@
-"""The commands of torch_xray, under their names: summary, compare, jprof, summary_diff_check.
+"""The commands of torch_xray: summary, compare, jprof and more.
 
 \b
     whence xray summary globalrank-0_localrank-0.h5 out.txt
@@ -29,9 +29,7 @@ def command() -> None:
 @click.argument("output", metavar="OUT", type=click.Path())
 @click.option("--force", is_flag=True, help="Replace OUT.")
 def summary_command(dump: str, output: str, force: bool) -> int:
-    """Write min, max, mean and std of every tensor: as a table in a frame, or as csv where OUT ends
-    so.
-    """
+    """Write min, max, mean and std of every tensor: as a table, or as CSV when OUT ends in .csv."""
     from whence import api
     from whence.report.xray import xray_summary
 
@@ -54,14 +52,14 @@ def summary_command(dump: str, output: str, force: bool) -> int:
     "--golden",
     metavar="FILE",
     type=click.Path(),
-    help="Which of the two is the reference, when it is not the first.",
+    help="The reference, if it is not the first file.",
 )
 @click.option(
     "--match",
     type=click.Choice(list(_MATCHES)),
     default="fuzzy",
     show_default=True,
-    help="How names are paired: equal, also those that differ in spelling, or line by line.",
+    help="How names are paired: equal names, similar names, or in order.",
 )
 @click.option("--force", is_flag=True, help="Replace RESULT.csv.")
 def compare_command(
@@ -77,7 +75,7 @@ def compare_command(
     from whence.report.views import view_csv
 
     if golden is not None and golden not in (bench, target):
-        raise click.UsageError(f"--golden {golden}: {bench} or {target}")
+        raise click.UsageError(f"--golden {golden} must be {bench} or {target}")
     if golden == target:
         bench, target = target, bench
     _same_as(
@@ -103,7 +101,7 @@ def compare_command(
     "--cpu-init",
     "cpu_init",
     is_flag=True,
-    help="Draw random elements on the CPU, so that all devices see the same.",
+    help="Draw random values on the CPU, so that all devices get the same.",
 )
 @click.option("--blacklist", is_flag=True, help="Leave out random, creation and view operators.")
 @click.option(
@@ -111,13 +109,11 @@ def compare_command(
     type=click.Choice(["load", "random", "special"]),
     default="load",
     show_default=True,
-    help="Elements: as dumped, random within the dumped range, or special values.",
+    help="Input values: as dumped, random within the dumped range, or special ones.",
 )
 @click.option("--force", is_flag=True, help="Replace the tests that were written before.")
 def jprof_command(dump: str, cpu_init: bool, blacklist: bool, factory: str, force: bool) -> int:
-    """Write the operators of a dump (`begin_dump`) as tests, into the folder pytests of the current
-    folder.
-    """
+    """Write tests of the operators in a dump (`begin_dump`), to the folder ./pytests."""
     from whence import api
     from whence.report.operator_diff import written
 

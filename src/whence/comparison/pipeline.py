@@ -8,6 +8,8 @@ import msgspec
 
 from whence.comparison import equal_runs
 from whence.comparison.answer import assemble, generation
+from whence.comparison.answer.effect import effect
+from whence.comparison.answer.next_steps import next_steps
 from whence.comparison.context import Context, context_of, followed, timed
 from whence.comparison.options import CompareOptions
 from whence.comparison.verdicts import checkpoints, compiled_kernels, operator_forms, rewritten
@@ -88,6 +90,17 @@ def compare_runs(
     """Compare two opened runs. Reads all, writes nothing. again: further runs of the reference;
     third: a run of it in higher precision.
     """
+    result = _compared(reference, target, options, again, third)
+    return msgspec.structs.replace(result, next=next_steps(result, reference, target))
+
+
+def _compared(
+    reference: Run,
+    target: Run,
+    options: CompareOptions,
+    again: Sequence[Run],
+    third: Run | None,
+) -> Comparison:
     if generation.logits_alone(reference, target):
         return generation.compare_logits(reference, target, options, again, third)
     options, not_replayed = followed(reference, target, options)
@@ -106,4 +119,9 @@ def compare_runs(
         generated, unknown = generation.generated(
             prepared.read_reference, prepared.read_target, result, context.paired.calls
         )
-    return msgspec.structs.replace(result, generation=generated, notes=(*result.notes, *unknown))
+    return msgspec.structs.replace(
+        result,
+        generation=generated,
+        notes=(*result.notes, *unknown),
+        effect=effect(context.paired, context.errors, generated),
+    )

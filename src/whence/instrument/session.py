@@ -26,6 +26,7 @@ from whence.instrument.options import CaptureOptions
 from whence.instrument.selection import Selector
 from whence.instrument.step_sizes import StepSizes
 from whence.instrument.wording import size as size_words
+from whence.instrument.wording import stderr_is_terminal
 from whence.records import Call, External, Note, Program, Sink, Sketch, Statistics, Step
 from whence.records.slots import is_param
 
@@ -126,6 +127,7 @@ class Session:
         function = on_record or (load_on_record(options.on_record) if options.on_record else None)
         self._columns = UserColumns(function, self.note) if function is not None else None
         self._say = say or (lambda text: print(text, file=sys.stderr, flush=True))
+        self._tells_all = say is not None or stderr_is_terminal()
         self._sizes = StepSizes(max_bytes)
         # called with (root, step) when all of a step is written
         self.step_ended: Callable[[str, int], None] | None = None
@@ -232,8 +234,8 @@ class Session:
             )
 
     def end_step(self, root: str, step: int) -> None:
-        """An outermost call of `root` has ended. The first time, says how large a step is and how
-        many fit.
+        """An outermost call of `root` has ended. The first time, says at a terminal how large a
+        step is and how many fit.
         """
         if self._sink is None or not self.active:
             return
@@ -244,9 +246,9 @@ class Session:
             self.fail(str(error))
             return
         selected = self.selector.only is None or step in self.selector.only
-        line = self._sizes.end(root, used, whole) if selected and self._never == "" else ""
-        if line:
-            self._tell(line)
+        line = self._sizes.end(root, used, whole) if selected and self._never == "" else None
+        if line is not None and (line.is_warning or self._tells_all):
+            self._tell(line.text)
         if self.step_ended is not None:
             self.step_ended(root, step)
 

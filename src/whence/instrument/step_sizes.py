@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from whence.instrument.wording import size
+from typing import NamedTuple
+
+from whence.instrument.wording import counted, size
+
+_EXACT = 100  # fewer steps than this are counted, more are estimated
+
+
+class StepLine(NamedTuple):
+    """What to say of a step. is_warning: else it is worth a line at a terminal only."""
+
+    text: str
+    is_warning: bool = False
 
 
 class StepSizes:
@@ -33,8 +44,8 @@ class StepSizes:
         """Bytes that were written since the step began."""
         return used - self._start
 
-    def end(self, root: str, used: int, whole: bool) -> str:
-        """A step of `root` that was asked for has ended: the line to say, "" from the second time.
+    def end(self, root: str, used: int, whole: bool) -> StepLine | None:
+        """A step of `root` that was asked for has ended: what to say, None from the second time.
 
         whole: all its elements were kept.
         """
@@ -43,20 +54,26 @@ class StepSizes:
         if whole:
             self._expected[root] = step - parameters if first else max(step, self._expected[root])
         if root in self._announced or (whole and not first):
-            return ""
+            return None
         self._announced.add(root)
         if not whole:
-            return (
-                f"whence: {root}: no whole step fits --max-bytes {size(self._max_bytes)}; "
-                "statistics and hashes go on"
+            return StepLine(
+                f"whence: {root}: no whole step fits into --max-bytes {size(self._max_bytes)}; "
+                "from here on only statistics and hashes are kept",
+                is_warning=True,
             )
-        parameter_words = f"parameters {size(parameters)} once, " if parameters else ""
         step -= parameters
+        text = f"whence: capturing {root}: "
+        if parameters:
+            text += f"{size(parameters)} of parameters" + (" + " if step > 0 else ", ")
         if step <= 0:
-            return f"whence: {root}: {parameter_words}no elements in a step"
+            return StepLine(text + "no new elements per step")
         fit = max(1, 1 + int((self._max_bytes - self._start - parameters - step) // step))
-        count = f"{fit:,}".replace(",", " ")
-        return (
-            f"whence: {root}: {parameter_words}{size(step)}/step, {count} "
-            f"{'step fits' if fit == 1 else 'steps fit'}"
-        )
+        return StepLine(f"{text}{size(step)} per step; room for {_about(fit)}")
+
+
+def _about(steps: int) -> str:
+    """ "3 steps", "about 830 000 steps"."""
+    if steps < _EXACT:
+        return counted(steps, "step")
+    return f"about {counted(int(float(f'{steps:.1e}')), 'step')}"

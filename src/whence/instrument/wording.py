@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def counted(number: int, noun: str, plural: str = "") -> str:
     """ "1 step", "1 204 calls"."""
@@ -27,3 +29,11 @@ def size(nbytes: float) -> str:
             return f"{nbytes:.3g} {unit}" if nbytes < 999.5 else f"{nbytes:.0f} {unit}"
         nbytes /= 1000
     raise AssertionError("unreachable")
+
+
+def stderr_is_terminal() -> bool:
+    """Does somebody read along: is stderr a terminal, and no pipe, file or notebook?"""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # no stderr, or one that was closed
+        return False

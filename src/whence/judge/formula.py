@@ -82,7 +82,7 @@ def of_formula(verdict: Verdict, difference: FormulaDifference, words: str) -> V
         cause=CauseKind.SEMANTIC,
         slot=difference.slot,
         numbers={**verdict.numbers, "formula": difference.error},
-        sentence=f"introduced here, below its rounding: in float64 both programs give results "
-        f"{difference.error:.2g} apart on the same inputs (one rounding of the target's dtype: "
-        f"{difference.unit_roundoff:.2g}); {words}",
+        sentence=f"{words}; introduced here, below its rounding: in float64 both programs give "
+        f"results {difference.error:.2g} apart on the same inputs (one rounding of the target's "
+        f"dtype: {difference.unit_roundoff:.2g})",
     )

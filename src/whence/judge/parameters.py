@@ -200,13 +200,13 @@ def _shape_of_difference(
             )
             if flipped:
                 return f"sign flipped in {rows_named} of {ref.shape[0]}"
-            return (
-                f"{int(np.count_nonzero(different))} of {ref.size} elements differ, in {rows_named}"
-            )
-    return (
-        f"{int(np.count_nonzero(different))} of {ref.size} elements differ (rel_l2 "
-        f"{numbers['rel_l2']:.2g})"
-    )
+            return f"{_how_many(different)}, in {rows_named}"
+    return f"{_how_many(different)} (rel_l2 {numbers['rel_l2']:.2g})"
+
+
+def _how_many(different: Array) -> str:
+    number = int(np.count_nonzero(different))
+    return f"{number} of {different.size} elements {'differs' if number == 1 else 'differ'}"
 
 
 # A target that went through a coarser dtype on its way: a checkpoint saved in 16 bits and widened

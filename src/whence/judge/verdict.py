@@ -92,7 +92,7 @@ def judge_leaf(evidence: LeafEvidence) -> Verdict:
             confidence=Confidence.CERTAIN,
             cause=CauseKind.PARAMETER,
             numbers=verdict.numbers | (difference.numbers or {}),
-            sentence=f"{param_name(slot)} {difference.sentence}{_and_more(wrong)}",
+            sentence=f"{param_name(slot)}: {difference.sentence}{_and_more(wrong)}",
             slot=slot,
         )
     if evidence.outputs and all(e.exact for e in evidence.outputs):
@@ -218,12 +218,12 @@ def _from_replay(
         if because := _low_precision(worst, evidence.cause):
             return verdict.replace(verdict=VerdictKind.PRECISION, sentence=f"{words}; {because}")
         is_certain = worst.score >= LIMITS.certain
-        because = f"; {evidence.cause_words}" if evidence.cause_words else ""
+        code = f"{evidence.cause_words}; " if evidence.cause_words else ""
         return verdict.replace(
             verdict=VerdictKind.INTRODUCED,
             confidence=Confidence.CERTAIN if is_certain else Confidence.LIKELY,
             cause=evidence.cause,
-            sentence=f"introduced here: {words}{because}",
+            sentence=f"{code}introduced here: {words}",
         )
     if worst.score > LIMITS.suspect:
         verdict = verdict.replace(confidence=Confidence.SUSPECT)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from whence.records.marks import OBSERVER
 from whence.records.slots import input_name, is_input, is_inside
-from whence.report import evidence, generation, origin
+from whence.report import effect, evidence, generation, origin
 from whence.report import occurrences as counts
 from whence.report.tables import AT_LINE, clean, count, folded, from_here, listed
 from whence.results import (
@@ -67,7 +67,12 @@ def answer(
     lines += [_row(*line) for line in counts.lines(result, every=occurrences)]
     lines += [_row(*line) for line in generation.lines(result)]
     if result.generation is None or not result.generation.logits_only:
-        lines += [*(_row(*line) for line in evidence.lines(result)), _counts(result)]
+        lines += [_row(*line) for line in evidence.lines(result)]
+    if result.effect is not None:
+        lines.append(_row("  at the outputs", effect.words(result.effect)))
+    lines += [_row(*line) for line in next_lines(result)]
+    if result.generation is None or not result.generation.logits_only:
+        lines.append(_counts(result))
     lines += [_row("  aligned", clean(note)) for note in result.plan.notes[:6]]
     for side, names in result.without_partner.items():
         title = "  ambiguous" if side == "ambiguous" else f"  only {side}"
@@ -82,6 +87,12 @@ def answer(
     if output:
         lines.append(written_to(result, output))
     return folded("\n".join(lines), width, LEFT) + "\n"
+
+
+def next_lines(result: Comparison) -> Iterator[tuple[str, str]]:
+    """(heading, text) of each command that takes the answer further."""
+    for number, step in enumerate(result.next):
+        yield "" if number else "  next", f"{clean(step.command)}   # {clean(step.decides)}"
 
 
 def written_to(result: Comparison, output: str) -> str:
@@ -154,14 +165,14 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
         slot = f"its {parts[1] if len(parts) > 2 else finding.operator}"
     yield _row(title, "   ".join(x for x in (clean(finding.name), call, clean(slot), where) if x))
     cause = CAUSES.get(finding.cause, "")
-    sure = f"{finding.confidence}{evidence.chance(finding)}"
-    if cause:
-        yield _row("  cause", f"{finding.cause}: {cause} ({sure})")
-    else:
-        yield _row("  verdict", f"{finding.verdict} ({sure})")
-    yield _row("  evidence", clean(finding.sentence))
+    sure = "" if first and evidence.says_how_sure(result) else f" ({evidence.confidence(finding)})"
     if AT_LINE.search(finding.source):
         yield _row("  called at", clean(from_here(finding.source)))
+    if cause:
+        yield _row("  cause", f"{finding.cause}: {cause}{sure}")
+    else:
+        yield _row("  verdict", f"{finding.verdict}{sure}")
+    yield _row("  evidence", clean(finding.sentence))
     numbers = finding.numbers
     e_in, e_out = numbers.get("e_in"), numbers.get("e_out")
     if (
@@ -178,7 +189,7 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
         )
         yield _row("  inputs", f"{inputs}; {absent}" if absent and e_in != 0 else inputs)
         floor = numbers.get("floor_rel")
-        budget = f"  own rounding {floor:.2g}" if floor is not None else ""
+        budget = f", own rounding {floor:.2g}" if floor is not None else ""
         yield _row("  output", f"rel_l2 {e_out:.2g}{budget}")
     ratio, of_reference, of_target = (
         numbers.get(f"third_{n}") for n in ("ratio", "reference_err", "target_err")

@@ -19,38 +19,83 @@ _RARE = 1e-3
 """Chance from which on a finding is said to be rare."""
 
 
-def rests_on(result: Comparison) -> str:
+def basis(result: Comparison) -> str:
     """What the answer rests on and could not have seen, "" where nothing was judged."""
     c = result.coverage
-    measured = f"{c.share:.0%} of {count(c.calls, 'call')} measured"
+    measured = (
+        "all measured" if c.measured + c.inside >= c.calls else f"{c.share:.0%} of all measured"
+    )
     if result.evidence == Evidence.REPLAY:
+        every = c.paired + c.inside
         inside = (
             f", {count(c.inside)} of them inside calls that the target shows as one"
             if c.inside
             else ""
         )
+        if c.replayed == every == c.calls and measured == "all measured":
+            return f"{_all(every)} replayed and measured{inside}"
         regions = sum(v.evidence == Evidence.THREE_WAY for v in result.verdicts)
         third = f"the third run for {count(regions, 'region')}, " if regions else ""
-        every = c.paired + c.inside
         dumps = f", {third}two dumps for the rest" if c.replayed < every else ""
-        replayed = f"replay of {count(c.replayed)} of {count(every, 'call')}"
+        replayed = (
+            f"{_all(every)} replayed"
+            if c.replayed == every
+            else f"{count(c.replayed)} of {count(every, 'call')} replayed"
+        )
         return f"{replayed}{inside}{dumps}; {measured}"
     if not result.evidence:
         return ""
     hides = result.evidence == Evidence.TEXT or set(result.counts) != {VerdictKind.IDENTICAL}
     blind = _BLIND.get(result.evidence, "") if result.status == Status.SAME and hides else ""
-    return f"{result.evidence}; {measured}" + (f"; could not have seen {blind}" if blind else "")
+    if result.counts and set(result.counts) == {VerdictKind.IDENTICAL} and not hides:
+        return f"{_all(c.measured)} compared bit by bit"
+    calls = (
+        f"{_all(c.calls)} measured"
+        if measured == "all measured"
+        else (f"{c.share:.0%} of {count(c.calls, 'call')} measured")
+    )
+    text = f"{_BASES.get(result.evidence, result.evidence)}; {calls}"
+    return text + (f"; could not have seen {blind}" if blind else "")
+
+
+def _all(calls: int) -> str:
+    return f"all {count(calls, 'call')}" if calls != 1 else "the only call"
+
+
+_BASES: dict[str, str] = {
+    Evidence.TWO_DUMPS: "the two dumps alone, nothing was replayed",
+    Evidence.STATISTICS: "statistics alone, no elements",
+    Evidence.TEXT: "printed text alone",
+    Evidence.PROGRAM: "the programs alone, nothing was run",
+    Evidence.THREE_WAY: "both runs against the third, nothing was replayed",
+}
 
 
 def lines(result: Comparison) -> Iterator[tuple[str, str]]:
     """(heading, text) of each line."""
-    if text := rests_on(result):
-        yield "  rests on", text
+    if text := basis(result):
+        yield "  how sure", sure(result, text)
     if result.status == Status.SAME and (text := visible(result)):
         yield "  would have seen", text
     yield from _observed(result)
     yield from _repetition(result)
     yield from _third(result)
+
+
+def sure(result: Comparison, text: str) -> str:
+    """What the answer rests on, behind how sure the first finding is."""
+    return f"{confidence(result.findings[0])}: {text}" if says_how_sure(result) else text
+
+
+def says_how_sure(result: Comparison) -> bool:
+    """Does a line of its own say how sure the first finding is?"""
+    alone = result.generation is not None and result.generation.logits_only
+    return bool(result.findings) and result.status == Status.DIFFERENT and not alone
+
+
+def confidence(finding: Finding) -> str:
+    """How sure a finding is, in words."""
+    return f"{finding.confidence}{chance(finding)}"
 
 
 def chance(finding: Finding) -> str:

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-import orjson
 
 from whence.report.tables import cell
 from whence.results import Comparison, Measured, Row
@@ -35,51 +34,6 @@ _FIXED = (
     "tier",
     "why",
 )
-
-
-def summary_data(result: Comparison) -> dict[str, Any]:
-    """The fields that scripts read (DESIGN section 5a), as plain values."""
-    keep = (
-        "status",
-        "evidence",
-        "reference",
-        "target",
-        "findings",
-        "first_difference",
-        "counts",
-        "coverage",
-        "unmatched",
-        "incomparable",
-        "inputs_differ",
-        "without_partner",
-        "nearest",
-        "declared",
-        "versions",
-        "headline",
-        "notes",
-        "environment",
-        "timing",
-        "repetition",
-        "third",
-        "generation",
-        "programs",
-        "occurrences",
-        "visible",
-    )
-    out: dict[str, Any] = {k: msgspec.to_builtins(getattr(result, k)) for k in keep}
-    if out["generation"] is not None:  # every token is in report.json
-        tokens, suspect = out["generation"].pop("tokens"), out["generation"].get("suspect", -1)
-        out["generation"]["first_unexplained"] = tokens[suspect] if suspect >= 0 else None
-    out["coverage"]["share"] = result.coverage.share
-    for finding in out["findings"]:
-        for key in ("cause", "sentence", "numbers", "also"):
-            finding.setdefault(key, [] if key == "also" else {} if key == "numbers" else "")
-    return out
-
-
-def summary(result: Comparison) -> str:
-    """`summary.json`: the answer without the rows, indented."""
-    return orjson.dumps(summary_data(result), option=orjson.OPT_INDENT_2).decode() + "\n"
 
 
 def everything_json(result: Comparison) -> Iterator[bytes]:

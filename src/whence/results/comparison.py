@@ -9,6 +9,7 @@ puts all into a Comparison, `report` writes it.
 from __future__ import annotations
 
 import importlib
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,6 +86,55 @@ class Visible(msgspec.Struct, frozen=True):
     name: str
     calls: int
     evidence: Evidence = Evidence.REPLAY
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """What the differences come to at the outputs of the models: of the calls that no other call
+    made.
+
+    outputs: how many of their tensors were compared; differing: of these; unmeasured: how many more
+    could not be. error: the largest error, as relative 2-norm, None where it is not finite;
+    `from_statistics`: of norms and means alone. name, slot, step, rank: where that is. rows:
+    vectors of scores that were compared, along the last axis; moved: of these, those whose largest
+    element lies elsewhere in the target. tokens: that both runs generated behind the same text;
+    tokens_changed: of these.
+    """
+
+    outputs: int = 0
+    differing: int = 0
+    unmeasured: int = 0
+    error: float | None = None
+    from_statistics: bool = False
+    name: str = ""
+    slot: str = ""
+    step: int = 0
+    rank: int = 0
+    rows: int = 0
+    moved: int = 0
+    tokens: int = 0
+    tokens_changed: int = 0
+
+
+class NextStep(msgspec.Struct, frozen=True):
+    """An experiment that takes the answer further.
+
+    command: of a shell, to be typed as it stands; with `fill_in`, words in capitals are the user's
+    to fill in. decides: what its result tells. takes_comparison: it takes the last comparison made
+    in the working folder; `about` names one.
+    """
+
+    command: str
+    decides: str
+    fill_in: bool = False
+    takes_comparison: bool = False
+
+    def about(self, folder: str) -> NextStep:
+        """The same of a comparison that lies in `folder`."""
+        if not self.takes_comparison:
+            return self
+        program, verb, *arguments = shlex.split(self.command)
+        command = shlex.join([program, verb, folder, *arguments])
+        return msgspec.structs.replace(self, command=command, takes_comparison=False)
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -194,7 +244,9 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     differ in, in lines; () when they are not known. occurrences: when operators first differ; None
     where it was not asked for and the runs are of modules. origin: of runs of operators, where the
     first significant tensor comes from. program_files: programs that were given. visible: how large
-    a fault would have been named.
+    a fault would have been named. effect: what the differences come to at the outputs; None where
+    nothing differs or no call is known to be a model's. next: experiments that take the answer
+    further, the most telling first.
     """
 
     status: str
@@ -230,11 +282,17 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     origin: Origin | None = None
     program_files: tuple[str, ...] = ()
     visible: tuple[Visible, ...] = ()
+    effect: Effect | None = None
+    next: tuple[NextStep, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("rows", "verdicts"):
             if isinstance(items := getattr(self, name), list):
                 msgspec.structs.force_setattr(self, name, tuple(items))
+
+    def named(self, folder: str) -> Comparison:
+        """The same, with `folder`, where it is written to, in the commands that take it further."""
+        return msgspec.structs.replace(self, next=tuple(step.about(folder) for step in self.next))
 
     def report(self, output: str, *, details: int = 40, force: bool = False) -> None:
         """Write it as one HTML page (`whence.report_html`). Raises OutputExists, StoreFailed."""

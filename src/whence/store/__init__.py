@@ -4,6 +4,7 @@ docs/format.md.
 
 from __future__ import annotations
 
+from whence.store.discard import discard
 from whence.store.external import Candidates, find_external
 from whence.store.folder import FORMAT, ProcessInfo, create, is_run, update_info
 from whence.store.reader import StoredRun, open_run
@@ -21,6 +22,7 @@ __all__ = [
     "StoredRun",
     "Writer",
     "create",
+    "discard",
     "find_external",
     "is_run",
     "is_written",

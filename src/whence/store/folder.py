@@ -114,7 +114,7 @@ def create(path: str | Path, info: RunInfo, *, force: bool = False, together: bo
                     f"{run} already holds a run; choose another output path or pass --force to "
                     "replace it"
                 )
-            _delete_run(run)
+            delete_run(run)
         run.parent.mkdir(parents=True, exist_ok=True)
         run.mkdir(mode=0o700, exist_ok=True)
         # somebody else's empty folder: usable, but not ours to close
@@ -328,7 +328,8 @@ def is_writing(folder: Path, info: ProcessInfo) -> bool:
     return True
 
 
-def _delete_run(run: Path) -> None:
+def delete_run(run: Path) -> None:
+    """Delete what whence wrote of a run, and leave its folder. Raises OSError."""
     for folder in process_folders(run):
         if folder.is_symlink():
             folder.unlink()

@@ -113,15 +113,18 @@ def run_labels(
     code = run_command(
         command, str(folder / "run"), force=force, labels_only=True, tell=messages.append, **options
     )
-    # `code` is 3 too when nothing was captured
-    exit_code = int(load_info(folder / "run").settings.get("exit_code", code))
+    try:
+        # `code` is 3 too when nothing was captured
+        exit_code = int(load_info(folder / "run").settings.get("exit_code", code))
+    except UnreadableRun:  # nothing was captured, so there is no run
+        exit_code = 0 if code == 3 else code
     try:
         result = compare_labels(folder / "run", output=folder, force=True)
     except (CaptureError, UnreadableRun):
         lines = "\n  ".join(line.removeprefix("whence: ") for line in messages)
         if exit_code == 0:
             raise CaptureError(
-                "no label was recorded; call whence.label(name, tensor, side=...) or "
+                "no label was recorded; call whence.label(name, tensor, side=...) in Python, or "
                 f"WHENCE_LABEL in C++\n  {lines}"
             ) from None
         complain(f"no label was recorded; {lines}")

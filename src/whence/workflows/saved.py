@@ -71,10 +71,12 @@ def check_output(folder: Path, force: bool) -> None:
 
 def write(result: Comparison, folder: Path) -> None:
     """Write a comparison's files. Raises StoreFailed saying which could not be written and why."""
-    from whence.report.files import everything_json, summary, table_csv
+    from whence.report.files import everything_json, table_csv
     from whence.report.generation import generation_csv
+    from whence.report.summary import summary
     from whence.report.views import view_csv
 
+    result = result.named(str(folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         parts: dict[str, Iterable[str | bytes]] = {

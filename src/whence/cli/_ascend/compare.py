@@ -23,20 +23,20 @@ _COMPARE = (
         "--cmp-level",
         "level",
         type=click.Choice(["token", "logits", "layer", "module", "api"]),
-        help="Rows of the table.  [default: all]",
+        help="Which rows the table has.  [default: all]",
     ),
     click.option("-o", "--output", default=".", metavar="DIR", help="Folder for the table."),
     click.option(
         "-mf",
         "--op-mapping-file",
         metavar="DIR",
-        help="Not there: whence compare --map takes a map.",
+        help="Not supported: `whence compare --map` takes a map.",
     ),
     click.option(
         "-alg",
         "--custom-algorithms",
         metavar="FILE:FUNC",
-        help="Not there: metrics are plug-ins (docs/metrics.md).",
+        help="Not supported: metrics are plug-ins (docs/metrics.md).",
     ),
     click.option(
         "-w", "--weight", is_flag=True, help="Changes nothing: weights are always compared."
@@ -45,7 +45,7 @@ _COMPARE = (
         "-st",
         "--stats",
         is_flag=True,
-        help="Changes nothing: statistics are compared where there are no elements.",
+        help="Changes nothing: without elements, statistics are compared.",
     ),
     click.option("-l", "--log-level", help="Changes nothing."),
 )
@@ -72,7 +72,7 @@ def compare_command(tool: str) -> click.Command:
             ("-alg", custom_algorithms, "a metric plug-in"),
         ):
             if value:
-                raise UsageError(f"{name} is not there; {instead} does that (docs/switching.md)")
+                raise UsageError(f"{name} is not supported; use {instead} (docs/switching.md)")
         tell_same(
             f"{tool} llm compare",
             f"whence compare {shlex.quote(reference)} {shlex.quote(target)} --view msit",
@@ -114,9 +114,9 @@ _ACLCMP = (
         "--golden-path",
         "reference",
         metavar="RUN",
-        help="Labels of the reference, of a run of its own.",
+        help="Run with the labels of the reference.",
     ),
-    click.option("--my-path", "target", metavar="RUN", help="Labels of the target."),
+    click.option("--my-path", "target", metavar="RUN", help="Run with the labels of the target."),
     click.option(
         "--clean", is_flag=True, help="Changes nothing: whence scrub removes elements from a run."
     ),

@@ -21,7 +21,7 @@ _DUMP = (
         "types",
         multiple=True,
         type=click.Choice(_TYPES),
-        help="What to record, several words.  [default: tensor model]",
+        help="What to record; several words are allowed.  [default: tensor model]",
     ),
     click.option("-sd", "--only-save-desc", is_flag=True, help="Statistics only."),
     click.option(
@@ -40,7 +40,7 @@ _DUMP = (
         default="0,0",
         show_default=True,
         metavar="0,1000",
-        help="Tokens, first and last.",
+        help="First and last token.",
     ),
     click.option(
         "-child",
@@ -48,7 +48,7 @@ _DUMP = (
         "child",
         type=click.BOOL,
         default=True,
-        help="With -ids: what they call too.",
+        help="With -ids: also the calls inside them.",
     ),
     click.option(
         "-time",
@@ -72,7 +72,7 @@ _DUMP = (
         "-opname",
         "--operation-name",
         metavar="linear,rms",
-        help="Only classes whose name begins so, in capital letters or small.",
+        help="Only classes whose names begin like this; case does not matter.",
     ),
     click.option("-device", "--device-id", "device", type=int, help="Only this rank."),
     click.option(
@@ -80,7 +80,7 @@ _DUMP = (
         "--save-tiling",
         "tiling",
         is_flag=True,
-        help="Changes nothing: tiling is the library's own.",
+        help="Changes nothing: tiling data stays in the library.",
     ),
     click.option(
         "-symlink",
@@ -92,7 +92,7 @@ _DUMP = (
         "-config",
         "--config-path",
         metavar="FILE",
-        help="Not there: what is dumped is chosen when the command starts.",
+        help="Not supported: what is dumped is chosen when the command starts.",
     ),
     click.option(
         "-seed",
@@ -101,9 +101,11 @@ _DUMP = (
         is_flag=False,
         flag_value="2024",
         type=int,
-        help="Seed every framework; deterministic kernels.",
+        help="Seed every framework, and use deterministic kernels.",
     ),
-    click.option("-o", "--output", default=".", metavar="DIR", help="The dump is a folder in it."),
+    click.option(
+        "-o", "--output", default=".", metavar="DIR", help="The dump becomes a folder in DIR."
+    ),
     click.option("-l", "--log-level", help="Changes nothing."),
 )
 
@@ -127,7 +129,8 @@ def dump_command(tool: str) -> click.Command:
             " ".join(["whence run -o", shlex.quote(str(run)), *words, "--", command]),
         )
         code = api.run_command(shlex.split(command), str(run), **options)
-        _lay_out(run, folder, values["types"] or ("tensor", "model"))
+        if run.exists():  # else nothing was captured
+            _lay_out(run, folder, values["types"] or ("tensor", "model"))
         return code
 
     return command("dump", dump, _DUMP)
@@ -143,7 +146,7 @@ def _lay_out(run: Path, folder: Path, types: Sequence[str]) -> None:
     try:
         layout = api.lay_out_atb(run, folder, kinds=types)
     except WhenceError as error:
-        tell(f"the tool's own files are not there: {error}")
+        tell(f"the files of this tool could not be written: {error}")
         return
     for sentence in layout.left_out:
         tell(sentence)
@@ -151,7 +154,7 @@ def _lay_out(run: Path, folder: Path, types: Sequence[str]) -> None:
         tell(f"layer {layer.number}: {layer.kind} {layer.name}, {layer.file}")
     if layout.layers:
         last = layout.layers[-1].number
-        tell(f"the last layer is number {last}: --ids {last} dumps it alone")
+        tell(f"the last layer has number {last}; --ids {last} dumps only that layer")
     # one process: its run goes where its tensors are
     if run != folder and len(layout.tensors) == 1:
         (place,) = layout.tensors.values()
@@ -218,9 +221,9 @@ def _tell_without_effect(kinds: set[str], tiling: bool) -> None:
         ("onnx", "whence show RUN --tree shows the calls"),
     ):
         if kind in kinds:
-            tell(f"--type {kind} is not there: {why}")
+            tell(f"--type {kind} is not supported: {why}")
     if tiling:
-        tell("-tiling changes nothing: tiling is the library's own")
+        tell("-tiling changes nothing: tiling data stays in the library")
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -237,8 +240,10 @@ def _range(text: str) -> tuple[int, int]:
         or any(a > b for a, b in zip(numbers[::2], numbers[1::2], strict=True))
         or min(numbers) < 0
     ):
-        raise UsageError(f"-er {text!r}: pairs of a first and a last token, such as 0,1000")
+        raise UsageError(
+            f"-er {text!r}: expected pairs of a first and a last token, such as 0,1000"
+        )
     first, last = min(numbers), max(numbers)
     if len(numbers) > 2:
-        tell(f"-er {text}: tokens {first} to {last} are dumped, those between the ranges too")
+        tell(f"-er {text}: tokens {first} to {last} are dumped, including those between the ranges")
     return first, last + 1

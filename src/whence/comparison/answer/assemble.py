@@ -37,10 +37,10 @@ def comparison(
         guilty,
         every,
         coverage,
+        summary.gaps(paired, unmeasured, covered.partly()),
         inputs_differ=bool(inputs_differ),
         strict=options.strict,
         min_coverage=options.min_coverage,
-        partly=covered.partly(),
     )
     views = viewed(paired, options.views, per_call, paired.progress) if options.views else {}
     result = Comparison(

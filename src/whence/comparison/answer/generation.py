@@ -12,9 +12,10 @@ import msgspec
 
 from whence import align
 from whence._version import __version__
+from whence.comparison.answer.effect import of_tokens
 from whence.comparison.answer.paired_prompts import PairedPrompts
 from whence.comparison.answer.token_verdicts import BAD, finite, judged
-from whence.comparison.verdicts.status import decide
+from whence.comparison.verdicts.status import Gaps, decide
 from whence.records import Call, Run
 from whence.results import (
     CauseKind,
@@ -78,6 +79,7 @@ def compare_logits(
         findings,
         (),
         coverage,
+        Gaps(),
         inputs_differ=False,
         strict=options.strict,
         min_coverage=options.min_coverage,
@@ -106,6 +108,7 @@ def compare_logits(
         notes=tuple(_notes(prompts, options, third)),
         environment=tuple(align.differences(reference, target)),
         generation=generation,
+        effect=of_tokens(generation),
     )
 
 

@@ -13,10 +13,12 @@ from whence._version import __version__
 from whence.align.environment import observer_effects
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.pair_errors import PairErrors
+from whence.comparison.verdicts.status import Gaps
 from whence.comparison.verdicts.third_run import ThirdRunJudge
 from whence.judge.power import KINDS
 from whence.records import Call, Run, marks
 from whence.records.marks import Mark
+from whence.records.slots import is_output
 from whence.results import (
     GUILTY,
     Evidence,
@@ -123,6 +125,44 @@ def unmeasured_notes(
         pairs = sum(len(tensors[why]) for why in others)
         told.append(f"{pairs} more pairs of tensors not measured, for {len(others)} more reasons")
     return told
+
+
+def gaps(paired: PairedRuns, unmeasured_pairs: Mapping[tuple[int, int], str], partly: int) -> Gaps:
+    """What was not compared, in words. partly: of how many tensors text shows a part."""
+    told = {
+        key: f"{tensor} ({paired.measured[key].why})" if paired.measured[key].why else tensor
+        for key, tensor in unmeasured_pairs.items()
+    }
+
+    def name_of(index: int) -> str:
+        call = paired.calls[paired.plan.pairs[index].reference]
+        return call.scope or call.root
+
+    return Gaps(
+        calls=(len(paired.calls), len(paired.target.calls)),
+        tensor=next(iter(told.values()), ""),
+        output=_unmeasured_output(paired, told),
+        partly=partly,
+        name_of=name_of,
+    )
+
+
+def _unmeasured_output(paired: PairedRuns, told: Mapping[tuple[int, int], str]) -> str:
+    """The first output of a root that could not be measured, with the reason, "" where none is
+    known.
+    """
+    for pair in paired.plan.pairs:
+        call = paired.calls[pair.reference]
+        if call.parent != -1:
+            continue
+        for slot in pair.slots:
+            key = slot.reference_record, slot.target_record
+            if key in told and is_output(slot.reference_slot):
+                return told[key]
+        alone = next(filter(is_output, pair.only_reference), "")
+        if alone:
+            return f"{call.scope or call.root} {alone} (the target has no such output)"
+    return ""
 
 
 def unmeasured(errors: PairErrors) -> dict[tuple[int, int], str]:

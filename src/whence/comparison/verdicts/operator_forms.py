@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from whence import judge
+from whence import dtypes, judge
 from whence.align import is_cache
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.records import Call
@@ -43,7 +43,7 @@ def formed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
                 sentence=f"{missing}; {verdict.sentence.removeprefix('introduced here: ')}",
             )
         if verdict.verdict in GUILTY and (words := _arguments(call, partner)):
-            verdict = verdict.replace(sentence=f"{verdict.sentence}; {words}")
+            verdict = verdict.replace(sentence=f"{words}; {verdict.sentence}")
         out[key] = verdict
     return out
 
@@ -96,14 +96,23 @@ def _by_form(verdict: Verdict, call: Call, errors: PairErrors) -> Verdict:
 
 
 def _arguments(call: Call, partner: Call) -> str:
-    """Arguments that are no tensors and differ, in words."""
+    """Arguments other than tensors that differ, in words. Dtypes follow the tensors of a run in
+    another precision.
+    """
     differ = [
-        f"argument {input_name(name)}: {_shown(value)} against {_shown(partner.arguments[name])}"
+        f"argument {input_name(name)} is {_shown(value)} in the reference, "
+        f"{_shown(partner.arguments[name])} in the target"
         for name, value in call.arguments.items()
-        if name in partner.arguments and not _same(value, partner.arguments[name])
+        if name in partner.arguments
+        and not _same(value, partner.arguments[name])
+        and not (_is_dtype(value) and _is_dtype(partner.arguments[name]))
     ]
     others = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
     return f"{', '.join(differ[:3])}{others}"
+
+
+def _is_dtype(value: Any) -> bool:
+    return isinstance(value, str) and value in dtypes.DTYPES
 
 
 def _same(reference: Any, target: Any) -> bool:

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from whence.results import Confidence, Coverage, Finding, Status, Verdict, VerdictKind
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """What was not compared, in words, for an answer that has to say so.
+
+    calls: of the reference and of the target. tensor: the first that could not be measured, with
+    the reason, and `output` the first such output of a model; "" where there is none. partly: of
+    how many tensors text shows a part. name_of: a call by the index of its pair.
+    """
+
+    calls: tuple[int, int] = (0, 0)
+    tensor: str = ""
+    output: str = ""
+    partly: int = 0
+    name_of: Callable[[int], str] = str
 
 
 def decide(
     findings: Sequence[Finding],
     verdicts: Sequence[Verdict],
     coverage: Coverage,
+    gaps: Gaps,
     *,
     inputs_differ: bool,
     strict: bool = False,
     min_coverage: float = 0.9,
-    partly: int = 0,
 ) -> tuple[str, str]:
     """(status, why) of a comparison.
 
     different: a finding that is likely or certain (with `strict`, also precision and suspects).
     undecided: no pairs, root outputs unmeasured, coverage below `min_coverage`, differing root
-    inputs, or nothing better than suspects. Else same. partly: of how many tensors text shows a
-    part; where that is why, it is said.
+    inputs, or nothing better than suspects. Else same.
     """
     if any(f.confidence in (Confidence.CERTAIN, Confidence.LIKELY) for f in findings):
         return Status.DIFFERENT, ""
@@ -34,35 +50,49 @@ def decide(
         )
     ):
         return Status.DIFFERENT, "strict: precision losses and suspects count"
+    why = _not_compared(
+        coverage, gaps, min_coverage, inputs_differ=inputs_differ, is_silent=not findings
+    )
+    if why:
+        return Status.UNDECIDED, why
+    if findings:
+        return Status.UNDECIDED, (
+            f"{findings[0].name or 'the model'} is beyond its limit for noise, but not by enough "
+            "to be called a fault"
+        )
+    return _open_regions(verdicts, gaps)
+
+
+def _not_compared(
+    coverage: Coverage, gaps: Gaps, min_coverage: float, *, inputs_differ: bool, is_silent: bool
+) -> str:
+    """What was not compared and could hide a fault, "" when that is nothing. is_silent: there is
+    no finding.
+    """
+    too_few = coverage.share < min_coverage
     if coverage.paired == 0:
-        return Status.UNDECIDED, "no call of one run faces a call of the other"
+        return f"no call could be paired ({gaps.calls[0]} against {gaps.calls[1]})"
     if inputs_differ:
-        return Status.UNDECIDED, "the root inputs differ, so differing outputs prove nothing"
-    if (
-        partly
-        and not findings
-        and (not coverage.root_outputs_measured or coverage.share < min_coverage)
-    ):
-        were = "tensor was" if partly == 1 else "tensors were"
+        return "the inputs of the model differ, so outputs that differ prove nothing"
+    if gaps.partly and is_silent and (too_few or not coverage.root_outputs_measured):
+        were = "tensor was" if gaps.partly == 1 else "tensors were"
         return (
-            Status.UNDECIDED,
-            f"no fault in what was printed, but {partly} {were} printed in part: print all "
-            "elements to know",
+            f"no fault in what was printed, but {gaps.partly} {were} printed in part: print all "
+            "elements to know"
         )
     if not coverage.root_outputs_measured:
-        return Status.UNDECIDED, "not every output of the root could be measured"
-    if coverage.share < min_coverage:
+        tensor = f": {gaps.output}" if gaps.output else ""
+        return f"not every output of the model could be measured{tensor}"
+    if too_few:
+        tensor = f"; the first that could not: {gaps.tensor}" if gaps.tensor else ""
         return (
-            Status.UNDECIDED,
             f"only {coverage.measured} of {coverage.calls} calls could be measured "
-            f"({coverage.share:.0%}, --min-coverage {min_coverage:.0%})",
+            f"({coverage.share:.0%}, --min-coverage {min_coverage:.0%}){tensor}"
         )
-    if findings:
-        return Status.UNDECIDED, "only suspects: beyond noise, but the evidence is weak"
-    return _open_regions(verdicts)
+    return ""
 
 
-def _open_regions(verdicts: Sequence[Verdict]) -> tuple[str, str]:
+def _open_regions(verdicts: Sequence[Verdict], gaps: Gaps) -> tuple[str, str]:
     """Undecided where a region differs and could not be judged."""
     # None is infinite
     beyond = [
@@ -72,6 +102,10 @@ def _open_regions(verdicts: Sequence[Verdict]) -> tuple[str, str]:
     ]
     if not beyond:
         return Status.SAME, ""
-    regions = "1 region differs" if len(beyond) == 1 else f"{len(beyond)} regions differ"
-    why = f"{regions} and could not be judged; the first: {beyond[0].sentence}"
-    return Status.UNDECIDED, why
+    first = gaps.name_of(beyond[0].pair) or "the model"
+    if len(beyond) == 1:
+        return Status.UNDECIDED, f"{first} could not be judged: {beyond[0].sentence}"
+    return (
+        Status.UNDECIDED,
+        f"{len(beyond)} regions could not be judged; the first is {first}: {beyond[0].sentence}",
+    )

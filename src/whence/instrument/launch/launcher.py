@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -21,7 +21,7 @@ from whence.instrument import FRAMEWORKS
 from whence.instrument.framework import framework
 from whence.instrument.launch import attaching, interpreter, redaction
 from whence.instrument.launch.child_process import execute
-from whence.instrument.launch.outcome import ERRORS, LOG, collect, conclude
+from whence.instrument.launch.outcome import ERRORS, LOG, Outcome, collect, conclude
 from whence.instrument.options import CaptureOptions
 from whence.records import Run, RunInfo
 
@@ -31,21 +31,23 @@ SITE = Path(__file__).parent / "site"
 
 class LaunchExtras(NamedTuple):
     """What is done beside a capture. environment(of the child, path of the run): it, changed.
-    ended(path of the run, keep): afterwards.
+    ended(path of the run, keep): afterwards. folder: in the run, where it works; empty in the end.
     """
 
     environment: Callable[[dict[str, str], str], dict[str, str]]
     ended: Callable[[str, str], object]
+    folder: str
 
 
 class RunStore(NamedTuple):
     """How runs are made and read: create(path, info, force), update(path, **fields of RunInfo),
-    open(path).
+    open(path); discard(path, also, folder) deletes one that holds nothing, and says whether it did.
     """
 
     create: Callable[[str, RunInfo, bool], object]
     update: Callable[..., object]
     open: Callable[[str], Run]
+    discard: Callable[[str, Collection[str], bool], bool]
 
 
 class Terminal(NamedTuple):
@@ -70,7 +72,7 @@ def launch(
     extra: LaunchExtras | None = None,
 ) -> int:
     """Run `command` under capture and return the exit code for the shell: its own, or 3 when it
-    ended with 0 and nothing was captured.
+    ended with 0 and nothing was captured. A run in which nothing was captured is deleted again.
 
     attach: "module:function" called in the child as function(options, run_path, framework) once a
     framework is imported. extra: what labels need beside. Raises CaptureError before anything is
@@ -81,13 +83,23 @@ def launch(
     versions = interpreter.check(found, variables) if found else {}
     absolute = str(Path(run_path).absolute())
     info = describe(command, options, versions, found.python if found else "")
+    is_ours = not Path(absolute).exists() or any(Path(absolute).iterdir())
     runs.create(absolute, info, options.force)
+
+    def discard() -> bool:
+        own = (LOG, ERRORS, *((extra.folder,) if extra is not None else ()))
+        return runs.discard(absolute, own, is_ours)
+
     for leftover in (LOG, ERRORS):  # of a run that --force replaced
         (Path(absolute) / leftover).unlink(missing_ok=True)
     child = child_environment(variables, absolute, options, attach)
     if extra is not None:
         child = extra.environment(child, absolute)
-    ended = execute(command, child, terminal.log)
+    try:
+        ended = execute(command, child, terminal.log)
+    except BaseException:  # it could not be started
+        discard()
+        raise
     processes = collect(absolute)
     if extra is not None:
         extra.ended(absolute, options.keep)
@@ -102,7 +114,8 @@ def launch(
         runs.update(absolute, versions={**info.versions, **processes.versions}, settings=settings)
     except WhenceError as err:
         terminal.tell(f"whence: cannot note the end of the command: {err}")
-    return conclude(run_path, absolute, options, ended, processes, runs.open, terminal.tell)
+    outcome = Outcome(run_path, absolute, options, ended, processes)
+    return conclude(outcome, runs.open, discard, terminal.tell)
 
 
 def describe(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from whence.records import Run
 
 LOG = "launch.jsonl"
 ERRORS = "attach-errors.txt"
+_MOST_ERRORS = 3
 
 
 class Processes(NamedTuple):
@@ -54,30 +56,36 @@ def collect(run_path: str) -> Processes:
     return Processes(started, attached, versions, errors)
 
 
+class Outcome(NamedTuple):
+    """A command that ended. shown, path: of the run, as the user named it and absolute."""
+
+    shown: str
+    path: str
+    options: CaptureOptions
+    ended: EndedProcess
+    processes: Processes
+
+
 def conclude(
-    shown: str,
-    absolute: str,
-    options: CaptureOptions,
-    ended: EndedProcess,
-    processes: Processes,
+    outcome: Outcome,
     open_run: Callable[[str], Run],
+    discard: Callable[[], bool],
     tell: Callable[[str], None],
 ) -> int:
-    """Say in one line what was captured, or why nothing was; return the exit code."""
+    """Say in one line what was captured, or why nothing was; return the exit code.
+
+    discard: deletes the run where it holds nothing, and says whether it did.
+    """
+    shown, path, options, ended, processes = outcome
     try:
-        run: Run | None = open_run(absolute)
+        run: Run | None = open_run(path)
         problem = ""
     except WhenceError as err:
         run, problem = None, str(err)
     if run is not None and (
         any(call.refs for call in run.calls) or (options.keep == "none" and len(run.calls))
     ):
-        steps = len({(s.root, s.step) for s in run.steps})
-        line = (
-            f"whence: captured {counted(steps, 'step')}, {counted(len(run.calls), 'call')}, "
-            f"{size(on_disk(absolute))} in {shown}"
-        )
-        tell(line + (f"  (not whole: {run.ended})" if run.ended else ""))
+        tell(_captured(outcome, run))
         if processes.errors:
             tell(
                 f"whence: {counted(len(processes.errors), 'process', 'processes')} could not be "
@@ -85,11 +93,36 @@ def conclude(
             )
         return ended.exit_code
     reason = why_nothing(run, options, processes) or problem
-    if ended.exit_code == 0:
-        tell(f"whence: the command ended with 0, but nothing was captured: {reason}")
-        return 3
-    tell(f"whence: the command ended with {ended.exit_code} and nothing was captured: {reason}")
-    return ended.exit_code
+    if not discard():
+        reason += f"; {shown} is kept: --force replaces it, or choose another -o"
+    how = ended_words(ended.exit_code)
+    joined = "but" if ended.exit_code == 0 else "and"
+    tell(f"whence: the command {how}, {joined} nothing was captured: {reason}")
+    return ended.exit_code or 3
+
+
+def _captured(outcome: Outcome, run: Run) -> str:
+    steps = len({(s.root, s.step) for s in run.steps})
+    line = (
+        f"whence: captured {counted(steps, 'step')}, {counted(len(run.calls), 'call')}, "
+        f"{size(on_disk(outcome.path))} in {outcome.shown}"
+    )
+    if run.ended:
+        line += f"  (not whole: {run.ended})"
+    if outcome.ended.exit_code:
+        line += (
+            f"; the command {ended_words(outcome.ended.exit_code)} (to run it again: --force, or "
+            "another -o)"
+        )
+    return line
+
+
+def ended_words(exit_code: int) -> str:
+    """ "ended with exit code 1", "was stopped by SIGINT"."""
+    try:
+        return f"was stopped by {signal.Signals(exit_code - 128).name}"
+    except ValueError:
+        return f"ended with exit code {exit_code}"
 
 
 def on_disk(path: str) -> int:
@@ -107,17 +140,14 @@ def on_disk(path: str) -> int:
 def why_nothing(run: Run | None, options: CaptureOptions, processes: Processes) -> str:
     """The most likely reason why a capture holds no call."""
     if processes.errors:
-        further = (
-            f" (and {len(processes.errors) - 1} more in {ERRORS})"
-            if len(processes.errors) > 1
-            else ""
-        )
-        return processes.errors[0] + further
+        errors = list(dict.fromkeys(processes.errors))
+        further = f" (and {len(errors) - _MOST_ERRORS} more)" if errors[_MOST_ERRORS:] else ""
+        return "; ".join(errors[:_MOST_ERRORS]) + further
     if not processes.started:
         return (
-            "no Python that it started saw whence; was PYTHONPATH replaced (write "
-            "PYTHONPATH=folder:$PYTHONPATH), the environment "
-            "cleared, or a Python run with -I, -S or -E?"
+            "no Python process of the command loaded whence. Does it start Python? Does it replace "
+            "PYTHONPATH (write PYTHONPATH=folder:$PYTHONPATH), clear the environment, or run "
+            "Python with -I, -S or -E?"
         )
     if not processes.attached:
         return (
@@ -141,7 +171,10 @@ def why_nothing(run: Run | None, options: CaptureOptions, processes: Processes) 
         )
     if chosen:
         return f"no module call matched the selection ({_options(chosen)}), or no module was called"
-    return "its framework was imported, but no module was called, no layer and no predictor"
+    return (
+        "its framework was imported, but no module was called (of torch), and no layer or "
+        "predictor (of Paddle)"
+    )
 
 
 def _options(names: Sequence[str]) -> str:

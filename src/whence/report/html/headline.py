@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from whence.report.answer import CAUSES, same_words
-from whence.report.evidence import chance, rests_on, visible
+from whence.report.evidence import basis, chance, visible
 from whence.report.generation import UNSEEN_IN_LOGITS
 from whence.report.tables import clean, count
 from whence.results import Comparison, Evidence, Finding, Status, VerdictKind
@@ -82,7 +82,7 @@ def _rests(page: Page) -> str:
             if set(page.comparison.counts) == {VerdictKind.IDENTICAL}
             else f"logits alone; could not have seen {UNSEEN_IN_LOGITS}"
         )
-    return rests_on(page.comparison) if page.comparison.coverage.calls else "outputs alone"
+    return basis(page.comparison) if page.comparison.coverage.calls else "outputs alone"
 
 
 def _where(finding: Finding) -> str:

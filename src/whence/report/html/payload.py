@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from whence.report.files import summary_data
 from whence.report.html.headline import headline
 from whence.report.html.steps import commands
+from whence.report.summary import summary_data
 from whence.report.tables import clean
 from whence.results import Generation, Row, VerdictKind
 from whence.results.page import Page, PageCall, PageDetail

@@ -111,7 +111,7 @@ def labelled_launch(
     def ended(run_path: str, keep: str) -> int:
         return gather(run_path, library=library, since=began, keep=keep)
 
-    return LaunchExtras(prepared, ended)
+    return LaunchExtras(prepared, ended, FOLDER)
 
 
 def left_over(run: Path) -> Path:

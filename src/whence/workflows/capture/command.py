@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import IO, Any
 
 from whence.readers.opening import open_run
@@ -25,7 +25,7 @@ def run_command(
     **options: Any,
 ) -> int:
     """Run any Python command under capture and return its exit code, or 3 when it ended with 0 and
-    nothing was captured.
+    nothing was captured. A run in which nothing was captured is deleted again.
 
     options: fields of `CaptureOptions` (strings as on the command line are read). Progress and the
     outcome go to stderr, or `tell`. environment: of the command, None for ours. log: takes what the
@@ -46,6 +46,9 @@ def run_command(
     def create(path: str, info: RunInfo, force: bool) -> None:
         store.create(path, info, force=force)
 
+    def discard(path: str, also: Collection[str], folder: bool) -> bool:
+        return store.discard(path, also=also, folder=folder)
+
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
@@ -54,7 +57,7 @@ def run_command(
         run_path,
         chosen,
         attach="whence.api:attach_labels" if labels_only else "whence.api:attach",
-        runs=launcher.RunStore(create, store.update_info, open_run),
+        runs=launcher.RunStore(create, store.update_info, open_run, discard),
         terminal=launcher.Terminal(tell or say, environment, log),
         extra=extra,
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whence.errors import ElementsMissing, UsageError
+from whence.instrument.wording import stderr_is_terminal
 
 if TYPE_CHECKING:
     from whence.instrument.framework import Listening
@@ -28,10 +29,7 @@ def finishing(folder: str) -> Callable[[int, int], None] | None:
 
     It starts no thread and loads no package: this is the captured program, which is ending.
     """
-    try:
-        if not sys.stderr.isatty():
-            return None
-    except (AttributeError, ValueError):  # no stderr, or one that was closed
+    if not stderr_is_terminal():
         return None
     return _Line(f"whence: finishing {ascii(folder)[1:-1]}").tell
 

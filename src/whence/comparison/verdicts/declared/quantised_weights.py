@@ -128,7 +128,7 @@ def _of_codes(
     """A weight that the target stores as codes and scales."""
     checked = quantised_weights.check(reference, stored, declared=declared)
     scheme = declared or quantised_weights.looks_like(stored, checked)
-    words = f"is not the reference's, quantised ({scheme}): {checked.sentence}"
+    words = f"not the reference's, quantised ({scheme}): {checked.sentence}"
     difference = judge.ParameterDifference(
         not checked.sentence, True, words if checked.sentence else "", checked.numbers
     )
@@ -150,7 +150,7 @@ def _by_values(
         difference = judge.parameters(right[0].astype(target.dtype), target)
         if judge.parameters(reference, target).equal:
             return None
-        words = f"is not the reference's, quantised ({declared}): {difference.sentence}"
+        words = f"not the reference's, quantised ({declared}): {difference.sentence}"
         difference = dataclasses.replace(difference, sentence=words)
     return QuantisedWeight(name, declared, difference, (wide,), _loss(reference, wide))
 

@@ -202,8 +202,9 @@ class SparseTargetJudge:
                 VerdictKind.UNDETERMINED,
                 evidence=Evidence.TWO_DUMPS,
                 numbers={"e_out": error.value},
-                sentence=f"differs by rel_l2 {size_in_words(error.value)}, and none of the "
-                f"tensors it depends on is recorded{f'; no replay: {why}' if why else ''}",
+                sentence=f"differs by rel_l2 {size_in_words(error.value)}; nothing that it is "
+                "computed from was captured, so the error may start here or before"
+                f"{f'; no replay: {why}' if why else ''}",
             )
         label = self._tensors.label(slot)
         return verdict.replace(

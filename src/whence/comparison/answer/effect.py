@@ -1,0 +1,144 @@
+"""What the differences of two runs come to at the outputs of the models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from whence import align, dtypes
+from whence.comparison.paired_runs import PairedRuns
+from whence.comparison.verdicts.pair_errors import PairErrors
+from whence.records import Call
+from whence.records.slots import is_output
+from whence.results import Effect, Generation, SlotPair
+
+_MODELS = ("module", "graph")
+"""Kinds of calls that are models where no other call made them."""
+_SCORES = "logits"
+
+
+class _Output(NamedTuple):
+    """A tensor that a model returned, and its partner. is_lone: the call returned no other."""
+
+    call: Call
+    slot: SlotPair
+    is_lone: bool
+
+    @property
+    def are_scores(self) -> bool:
+        """Does its name say that it holds scores of classes or tokens, or is nothing else
+        returned?
+        """
+        return self.is_lone or _SCORES in self.slot.reference_slot
+
+
+def effect(
+    paired: PairedRuns, errors: PairErrors, generation: Generation | None = None
+) -> Effect | None:
+    """The largest error of the models' outputs, and how many rows of scores have their largest
+    element elsewhere. None where no call is known to be a model's, or nothing differs.
+
+    Caches are no outputs here. Where outputs have names and some are logits, those count alone.
+    """
+    outputs, unmeasured = _outputs(paired)
+    scores = [o for o in outputs if _SCORES in o.slot.reference_slot]
+    chosen = scores or outputs
+    differing = [o for o in chosen if not paired.is_equal(o.slot)]
+    known = [o for o in differing if errors.of(o.slot).value is not None]
+    unmeasured += len(differing) - len(known)
+    if not differing and not unmeasured and (generation is None or not generation.compared):
+        return None
+    rows, moved = _moved(paired, [o for o in chosen if o.are_scores])
+    tokens, changed = _tokens(generation)
+    result = Effect(
+        outputs=len(chosen),
+        differing=sum(errors.of(o.slot).value != 0.0 for o in known),
+        unmeasured=unmeasured,
+        rows=rows,
+        moved=moved,
+        tokens=tokens,
+        tokens_changed=changed,
+    )
+    return _with_worst(result, known, paired, errors)
+
+
+def of_tokens(generation: Generation) -> Effect:
+    """The effect where logits alone were captured."""
+    tokens, changed = _tokens(generation)
+    return Effect(tokens=tokens, tokens_changed=changed)
+
+
+def _tokens(generation: Generation | None) -> tuple[int, int]:
+    """How many tokens both runs chose behind the same text, and how many of these differ."""
+    if generation is None:
+        return 0, 0
+    changed = sum(token.reference != token.target for token in generation.tokens)
+    return len(generation.tokens), changed
+
+
+def _outputs(paired: PairedRuns) -> tuple[list[_Output], int]:
+    """What models returned, as far as it is paired; how many tensors more have no partner."""
+    outputs: list[_Output] = []
+    alone = 0
+    for pair in paired.plan.pairs:
+        call = paired.calls[pair.reference]
+        if call.parent != -1 or call.kind not in _MODELS:
+            continue
+        returned = [s for s in pair.slots if _is_result(s.reference_slot)]
+        outputs += [_Output(call, slot, len(returned) == 1) for slot in returned]
+        alone += sum(map(_is_result, pair.only_reference))
+    return outputs, alone
+
+
+def _is_result(slot: str) -> bool:
+    return is_output(slot) and not align.is_cache(slot)
+
+
+def _with_worst(
+    result: Effect, known: Sequence[_Output], paired: PairedRuns, errors: PairErrors
+) -> Effect:
+    """The effect with the output that is furthest off."""
+    if not known:
+        return result
+    worst = max(known, key=lambda o: errors.of(o.slot).value or 0.0)
+    size = errors.of(worst.slot).value or 0.0
+    measured = paired.measured[worst.slot.reference_record, worst.slot.target_record]
+    return msgspec.structs.replace(
+        result,
+        error=size if math.isfinite(size) else None,
+        from_statistics=measured.values.get("rel_l2") is None,
+        name=worst.call.scope or worst.call.root,
+        slot=worst.slot.reference_slot,
+        step=worst.call.step,
+        rank=worst.call.rank,
+    )
+
+
+def _moved(paired: PairedRuns, scores: Sequence[_Output]) -> tuple[int, int]:
+    """(rows of scores that were compared, those with their largest element in another place)."""
+    rows = moved = 0
+    for in_output, is_moved in _by_output(paired, scores):
+        rows += in_output
+        moved += is_moved
+    return rows, moved
+
+
+def _by_output(paired: PairedRuns, scores: Sequence[_Output]) -> Iterator[tuple[int, int]]:
+    for output in scores:
+        record = paired.records(output.slot)[0]
+        if not dtypes.is_floating(record.dtype) or not record.shape or record.shape[-1] < 2:
+            continue
+        rows = record.count // record.shape[-1]
+        if paired.is_equal(output.slot):
+            yield rows, 0
+            continue
+        arrays = None if paired.partly(output.slot) else paired.arrays(output.slot)
+        if arrays is None or arrays[0].shape != arrays[1].shape:
+            continue
+        # numpy knows no order of the narrow dtypes; float32 holds them exactly.
+        a, b = ((x if x.dtype.kind == "f" else x.astype(np.float32)).argmax(-1) for x in arrays)
+        yield rows, int(np.count_nonzero(a != b))

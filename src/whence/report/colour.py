@@ -1,0 +1,33 @@
+"""Colours of an answer on a terminal: of the word that decides it, and of what comes next."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TextIO
+
+_STYLES = {
+    "bold red": r"(?:FIRST )?FAULT|DIFFERENT|INPUTS DIFFER|STAGE \w+",
+    "bold green": "SAME",
+    "bold yellow": "UNDECIDED|SUSPECT|PRECISION(?: LOSS)?|OTHER CODE",
+    "cyan": "  next",
+}
+_CODES = {"bold red": "1;31", "bold green": "1;32", "bold yellow": "1;33", "cyan": "36"}
+_HEADINGS = {
+    code: re.compile(rf"^(?:{_STYLES[style]})(?=\s|$)", re.MULTILINE)
+    for style, code in _CODES.items()
+}
+
+
+def coloured(text: str) -> str:
+    """An answer with its deciding words in colour."""
+    for code, heading in _HEADINGS.items():
+        text = heading.sub(f"\x1b[{code}m\\g<0>\x1b[0m", text)
+    return text
+
+
+def is_wanted(stream: TextIO) -> bool:
+    """Does this stream show colours? A terminal does, unless NO_COLOR (no-color.org) or TERM=dumb
+    says otherwise.
+    """
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,0 +1,61 @@
+"""Deletes a run in which nothing was captured, so that it does not stand in the way of the next
+one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+from pathlib import Path
+
+from whence.errors import WhenceError
+from whence.store.folder import JOURNAL, RUN, delete_run, is_run, load_process, process_folders
+from whence.store.process_reader import ProcessReader
+from whence.store.recover import is_written
+
+
+def discard(path: str | Path, *, also: Collection[str] = (), folder: bool = True) -> bool:
+    """Delete the run at `path` if it holds no tensor; whether it is gone.
+
+    It stays where a process still writes it, where a part of it cannot be read, and where something
+    else lies in it. also: names of files and empty folders that belong to the run. folder: delete
+    the emptied folder too.
+    """
+    run = Path(path)
+    try:
+        if not is_run(run) or is_written(run) or _holds_tensors(run):
+            return False
+        processes = {place.name for place in process_folders(run)}
+        others = [
+            place
+            for place in run.iterdir()
+            if place.name not in {RUN, *processes} and not place.match(f"{RUN}.*.tmp")
+        ]
+        if any(place.name not in also or _is_filled(place) for place in others):
+            return False
+        for place in others:
+            if place.is_dir():
+                place.rmdir()
+            else:
+                place.unlink()
+        delete_run(run)
+    except (WhenceError, OSError):
+        return False
+    if folder:
+        with contextlib.suppress(OSError):
+            run.rmdir()
+    return True
+
+
+def _holds_tensors(run: Path) -> bool:
+    """Raises UnreadableRun where a process folder does not say."""
+    for folder in process_folders(run):
+        if (folder / JOURNAL).exists():
+            process = ProcessReader(folder, load_process(folder))
+            if process.records or process.index.damage is not None:
+                return True
+    return False
+
+
+def _is_filled(place: Path) -> bool:
+    return place.is_dir() and any(place.iterdir())

@@ -1,0 +1,146 @@
+"""Commands that take an answer further: chosen for it, and accepted by the command line."""
+
+import re
+import shlex
+
+import msgspec
+import pytest
+
+from handmade import net
+from whence import api, cli
+from whence.comparison.answer.next_steps import MOST, next_steps
+from whence.records import RunInfo
+from whence.report.answer import answer
+from whence.results import NextStep
+
+
+def scaled(name, factor=1.5):
+    return lambda n, value: value * factor if n == name else value
+
+
+def captured(path, *, command=(), cwd="", **changes):
+    """A run made by hand as `whence run` would have captured it."""
+    run = net(**changes)
+    run.path, run.info = (
+        path,
+        RunInfo(command=command, cwd=cwd, interpreter="python" if command else ""),
+    )
+    return run
+
+
+def accepted(command):
+    """The subcommands of a line, each parsed as the command line parses it."""
+    names = []
+    for part in re.sub(r"^\(cd \S+ && (.*)\)$", r"\1", command).split(" && "):
+        program, name, *words = shlex.split(part.strip("()"))
+        if program == "cd":
+            continue
+        assert program == "whence"
+        subcommand = cli.group.get_command(None, name)
+        subcommand.make_context(name, words)
+        names.append(name)
+    return names
+
+
+def steps_of(reference, target, **options):
+    result = api.compare(reference, target, **options)
+    assert len(result.next) <= MOST
+    for step in result.next:
+        assert accepted(step.command), step
+        assert step.decides
+        assert step.fill_in == bool(re.search(r"\b[A-Z_]{3,}\b", step.command)), step
+    return result.next
+
+
+def test_nothing_follows_an_answer_same():
+    assert steps_of(net(), net()) == ()
+
+
+def test_a_parameter_is_shown_on_both_sides():
+    steps = steps_of(captured("runs/a"), captured("runs/b", change=scaled("w2", 2)))
+    assert [s.command for s in steps[:2]] == [
+        "whence show runs/a fc2:param.weight",
+        "whence show runs/b fc2:param.weight",
+    ]
+
+
+def test_a_module_is_captured_operator_by_operator_with_its_own_command():
+    steps = steps_of(
+        captured("runs/a", command=("python", "infer.py")),
+        captured("runs/b", command=("python", "infer.py", "--fast path"), change=scaled("h")),
+    )
+    assert steps[0].command == (
+        "whence run --level op -o runs/a-op -- python infer.py && "
+        "whence run --level op -o runs/b-op -- python infer.py '--fast path' && "
+        "whence compare runs/a-op runs/b-op"
+    )
+    assert steps[0].decides == "which operator inside fc1 differs"
+    assert steps[1].command == "whence locate"
+
+
+def test_a_program_that_ran_elsewhere_runs_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (step, *_) = steps_of(
+        captured("a", command=("python", "x.py"), cwd="/else where"),
+        captured("b", command=("python", "x.py"), cwd=str(tmp_path), change=scaled("h")),
+    )
+    assert f"(cd '/else where' && whence run --level op -o {tmp_path / 'a-op'} -- " in step.command
+
+
+def test_a_command_that_nobody_recorded_is_to_be_filled_in():
+    (step, *_) = steps_of(captured("a"), captured("b", change=scaled("h")))
+    assert step.fill_in and step.command.count("-- COMMAND") == 2
+
+
+def test_runs_without_a_common_name():
+    strange = captured("b", names=("p", "q"), root="Other", drop=("fc1",))
+    steps = next_steps(
+        msgspec.structs.replace(
+            result := api.compare(captured("a"), strange),
+            status="undecided",
+            findings=(),
+            coverage=msgspec.structs.replace(result.coverage, paired=0),
+        ),
+        captured("a"),
+        strange,
+    )
+    assert [s.command for s in steps[:2]] == [
+        "whence compare a b --match order",
+        "whence align a b -o map.yaml",
+    ]
+    for step in steps:
+        assert accepted(step.command)
+
+
+def test_differing_inputs_are_seeded_and_shown():
+    reference = captured("a", command=("python", "infer.py"))
+    target = captured("b", command=("python", "infer.py"), change=scaled("x", 2))
+    steps = steps_of(reference, target)
+    assert [s.command for s in steps[:2]] == [
+        "whence show a Net:input.1",
+        "whence show b Net:input.1",
+    ]
+    assert steps[2].command.startswith("whence run --seed 0 -o a-seed -- python infer.py && ")
+
+
+def test_statistics_alone_ask_for_elements():
+    steps = steps_of(
+        captured("a", keep=False, command=("python", "x.py")),
+        captured("b", keep=False, command=("python", "x.py"), change=scaled("h", 2)),
+    )
+    assert steps[0].command.startswith("whence run --keep full -o a-full -- python x.py && ")
+
+
+@pytest.mark.parametrize("output", ["cmp", "a folder"])
+def test_the_folder_of_a_comparison_is_named_once_it_is_known(output, tmp_path):
+    command = "python", "x.py"
+    result = api.compare(
+        captured("a", command=command), captured("b", command=command, change=scaled("h"))
+    )
+    named = result.named(output)
+    assert f"whence locate {shlex.quote(output)}   # " in answer(named)
+    assert named.named("elsewhere") == named
+    assert NextStep("whence show a", "").about("cmp").command == "whence show a"
+    api.write(result, tmp_path / "cmp")
+    assert f"whence locate {tmp_path / 'cmp'}" in (tmp_path / "cmp" / "summary.json").read_text()
+    assert api.load_comparison(tmp_path / "cmp").next[1].command.startswith("whence locate ")
