@@ -18,13 +18,13 @@ _POINT = re.compile(r"(?P<name>.+?)(?:@(?P<step>\d+)(?:\.(?P<occurrence>\d+))?)?
 
 
 def trace(comparison: str | os.PathLike[str] | Comparison, tensor: str = "") -> Origin:
-    """Where a tensor's difference comes from: back from it through the program to the first
+    """Find where a tensor's difference comes from: go back from it through the program to the first
     operator whose inputs agree.
 
     comparison: a folder that `compare` wrote, or what it returned. tensor: NAME[@STEP[.OCCURRENCE]]
-    of a call of the reference; "" is the first significant one. The two runs must still lie where
-    they were. Raises UsageError for a tensor that there is not, or when nothing differs;
-    UnreadableRun when a run is gone or was changed.
+    of a call of the reference; "" is the first significant one. The two runs must still be where
+    they were. Raises UsageError for an unknown tensor, or when nothing differs; UnreadableRun when
+    a run is missing or was changed.
     """
     from whence.comparison.answer.origin import OriginTracer, flow_of
     from whence.comparison.programs import programs
