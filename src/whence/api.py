@@ -19,7 +19,7 @@ from whence.workflows.capture.labels import (
     take_label,
     task,
 )
-from whence.workflows.compare import compare, face
+from whence.workflows.compare import align_runs, compare
 from whence.workflows.compare_labels import (
     compare_labels,
     labels_compared,
@@ -55,6 +55,7 @@ from whence.workflows.weights import map_weights
 
 __all__ = [
     "Dump",
+    "align_runs",
     "attach",
     "attach_labels",
     "auto_diff",
@@ -74,7 +75,6 @@ __all__ = [
     "doctor",
     "doctor_command",
     "end_dump",
-    "face",
     "fault_sites",
     "first_difference",
     "formats",

@@ -233,7 +233,7 @@ def _plan(reference: str, target: str, form: str, **how: Any) -> int:
 
     if form not in ("text", "json"):
         raise click.UsageError(f"--plan prints text or json, not {form}")
-    aligned = api.face(reference, target, **how)
+    aligned = api.align_runs(reference, target, **how)
     text_of = plan_json if form == "json" else plan_text
     sys.stdout.write(text_of(aligned.plan, aligned.reference, aligned.target))
     return 0

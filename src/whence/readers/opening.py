@@ -9,7 +9,7 @@ from whence.records import Run
 
 
 def open_run(path: str) -> Run:
-    """A run on disk or a foreign dump (docs/formats.md), lazily.
+    """Open a run on disk or a dump of another tool (docs/formats.md); elements are read on demand.
 
     Raises UnreadableRun saying what was found instead, MissingDependency when a dump needs a
     package to be read.

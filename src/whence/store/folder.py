@@ -208,8 +208,7 @@ def load_info(path: Path) -> RunInfo:
         while not where.exists() and where != where.parent:
             where = where.parent
         raise UnreadableRun(
-            f"no run at {path}: the path does not exist ({where} is the part of it that does); "
-            "check the spelling"
+            f"no run at {path}: the path does not exist ({where} exists); check the spelling"
         )
     if not path.is_dir():
         raise UnreadableRun(

@@ -46,8 +46,8 @@ def locate(
     keep: str | os.PathLike[str] | None = None,
     tell: Tell | None = None,
 ) -> Location:
-    """Run the target again with outputs of the reference in the place of its own: how much of the
-    error at the output does each explain?
+    """Run the target again with outputs of the reference patched in: how much of the error at the
+    output does each explain?
 
     reference: a run, or a comparison or its folder (then both runs are known from it). target: a
     captured run; None captures it. What is run again: `command`; or `use(model)` in this process;
