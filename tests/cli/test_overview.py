@@ -71,6 +71,16 @@ def test_runs_that_were_not_compared(folder):
     assert text.index("runs/new one") < text.index("runs/ref"), "the newest first"
 
 
+def test_runs_of_other_programs_are_not_compared(folder):
+    run(folder / "a", "python", "train.py", minutes=9)
+    run(folder / "b", "python", "infer.py", minutes=8)
+    run(folder / "c", "python", "infer.py", "--bf16", minutes=7)
+    run(folder / "d", "python", "other.py")
+    text = said(folder)
+    assert "  whence compare b c -o cmp\n" in text
+    assert text.count("whence compare") == 1
+
+
 def test_comparisons_come_with_their_answer_and_their_next_steps(folder):
     for name in ("ref", "tgt"):
         run(folder / "runs" / name, "python", "infer.py")

@@ -123,7 +123,7 @@ def test_logits_of_torch_against_the_last_layer_of_a_library(tmp_path, monkeypat
     said = whence(tmp_path, *words(S2_LAYER)).stderr
     (layers,) = (tmp_path / "ait_dump" / "layer").iterdir()
     last = max(int(file.stem.rpartition("_")[2]) for file in layers.iterdir())
-    assert f"the last layer is number {last}" in said
+    assert f"the last layer has number {last}" in said
     whence(tmp_path, *words(S2_TENSOR.replace("上一步骤获取的编号", str(last))))
     (mine,) = (tmp_path / "ait_dump" / "tensors").iterdir()
     assert [

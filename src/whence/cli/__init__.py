@@ -34,6 +34,7 @@ GROUPS = {
     "Operators": ("ops",),
     "Other tools": ("convert", "xray", "msprobe", "msit", "ait"),
     "Try it": ("demo", "doctor"),
+    "Agents": ("mcp",),
     "Maintenance": ("completion", "recover", "scrub", "warmup", "include"),
 }
 """Headings of `whence --help` with their commands, in the order in which both are shown."""

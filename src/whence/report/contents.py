@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Callable, Iterator
 
@@ -96,17 +97,22 @@ def _runs_to_compare(contents: Contents, is_free: Callable[[str], bool]) -> Iter
         for each in (*contents.comparisons, *((contents.last,) if contents.last else ()))
         for side in (each.reference, each.target)
     }
-    paths = [run.path for run in contents.runs]
-    fresh = [path for path in paths if path not in compared]
-    if not fresh:
-        return
-    if len(paths) > 1:
-        reference = next(path for path in reversed(paths) if path != fresh[0])
-        output = _free("cmp", is_free)
-        yield f"whence compare {shlex.quote(reference)} {shlex.quote(fresh[0])} -o {output}"
-    elif contents.runs[0].command:
-        output = shlex.quote(_free(f"{paths[0]}-2", is_free))
-        yield f"whence run -o {output} -- {shlex.join(contents.runs[0].command)}"
+    runs = contents.runs
+    for target in (run for run in runs if run.path not in compared):
+        oldest = next(run for run in reversed(runs) if _program(run) == _program(target))
+        if oldest is not target:
+            output = _free("cmp", is_free)
+            sides = f"{shlex.quote(oldest.path)} {shlex.quote(target.path)}"
+            yield f"whence compare {sides} -o {output}"
+            return
+    if len(runs) == 1 and runs[0].command and not contents.comparisons:
+        output = shlex.quote(_free(f"{runs[0].path}-2", is_free))
+        yield f"whence run -o {output} -- {shlex.join(runs[0].command)}"
+
+
+def _program(run: FoundRun) -> tuple[str, ...]:
+    """What tells runs of one program from those of others: the words before its options."""
+    return tuple(itertools.takewhile(lambda word: not word.startswith("-"), run.command))
 
 
 def _free(name: str, is_free: Callable[[str], bool]) -> str:
