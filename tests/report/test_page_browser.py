@@ -607,3 +607,24 @@ def test_introduced_and_accumulated_error_stand_side_by_side(opened):
     )
     assert inherited[5] == "1.00e-7"
     assert float(inherited[6]) > 0.02
+
+
+def test_by_keyboard_alone_a_row_of_the_table_is_opened(opened):
+    made = page()
+    tab = opened(made)
+    tab.focus("#all [role=grid]")
+    for key in ("ArrowDown", "ArrowDown", "ArrowDown"):
+        tab.keyboard.press(key)
+    marked = tab.locator("#all .body .active")
+    assert marked.locator("code").inner_text() == grid_names(tab)[2]
+    assert tab.locator("#all [role=grid]").get_attribute(
+        "aria-activedescendant"
+    ) == marked.get_attribute("id")
+    tab.keyboard.press("Enter")
+    assert tab.inner_text(".drawer h2").startswith(made.calls[0].name)
+    tab.keyboard.press("Escape")
+    tab.focus("#all [role=grid]")
+    tab.keyboard.press("End")
+    assert tab.locator("#all .body .active").get_attribute("aria-rowindex") == tab.locator(
+        "#all [role=grid]"
+    ).get_attribute("aria-rowcount")

@@ -11,7 +11,7 @@ function lists() {
     { key: "step", title: "step", width: "50px", right: true, text: (i) => String(C.step[i]), sort: (i) => C.step[i] },
     ...(GROUPS.ranks.length > 1 ? [{ key: "rank", title: "rank", width: "50px", right: true, text: (i) => String(C.rank[i]), sort: (i) => C.rank[i] }] : []),
     { key: "added", title: "introduced", ...error("added"), hint: "relative error that this call adds to exact arithmetic on the inputs it was given" }, { key: "error", title: "accumulated", ...error("error"), hint: "relative error of its outputs, with all that came before" },
-    { key: "incoming", title: "came in", ...error("incoming"), hint: "relative error of its inputs" }, { key: "noise", title: "explained", ...error("noise"), hint: "largest relative error that rounding and the inputs explain" }, { key: "score", title: "of allowed", ...error("score"), hint: "error over what is allowed; above 1 it is flagged" },
+    { key: "incoming", title: "in inputs", ...error("incoming"), hint: "relative error of its inputs" }, { key: "noise", title: "explained", ...error("noise"), hint: "largest relative error that rounding and the inputs explain" }, { key: "score", title: "of allowed", ...error("score"), hint: "error over what is allowed; above 1 it is flagged" },
   ];
   const text = (key) => (t) => S[T[key][t]];
   const figure = (key, digits) => ({ key, title: key, right: true, width: "minmax(92px, .6fr)", text: (t) => number(T[key][t], digits), sort: (t) => T[key][t], raw: (t) => T[key][t] });
