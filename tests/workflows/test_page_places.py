@@ -86,7 +86,19 @@ def test_operators_side_by_side():
     assert rows[0].reference == "%0 = own.scale(input.0, 1.0)"
     assert rows[1].target == "%1 = own.norm(%0, weight, 0.01)"
     assert first_differing(program(A, B, C), program(A, other, C)) == 1
+    assert first_differing(program(A, B, C), program(A, other, C), B.name) == 1
+    assert first_differing(program(A, B, C), program(A, other, C), C.name) == -1
     assert first_differing(program(A, B, C), program(A, B, C)) == -1
+
+
+def test_an_extent_is_the_same_whatever_its_input_is_called():
+    def view(slot):
+        made = Operation("own.view.default", ({"in": 0}, [{"dim": [0, 1]}, 4]))
+        return Listed(Program("p", (made,), (slot,), ()))
+
+    (row,) = side_by_side(view("input.0"), view("input.x"))
+    assert row.mark == ""
+    assert row.reference == "%0 = own.view(input.0, [input.0.shape[1], 4])"
 
 
 def test_what_only_moved_is_the_same_and_what_reads_another_differs():

@@ -137,6 +137,8 @@ def _where(page: Page, first: Finding | None) -> dict[str, Any]:
             "source": clean(from_here(first.source)) if AT_LINE.search(first.source) else "",
             "more": _more(first),
         }
+    if page.comparison.status == Status.SAME:
+        return {"text": "No call differs" if _is_equal(page.comparison) else "No call is at fault"}
     if page.comparison.status != Status.UNDECIDED:
         return {}
     call = _unjudged(page)

@@ -62,7 +62,7 @@ class _Places:
         """Of the target where it is known; of the reference where its lines are others."""
         sources = {"reference": "", "target": "", finding.side: finding.source}
         if reference is not None and not sources["reference"]:
-            sources["reference"] = self._line_of_reference(reference, programs)
+            sources["reference"] = self._line_of_reference(reference, programs, finding.operator)
         if target is not None and not sources["target"]:
             sources["target"] = source_lines.of_call(self.aligned.target, self.target_below, target)
         of_target = excerpt(sources["target"], self.aligned.target, "target")
@@ -72,11 +72,13 @@ class _Places:
         if of_reference is not None and (of_target is None or not _alike(of_reference, of_target)):
             yield of_reference
 
-    def _line_of_reference(self, call: Call, programs: tuple[Listed | None, Listed | None]) -> str:
+    def _line_of_reference(
+        self, call: Call, programs: tuple[Listed | None, Listed | None], operator: str
+    ) -> str:
         program, other = programs
         if program is not None and other is not None:
             with contextlib.suppress(LookupError, TypeError, ValueError):
-                place = operators.first_differing(program, other)
+                place = operators.first_differing(program, other, operator)
                 if line := source_line(call, program.program, place):
                     return line
         return source_lines.of_call(self.aligned.reference, self.below, call)

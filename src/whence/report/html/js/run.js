@@ -5,7 +5,7 @@ function runChart() {
   let off = new Set(), by = "order", step = -1, points = [], hovered = -1, groups = [];
   const present = VERDICTS.filter((v) => TALLY.has(v));
   const named = DATA.answer.findings.map((f) => f.call).filter((i) => i >= 0);
-  const held = CALLS - SHOWN.length;
+  const held = COUNTED.length - SHOWN.filter((i) => !WHOLE.has(i)).length;
   const words = `Error of ${count(SHOWN.length, "call")} in execution order, largest ${number(SHOWN.reduce((most, i) => Math.max(most, C.error[i] || 0), 0))}. The table of calls below holds the same figures.`;
 
   function placed() {
