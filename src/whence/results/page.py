@@ -174,11 +174,13 @@ class PageOperators(msgspec.Struct, frozen=True, omit_defaults=True):
 class PagePlace(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a finding stands. excerpts: lines of code of one side or both; operators: of both
     programs, () where one is not known; same: both run the same operators with the same arguments.
+    arguments: those in which the operator at fault differs, with both values, "" for none.
     """
 
     excerpts: tuple[PageExcerpt, ...] = ()
     operators: tuple[PageOperators, ...] = ()
     same: bool = False
+    arguments: str = ""
 
 
 class PageUnpaired(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -178,6 +178,8 @@ def _why(page: Page, first: Finding | None) -> list[str]:
     if first is not None:
         clauses = [clean(clause) for clause in first.sentence.split("; ") if clause]
         named = [clause for clause in clauses if _BOTH_SIDES.search(clause)]
+        if not named and page.places and page.places[0].arguments:
+            named = [clean(page.places[0].arguments)]
         cause = _upper(CAUSES.get(first.cause, ""))
         rest = [_upper(clause) for clause in clauses if clause not in named]
         return [text for text in (*named, cause, *rest) if text]

@@ -61,20 +61,21 @@ def side_by_side(reference: Listed, target: Listed) -> tuple[PageOperators, ...]
     return tuple(_shortened(rows))
 
 
-def first_differing(reference: Listed, target: Listed, operator: str = "") -> int:
-    """Place in the reference's program of the first operator that differs, -1 for none. operator:
-    its name, where it is known.
+def differing(reference: Listed, target: Listed, operator: str = "") -> tuple[int, int]:
+    """Places in both programs of the first operator that differs, -1 for none. operator: its name,
+    where it is known.
     """
     sides = _lines(reference), _lines(target)
     pairs = list(_paired(*sides))
     lines = [
-        sides[0][pair.reference]
+        (sides[0][pair.reference], sides[1][pair.target])
         for pair, mark in zip(pairs, _marks(pairs, *sides), strict=True)
         if mark == _DIFFERS
     ]
-    return next(
-        (line.place for line in lines if line.place >= 0 and operator in ("", line.name)), -1
+    places = (
+        (a.place, b.place) for a, b in lines if a.place >= 0 and operator in ("", a.name, b.name)
     )
+    return next(places, (-1, -1))
 
 
 def _lines(listed: Listed) -> list[_Line]:
