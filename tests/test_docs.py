@@ -352,3 +352,125 @@ def test_the_layers_in_contributing_are_those_of_the_code(monkeypatch):
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     between = text.partition(layers.MARKS[0])[2].partition(layers.MARKS[1])[0]
     assert between.strip() == layers.table(), "python docs/layers.py --write"
+
+
+# What reads as translated, or as a riddle, and the better word.
+BANNED = {
+    r"face to face|fac(e|es|ed|ing) (each other|one another)": "paired, aligned",
+    r"(who|what) faces (whom|what)": "which are paired",
+    r"\bfac(es|ed) (a|the|its own|another)\b": "is paired with",
+    r"\bmend(s|ed|ing)?\b": "fix",
+    r"\bparts? from\b(?! the)|\bpart company\b": "differs from, diverges from",
+    r"send round": "share",
+    r"\bas ever\b": "as usual",
+    r"\bheld against\b": "compared with",
+    r"\b[Ww]ho is (right|nearer|closer) says\b|\bsays a third run\b": "a third run tells which",
+}
+QUOTED = {"only moves elements: held against what it was given"}
+"""Texts that are part of the run format and stay as they are."""
+
+
+def spelt_badly(text: str):
+    """(phrase, better word) for every banned phrase of a text."""
+    for pattern, better in BANNED.items():
+        yield from ((found[0], better) for found in re.finditer(pattern, text))
+
+
+def prose(page: Path) -> str:
+    """A page without what programs printed, and without links' addresses."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"\]\([^)]*\)", "]", text)
+
+
+def test_the_banned_phrases_are_found():
+    assert list(spelt_badly("Calls that face each other are mended.")) == [
+        ("face each other", "paired, aligned"),
+        ("mended", "fix"),
+    ]
+    assert list(spelt_badly("A part of the surface, as the other parts.")) == []
+
+
+def test_pages_use_plain_words():
+    pages = [p for p in PAGES if "decisions" not in p.parts and p.name != "CHANGELOG.md"]
+    assert {
+        str(page.relative_to(ROOT)): found
+        for page in pages
+        if (found := [*spelt_badly(prose(page))])
+    } == {}
+
+
+def test_messages_use_plain_words():
+    """Every text in the code of whence that is no docstring: what users may see of it."""
+    found = {}
+    for path in (ROOT / "src" / "whence").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        silent = {
+            id(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        }
+        if "cli" in path.parts:  # docstrings are what --help prints
+            silent = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if id(node) in silent or node.value in QUOTED:
+                    continue
+                for phrase, better in spelt_badly(node.value):
+                    found[f"{path.relative_to(ROOT)}:{node.lineno}"] = (phrase, better)
+    assert found == {}
+
+
+# Pages that are looked things up in, and lists.
+REFERENCES = {
+    "benchmarks.md",
+    "faultbench.md",
+    "metrics.md",
+    "policy.md",
+    "switching.md",
+    "verdicts.md",
+}
+SCREENS = 150
+"""Lines with text on three screens."""
+
+
+def test_no_page_but_references_is_longer_than_three_screens():
+    lengths = {
+        page.name: sum(bool(line.strip()) for line in page.read_text().splitlines())
+        for page in (ROOT / "docs").rglob("*.md")
+        if "decisions" not in page.parts and page.name not in REFERENCES
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > SCREENS} == {}
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 95
+
+
+GLOSSARY = ROOT / "docs" / "glossary.md"
+# Words of whence's own that no reader can know, as they stand in sentences.
+TERMS = r"\b(slots?|regions?|own rounding|replay(s|ed)?|inherited|introduced|amplified)\b"
+DEFINE = {"glossary.md", "how-it-works.md", "verdicts.md", "format.md", "benchmarks.md"}
+"""Pages that say themselves what these words mean, or are for those who work on whence."""
+
+
+def test_a_page_that_uses_words_of_whence_links_to_the_glossary():
+    assert [
+        str(page.relative_to(ROOT))
+        for page in sorted((ROOT / "docs").rglob("*.md"))
+        if "decisions" not in page.parts
+        and page.name not in DEFINE
+        and re.search(TERMS, re.sub(r"`[^`\n]*`|^#.*$", "", prose(page), flags=re.MULTILINE))
+        and "glossary.md" not in page.read_text()
+    ] == []
+
+
+def test_every_term_of_the_glossary_has_a_sentence_and_an_example():
+    text = GLOSSARY.read_text()
+    terms = re.findall(r"^\*\*(.+?)\.\*\* (.+?)\n\n?(?=\*\*|#|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert 10 <= len(terms) <= 25
+    assert [
+        name
+        for name, body in terms
+        if not re.search(r"^\*[^*].*\*$", body, re.DOTALL | re.MULTILINE)
+    ] == []
+    said = {word.strip(" ρ()") for name, _ in terms for word in name.lower().split(",")}
+    wanted = "region spread z rho slot introduced inherited amplified own|rounding coherent|scale"
+    wanted += " paired aligned replay record run root"
+    assert [word for word in wanted.split() if word.replace("|", " ") not in said] == []

@@ -19,13 +19,14 @@ from whence.workflows.capture.labels import (
     take_label,
     task,
 )
-from whence.workflows.compare import compare, face
+from whence.workflows.compare import align_runs, compare
 from whence.workflows.compare_labels import (
     compare_labels,
     labels_compared,
     run_labels,
     write_labels,
 )
+from whence.workflows.contents import contents
 from whence.workflows.convert import convert, formats
 from whence.workflows.doctor import doctor, doctor_command
 from whence.workflows.faults import fault_sites, planted
@@ -54,6 +55,7 @@ from whence.workflows.weights import map_weights
 
 __all__ = [
     "Dump",
+    "align_runs",
     "attach",
     "attach_labels",
     "auto_diff",
@@ -66,13 +68,13 @@ __all__ = [
     "compare_labels",
     "compile",
     "compile_backend",
+    "contents",
     "convert",
     "determine",
     "diff_results",
     "doctor",
     "doctor_command",
     "end_dump",
-    "face",
     "fault_sites",
     "first_difference",
     "formats",

@@ -82,7 +82,7 @@ def test_partial_sums_are_rounded_once():
         ("cat(a, b, dim=1)", "dim is not an argument"),
         ("cat(a, b, axis=1.5)", "not a whole number"),
         ("take(x, 3)", "list of indices"),
-        ("a b -> a", "every axis stands once"),
+        ("a b -> a", "every axis must occur once"),
         ("a (b -> a b", "bracket is not closed"),
         ("a b -> b a, c", "is not a length"),
         ("x['a']", "whole number"),

@@ -76,7 +76,7 @@ def test_members_are_one_call_with_what_goes_in_and_comes_out():
         whole.reference.array(inner[0].slots("output")[0].record), numbers(3)
     )
     assert whole.plan.notes == (
-        "mul and cast of the reference are taken together: across, MulCast does it",
+        "mul and cast of the reference are taken together: in the other run, MulCast does it",
     )
     assert all(c.id == i for i, c in enumerate(whole.reference.calls))
 
@@ -260,7 +260,8 @@ def test_on_the_command_line(tmp_path, capsys):
     said = capsys.readouterr().out.splitlines()
     assert said[0].split()[:3] == ["FAULT", "mm", "aten.mm.default"]
     assert any(
-        "mul and _to_copy of the reference are taken together: across, MulCast_9 does it" in line
+        "mul and _to_copy of the reference are taken together: in the other run, MulCast_9 does it"
+        in line
         for line in said
     )
 

@@ -177,7 +177,7 @@ WRONG = [
     ),
     (
         "pairs:\n  - {reference: fc1, target: {'1': fc1}}",
-        "line 2: target: '1' cannot stand in an expression",
+        "line 2: target: '1' cannot be used in an expression",
     ),
     (ONE + "{output.1: x}", "line 4: fc1 has no slot 'output.1'; it has"),
     (ONE + "{output.0: 'x[0'}", "line 4: 'x[0' is not an expression"),

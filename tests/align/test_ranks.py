@@ -523,7 +523,7 @@ def test_one_rank_under_another_number():
     third = MemoryRun(calls, run.records, {r.id: run.array(r.id) for r in run.records})
     _, right, notes = joined(run, third)
     assert {c.rank for c in right.calls} == {0}
-    assert "rank 3 faces rank 0" in notes[0]
+    assert "rank 3 is paired with rank 0" in notes[0]
 
 
 @pytest.mark.parametrize("n", [2, 4])
@@ -584,7 +584,7 @@ def test_a_replica_that_differs_is_told_and_shown():
     one = full(layers)
     _, right, notes = joined(one, write(made))
     assert any(
-        "replicas differ from layers.1.down:output.0 on (rel_l2 0.5): rank 2 stands for all" in n
+        "replicas differ from layers.1.down:output.0 on (rel_l2 0.5): rank 2 is used for all" in n
         for n in notes
     )
     call = next(c for c in right.calls if c.scope == "layers.1.down")

@@ -212,7 +212,7 @@ def test_steps_face_the_whole_and_what_was_not_asked_of_both_is_told():
     np.testing.assert_array_equal(outputs(right)[0], TABLE[IDS[:, :3]])
     np.testing.assert_array_equal(outputs(left)[0], TABLE[IDS[:, :3]])
     assert len(left.calls) == 2
-    assert faced.notes[0].startswith("1 of 2 sequences face each other")
+    assert faced.notes[0].startswith("1 of 2 sequences are paired")
     assert faced.parted == [Parted("Lm", 0, 0, 3, 4, 8, None)]
     faced = align.align_batches(steps, whole)
     assert "1 sequences of the target have no partner: step 1 row 0" in faced.notes

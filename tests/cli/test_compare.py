@@ -207,7 +207,7 @@ def test_the_same_from_what_was_written(runs, capsys):
 
 
 def test_plots_from_what_was_written(runs, capsys):
-    pytest.importorskip("matplotlib", reason="plots need whence[plots]")
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
     call(capsys, "ref", "bad", "-o", "cmp")
     assert execute(["report", "cmp", "--plots", "plots"]) == 0
     assert {path.name for path in (runs / "plots").iterdir()} == {

@@ -135,7 +135,7 @@ def test_the_same_asked_otherwise_is_the_same(tmp_path, reference, target):
     assert (result.status, result.findings) == ("same", ()), result.headline
     assert result.coverage.share == 1.0
     assert result.coverage.replayed >= 0.9 * result.coverage.calls
-    assert "sequences face each other" in result.plan.notes[0]
+    assert "sequences are paired" in result.plan.notes[0]
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -356,7 +356,7 @@ def test_one_changed_row_of_a_batch_padded_otherwise_leaves_the_others_face_to_f
     prompts = [[*PROMPTS[0][:at], 50, *PROMPTS[0][at + 1 :]], *PROMPTS[1:]]
     reference = captured(tmp_path / "ref", padded, side="right")
     result = whence.compare(reference, captured(tmp_path / "tgt", padded, model, prompts=prompts))
-    assert result.plan.notes[0].startswith(f"{4 if at else 3} of 4 sequences face each other")
+    assert result.plan.notes[0].startswith(f"{4 if at else 3} of 4 sequences are paired")
     made = [
         r
         for r in result.rows

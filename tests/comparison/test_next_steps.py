@@ -21,7 +21,10 @@ def scaled(name, factor=1.5):
 def captured(path, *, command=(), cwd="", **changes):
     """A run made by hand as `whence run` would have captured it."""
     run = net(**changes)
-    run.path, run.info = path, RunInfo(command=command, cwd=cwd)
+    run.path, run.info = (
+        path,
+        RunInfo(command=command, cwd=cwd, interpreter="python" if command else ""),
+    )
     return run
 
 
@@ -113,22 +116,26 @@ def test_differing_inputs_are_seeded_and_shown():
     reference = captured("a", command=("python", "infer.py"))
     target = captured("b", command=("python", "infer.py"), change=scaled("x", 2))
     steps = steps_of(reference, target)
-    assert steps[0].command.startswith("whence run --seed 0 -o a-seed -- python infer.py && ")
-    assert steps[1].command == "whence show a Net:input.1"
+    assert [s.command for s in steps[:2]] == [
+        "whence show a Net:input.1",
+        "whence show b Net:input.1",
+    ]
+    assert steps[2].command.startswith("whence run --seed 0 -o a-seed -- python infer.py && ")
 
 
 def test_statistics_alone_ask_for_elements():
     steps = steps_of(
         captured("a", keep=False, command=("python", "x.py")),
-        captured("b", keep=False, command=("python", "x.py"), change=scaled("ids", 2)),
+        captured("b", keep=False, command=("python", "x.py"), change=scaled("h", 2)),
     )
-    assert any(s.command.startswith("whence run --keep full -o a-full") for s in steps)
+    assert steps[0].command.startswith("whence run --keep full -o a-full -- python x.py && ")
 
 
 @pytest.mark.parametrize("output", ["cmp", "a folder"])
 def test_the_folder_of_a_comparison_is_named_once_it_is_known(output, tmp_path):
+    command = "python", "x.py"
     result = api.compare(
-        captured("a"), captured("b", command=("python", "x.py"), change=scaled("h"))
+        captured("a", command=command), captured("b", command=command, change=scaled("h"))
     )
     named = result.named(output)
     assert f"whence locate {shlex.quote(output)}   # " in answer(named)

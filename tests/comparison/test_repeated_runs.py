@@ -245,7 +245,7 @@ def test_other_parameters_are_an_error():
 
 
 def test_another_program_is_an_error_or_noted():
-    with pytest.raises(UsageError, match="no call of it faces"):
+    with pytest.raises(UsageError, match="none of its calls could be paired"):
         api.compare(net(), net(), again=[MemoryRun([], [], {})])
     result = api.compare(net(), net(), again=[net(drop=("fc1",))])
     assert any(

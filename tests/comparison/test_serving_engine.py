@@ -76,14 +76,14 @@ def test_clean(asked: Path, tmp_path: Path) -> None:
     assert faces["model.layers.1.self_attn.k_proj"] == "model.layers.1.self_attn.qkv_proj"
     assert faces["model.layers.2.mlp.up_proj"] == "model.layers.2.mlp.gate_up_proj"
     notes = " ".join(found.plan.notes)
-    assert "3 of 3 sequences face each other" in notes
+    assert "3 of 3 sequences are paired" in notes
     assert "are empty in the target (packed by its engine)" in notes
 
 
 def test_the_map_that_is_proposed_says_what_was_found(asked: Path, tmp_path: Path) -> None:
     """Read back it gives the same answer, and a fault is named as without it."""
     target, chart = _run(tmp_path / "tgt"), tmp_path / "map.yaml"
-    aligned = api.face(asked, target)
+    aligned = api.align_runs(asked, target)
     chart.write_text(plan_map(aligned.as_said(), aligned.reference, aligned.target))
     assert "rearrange(qkv_proj[..., 48:96], 'a b -> 1 a b')" in chart.read_text()
     found, plain = whence.compare(asked, target, mapping=chart), whence.compare(asked, target)

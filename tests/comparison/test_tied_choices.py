@@ -130,7 +130,7 @@ def compared(folder, kind, how, dtype=torch.float32, **options):
 def test_another_of_equal_scores_is_no_fault(tmp_path, kind, dtype):
     result = compared(tmp_path, kind, "ties", dtype)
     assert (result.status, result.findings) == ("same", ()), result.headline
-    assert [note for note in result.notes if "chose otherwise among scores that tie" in note]
+    assert [note for note in result.notes if "chose differently among tied scores" in note]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_rows_are_named_and_counted(tmp_path):
     verdict = next(v for v in result.verdicts if v.numbers.get("tied_rows"))
     assert (
         verdict.verdict == "noise"
-        and "topk chooses otherwise in" in verdict.sentence
+        and "topk chooses differently in" in verdict.sentence
         and "among scores that tie" in verdict.sentence
     )
     model = Model("values")
@@ -184,7 +184,9 @@ def test_without_replay_the_scores_beside_the_indices_tell(tmp_path, kind):
 
 def test_without_replay_and_scores_nothing_is_claimed(tmp_path):
     result = compared(tmp_path, "whole", "ties", replay=False)
-    assert result.status == "undecided" and "replay tells whether they tie" in result.headline
+    assert (
+        result.status == "undecided" and "only a replay shows whether they tie" in result.headline
+    )
 
 
 @pytest.mark.parametrize("stable", [True, False])

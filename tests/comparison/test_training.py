@@ -61,5 +61,5 @@ def test_parameters_that_an_optimiser_parted_are_undecided_with_the_reason(refer
     result = whence.compare(reference, tmp_path / "tgt")
     assert result.status == "undecided"
     assert result.findings == ()
-    assert "parted between steps" in result.headline
+    assert "diverged between steps" in result.headline
     assert "optimiser" in result.headline

@@ -451,7 +451,7 @@ def random(model):
     ("change", "words"),
     [
         (other_width, "weight of the model's Norm has shape (8,), the recording's (32,)"),
-        (further_parameter, "the model's Norm has bias, of which nothing was recorded"),
+        (further_parameter, "the model's Norm has bias, for which nothing was recorded"),
         (other_name, "the model's Norm has no weight, which the recording has"),
         (
             other_code,

@@ -334,7 +334,7 @@ def test_a_file_of_weights_that_is_not_there_is_said(models, tmp_path):
     (lonely / "model.json").write_bytes((models / "model.json").read_bytes())
     run, told = captured(lonely, tmp_path, "model", PLAIN, "run", steps=1)
     assert (
-        "model.pdiparams does not exist: Paddle runs the program with whatever lies in memory"
+        "model.pdiparams does not exist: Paddle then runs the program with arbitrary memory"
         in told.stderr
     )
     assert any("model.pdiparams does not exist" in n.text for n in run.notes if n.kind == "error")

@@ -121,6 +121,6 @@ def test_what_is_said_of_a_choice_among_ties(gap, words):
     widest = ties.Gap(row=2, rank=0, reference=1, target=0, gap=gap, explained=0.5)
     choice = ties.Choice("topk", 7, tied=2, first=((2,), (0, 3)), widest=widest)
     assert choice.of_ties == (
-        f"topk chooses otherwise in 2 of 7 rows ([2], [0, 3]), among scores that tie: {words}"
+        f"topk chooses differently in 2 of 7 rows ([2], [0, 3]), among scores that tie: {words}"
     )
     assert ties.Choice("topk", 7).of_ties == ""

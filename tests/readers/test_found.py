@@ -141,7 +141,7 @@ def test_names_from_a_dump_lead_nowhere_else(tmp_path, name):
     (tmp_path / "secret").write_text("42")
     (tmp_path / "dump").mkdir()
     (tmp_path / "dump" / "link").symlink_to(tmp_path)
-    with pytest.raises(UnreadableRun, match="lies outside of it"):
+    with pytest.raises(UnreadableRun, match="is outside of it"):
         Place(tmp_path / "dump").inside(name)
 
 

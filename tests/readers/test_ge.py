@@ -202,8 +202,7 @@ def test_blocks_without_a_logical_shape_keep_their_padding_and_odd_layouts_are_t
     np.testing.assert_array_equal(run.array(0)[:20, :37], a)
     assert run.records[0].shape == (32, 48)
     assert [n.text for n in run.notes] == [
-        f"{FILE}: output.1: FRACTAL_ZN_LSTM [4, 4] of logical [2, 8] is kept as it lies on the "
-        "device"
+        f"{FILE}: output.1: FRACTAL_ZN_LSTM [4, 4] of logical [2, 8] is kept as it is on the device"
     ]
 
 
@@ -282,7 +281,7 @@ def test_numbers_for_names_are_looked_up(tmp_path):
         "2234567890123456",
     ]
     assert [n.text for n in run.notes] == [
-        "2234567890123456 is in no mapping.csv beside it, so nobody knows which operator it is"
+        "2234567890123456 is in no mapping.csv beside it, so its operator is unknown"
     ]
 
 

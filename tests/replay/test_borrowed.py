@@ -112,7 +112,7 @@ def test_a_module_that_holds_more_than_was_recorded_is_refused(kind):
     else:
         module.register_buffer("scale", torch.ones(3))
     slots = {"input.0": (6, 8), "param.weight": (4, 8), "output.0": (6, 4)}
-    with pytest.raises(ReplayRefused, match="has scale, of which nothing was recorded"):
+    with pytest.raises(ReplayRefused, match="has scale, for which nothing was recorded"):
         borrowed(module, slots)
 
 
@@ -220,5 +220,5 @@ def test_arguments_from_slots():
         [1],
         {"b": 2, "c": 3},
     )
-    with pytest.raises(ReplayRefused, match="several parts"):
+    with pytest.raises(ReplayRefused, match="several pieces"):
         arguments({"input.0.values": 1}, {"input.0": "NestedTensor(values)"}, forward)

@@ -14,7 +14,7 @@ from whence.errors import MissingDependency, OutputExists
 from whence.results import VERDICTS, Comparison, Coverage, Finding, Plan
 from whence.results.page import Page, PageCall, PageDetail, PageHeatmap, PageSide
 
-matplotlib = pytest.importorskip("matplotlib", reason="plots need whence[plots]")
+matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
 
 from matplotlib.figure import Figure  # noqa: E402
 
@@ -233,7 +233,7 @@ def test_a_folder_is_kept_and_a_missing_package_named(tmp_path, monkeypatch):
     with pytest.raises(OutputExists, match="--force"):
         api.plots(tmp_path, tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(MissingDependency, match=r"whence\[plots\]"):
+    with pytest.raises(MissingDependency, match=r"pip install 'matplotlib>=3\.9'"):
         plots.write(page(), tmp_path / "new")
 
 

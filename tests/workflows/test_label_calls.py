@@ -246,7 +246,7 @@ def test_who_faces_whom(run):
     )
     assert rows["lone#0"]["cmp_fail_reason"] == "the reference has no label lone#0"
     assert (result.status, result.unmatched, result.coverage.paired) == ("undecided", 3, 3)
-    assert result.headline == "3 labels face nothing"
+    assert result.headline == "3 labels have no partner"
 
 
 def test_a_tensor_in_other_axes_is_compared_in_the_references(run):

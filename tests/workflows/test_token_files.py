@@ -150,9 +150,9 @@ def test_arrays_that_are_broken(put):
         5,
         ["element 2: not JSON: expecting value at character 36"],
     )
-    assert said(whole + " x") == (6, ["element 7: the array ends, and behind it stands 'x'"])
-    assert said(whole[:-1] + ",]") == (6, ["element 7: nothing behind the last comma"])
-    assert said(whole[:-1] + "}") == (6, ["element 7: the array ends, and behind it stands '}'"])
+    assert said(whole + " x") == (6, ["element 7: the array ends, and after it comes 'x'"])
+    assert said(whole[:-1] + ",]") == (6, ["element 7: nothing after the last comma"])
+    assert said(whole[:-1] + "}") == (6, ["element 7: the array ends, and after it comes '}'"])
 
 
 def test_a_cut_array_is_counted_against_it(put):
@@ -424,7 +424,7 @@ def test_prompts_that_a_commit_lacks_are_not_in_the_table():
     assert (gone.newly_failing, gone.prompts[3].verdict) == ((4,), "NO")
     moved = whence.tokens(before=before, after=commit(range(20), output="a b c e"))
     assert moved.table["both"] == 20
-    assert any("the reference itself answers 20 prompts otherwise" in n for n in moved.notes)
+    assert any("the reference itself answers 20 prompts differently" in n for n in moved.notes)
     other = [{"src": "other", "output": "x"}]
     assert whence.tokens(before=before, after=(other, other)).status == "undecided"
     assert whence.tokens(before=(before[0], []), after=before).status == "undecided"

@@ -162,7 +162,7 @@ def test_a_run_is_never_replaced_nor_written_into(tmp_path):
         whence.convert(net(), tmp_path / "run", to="npy", force=True)
     whence.convert(net(), tmp_path / "dump", to="npy")
     for inside in ("dump", "dump/below", "."):
-        with pytest.raises(UsageError, match="lie within each other"):
+        with pytest.raises(UsageError, match="are inside each other"):
             whence.convert(tmp_path / "dump", tmp_path / inside, to="npy", force=True)
     with pytest.raises(UsageError, match="no writer for 'hdf'; there are msit_torch, msprobe, npy"):
         whence.convert(net(), tmp_path / "x", to="hdf")
@@ -265,7 +265,7 @@ def test_an_index_that_lies_is_refused_or_costs_the_tensor(tmp_path):
         "\n".join(line.replace("step0/rank0/000001", "../../../000001") for line in lines)
     )
     run = open_run(str(tmp_path / "dump"))
-    with pytest.raises(whence.errors.ElementsMissing, match="lies outside"):
+    with pytest.raises(whence.errors.ElementsMissing, match="is outside"):
         run.array(1)
     index.write_text("\n".join(lines[:-1])[:-10])
     with pytest.raises(UnreadableRun, match="damaged"):

@@ -133,7 +133,7 @@ def applied(
 
 
 def _by_name(pair: CallPair, target: Run, named: Mapping[str, str]) -> CallPair:
-    """A pair that rests on a rewritten name says so."""
+    """A pair that was found by a rewritten name says so."""
     old = named.get(target.calls[pair.target].scope)
     return (
         pair

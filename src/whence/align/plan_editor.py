@@ -132,7 +132,7 @@ class PlanEditor:
         )
 
     def is_fixed(self, reference: int) -> bool:
-        """Did the user say whom this call faces? Then it stays so."""
+        """Did the user say what this call is paired with? Then it stays so."""
         pair = self.pairs.get(reference)
         return pair is not None and pair.rule == USER_MAP
 

@@ -2,7 +2,7 @@
 
     names:                                    # the target's names, rewritten before anything is paired
       - {from: "decoder.block.{i}.attn.*", to: "model.layers.{i}.self_attn.*"}
-    pairs:                                    # this faces that
+    pairs:                                    # these are paired
       - reference: model.layers.{i}.self_attn.q_proj
         target: model.layers.{i}.self_attn.qkv_proj
         slots: {output.0: "x[..., 0:192]", param.weight: "x[0:192]"}
@@ -12,7 +12,7 @@
       - reference: model.norm
         target: model.norm
         slots: {output.0: {dims: a + b, a: output.0, b: output.1}, input.1: null}
-    ranks:                                    # how tensors lie on the ranks of a run
+    ranks:                                    # how tensors are laid out over ranks
       - {names: "model.layers.*.mlp.down_proj", slot: output.0, as: sum}
       - {names: "*", slot: input.hidden_states, as: zigzag, axis: 1}
     ignore: {reference: ["*.dropout"], target: ["*.rotary_emb"]}
@@ -179,7 +179,7 @@ class _Reader:
             if not name.isidentifier():
                 raise self._error(
                     target_node,
-                    f"target: {name!r} cannot stand in an expression; give it a name like q",
+                    f"target: {name!r} cannot be used in an expression; give it a name like q",
                 )
             self._holds(reference, pattern, target_node, "target")
         slots = {}

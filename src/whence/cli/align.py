@@ -22,11 +22,11 @@ from whence.cli import _files, _options
 @_options.REPLACE_FILE
 @_options.FIRST_MAP
 def command(reference: str, target: str, output: str | None, force: bool, chart: str | None) -> int:
-    """Words -> `api.face` -> `report.plan_map`."""
+    """Words -> `api.align_runs` -> `report.plan_map`."""
     from whence import api
     from whence.report.plan import plan_map
 
     _files.check(output, force)
-    aligned = api.face(reference, target, mapping=chart)
+    aligned = api.align_runs(reference, target, mapping=chart)
     _files.leave(plan_map(aligned.as_said(), aligned.reference, aligned.target), output, force)
     return 0

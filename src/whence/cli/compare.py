@@ -78,6 +78,7 @@ _RARE = "--tier --occurrences --sample --budget"
 @click.option(
     "--min-coverage",
     type=click.FloatRange(0, 1),
+    metavar="SHARE",
     default=0.9,
     show_default=True,
     help="Share of the calls that must be measured for the answer to be 'same'.",
@@ -232,7 +233,7 @@ def _plan(reference: str, target: str, form: str, **how: Any) -> int:
 
     if form not in ("text", "json"):
         raise click.UsageError(f"--plan prints text or json, not {form}")
-    aligned = api.face(reference, target, **how)
+    aligned = api.align_runs(reference, target, **how)
     text_of = plan_json if form == "json" else plan_text
     sys.stdout.write(text_of(aligned.plan, aligned.reference, aligned.target))
     return 0

@@ -15,7 +15,7 @@ class CompareOptions:
     """How two runs are compared.
 
     replay: run the reference's programs on the target's inputs where they are usable. tier: how
-    much is measured per pair. rtol, atol: for the `close_share` column only; no verdict rests on
+    much is measured per pair. rtol, atol: for the `close_share` column only; no verdict is based on
     them. allow: vendor namespaces whose operators may be replayed. policy: declared differences.
     match: by which rules calls are paired (`align.plan`). chart: which calls are paired, as the
     user says. sample: "all" replays every call, "auto" a few steps of many and what stands out.

@@ -1,4 +1,4 @@
-"""The two models a demo can run, behind one face."""
+"""The two models that a demo can run, behind one interface."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class Program:
         block: the operator whose block it runs in, None for the outermost; key: of that block, for
         the place in it, and which of the operator's blocks it is, None where it has one.
         parameters: raw names of those it read, None where hooks show more than it reads itself.
-        folded: what rests on constants alone does not run: Paddle folds it after it has saved the
+        folded: what depends on constants alone does not run: Paddle folds it after it has saved the
         program. inputs: the hooks' names of what it read and is no parameter: an operator that
         reads something else is another one, be it of the same type (passes that come later put
         changes of layout in). Operators are asked for in the order of execution.
@@ -280,7 +280,7 @@ class Program:
 
 
 def _of_constants(operators: Iterable[Any], constants: Set[str]) -> set[int]:
-    """Ids of the outermost operators that rest on constants of the program alone, and on what is
+    """Ids of the outermost operators that depend on constants of the program alone, and on what is
     given.
     """
     folded: set[int] = set()

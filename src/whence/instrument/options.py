@@ -199,7 +199,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             for name in ("logits_module", "positions"):
                 if getattr(self, name) not in ("", "last"):
                     raise UsageError(
-                        f"{name} says which logits are taken: it needs --level logits "
+                        f"{name} chooses which logits are captured: it needs --level logits "
                         "(level='logits')"
                     )
             return

@@ -65,7 +65,7 @@ class ErrorGrowth:
 
     spread: that of the output that grew most. moved: the kind of statistic that moved furthest, in
     units of its limit, `by`. repeats: how many calls like this one gave the same bits on both
-    sides, where the verdict rests on that. visible: by kind, the smallest fault that would have
+    sides, where the verdict is based on that. visible: by kind, the smallest fault that would have
     been named here (`judge.power`), where a pass hides any.
     """
 

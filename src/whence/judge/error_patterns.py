@@ -1,6 +1,6 @@
 """Patterns in the difference of two tensors that rounding makes in no network, however deep.
 
-Rounding at one place reaches all that rests on it, each element by another amount. One factor or
+Rounding at one place reaches all that depends on it, each element by another amount. One factor or
 one constant on everything, a channel that is far off among channels that agree, elements that stand
 in another place: each of these is one mistake.
 """

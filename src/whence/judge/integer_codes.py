@@ -79,8 +79,8 @@ def at_boundaries(values: Array, reference: Array, target: Array, u: float) -> b
     at the boundary between two codes?
 
     values: what was rounded, of the codes' shape. u: its unit roundoff. All values at which one
-    code faces a certain other are then one number, but for rounding; of codes that were cut off or
-    scaled otherwise they fill a range.
+    code is paired with a certain other are then one number, but for rounding; of codes that were
+    cut off or scaled otherwise they fill a range.
     """
     if not values.shape == reference.shape == target.shape or not dtypes.of(values).is_floating:
         return False

@@ -1,5 +1,6 @@
-"""The limits that verdicts rest on. Those of `Limits` were measured together (docs/verdicts.md,
-"The limits and where they come from"); those below it are grouped by the question they answer.
+"""The limits that verdicts are based on. Those of `Limits` were measured together
+(docs/verdicts.md, "The limits and where they come from"); those below it are grouped by the
+question they answer.
 """
 
 from __future__ import annotations

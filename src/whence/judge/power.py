@@ -25,7 +25,7 @@ pattern. Sizes of the last three are in units of the tensor's root mean square.
 
 
 def without_visible(verdict: Verdict) -> Verdict:
-    """The verdict without such sizes, where it no longer rests on what they follow from."""
+    """The verdict without such sizes, where it is no longer based on what they follow from."""
     numbers = {k: n for k, n in verdict.numbers.items() if not k.startswith("visible_")}
     return verdict.replace(numbers=numbers)
 

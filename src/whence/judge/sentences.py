@@ -1,4 +1,4 @@
-"""Verdicts in words: one sentence with the numbers it rests on."""
+"""Verdicts in words: one sentence with the numbers it is based on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _of_figures(local: ReplayError) -> str:
     if local.mismatch:
         return (
             f"{local.mismatch} elements are NaN, Inf or finite where the reference's "
-            "operators on the same inputs say otherwise"
+            "operators on the same inputs are not"
         )
     named = (
         "run-to-run spread"

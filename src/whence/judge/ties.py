@@ -81,7 +81,7 @@ class Choice:
             else "equal"
         )
         return (
-            f"{self.operator} chooses otherwise in {self.tied} of {self.rows} rows ({rows}), "
+            f"{self.operator} chooses differently in {self.tied} of {self.rows} rows ({rows}), "
             f"among scores that tie: {words}"
         )
 

@@ -107,7 +107,7 @@ class Place:
         path = self._root / name
         if "\0" in name or not self._holds(name, path):
             raise UnreadableRun(
-                f"{self.path} names {name!r}, which lies outside of it; it is not followed"
+                f"{self.path} names {name!r}, which is outside of it; it is not followed"
             )
         return path
 

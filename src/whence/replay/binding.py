@@ -1,4 +1,4 @@
-"""Operations bound to overload and schema; which memory they share, and what outputs rest on."""
+"""Operations bound to overload and schema; which memory they share, and what outputs depend on."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class BoundProgram:
 
 @dataclass(frozen=True)
 class Dependencies:
-    """What some outputs of a program rest on: operations, inputs, params."""
+    """What some outputs of a program depend on: operations, inputs, params."""
 
     outputs: frozenset[str]
     operations: frozenset[int]
@@ -201,7 +201,7 @@ def _written(step: BoundOperation) -> Iterator[Operand]:
 def dependencies(
     bound: BoundProgram, outputs: Collection[str], *, only_needed: bool = False
 ) -> Dependencies:
-    """What these outputs rest on. only_needed: only the writes that reach them, and no guard of
+    """What these outputs depend on. only_needed: only the writes that reach them, and no guard of
     others; else any write may reach anything, and any guard decides.
     """
     program = bound.program

@@ -48,7 +48,7 @@ class _Children:
         if not any(slot.startswith(prefix) for slot in self.awaited):
             return
         program = execution.bound.program
-        # What rests on tensors that are not there was not computed; the child may know those by
+        # What depends on tensors that are not there was not computed; the child may know those by
         # itself.
         inputs = {
             slot.removeprefix(prefix): to_host(execution.result(operand))
@@ -101,7 +101,7 @@ class Loaded:
     def part(
         self, outputs: Sequence[str] | None = None, *, only_needed: bool = False
     ) -> Dependencies:
-        """What these outputs (None: all) rest on. only_needed: without what only decides
+        """What these outputs (None: all) depend on. only_needed: without what only decides
         whether the program serves other inputs.
         """
         slots = (
@@ -113,7 +113,7 @@ class Loaded:
         return self._parts[key]
 
     def needs(self, output: str) -> frozenset[str]:
-        """Slots of the inputs and params that this output rests on."""
+        """Slots of the inputs and params that this output depends on."""
         part = self.part((output,))
         return part.params.union(self.program.inputs[k] for k in part.inputs)
 

@@ -79,11 +79,9 @@ def arguments(
         for step in path:
             node = node.setdefault(step, {})
             if not isinstance(node, dict):
-                raise ReplayRefused(
-                    f"{slot}: a tensor of several parts cannot be put together again"
-                )
+                raise ReplayRefused(f"{slot}: a tensor of several pieces cannot be joined again")
         if last in node:
-            raise ReplayRefused(f"{slot}: a tensor of several parts cannot be put together again")
+            raise ReplayRefused(f"{slot}: a tensor of several pieces cannot be joined again")
         node[last] = value
     places = {int(key): _value(value) for key, value in tree.items() if key.isdigit()}
     args = [places.get(k) for k in range(max(places, default=-1) + 1)]

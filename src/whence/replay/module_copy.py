@@ -228,4 +228,4 @@ class ModuleCopy:
                     and (id(part), name) not in homes
                     and not any(value is get_at(*self._homes[s]) for s in self._homes)
                 ):
-                    raise ReplayRefused(f"{self.words} has {name}, of which nothing was recorded")
+                    raise ReplayRefused(f"{self.words} has {name}, for which nothing was recorded")

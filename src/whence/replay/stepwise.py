@@ -155,7 +155,7 @@ def erf(named: Named) -> list[Any]:
     """The error function as vector kernels of 32 bits compute it, to 1.5e-7 (Abramowitz and Stegun,
     7.1.26).
 
-    Scalar libraries are ten times better, and both are right. Integers and 64 bits as ever.
+    Scalar libraries are ten times better, and both are right. Integers and 64 bits as usual.
     """
     x = named["self"]
     if not x.is_floating_point() or x.dtype.itemsize > 4:

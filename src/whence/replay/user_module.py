@@ -87,11 +87,11 @@ class Borrowed:
         """What it is, in a sentence."""
         return self.copy.words
 
-    # ---- what it rests on
+    # ---- what it depends on
 
     def needs(self, output: str) -> frozenset[str]:
-        """Slots of the inputs and params that this output may rest on: all that is known when it is
-        made.
+        """Slots of the inputs and params that this output may depend on: all that is known when it
+        is made.
         """
         program, calls_before = self.program, call_order(output, len(self.kids))
         return frozenset(
@@ -99,7 +99,7 @@ class Borrowed:
         )
 
     def determined(self, available: Collection[str]) -> list[str]:
-        """The outputs for which all that they rest on is there."""
+        """The outputs for which all that they depend on is there."""
         return [
             slot
             for slot, _ in self.program.outputs
@@ -185,7 +185,7 @@ class Borrowed:
     def _check_given(
         self, requested: Sequence[str], available: Collection[str], *, has_child: bool
     ) -> None:
-        """Raises ReplayRefused when something is missing that these outputs may rest on."""
+        """Raises ReplayRefused when something is missing that these outputs may depend on."""
         needed = frozenset[str]().union(*(self.needs(slot) for slot in requested))
         lacking = [s for s in sorted(needed - {*available}) if not (has_child and is_of_child(s))]
         if lacking:

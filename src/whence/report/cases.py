@@ -31,7 +31,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 def cases(result: Comparison) -> Iterator[Case]:
-    """Every compared call in the order of the reference; calls of which no tensor faces another are
+    """Every compared call in the order of the reference; calls of which no tensor is paired are
     left out.
     """
     called = {f.pair: f.source for f in result.findings if AT_LINE.search(f.source)}

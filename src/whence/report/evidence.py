@@ -152,7 +152,7 @@ def _repetition(result: Comparison) -> Iterator[tuple[str, str]]:
     if repetition.calls:
         called = [f"{n} ({t})" for n, t in zip(repetition.names, repetition.op_types)]
         calls = f"{count(repetition.calls, 'call')}; first {listed(called, 4)}"
-        spread = f"there the reference parts from itself by rel_l2 {repetition.own:.2g}"
+        spread = f"there the reference differs from itself by rel_l2 {repetition.own:.2g}"
         text = f"{calls}; {spread} ({runs})"
     elif repetition.largest:
         largest = f"tensors part by rel_l2 {repetition.largest:.2g}"

@@ -37,7 +37,8 @@ def junit_xml(result: Comparison) -> str:
         )
     for side, names in result.without_partner.items():
         for name in names:
-            why = f"only in the {side}" if side != "ambiguous" else "it may face several calls"
+            ambiguous = side == "ambiguous"
+            why = "several calls fit it equally well" if ambiguous else f"only in the {side}"
             suite.case("unmatched", name, "skipped", "unmatched", f"no partner: {why}")
     for prompt in result.generation.prompts if result.generation else ():
         outcome = (

@@ -80,7 +80,7 @@ def _round(number: int, patch: Explained) -> Iterator[str]:
             share = "nothing was patched, so nothing is credited to it"
     elif patch.share < 0:
         increase = f"{_percent(-patch.share)} more squared error"
-        share = f"{increase}: what it did hid a part of another error"
+        share = f"{increase}: its effect had hidden a part of another error"
     else:
         share = f"explains {_percent(patch.share)} of the squared error"
     before, after = _figure(patch.before), _figure(patch.after)

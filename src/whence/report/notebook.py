@@ -95,8 +95,8 @@ def _comparison(result: Comparison) -> str:
         f"<div>{_safe(', '.join(f'{count(n)} {verdict}' for verdict, n in result.counts.items()))}</div>"  # noqa: E501
     )
     parts.append(
-        "<details><summary>all that was "
-        f"said</summary>{_PRE}{escape(answer(result))}</pre></details>"
+        "<details><summary>the whole "
+        f"answer</summary>{_PRE}{escape(answer(result))}</pre></details>"
     )
     return "".join(parts)
 

@@ -23,7 +23,7 @@ _MOST = 12  # lines of names without a partner
 
 
 def plan_text(plan: Plan, reference: Run, target: Run) -> str:
-    """The plan for a terminal: what faces what and why, then what is left."""
+    """The plan for a terminal: what is paired and why, then what is left."""
     lines = [
         f"{count(len(plan.pairs), 'pair')} of {count(_selected(plan, 'reference'), 'call')} "
         f"against {count(_selected(plan, 'target'))}"
@@ -139,8 +139,8 @@ def plan_map(plan: Plan, reference: Run, target: Run) -> str:
             for entry in [general] if len(alike) == 1 else each:
                 entries.setdefault(yaml.safe_dump(entry, sort_keys=False), entry)
     lines = [
-        f"# who faces whom: {count(len(plan.pairs), 'pair')}; whence compare REF TGT --map FILE "
-        "takes it (docs/alignment.md)",
+        f"# what is paired: {count(len(plan.pairs), 'pair')}; use it with whence compare REF TGT "
+        "--map FILE (docs/alignment.md)",
         *(f"# {clean(note)}" for note in plan.notes),
     ]
     text = (
@@ -232,7 +232,7 @@ def _operands(
 
 
 def _own(operands: Operands) -> Operands:
-    """The records of the run itself that made ones rest on, through all stages, by the names that
+    """The records of the run itself that made ones depend on, through all stages, by the names that
     they have in the whole expression.
     """
     out: dict[int, tuple[tuple[str, tuple[int, ...]], ...]] = {}

@@ -1,5 +1,5 @@
-"""Which parameter faces which, as a map that `whence compare --map` takes; what is known of each
-stands in comments.
+"""Which parameters are paired, as a map that `whence compare --map` takes, with comments that say
+what is known of each.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def weights_map(result: WeightMap) -> str:
     """The map as text (YAML)."""
     equal = sum(w.state == "equal" for w in result.pairs)
     lines = [
-        f"# {count(len(result.pairs), 'parameter')} face each other, {count(equal)} equal; whence "
-        "compare REF TGT --map FILE takes it"
+        f"# {count(len(result.pairs), 'parameter')} paired, {count(equal)} equal; use it with "
+        "whence compare REF TGT --map FILE"
     ]
     groups: dict[tuple[str, str], list[FacedWeight]] = {}
     for weight in result.pairs:

@@ -50,7 +50,7 @@ class Remark(msgspec.Struct, frozen=True, omit_defaults=True):
 class Coverage(msgspec.Struct, frozen=True):
     """How much of the run the answer rests on. Counts are of calls of the reference.
 
-    paired: face a call of the target. measured: all their outputs were. replayed: judged by replay
+    paired: with a call of the target. measured: all their outputs were. replayed: judged by replay
     as far as anything differed. replayable: have a program, or were replayed by the user's model.
     inside: have no partner and ran again as part of one that has (the target shows no inside).
     """

@@ -88,7 +88,7 @@ class Prompted(msgspec.Struct, frozen=True, omit_defaults=True):
 class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
     """What two runs generated, token by token.
 
-    logits_only: the comparison rests on logits alone, no module was captured. noise: median
+    logits_only: the comparison is based on logits alone, no module was captured. noise: median
     relative error of the logits that were judged to be rounding, None where none differed.
     compared, of: tokens. alone_reference, alone_target: prompts without a partner. forced: the
     target was fed the reference's tokens. suspect: place in `tokens` of the first that is not

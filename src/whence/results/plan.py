@@ -8,7 +8,7 @@ import msgspec
 
 
 class Made(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor made from others of its run, so that it has the axes of the one it faces.
+    """A tensor made from others of its run, so that it has the axes of its partner.
 
     record: its id, behind those of the run. dims: the expression (docs/alignment.md) over the names
     bound in `operands`, each to records of the run or to made ones. why: the evidence.
@@ -74,8 +74,8 @@ class CallPair(msgspec.Struct, frozen=True):
     """A call of the reference is paired with a call of the target. rule: which rule said so ("exact
     key", "normalised name").
 
-    also: further calls of the target that it faces, put together, or that are part of it and have
-    no partner of their own.
+    also: further calls of the target that it is paired with, taken together, or that are part of it
+    and have no partner of their own.
     """
 
     reference: int

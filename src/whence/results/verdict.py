@@ -69,11 +69,11 @@ _BY_SEVERITY = (
 )
 VERDICTS = tuple(VerdictKind)
 GUILTY = (VerdictKind.INTRODUCED, VerdictKind.PARAM_DIFF, VerdictKind.STRUCTURAL)
-"""Verdicts that a finding can rest on."""
+"""Verdicts that can make a finding."""
 
 
 class Evidence(Word):
-    """What a verdict, or a whole comparison, rests on."""
+    """What a verdict, or a whole comparison, is based on."""
 
     NONE = ""
     REPLAY = "replay"
@@ -141,7 +141,7 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
 
     pair: index into Plan.pairs. stretch: -1 for the call as a whole (a leaf), else the stretch of a
     container. score: error in units of what is allowed (> 1 is flagged); None when it was not
-    judged by a number. numbers: what the sentence rests on (e_in, e_out, rho, z, floor, ...).
+    judged by a number. numbers: what the sentence is based on (e_in, e_out, rho, z, floor, ...).
     where: the module below the call that it is about, "" for the call itself. named: the call of
     that name, -1 where it is none. operator: the operator inside that it is due to
     ("aten.mul.Tensor"), "" where that is not known. side: whose error it is, "target" or

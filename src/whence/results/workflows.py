@@ -29,7 +29,7 @@ class FacedWeight(msgspec.Struct, frozen=True):
 
 
 class WeightMap(msgspec.Struct, frozen=True):
-    """The parameters of two runs face to face, and those without a partner."""
+    """The paired parameters of two runs, and those without a partner."""
 
     pairs: tuple[FacedWeight, ...]
     only_reference: tuple[str, ...]
@@ -187,7 +187,7 @@ class Rung(msgspec.Struct, frozen=True, omit_defaults=True):
     """One run of the ladder: the program compiled as far as `name` goes, against the eager run.
 
     verdict: "bit-equal", "noise", "outside", "undecided" (could not be told), or "failed" (did not
-    compile or run: `why`). evidence: what it rests on. rel_l2: of the outputs of all root calls,
+    compile or run: `why`). evidence: what it is based on. rel_l2: of the outputs of all root calls,
     against eager; None where not defined. previous_identical, previous_rel_l2: the same against the
     rung before that ran; None for the first. sentence: of what differs most, where something does.
     backends: that the program named itself; graphs, breaks: that dynamo compiled, and reasons for

@@ -80,7 +80,7 @@ def writable_folders(run: Path, *, force: bool) -> list[tuple[Path, ProcessInfo]
     for folder in sorted(process_folders(run)):
         if folder.is_symlink():
             raise StoreFailed(
-                f"{folder} is a symbolic link: what lies behind it is not changed; recover it "
+                f"{folder} is a symbolic link: its target is not changed; recover it "
                 "where it really is"
             )
         if not (folder / JOURNAL).exists():
@@ -217,4 +217,4 @@ def _refuse_link(file: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISREG(status.st_mode):
-        raise UnreadableRun(f"{file} is not a regular file; what lies behind it is not changed")
+        raise UnreadableRun(f"{file} is not a regular file; its target is not changed")

@@ -49,29 +49,29 @@ def compare(
     """Compare two runs (folders, opened runs, {name: array}): do they still compute the same, and
     if not, from which operator on?
 
-    output: a folder to write `summary.json`, `report.csv`, `report.json` (and `generation.csv` of
-    what was generated) into; None writes nothing. replay: run the recorded programs of the
+    output: a folder to write `summary.json`, `report.csv`, `report.json` (and `generation.csv` if
+    tokens were generated) into; None writes nothing. replay: run the recorded programs of the
     reference on the target's inputs. strict: precision losses and suspects count as different.
     min_coverage: share of the reference's calls that must be measured for `same`. tier: "core" or
     "full" figures per pair. again: further runs of the reference, same program and inputs; what
-    they differ by joins the noise budget. third: the reference in higher precision; both runs are
-    measured against it, and it is the yardstick where nothing can be replayed. policy: declared
+    they differ by is added to the noise budget. third: the reference in higher precision; both runs
+    are measured against it, and it is the yardstick where nothing can be replayed. policy: declared
     differences (docs/policy.md), a file or what `load_policy` made of it. mapping: a YAML file that
     says which calls are paired (docs/alignment.md). program: of two logs without data flow, the
-    program that was run (.pdmodel, PIR .json; docs/formats.md); two when the target's is another
-    one. It says what each tensor was made of, and what the two programs differ in. model: the
+    program that was run (.pdmodel, PIR .json; docs/formats.md); two if the target ran another one.
+    It shows what each tensor was computed from, and where the two programs differ. model: the
     reference's model, used where no program of a call is usable: a `torch.nn.Module`, a function
     that makes it, or "module:factory", which is imported (and so runs). Weights come from the run;
-    it is never written. match: how calls find their partners. "auto": by names, then order, data
-    flow and content; "exact": equal names only; "names": also those that differ in spelling;
-    "order": line by line, refused at the first line that disagrees. sample: "auto" replays the
-    first, middle and last of more than 16 steps and what stands out in the others, "all" every
-    call. budget: seconds of wall time for replaying; what is left is judged from two dumps. view:
-    names of tables as other tools write them (docs/views.md): in `Comparison.views`, and as
-    `<view>.csv` in the folder. occurrences: count the executions of each operator
-    (`Comparison.occurrences`), also of runs of modules; those of operators have it. html: also
-    write the comparison as one page (`report_html`); a page that is there is replaced if `force`.
-    Raises UnreadableRun, UsageError, OutputExists.
+    it is never written. match: how calls are paired. "auto": by names, then order, data flow and
+    content; "exact": equal names only; "names": also those that differ in spelling; "order": line
+    by line, refused at the first line that disagrees. sample: "auto" replays the first, middle and
+    last of more than 16 steps and what stands out in the others, "all" every call. budget: seconds
+    of wall time for replaying; what is left is judged from two dumps. view: names of tables as
+    other tools write them (docs/views.md): in `Comparison.views`, and as `<view>.csv` in the
+    folder. occurrences: count the executions of each operator (`Comparison.occurrences`), also of
+    runs of modules; those of operators have it. html: also write the comparison as one page
+    (`report_html`); a page that is there is replaced if `force`. Raises UnreadableRun, UsageError,
+    OutputExists.
     """
     from whence.align import load_map
     from whence.comparison.options import CompareOptions
@@ -166,14 +166,14 @@ def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in texts.items() if v and isinstance(v, (str, list))}
 
 
-def face(
+def align_runs(
     reference: str | os.PathLike[str] | Run,
     target: str | os.PathLike[str] | Run,
     *,
     mapping: str | os.PathLike[str] | None = None,
     match: str = "auto",
 ) -> Aligned:
-    """Pair two runs without comparing them: the plan, and the runs it speaks of.
+    """Pair two runs without comparing them: gives the plan, and the runs as they were aligned.
 
     mapping, match: as `compare` takes them. Raises UnreadableRun, UsageError.
     """
@@ -204,6 +204,6 @@ def _check_again(
             and Path(run).resolve() == Path(reference).resolve()
         ):
             raise UsageError(
-                "again: that is the reference itself, which tells nothing about repetition; "
+                "again: that is the reference itself, which shows nothing about repetition; "
                 "capture the program once more"
             )

@@ -31,12 +31,13 @@ def compare_labels(
     """Compare the labels of one run, its reference side against its target side; or those of two
     runs.
 
-    reference, target: folders or opened runs. Of two runs, labels of the first that name no side
-    are the reference's, of the second the target's. output: a folder for summary.json, report.csv,
-    report.json and `cmp_report.csv`, whose columns are those of the aclcmp report and which has a
-    row for every label, also for those that have no partner. strict: as `compare` takes it. A label
-    without a partner, or whose tensor is not there, makes `same` `undecided`. Raises CaptureError
-    when there is no label at all, UnreadableRun, UsageError, OutputExists.
+    reference, target: folders or opened runs. Labels without a side count as the
+    reference's in the first of two runs, and as the target's in the second. output: a folder for
+    summary.json, report.csv, report.json and `cmp_report.csv`, whose columns are those of the
+    aclcmp report and which has a row for every label, also for those that have no partner. strict:
+    as `compare` takes it. A label without a partner or without its tensor turns `same` into
+    `undecided`. Raises CaptureError when there is no label at all, UnreadableRun, UsageError,
+    OutputExists.
     """
     from whence.workflows.saved import check_output
 
@@ -156,13 +157,13 @@ def _with_alone(
     status, headline = result.status, result.headline
     pairs = len(rows) - len(unpaired)
     if not pairs:
-        status, headline = "undecided", f"no two labels face each other: {unpaired[0].why}"
+        status, headline = "undecided", f"no two labels could be paired: {unpaired[0].why}"
     elif status == Status.SAME and (unpaired or missing):
         words = [
             f"{n} {predicate}"
             for n, predicate in (
-                (len(unpaired), "labels face nothing"),
-                (len(missing), "tensors are not there"),
+                (len(unpaired), "labels have no partner"),
+                (len(missing), "tensors are missing"),
             )
             if n
         ]

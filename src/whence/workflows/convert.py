@@ -38,9 +38,9 @@ def convert(
 
     source: a run, a foreign dump, or an open Run. destination: a new folder (for polygraphy also a
     .json file). to: one of `formats()`. force: replace a destination that holds nothing but dump
-    files; a run is never replaced. progress: called with (done, of, name). Nothing stands at
-    `destination` before all is written. The result says what was written and, by reason, what the
-    format does not hold. Raises UsageError when there is nothing to write, UnreadableRun,
+    files; a run is never replaced. progress: called with (done, of, name). `destination` appears
+    only when everything is written. The result says what was written and, by reason, what the
+    format cannot hold. Raises UsageError when there is nothing to write, UnreadableRun,
     OutputExists, StoreFailed, MissingDependency.
     """
     from whence import writers
@@ -72,7 +72,7 @@ def _check_apart(source: Path, destination: Path) -> None:
     inner, outer = source.resolve(), destination.resolve()
     if inner == outer or inner in outer.parents or outer in inner.parents:
         raise UsageError(
-            f"{destination} and {source} lie within each other; choose another destination"
+            f"{destination} and {source} are inside each other; choose another destination"
         )
 
 

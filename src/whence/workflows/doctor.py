@@ -49,9 +49,9 @@ def doctor(
 
     inputs: a tensor, a tuple of positional or a dict of named arguments (copied for every run, used
     under no_grad); or a function that is called with the model. faults: how many are planted. seed:
-    draws them. dtype: also a clean run of a copy in this dtype. keep: a new folder that keeps the
-    runs. tell: called with what is done next. The model is as it was afterwards. Raises UsageError,
-    CaptureError when the model cannot be run, OutputExists.
+    for drawing them. dtype: also a clean run of a copy in this dtype. keep: a new folder that keeps
+    the runs. tell: called with what is done next. Afterwards the model is as it was. Raises
+    UsageError, CaptureError when the model cannot be run, OutputExists.
     """
     from whence.workflows.rerun import Program
 

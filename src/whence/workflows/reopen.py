@@ -1,4 +1,4 @@
-"""The two runs of a comparison that was made, face to face again as they were then."""
+"""The two runs of an earlier comparison, paired again as they were then."""
 
 from __future__ import annotations
 

@@ -18,13 +18,13 @@ _POINT = re.compile(r"(?P<name>.+?)(?:@(?P<step>\d+)(?:\.(?P<occurrence>\d+))?)?
 
 
 def trace(comparison: str | os.PathLike[str] | Comparison, tensor: str = "") -> Origin:
-    """Where a tensor's difference comes from: back from it through the program to the first
+    """Find where a tensor's difference comes from: go back from it through the program to the first
     operator whose inputs agree.
 
     comparison: a folder that `compare` wrote, or what it returned. tensor: NAME[@STEP[.OCCURRENCE]]
-    of a call of the reference; "" is the first significant one. The two runs must still lie where
-    they were. Raises UsageError for a tensor that there is not, or when nothing differs;
-    UnreadableRun when a run is gone or was changed.
+    of a call of the reference; "" is the first significant one. The two runs must still be where
+    they were. Raises UsageError for an unknown tensor, or when nothing differs; UnreadableRun when
+    a run is missing or was changed.
     """
     from whence.comparison.answer.origin import OriginTracer, flow_of
     from whence.comparison.programs import programs
@@ -38,8 +38,8 @@ def trace(comparison: str | os.PathLike[str] | Comparison, tensor: str = "") -> 
         return result.origin
     if result.plan.joined:
         raise UsageError(
-            "calls of these runs were joined to face each other; their ways are not followed, "
-            "whence show lists the calls"
+            "calls of these runs were joined before they were paired, so their data flow is not "
+            "followed; whence show lists the calls"
         )
     reference, target = (open_run(path) for path in (result.reference, result.target))
     reference, target, _ = programs.apply_programs(

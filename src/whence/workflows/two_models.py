@@ -37,8 +37,8 @@ def auto_diff(
     capture: dict[str, Any] | None = None,
     **options: Any,
 ) -> Difference:
-    """Run two models on the same inputs, compare all that they compute, print the answer and return
-    it: true when they are the same.
+    """Run two models on the same inputs, compare everything they compute, print the answer and
+    return it; it is true if they are the same.
 
         assert whence.auto_diff(paddle_layer, torch_module, {"x": x})
 
@@ -47,8 +47,8 @@ def auto_diff(
     arguments, or one tensor, which both get, each in its framework, on its device; or a pair of two
     dicts or two tuples, one for each model. Tensors may be torch, Paddle or numpy. output: folder
     for the comparison, with the runs in `reference` and `target` below it; None keeps nothing.
-    capture: options of `whence.capture`; options: those of `whence.compare`. Forward passes alone
-    are compared, called as they are. Raises UsageError, CaptureError, OutputExists, and what a
+    capture: options of `whence.capture`; options: those of `whence.compare`. Only forward passes
+    are compared. Raises UsageError, CaptureError, OutputExists, and what a
     model raises.
     """
     from whence.report.answer import answer

@@ -42,13 +42,13 @@ def watch(
     tell: Callable[[str], None] | None = None,
     **how: Any,
 ) -> Iterator[Comparison]:
-    """Comparisons of two runs of which one or both are still being written; the last one is the
-    answer.
+    """Compare two runs while one or both are still being written: yields comparisons, the last of
+    which is the answer.
 
-    A comparison is made when a side has ended further steps, of the steps that both have ended, and
-    when nothing is written any more, of all there is; that one is the last, or the first with a
-    certain finding. A run that is not there yet is waited for. every: seconds between two looks.
-    output: a folder that holds the comparison made last. tell: called with what is waited for. how:
+    Whenever a side has finished further steps, the steps that both have finished are compared; when
+    nothing more is written, everything is. The last comparison is that one, or the first with a
+    certain finding. A run that does not exist yet is waited for. every: seconds between two looks.
+    output: a folder that holds the latest comparison. tell: called with what is waited for. how:
     arguments of `compare`. Raises what `compare` raises.
     """
     from whence.workflows.compare import compare

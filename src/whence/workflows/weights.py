@@ -21,20 +21,20 @@ def map_weights(
     *,
     mapping: str | os.PathLike[str] | None = None,
 ) -> WeightMap:
-    """Hold the parameters of two runs against each other: another framework's, another naming's.
+    """Pair the parameters of two runs, also of other frameworks or under other names.
 
-    mapping: a map to start from (docs/alignment.md). Raises UnreadableRun, UsageError (no parameter
-    faces another).
+    mapping: a map to start from (docs/alignment.md). Raises UnreadableRun, UsageError (no two
+    parameters could be paired).
     """
     from whence.results import WeightMap
-    from whence.workflows.compare import face
+    from whence.workflows.compare import align_runs
 
-    aligned = face(reference, target, mapping=mapping)
+    aligned = align_runs(reference, target, mapping=mapping)
     weights = _paired(aligned)
     if not weights:
         raise UsageError(
-            "no parameter of one faces one of the other: capture both with their parameters, or "
-            "give --map"
+            "no two parameters could be paired: capture both runs with their parameters, or give "
+            "--map"
         )
     return WeightMap(tuple(weights.values()), *_unpaired(aligned))
 

@@ -262,7 +262,7 @@ def _between(pieces: Sequence[Piece], start: int, stop: int) -> list[Piece]:
 
 
 def _parted(first: Call, match: Match) -> Parted | None:
-    """Where a sequence parts from its partner; None where all of it is paired."""
+    """Where a sequence diverges from its partner; None where all of it is paired."""
     reference, target, n, ahead = match
     if n == len(reference.tokens) and not ahead:
         return None
@@ -311,7 +311,7 @@ def _done(side: _Side) -> Run:
 
 def _sentences(reference: _RootSide, target: _RootSide, pairs: Sequence[Match]) -> list[str]:
     out = [
-        f"{len(pairs)} of {len(reference.sequences)} sequences face each other row by row and "
+        f"{len(pairs)} of {len(reference.sequences)} sequences are paired row by row and "
         f"token by token: {_form(reference.batches)} against {_form(target.batches)}"
     ]
     paired = {id(m.reference) for m in pairs}, {id(m.target) for m in pairs}

@@ -57,8 +57,8 @@ def _pair_namesakes(
 ) -> tuple[list[tuple[int, int]], dict[int, list[int]]]:
     """Pair the sites that share one normalised name: (pairs, doubtful).
 
-    A wrapper and what it wraps normalise to one name: wrappers face wrappers, and only classes that
-    agree decide between several.
+    A wrapper and what it wraps normalise to one name: wrappers are paired with wrappers, and only
+    classes that agree decide between several.
     """
     if not others:
         return [], {}

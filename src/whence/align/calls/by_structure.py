@@ -207,7 +207,7 @@ def containers(pairing: SitePairing) -> None:
             scores = [pairing.score(site, o) for o in top]
             top = [o for o, s in zip(top, scores) if s == max(scores)]
         if len(top) == 1:
-            pairing.pair(site, top[0], ORDER, f"{best:.0%} of what they call faces each other")
+            pairing.pair(site, top[0], ORDER, f"{best:.0%} of the calls below them are paired")
 
 
 def _above(sites: Sites, site: int) -> list[int]:

@@ -3,7 +3,7 @@ transposing and rounding.
 
 Parameters anchor modules that share no name: equal checksum and count mean the same elements in
 some order, close moments the same numbers in another dtype. Constant parameters (norms of ones,
-zero biases) say nothing about who is who and are left out.
+zero biases) do not tell calls apart and are left out.
 """
 
 from __future__ import annotations

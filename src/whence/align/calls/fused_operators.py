@@ -79,7 +79,7 @@ def joined(reference: Run, target: Run) -> Fused:
             if len(of) > 1:
                 sentences[
                     f"{_listed([run.calls[k].scope for k in of])} of the {side} are taken "
-                    f"together: across, {across.scope} does it"
+                    f"together: in the other run, {across.scope} does it"
                 ] += 1
     notes = tuple(
         f"{text} ({count} calls)" if count > 1 else text for text, count in sentences.items()

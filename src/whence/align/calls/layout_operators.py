@@ -142,7 +142,7 @@ def _with_moves(
 
 
 def _sentence(name: str, count: int, side: str) -> str:
-    return f"{name} of the {side} only moves elements: it is held against what it was given" + (
+    return f"{name} of the {side} only moves elements: it is compared with its own input" + (
         f" ({count} calls)" if count > 1 else ""
     )
 

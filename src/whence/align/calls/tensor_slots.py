@@ -214,8 +214,8 @@ def _figure_distance(a: Record, b: Record) -> float:
 
 
 def _swapped(slots: list[SlotPair], reference: Run, target: Run) -> list[SlotPair]:
-    """Two classes that take the same tensors in another order: positions whose elements cross face
-    each other crosswise.
+    """Two classes that take the same tensors in another order: positions whose elements are
+    swapped are paired crosswise.
 
     Calls of one class keep their positions: there, exchanged arguments are a fault.
     """

@@ -280,10 +280,10 @@ class Star:
         return f"*{self.name}"
 
     def shape(self, bound: Bound) -> Shape:
-        raise Unfit(f"*{self.name} stands inside cat or sum only")
+        raise Unfit(f"*{self.name} can only be inside cat or sum")
 
     def apply(self, bound: Bound) -> Array:
-        raise Unfit(f"*{self.name} stands inside cat or sum only")
+        raise Unfit(f"*{self.name} can only be inside cat or sum")
 
 
 Node = Name | Cut | Reverse | Rearrange | Take | Cat | Sum | Pad | Star

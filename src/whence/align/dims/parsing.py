@@ -72,7 +72,7 @@ def _checked(pattern: str) -> str:
     )
     if names != new_names or len(set(names)) != len(names):
         raise Unfit(
-            f"{pattern!r}: every axis stands once on either side; "
+            f"{pattern!r}: every axis must occur once on each side; "
             f"{', '.join(sorted(set(names) ^ set(new_names))) or 'one is there twice'}"
         )
     return pattern

@@ -118,7 +118,7 @@ def _as_channels(
             (tensors, orders[tensors][0]) for tensors in blurred if len(orders[tensors]) == 1
         )
     state.decided.update(
-        (tensors, (node, "as the channels of a weight beside it"))
+        (tensors, (node, "as the channels of a neighbouring weight"))
         for tensors, node in clear.items()
     )
     return [tensors for tensors in pairs if tensors not in clear]

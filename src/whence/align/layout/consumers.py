@@ -19,7 +19,7 @@ _NEAR = 0.05
 
 
 def outputs_agree(state: LayoutState, call: int) -> bool:
-    """Does an output of this call of the reference agree with what it faces?"""
+    """Does an output of this call of the reference agree with its partner?"""
     outputs = [s for s in state.pairs[call].slots if is_output(s.reference_slot)]
     return any(state.agree((s.reference_record, s.target_record)) for s in outputs)
 

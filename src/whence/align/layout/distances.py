@@ -1,4 +1,4 @@
-"""How far apart two tensors are: 0 if equal, 1.4 if unrelated. No verdict rests on it."""
+"""How far apart two tensors are: 0 if equal, 1.4 if unrelated. No verdict uses it."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def _packed(editor: PlanEditor) -> None:
         editor.notes.append(
             f"parameters of {len(names)} modules are empty in the target (packed by its engine): "
             "they are not compared, and the "
-            "reference's stand in for them"
+            "reference's are used instead"
         )
 
 

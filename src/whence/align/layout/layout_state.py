@@ -17,12 +17,12 @@ from whence.records.slots import is_input, is_param
 from whence.results import CallPair, Plan, SlotPair
 
 TensorPair = tuple[int, int]  # a record of the reference, and one of the target
-# facing tensors of siblings, with the call of the reference and the slots they were met in
+# paired tensors of siblings, with the call of the reference and the slots they were met in
 Family = dict[TensorPair, tuple[int, SlotPair]]
 
 
 class LayoutState(PlanEditor):
-    """decided: how tensors of the target are brought to the axes of those they face, and why.
+    """decided: how tensors of the target are brought to the axes of their partners, and why.
     modules: calls by module of both sides.
 
     channel_orders: orders of channels found in weights, by the module that these are in.

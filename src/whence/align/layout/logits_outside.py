@@ -2,7 +2,7 @@
 behind a logits processor.
 
 Serving engines let the model return hidden states and score the last of them in a call of its own;
-elsewhere the model's head does both. What either root returns faces what it faces elsewhere.
+elsewhere the model's head does both. What either root returns is paired as it is elsewhere.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def _chosen(editor: PlanEditor, places: Sequence[_Place], many: str) -> Chosen |
 
 
 def _set_sums(editor: PlanEditor, chosen: Iterable[tuple[_Place, Chosen]]) -> None:
-    """Put what was chosen in the place of what the slot of the reference faced."""
+    """Pair the slot of the reference with what was chosen instead."""
     for (call, slot, record, fits), picked in chosen:
         bound = {identifier(fits[i][0]): [fits[i][1]] for i in picked}
         node: ex.Node = (
@@ -236,8 +236,8 @@ def _split_reference(editor: PlanEditor) -> None:
                     )
             editor.set_slots(call, slots)
     editor.notes.append(
-        f"{len(split)} calls of the reference are given a residual apart, which the target has "
-        "added: each part faces its own"
+        f"{len(split)} calls of the reference get the residual as an input of its own, which the "
+        "target has added: each summand is paired with its own"
     )
 
 

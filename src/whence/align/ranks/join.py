@@ -69,7 +69,7 @@ def _renumbered(run: Run, rank: int) -> tuple[Run, tuple[str, ...]]:
     if own_rank == rank:
         return run, ()
     calls = [msgspec.structs.replace(c, rank=rank) for c in run.calls]
-    return DerivedTensors(run).done(calls), (f"target: rank {own_rank} faces rank {rank}",)
+    return DerivedTensors(run).done(calls), (f"target: rank {own_rank} is paired with rank {rank}",)
 
 
 def _same_shapes(reference: Run, target: Run) -> bool:
@@ -119,6 +119,6 @@ def _note_layouts(groups: RankGroups, side: Side) -> None:
     ):
         further = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         groups.notes.append(
-            f"{side.name}: how {', '.join(unknown[:3])}{further} lie on the ranks is not known: "
-            "the ranks differ and nothing faces them; they are not compared"
+            f"{side.name}: how {', '.join(unknown[:3])}{further} are split over the ranks is not "
+            "known: the ranks differ and they have no partner; they are not compared"
         )

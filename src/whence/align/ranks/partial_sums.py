@@ -139,7 +139,7 @@ def _is_whole(groups: RankGroups, place: Place) -> bool:
 
 
 def choose(groups: RankGroups, side: Side) -> None:
-    """Choose the rank that stands for all: the first, or the one furthest off."""
+    """Choose the rank that is used for all: the first, or the one furthest off."""
     beyond = [
         p
         for p, difference in groups.differing.items()
@@ -186,7 +186,7 @@ def choose(groups: RankGroups, side: Side) -> None:
         difference = ""
     groups.notes.append(
         f"{side.name}: replicas differ from {side.name_of(key, slot)} on{difference}: rank "
-        f"{groups.shown_rank[side.name]} stands for all"
+        f"{groups.shown_rank[side.name]} is used for all"
     )
 
 

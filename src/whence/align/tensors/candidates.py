@@ -25,7 +25,9 @@ _MONOTONE = 0.9  # share of the certain pairs in one order, from which on order 
 
 @dataclass(slots=True)
 class Match:
-    """tap faces place through an expression over the tap's tensor. sure: its elements say so."""
+    """tap is paired with place through an expression over the tap's tensor. sure: its elements say
+    so.
+    """
 
     tap: Tap
     place: Place
@@ -116,8 +118,8 @@ class TensorCandidates:
                 sure = (m for m in self.matched.values() if m.sure and m.tap.family == tap.family)
                 fit = self.fits.in_axes_of(tap, place, [m.fit.node for m in sure]) or fit
                 why = (
-                    f"named as {votes} other{'s' if votes > 1 else ''} that certainly face "
-                    f"each other; elements {fit.distance:.2g} apart"
+                    f"named as {votes} certain pair{'s are' if votes > 1 else ' is'}; "
+                    f"elements {fit.distance:.2g} apart"
                 )
                 self.matched[tap.call] = Match(tap, place, fit, why, sure=False)
                 break

@@ -1,5 +1,5 @@
-"""A run of compiled graphs against one of modules: the node of a graph that a module returns faces
-what that module returned.
+"""A run of compiled graphs against one of modules: the node of a graph that a module returns is
+paired with what that module returned.
 
 A compiler leaves of a module what the next kernel reads: the value of a node whose module path is
 the module's and that is used outside it is the module's output. Modules of which nothing was left
@@ -237,7 +237,7 @@ class GraphModules:
         )
 
     def turned(self, record: int) -> bool:
-        """Does a tensor of the modules face one with its axes in another order?"""
+        """Is a tensor of the modules paired with one whose axes have another order?"""
         dims = self.paired[record][2].dims
         return bool(dims) and str(next(iter(axes.ways(*self._shapes(record)[::-1])), "")) != dims
 
@@ -306,7 +306,7 @@ class GraphModules:
         self.paired.setdefault(record, (call.id, why, SlotPair("", slot, record, new_record, dims)))
 
     def plan(self) -> Plan:
-        """Every module of which the target shows what it returned faces that; the others have no
+        """Pairs every module whose output the target shows with that output; the others have no
         partner and are judged through.
         """
         pairs: list[CallPair] = []

@@ -30,7 +30,7 @@ def pair_tensors(
     reference: Run, target: Run, plan: Plan, inside: Callable[[Run], Inside] | None = None
 ) -> tuple[Run, Run, Plan]:
     """Pair the tensors of labels with those of calls, where one run has labels that the other run's
-    calls do not face.
+    calls are not paired.
 
     inside: computes what only programs of the reference hold; asked last, for what is left. Returns
     the runs with the tensors made, and the plan: calls whose tensors have partners, the others
@@ -131,7 +131,7 @@ class _LabelPairing:
         if self._copies:
             self.notes.append(
                 f"{len(self._copies)} tensors of the target repeat another one's elements "
-                "(views, copies) and stand behind it"
+                "(views, copies) and are listed with it"
             )
         guessed = [m for m in matches if not m.sure]
         if guessed:

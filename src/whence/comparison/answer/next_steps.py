@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from whence.records import Call, Run
 from whence.records.marks import hidden_inside
 from whence.records.slots import is_input
@@ -22,6 +24,7 @@ from whence.results import (
 )
 
 MOST = 3
+_SIDES = ("reference", "target")
 _FULL = ("--keep", "full")
 _OPERATORS = ("--level", "op")
 
@@ -79,10 +82,10 @@ def _reproduce(answer: _Answer) -> Iterator[NextStep]:
     first = answer.first
     if first is None or first.evidence != Evidence.REPLAY or not _can_run_again(answer):
         return
-    what = _short(first.operator) or first.op_type
     yield NextStep(
         "whence repro -o repro",
-        f"one script that runs {what} alone, as the reference ran it and as the target did",
+        f"one script that runs {_name(first.name)} ({first.op_type}) alone: fails as the target "
+        "ran it, passes as the reference did",
         takes_comparison=True,
     )
 
@@ -95,17 +98,26 @@ def _look_at_parameter(answer: _Answer) -> Iterator[NextStep]:
     first = answer.first
     if first is None or first.verdict != VerdictKind.PARAM_DIFF or not first.slot:
         return
-    for side, run in zip(("reference", "target"), answer.runs, strict=True):
+    for side, run in zip(_SIDES, answer.runs, strict=True):
         command = ["whence", "show", run.path, f"{first.name}:{first.slot}"]
         yield NextStep(shlex.join(command), f"the parameter as the {side} has it")
 
 
-def _name_stage(answer: _Answer) -> Iterator[NextStep]:
-    """Of a compiled target: which stage of the compiler is at fault."""
-    first = answer.first
-    calls = answer.calls_of(first.pair) if first is not None else None
-    if calls is None or not hidden_inside(calls[1]) or hidden_inside(calls[0]):
+def _see_elements(answer: _Answer) -> Iterator[NextStep]:
+    if answer.result.evidence == Evidence.STATISTICS:
+        yield from _keep_elements(answer)
+
+
+def _open_compiled(answer: _Answer) -> Iterator[NextStep]:
+    """Of a compiled target: which kernel, and which stage of the compiler, is at fault."""
+    if not _is_compiled(answer):
         return
+    graph = f"{answer.target.path.rstrip('/')}-graph"
+    capture = _with_command(
+        answer.target, ("whence", "run", "--level", "graph", "-o", graph), "which kernel differs"
+    )
+    compare = shlex.join(["whence", "compare", answer.reference.path, graph])
+    yield msgspec.structs.replace(capture, command=f"{capture.command} && {compare}")
     yield _with_command(
         answer.target,
         ("whence", "ladder", "-o", "ladder"),
@@ -113,10 +125,19 @@ def _name_stage(answer: _Answer) -> Iterator[NextStep]:
     )
 
 
+def _is_compiled(answer: _Answer) -> bool:
+    """Does the target hide what the first finding's call called, and the reference not?"""
+    first = answer.first
+    calls = answer.calls_of(first.pair) if first is not None else None
+    return calls is not None and bool(hidden_inside(calls[1])) and not hidden_inside(calls[0])
+
+
 def _capture_operators(answer: _Answer) -> Iterator[NextStep]:
     """Where a finding names a module that runs several operators, and not which."""
     first = answer.first
     if first is None or first.operator or first.verdict == VerdictKind.PARAM_DIFF:
+        return
+    if _is_compiled(answer):
         return
     if any(_is_of_operators(run) for run in answer.runs) or not _are_captures(answer):
         return
@@ -125,7 +146,7 @@ def _capture_operators(answer: _Answer) -> Iterator[NextStep]:
 
 def _explain_outputs(answer: _Answer) -> Iterator[NextStep]:
     """What part of the error at the outputs each finding explains."""
-    if not answer.target.info.command or not answer.result.findings:
+    if not _can_be_rerun(answer.target):
         return
     what = "each finding" if len(answer.result.findings) > 1 else "this finding"
     yield NextStep(
@@ -173,28 +194,31 @@ def _give_equal_inputs(answer: _Answer) -> Iterator[NextStep]:
     result = answer.result
     if not result.inputs_differ:
         return
-    yield _captured_again(
-        answer, ("--seed", "0"), "whether both get the same inputs when the seed is the same"
-    )
     yield from _look_at_inputs(answer)
+    if _are_captures(answer):
+        yield _captured_again(
+            answer, ("--seed", "0"), "whether both get the same inputs when the seed is the same"
+        )
 
 
 def _look_at_inputs(answer: _Answer) -> Iterator[NextStep]:
-    """The first input of a model that differs."""
+    """The first input of a model that differs, on both sides."""
     for row in answer.result.rows:
         if row.measured.identical or not is_input(row.reference_slot):
             continue
-        call = answer.calls_of(row.pair)
-        if call is not None and call[0].parent == -1:
-            name = call[0].scope or call[0].root
-            command = ["whence", "show", answer.reference.path, f"{name}:{row.reference_slot}"]
-            yield NextStep(shlex.join(command), "what the reference was given")
-            return
+        calls = answer.calls_of(row.pair)
+        if calls is None or calls[0].parent != -1:
+            continue
+        slots = row.reference_slot, row.target_slot
+        for side, run, call, slot in zip(_SIDES, answer.runs, calls, slots, strict=True):
+            words = ["whence", "show", run.path, f"{call.scope or call.root}:{slot}"]
+            yield NextStep(shlex.join(words), f"what the {side} was given")
+        return
 
 
 def _keep_elements(answer: _Answer) -> Iterator[NextStep]:
     """Tensors were compared by statistics, or not at all, because elements were not kept."""
-    if _all_kept(answer) or not _are_captures(answer):
+    if _all_kept(answer) or not _are_captures(answer) or answer.result.inputs_differ:
         return
     yield _captured_again(
         answer, _FULL, "compares every element, and replays every operator that was recorded"
@@ -202,17 +226,16 @@ def _keep_elements(answer: _Answer) -> Iterator[NextStep]:
 
 
 def _all_kept(answer: _Answer) -> bool:
-    for run in answer.runs:
-        lacking = sum(r.elements is None and r.count > 0 for r in run.records)
-        if lacking:
-            return False
-    return True
+    """Are there elements of every tensor? A record without them says why."""
+    return not any(r.elements is None and r.why for run in answer.runs for r in run.records)
 
 
 def _bring_model(answer: _Answer) -> Iterator[NextStep]:
     """Calls of the reference have no program that could be replayed."""
     coverage = answer.result.coverage
     if coverage.replayed + coverage.inside >= coverage.paired or not coverage.paired:
+        return
+    if answer.result.inputs_differ:
         return
     command = ["whence", "compare", *(run.path for run in answer.runs)]
     if not any(run.programs for run in answer.runs) and _are_captures(answer):
@@ -230,7 +253,10 @@ def _bring_model(answer: _Answer) -> Iterator[NextStep]:
 
 
 def _bring_third(answer: _Answer) -> Iterator[NextStep]:
-    if answer.result.third is not None or not answer.result.coverage.paired:
+    result = answer.result
+    if result.third is not None or result.inputs_differ or not result.coverage.paired:
+        return
+    if not result.coverage.root_outputs_measured:
         return
     command = ["whence", "compare", *(run.path for run in answer.runs), "--third", "RUN_IN_FLOAT64"]
     yield NextStep(
@@ -242,6 +268,8 @@ def _bring_third(answer: _Answer) -> Iterator[NextStep]:
 
 def _show_plan(answer: _Answer) -> Iterator[NextStep]:
     runs = [run.path for run in answer.runs]
+    if answer.result.inputs_differ:
+        return
     if answer.result.unmatched or not answer.result.coverage.root_outputs_measured:
         yield NextStep(
             shlex.join(["whence", "compare", *runs, "--plan"]),
@@ -251,8 +279,9 @@ def _show_plan(answer: _Answer) -> Iterator[NextStep]:
 
 _AFTER_A_FAULT: tuple[Rule, ...] = (
     _look_at_parameter,
+    _see_elements,
     _reproduce,
-    _name_stage,
+    _open_compiled,
     _trace,
     _capture_operators,
     _explain_outputs,
@@ -269,6 +298,11 @@ _TO_DECIDE: tuple[Rule, ...] = (
 
 
 # ---- commands
+
+
+def _can_be_rerun(run: Run) -> bool:
+    """Was the run made by `whence run`, so that its command can be typed again?"""
+    return bool(run.info.command and run.info.interpreter)
 
 
 def _are_captures(answer: _Answer) -> bool:
@@ -298,7 +332,7 @@ def _with_command(run: Run, start: tuple[str, ...], decides: str) -> NextStep:
     nobody recorded it.
     """
     command = run.info.command
-    if not command:
+    if not _can_be_rerun(run):
         return NextStep(f"{shlex.join([*start, '--'])} COMMAND", decides, fill_in=True)
     folder = run.info.cwd
     if not folder or folder == str(Path.cwd()):
@@ -308,11 +342,6 @@ def _with_command(run: Run, start: tuple[str, ...], decides: str) -> NextStep:
     ]
     inside = shlex.join([*here, "--", *command])
     return NextStep(f"(cd {shlex.quote(folder)} && {inside})", decides)
-
-
-def _short(operator: str) -> str:
-    """ "native_layer_norm" of "aten.native_layer_norm.default"."""
-    return operator.removeprefix("aten.").removesuffix(".default")
 
 
 def _name(scope: str) -> str:

@@ -283,7 +283,7 @@ class OriginTracer:
         """What it read that was not captured, each with what to do about it."""
         out = []
         if pair is None:
-            out.append("it has no partner in the target: whence compare --map says who faces whom")
+            out.append("it has no partner in the target; pair it by hand with whence compare --map")
         else:
             out += [
                 f"the target has no {slot} of it" for slot in pair.only_reference if is_input(slot)

@@ -2,7 +2,7 @@
 another.
 
 Which form a mask has is a choice of the attention implementation, and both are right. Before
-anything is measured, a mask of the target that faces one of the other form is read in the
+anything is measured, a mask of the target that is paired with one of the other form is read in the
 reference's.
 """
 

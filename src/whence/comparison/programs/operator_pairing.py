@@ -113,8 +113,8 @@ def blocks(first: Sequence[Any], second: Sequence[Any]) -> list[tuple[int, int, 
     common = common_subsequence(*middle, _MAX_WORK)
     if common is None:
         raise UsageError(
-            f"the programs share {start + end} operators at their ends and then {len(middle[0])} "
-            f"face {len(middle[1])}; that is not compared"
+            f"the programs share {start + end} operators at their ends; between them are "
+            f"{len(middle[0])} and {len(middle[1])} operators, too many to compare"
         )
     matched = (
         [(i, i) for i in range(start)]
@@ -271,8 +271,8 @@ def _one_naming(reference_calls: Sequence[Call], target_calls: Sequence[Call]) -
 
 
 def constant_records(calls: Sequence[Call]) -> dict[int, tuple[Ref, ...]]:
-    """Records that rest on parameters and constants alone -> the parameters: passes compute weights
-    of others.
+    """Records that depend on parameters and constants alone -> the parameters: passes compute
+    weights of others.
     """
     out: dict[int, tuple[Ref, ...]] = {}
     for call in calls:

@@ -58,8 +58,8 @@ def _written(operator: Call) -> tuple[str, ...]:
 
 
 def _unfolded(run: Run, program_operators: list[Call]) -> list[Call]:
-    """Operators of a program without those that rest on constants and parameters alone, where a run
-    shows that Paddle folded them.
+    """Operators of a program without those that depend on constants and parameters alone, where a
+    run shows that Paddle folded them.
     """
     if not any(param_name(ref.slot).startswith(FOLDED) for call in run.calls for ref in call.refs):
         return program_operators

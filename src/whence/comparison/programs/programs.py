@@ -2,7 +2,7 @@
 anything is computed.
 
 A program is a run of calls without values (`readers/formats/paddle_program.py`): operators,
-attributes, who reads what of whom.
+attributes, data flow.
 """
 
 from __future__ import annotations

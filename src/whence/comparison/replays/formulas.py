@@ -177,7 +177,7 @@ class _ProgramPair:
         return reference, target
 
     def _reads_the_same(self, read: Collection[str], target: Any, slot: str) -> bool:
-        """Do both programs rest on the same inputs and parameters for an output?"""
+        """Do both programs depend on the same inputs and parameters for an output?"""
         if any(s not in self._target_slot or self._pairs[s].target_record < 0 for s in read):
             return False
         needed = target.needs(self._target_slot[slot])

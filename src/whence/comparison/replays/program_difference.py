@@ -112,13 +112,13 @@ def other_function(reference: Program, target: Program) -> Parting:
         sorted(reference_functions - target_functions),
     )
     if len(only) != 1 or len(missing) > 1:
-        return Parting(words="its code is written otherwise, so no operator of it can be named")
+        return Parting(words="its code is written differently, so no operator of it can be named")
     place = next(i for i, op in enumerate(target.operations) if base_name(op.name) == only[0])
     name = target.operations[place].name
     instead = f" in place of {missing[0].lstrip('_')}" if missing else ""
     return Parting(
         name,
-        f"its code is written otherwise, and {_short(name)} runs only in the target{instead}",
+        f"its code is written differently, and {_short(name)} runs only in the target{instead}",
         place,
     )
 

@@ -243,7 +243,7 @@ class Choosing:
         """By how much the outputs come nearer with this way of choosing, by row; None where the
         program does not run so.
 
-        Which elements rest on which row is found by runs in which half of the rows choose so: the
+        Which elements depend on which row is found by runs in which half of the rows choose so: the
         n-th row in the runs of the bits of n.
         """
         numbers = np.zeros(len(way), np.int64)

@@ -165,8 +165,8 @@ class CallReplays:
         figures: Sequence[tuple[str, judge.ReplayError]],
         broken: float,
     ) -> Verdict:
-        """The verdict that rests on the figures of a region's outputs, with the cause of an error
-        that came in.
+        """The verdict that is based on the figures of a region's outputs, with the cause of an
+        error that came in.
         """
         leaf = evidence.leaf.replace(local=figures, broken=broken)
         verdict = judge.judge_leaf(leaf)

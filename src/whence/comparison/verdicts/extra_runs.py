@@ -20,14 +20,14 @@ def asked_the_same(
     given with, for the words.
 
     equal: whether two inputs or parameters are the same one. Raises UsageError when the runs have
-    no call in common, or when inputs or parameters differ before an output did: that is not of the
-    program's making. Indices that part later (a token chosen otherwise) end the use of that root's
-    steps; numbers that part later are what the runs differ by.
+    no call in common, or when inputs or parameters differ before an output did: that is not
+    caused by the program. Indices that differ later (another token was chosen) end the use of that
+    root's steps; numbers that differ later are what the runs differ by.
     """
     if not plan.pairs:
         raise UsageError(
-            f"{option} {run.path}: no call of it faces a call of {reference.path}; give a run of "
-            "the same program"
+            f"{option} {run.path}: none of its calls could be paired with a call of "
+            f"{reference.path}; give a run of the same program"
         )
     written = {r.record for c in reference.calls for r in c.refs if is_written(r.slot)}
     started: dict[str, int] = {}

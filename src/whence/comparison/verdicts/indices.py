@@ -42,13 +42,13 @@ def notes(verdicts: Iterable[Verdict], names: Sequence[str]) -> list[str]:
     words = "1 row" if rows == 1 else f"{rows} rows"
     first = names[min(tied)[0]]
     return [
-        f"{words} in {calls} chose otherwise among scores that tie, first in {first}; what rests "
-        "on them is compared knowing that"
+        f"{words} in {calls} chose differently among tied scores, first in {first}; what depends "
+        "on them is compared given that choice"
     ]
 
 
 class Indices:
-    """Verdicts that rest on growth alone, of calls that choose among scores."""
+    """Verdicts that depend on growth alone, of calls that choose among scores."""
 
     def __init__(self, errors: PairErrors) -> None:
         self._paired, self.errors = errors.paired, errors
@@ -61,10 +61,11 @@ class Indices:
         inputs: Sequence[SlotPair],
         outputs: Sequence[tuple[str, SlotPair]],
     ) -> Verdict:
-        """The verdict, where indices that differ, or what rests on a choice, prove what it says;
+        """The verdict, where indices that differ, or what depends on a choice, prove what it says;
         else what they do prove.
 
-        inputs, outputs: the tensors that the verdict rests on; outputs by the name of their slot.
+        inputs, outputs: the tensors that the verdict is based on; outputs by the name of their
+        slot.
         """
         by_growth = verdict.verdict == VerdictKind.INTRODUCED and verdict.evidence in (
             Evidence.TWO_DUMPS,
@@ -85,7 +86,8 @@ class Indices:
             and (operators & _MOVES_ROWS or self._few_rows(outputs))
         ):
             sentence = (
-                f"{verdict.sentence}; it chooses among scores, and replay tells whether they tie"
+                f"{verdict.sentence}; it chooses among scores, and only a replay shows whether "
+                "they tie"
             )
             return _undetermined(verdict, verdict.numbers, sentence)
         return verdict
@@ -102,7 +104,7 @@ class Indices:
             dtypes.named(self._paired.reference.records[s.reference_record].dtype).is_floating
             for s in inputs
         ):
-            return verdict  # whole numbers that rest on whole numbers differ by no rounding
+            return verdict  # whole numbers that depend on whole numbers differ by no rounding
         tied, unknown = 0, []
         for name, slot in flipped.items():
             ranked = self._ranked(slot, [*inputs, *flipped.values(), *others])
@@ -129,7 +131,7 @@ class Indices:
             "own scores ask for"
         )
         if errors and growth.verdict in (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED):
-            words = f"{verdict.sentence}; {words}, and what rests on them differs"
+            words = f"{verdict.sentence}; {words}, and what depends on them differs"
             return _undetermined(verdict, numbers, words)
         kind = VerdictKind.INHERITED if growth.e_in else VerdictKind.NOISE
         return verdict.withdrawn(kind, words, numbers=numbers)
@@ -152,7 +154,7 @@ class Indices:
                 and growth is not None
                 and growth <= judge.LIMITS.growth
             ):
-                why = "rows that were routed otherwise before move its figures"
+                why = "rows that were routed differently before change its figures"
                 verdicts[call, stretch] = verdict.withdrawn(
                     VerdictKind.INHERITED, f"{why}: {verdict.sentence}"
                 )

@@ -90,8 +90,8 @@ def _by_form(verdict: Verdict, call: Call, errors: PairErrors) -> Verdict:
             "e_out": errors.of(outputs[0]).value,
         },
         sentence=f"computed by {forms.target} where the reference computes by {forms.reference}: "
-        f"of {forms.parts} elements at which "
-        f"these part, {forms.agree} are those of {forms.target}",
+        f"of {forms.parts} elements at which these "
+        f"differ, {forms.agree} are those of {forms.target}",
     )
 
 

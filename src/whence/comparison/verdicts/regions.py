@@ -222,7 +222,7 @@ def _unless_drifted(verdict: Verdict, evidence: RegionEvidence) -> Verdict:
         verdict=VerdictKind.UNDETERMINED,
         confidence=Confidence.NONE,
         numbers={**verdict.numbers, "e_out": drift.error},
-        sentence=f"{drift.name} parted between steps (rel_l2 {drift.error:.2g}; before, "
+        sentence=f"{drift.name} diverged between steps (rel_l2 {drift.error:.2g}; before, "
         f"nothing differed by more than {drift.largest_before:.2g}); "
         "what changed it, backward or an optimiser, was not captured",
     )

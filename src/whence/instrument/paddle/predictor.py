@@ -222,8 +222,8 @@ class Listener:
             session.note("program", why, root.name)
         if source.lacks_weights:
             text = (
-                f"{files[1]} does not exist: Paddle runs the program with whatever lies in memory "
-                "in place of its weights; give Config the file that was saved with "
+                f"{files[1]} does not exist: Paddle then runs the program with arbitrary memory "
+                "instead of weights; give Config the file that was saved with "
                 f"{os.path.basename(files[0])}"  # noqa: PTH119
             )
             session.note("error", text, root.name, aloud=True)

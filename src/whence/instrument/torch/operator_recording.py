@@ -126,7 +126,7 @@ class OperatorRecording:
                 table.see(tensor, key)
 
     def _number_taken(self, out: Any, name: str) -> Any:
-        """A number that an operator took out of a tensor: what the code does next may rest on
+        """A number that an operator took out of a tensor: what the code does next may depend on
         it.
         """
         if not isinstance(out, (bool, int, float)):
@@ -159,7 +159,7 @@ class OperatorRecording:
         writes from now on.
         """
         if out is not None and not outs and not mutated:
-            raise Stop(reason)  # a number: what the code does next may rest on it
+            raise Stop(reason)  # a number: what the code does next may depend on it
         for tensor in mutated:
             self._table.poison(tensor.untyped_storage()._cdata, reason)
             self._table.unwritten.discard(tensor.untyped_storage()._cdata)

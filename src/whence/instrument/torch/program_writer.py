@@ -1,5 +1,5 @@
-"""Writes a recorded program: the operations its outputs rest on, renumbered, with sizes that follow
-its inputs.
+"""Writes a recorded program: the operations its outputs depend on, renumbered, with sizes that
+follow its inputs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ChildCalls:
 
 
 class _Operations(NamedTuple):
-    """The operations of a recording that its outputs rest on.
+    """The operations of a recording that its outputs depend on.
 
     order: their numbers. written: (name, arguments, named arguments, guard) of each.
     fixed: extents that a replay must share; agreeing: (input, axis, input, axis) of one extent.
@@ -97,7 +97,7 @@ class _Operations(NamedTuple):
 def _needed(
     table: OperandTable, children: ChildCalls, results: list[tuple[str, Operand]]
 ) -> _Operations:
-    """The operations that `results` rest on: all of them where memory is written in place."""
+    """The operations that `results` depend on: all of them where memory is written in place."""
     operations, used = table.operations, UsedOperands()
     ends = [operand for _, operand in results]
     live = set(range(len(operations))) if "in-place" in table.notes else _live(table, ends)
@@ -214,7 +214,7 @@ def _digest(program: Program, constants: Sequence[Any]) -> str:
 
 
 def _live(table: OperandTable, operands: list[Operand]) -> set[int]:
-    """Operations the outputs rest on, and guards with what they rest on."""
+    """Operations the outputs depend on, and guards with what they depend on."""
     keep: set[int] = set()
     todo = [o["op"][0] for o in operands if "op" in o]
     todo += [i for i, op in enumerate(table.operations) if op[3] is not None]

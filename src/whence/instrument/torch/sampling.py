@@ -42,8 +42,8 @@ class _Tally:
 
 
 class Sampling:
-    """Chooses by the options `samples` and `dedup`. The choice rests on the seed, the operator and
-    the number of its call alone:
+    """Chooses by the options `samples` and `dedup`. The choice depends on the seed, the operator
+    and the number of its call alone:
 
     of every operator the calls with the lowest hashes so far keep their elements, so two runs of
     one program keep the same ones. on: is there a choice to make? counts: is every call counted and

@@ -47,7 +47,8 @@ def parsed(text: str, label: str) -> Message:
         if word in "{<" and kind == "mark":
             if not field or len(stack) > _DEPTH:
                 raise UnreadableRun(
-                    f"{label}: a message at character {place} has no name, or lies {_DEPTH} deep"
+                    f"{label}: a message at character {place} has no name, or is nested "
+                    f"{_DEPTH} deep"
                 )
             inner: Message = defaultdict(list)
             message[field].append(inner)

@@ -48,13 +48,13 @@ def logical(
     if name in _PLAIN or code < 0 or limits.count(stored) == 0:
         return Layout(stored, _same)
     if groups > 1 and name.startswith("FRACTAL_Z"):
-        return Layout(stored, _same, f"{name} of {groups} groups is kept as it lies on the device")
+        return Layout(stored, _same, f"{name} of {groups} groups is kept as it is on the device")
     layout = _WAYS[name](stored, original) if name in _WAYS else None
     if layout is None:
         return Layout(
             stored,
             _same,
-            f"{name} {list(stored)} of logical {list(original)} is kept as it lies on the device",
+            f"{name} {list(stored)} of logical {list(original)} is kept as it is on the device",
         )
     return layout
 

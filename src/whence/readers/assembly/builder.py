@@ -233,9 +233,7 @@ class Building:
                 todo.append((place, True))
                 todo += [(kid, False) for kid in reversed(kids)]
         if len(ends) != len(calls):
-            raise UnreadableRun(
-                f"{len(calls) - len(ends)} calls are part of each other in a circle"
-            )
+            raise UnreadableRun(f"{len(calls) - len(ends)} calls contain each other in a circle")
         position = {place: i for i, place in enumerate(ends)}
 
         def placed(place: int, end: int) -> Call:

@@ -133,7 +133,7 @@ class File:
         """Where the bytes of an entry begin, behind its own header. Raises ElementsMissing."""
         head = bytes(self.part(info.header_offset, 30))
         if head[:4] != b"PK\x03\x04":
-            raise ElementsMissing(f"{label} does not lie where the archive says")
+            raise ElementsMissing(f"{label} is not where the archive says")
         return (
             info.header_offset
             + 30

@@ -100,7 +100,7 @@ class OnnxTensor:
                 ) from error
             path = inside(self.external.get("location", ""))
             if not path.is_file():
-                raise ElementsMissing(f"its elements lie in {path.name}, which is not there")
+                raise ElementsMissing(f"its elements are in {path.name}, which is not there")
             return File(path).part(start, length)
         if self.raw is not None:
             return np.frombuffer(self.raw, np.uint8)
@@ -172,7 +172,7 @@ def parse(message: protobuf.Buffer) -> OnnxTensor:
             }
             tensor.external[pair.get(1, "")] = pair.get(2, "")
         elif number not in (3, 6, 12, 14, 16):
-            raise ValueError(f"field {number} is none of a tensor")
+            raise ValueError(f"field {number} does not belong to a tensor")
     tensor.shape = limits.extents(tuple(shape), "a tensor")
     if not tensor.number:
         raise ValueError("it has no type")

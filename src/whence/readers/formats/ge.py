@@ -220,7 +220,7 @@ def _operator_runs(place: Place, building: Building) -> Iterator[_OperatorRun]:
             if name is None:
                 building.note(
                     "error",
-                    f"{file} is in no mapping.csv beside it, so nobody knows which operator it is",
+                    f"{file} is in no mapping.csv beside it, so its operator is unknown",
                 )
                 name = Name("", last, 0, int(last[:16]))
         if name is not None:

@@ -26,7 +26,7 @@ from whence.readers.encodings.archive import File
 from whence.readers.source import Place
 from whence.records import Run, Statistics
 
-LOOKS_LIKE = "MODEL_debug_tree_FULL_TENSORS.json of transformers, or the folder it lies in"
+LOOKS_LIKE = "MODEL_debug_tree_FULL_TENSORS.json of transformers, or the folder that has it"
 ORDER = 15
 _FULL, _SUMMARY = "_debug_tree_FULL_TENSORS.json", "_debug_tree_SUMMARY.json"
 _SHAPE = re.compile(r"\[([\d, ]*)\]")
@@ -94,7 +94,7 @@ class _Tree:
             if not isinstance(node, dict):
                 self.building.note(
                     "error",
-                    f"{type(node).__name__} stands where a call is expected; it is not read",
+                    f"{type(node).__name__} is where a call is expected; it is not read",
                 )
                 continue
             path = str(node.get("module_path", "")).split(" ")[0]

@@ -193,7 +193,7 @@ def _values(lines: list[str]) -> tuple[np.ndarray[Any, np.dtype[np.float64]], in
                 blocks.append(plane)
             depth -= 1
         elif not text.startswith("."):
-            return "its values are damaged: a line that is none"
+            return "its values are damaged: a line without values"
         if not 0 <= depth <= 2:
             return "its values are damaged: brackets do not match"
     if depth or not rows:

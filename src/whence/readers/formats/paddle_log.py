@@ -184,7 +184,7 @@ def _add_notes(building: Building, scan: LogScan) -> None:
     if _stand_apart([p.kind for p in scan.points]):
         building.note(
             "error",
-            "all `===>:` blocks stand apart from the printed tensors: stdout was buffered, "
+            "all `===>:` blocks are apart from the printed tensors: stdout was buffered, "
             "so which operator they belong "
             "to is not known; run with PYTHONUNBUFFERED=1",
         )

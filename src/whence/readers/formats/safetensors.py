@@ -62,7 +62,7 @@ def _check_index(building: Building, place: Place, name: str) -> None:
     for file, count in counts.items():
         if str(folder / str(file)) not in place.files:
             building.note(
-                "error", f"{count} tensors that {name} names lie in {file}, which is not there"
+                "error", f"{count} tensors that {name} names are in {file}, which is not there"
             )
 
 

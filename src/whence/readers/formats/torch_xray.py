@@ -268,7 +268,7 @@ def _unsafe(description: dict[str, Any], nbytes: int, size: int) -> str:
     file.
     """
     if description["external"]:
-        return f"its elements lie in another file ({description['external']!r}), which is not read"
+        return f"its elements are in another file ({description['external']!r}), which is not read"
     if description["layout"] == "virtual":
         return "it is put together from other files (a virtual dataset), which are not read"
     offset, stored_bytes = description["at"], description["storage"]
@@ -283,7 +283,7 @@ def _unsafe(description: dict[str, Any], nbytes: int, size: int) -> str:
             "not load; write it without, or with gzip"
         )
     if nbytes and not stored_bytes and description.get("fill") is None:
-        return "it was never written, and the file does not say what stands in its place"
+        return "it was never written, and the file does not state a fill value"
     stored = nbytes // description["itemsize"] * description["width"] if nbytes else 0
     if (
         nbytes

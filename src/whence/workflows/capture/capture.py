@@ -46,14 +46,14 @@ def capture(
 
     options: the fields of `CaptureOptions`: include, exclude, classes, max_depth, ids, slots,
     steps, keep, max_bytes, no_inputs, programs, force, level ("logits", or logits=True: tokens and
-    logits alone) ... A misspelt one fails at once. on_record: a function (op type, name, tensor) ->
-    numbers for columns. seed, deterministic: set in this process when the block is entered, and
-    left so. A child that the block forks is not captured. patch, patch_from: calls (`layers.3.mlp`)
-    that return what they returned in the run patch_from. inject: a fault to plant meanwhile.
-    force_tokens: a run whose tokens the program goes on with instead of its own. Without these the
-    captured program is not changed: outputs, RNG and hooks stay bitwise as they are. A failing disk
-    ends the capture with a note, never the program. Raises UsageError, OutputExists, StoreFailed
-    before the block is entered.
+    logits alone) ... A misspelt option fails at once. on_record: a function (op type, name, tensor)
+    -> numbers for columns. seed, deterministic: set in this process when the block is entered, and
+    not reset. A child that the block forks is not captured. patch, patch_from: calls
+    (`layers.3.mlp`) that return what they returned in the run patch_from. inject: a fault to plant
+    meanwhile. force_tokens: a run whose tokens the program goes on with instead of its own. Without
+    these options the captured program is not changed: outputs, RNG and hooks are bitwise the same.
+    A failing disk ends the capture with a note, never the program. Raises UsageError, OutputExists,
+    StoreFailed before the block is entered.
     """
     from whence import store
     from whence.instrument.framework import framework, owner_of, set_determinism
@@ -111,10 +111,10 @@ def begin_dump(
         loss(model(x)).backward()
         whence.end_dump()
 
-    options: as of `whence.capture` with level="op". Begun again with the same path and options,
-    while it is open nothing happens, and after `end_dump(clear_context=False)` it goes on. Nothing
-    of the program is changed. Raises UsageError when another region is open or the options are
-    others, OutputExists, StoreFailed.
+    options: as of `whence.capture` with level="op". Beginning again with the same path and options
+    does nothing while the region is open, and continues it after `end_dump(clear_context=False)`.
+    The program is not changed. Raises UsageError when another region is open or with other options,
+    OutputExists, StoreFailed.
     """
     from whence import store
     from whence.instrument.framework import set_determinism
@@ -137,10 +137,10 @@ def begin_dump(
 
 
 def end_dump(clear_context: bool = True) -> None:
-    """End the region that `begin_dump` opened. clear_context: finish the run; False only stops, and
-    `begin_dump` may go on with it.
+    """End the region that `begin_dump` opened. clear_context: finish the run; False only pauses,
+    and `begin_dump` can continue it.
 
-    Nothing happens where none is open. A region that is never ended is finished with the process.
+    Does nothing if no region is open. A region that is never ended ends with the process.
     """
     if not _dumping:
         return
@@ -182,6 +182,10 @@ def attach(options: CaptureOptions, run_path: str, framework: str) -> None:
         current.remove()
         if rung is not None:
             stages.note(current.session, rung.remove())
+        elif "torch._dynamo" in sys.modules:
+            from whence.instrument.torch.compiled import stages as compiled_stages
+
+            compiled_stages.note_unseen(current.session)
         current.session.close()
 
     def renew() -> None:

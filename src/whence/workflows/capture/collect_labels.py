@@ -66,7 +66,7 @@ def gather(
         for file in (*texts, *binaries):
             file.unlink()
     except (WhenceError, OSError) as error:
-        complain(f"{len(labels)} labels stay beside the run, in {place}: {error}")
+        complain(f"{len(labels)} labels are left next to the run, in {place}: {error}")
         return 0
     with contextlib.suppress(OSError):
         place.rmdir()

@@ -21,15 +21,15 @@ def compile(  # noqa: A001 - the name that users know from torch
         with whence.compile(model, "runs/tgt") as compiled:
             compiled(x)
 
-    mode: "exact" takes what the kernels of inductor's code leave, with the same kernels; "deep"
-    what every node of the graph computes; "fx" runs the same graph node by node without inductor's
-    code: the reference for the other two. Where deep changes the result of a graph, that graph is
-    captured exactly (graph_anyway=True: not). compile_options: fullgraph, dynamic and options of
-    torch.compile, its mode as torch_mode ("max-autotune"); and options of `whence.capture` (keep,
-    max_bytes, force, seed, ...; graph_buffers=True keeps buffers that no node names). Returns the
-    compiled module. After `close()` it goes on as compiled, and nothing is taken. Raises UsageError
-    for an option that neither knows, CaptureError for what is no module or a torch that cannot be
-    captured so, OutputExists, StoreFailed.
+    mode: "exact" captures the buffers that the kernels of inductor's code leave, with the same
+    kernels; "deep" the value of every node of the graph; "fx" runs the same graph node by node
+    without inductor's code, as the reference for the other two. If "deep" changes the result of a
+    graph, that graph is captured with "exact" (unless graph_anyway=True). compile_options:
+    fullgraph, dynamic and options of torch.compile, its mode as torch_mode ("max-autotune"); and
+    options of `whence.capture` (keep, max_bytes, force, seed, ...; graph_buffers=True keeps buffers
+    that no node names). Returns the compiled module. After `close()` it stays compiled, and nothing
+    more is captured. Raises UsageError for an option that neither knows, CaptureError if `model` is
+    no module or this torch cannot be captured, OutputExists, StoreFailed.
     """
     from whence import store
     from whence.errors import CaptureError

@@ -42,11 +42,11 @@ def label(
         whence.label("attention out", file="0_Attention/outTensor0.bin", side="target")
 
     tensor: torch, numpy, JAX or anything numpy can read, of any shape; what cannot be read is
-    recorded with the reason. side: of which of the two programs it is, "reference" or "target";
-    None where a whole run is one side. file: instead of a tensor, the file that a library will have
-    written when the program ends: a path below its dump folder. The n-th label of a name, side and
-    task is name#n, from 0, and faces name#n of the other side. id: faces the label of the other
-    side with this id instead, whatever its name (`new_id`).
+    recorded with the reason. side: which of the two programs it belongs to, "reference" or
+    "target"; None where a whole run is one side. file: instead of a tensor, the file that a library
+    will have written when the program ends: a path below its dump folder. The n-th label of a name,
+    side and task is name#n, from 0, and is paired with name#n of the other side. id: pairs it with
+    the label of the other side with this id instead, whatever its name (`new_id`).
     """
     if _takers:
         take_label(name, tensor, side, file, id)
@@ -87,8 +87,8 @@ def new_id() -> str:
     at every call; `whence.new_id`.
 
     `[task/]file:line#n`: the task, where it was called, and how often that place was reached in
-    this task before. Of threads that reach one place at the same time, which is which is not
-    repeated; give them tasks.
+    this task before. For threads that reach one place at the same time the order
+    may vary between runs: give them tasks.
     """
     # without a run no request is remembered
     return _ids.new(sys._getframe(1), _tasks.now if _takers else "")
@@ -102,7 +102,7 @@ def include() -> str:
 
 
 class task:  # noqa: N801 - called like a function
-    """Begin a task (a dialogue turn, a request): labels of one task never face those of another;
+    """Begin a task (a dialogue turn, a request): labels of different tasks are never paired;
     `whence.task`.
 
         with whence.task("turn 1"):          # for this thread or coroutine, and threads without a task of their own
@@ -222,8 +222,8 @@ class _Inherited:
 
                     _takers.remove(self)
                     complain(
-                        f"labels are not taken in process {os.getpid()}: {type(error).__name__}: "
-                        f"{error}"
+                        f"labels are not recorded in process {os.getpid()}: "
+                        f"{type(error).__name__}: {error}"
                     )
                     return
         _takers[-1](*label)

@@ -72,8 +72,8 @@ def recorded_sequences(path: str) -> list[tuple[int, ...]]:
     usable = [p for p in prompts if not p.siblings]
     if not usable:
         why = (
-            "every prompt lies several times in one call, as beam search has it: which row goes "
-            "on with which is not recorded"
+            "every prompt occurs several times in one call, as in beam search: which row continues "
+            "which is not recorded"
             if prompts
             else "it holds no calls of a model with token ids and logits; capture it with "
             "--level logits, or whole"

@@ -54,13 +54,13 @@ def ladder(
     that is outside the noise.
 
     model: a torch.nn.Module (copied for each rung), a function of tensors, or a function without
-    parameters that makes one of these anew for each rung; what is not compiled yet is given to
-    torch.compile with `compile_options`. inputs: a tensor, a tuple of positional or a dict of named
-    arguments (copied for every run, under no_grad); or a function that is called with the compiled
-    model. output: a new folder that keeps runs and comparisons. seed: set before every run.
-    bisect_pass: name the pass too, by torch's own bisector (20 runs and more). tell: called with
-    what is done next. Raises UsageError, OutputExists, CaptureError when the eager model cannot be
-    run.
+    parameters that makes one of these anew for each rung; a model that is not compiled yet is given
+    to torch.compile with `compile_options`. inputs: a tensor, a tuple of positional or a dict of
+    named arguments (copied for every run, under no_grad); or a function that is called with the
+    compiled model. output: a new folder that keeps runs and comparisons. seed: set before every
+    run. bisect_pass: name the pass too, by torch's own bisector (20 runs and more). tell: called
+    with what is done next. Raises UsageError, OutputExists, CaptureError when the eager model
+    cannot be run.
     """
     from whence.workflows.ladder.climbers import InProcess
 

@@ -31,8 +31,8 @@ def report_html(
     """Write a comparison as one HTML page that needs nothing else, and return its path.
 
     comparison: a folder that `compare` wrote, what it returned, or a file of `whence tokens
-    --format json`. details: of how many calls tensors are looked at closely; these are read from
-    the two runs, without which the page says what is missing. tokens: a file of `whence tokens
+    --format json`. details: for how many calls tensors are shown in detail; these are read from
+    the two runs, and without them the page says what is missing. tokens: a file of `whence tokens
     --format json`, shown beside the comparison; or the tokenizer.json of the model, or its folder,
     for the text of the tokens that were generated. runs: both, where they are open already.
     progress: called with (done, of, what). Raises UnreadableRun, UsageError, OutputExists,

@@ -29,7 +29,7 @@ def way_of(run: Run, call: Call, notes: list[str]) -> Way:
     if compiled is None:
         notes.append(
             "the run does not say how it was compiled (an older capture): the defaults of "
-            "torch.compile are taken"
+            "torch.compile are used"
         )
         compiled = {"backend": "inductor"}
     inductor, unknown = known_config(
@@ -38,7 +38,7 @@ def way_of(run: Run, call: Call, notes: list[str]) -> Way:
     dynamo, unknown_dynamo = known_config("torch._dynamo.config", _table(compiled, "dynamo"))
     if unknown or unknown_dynamo:
         notes.append(
-            "settings of the compiler that were not taken over: "
+            "settings of the compiler that were not copied: "
             f"{', '.join(sorted((*unknown, *unknown_dynamo))[:10])}"
         )
     dynamic = compiled.get("dynamic")

@@ -25,11 +25,11 @@ def repro(
     """Write `repro.py` and `repro.safetensors` into `output`: one script that shows a finding of a
     comparison, and a pytest test.
 
-    comparison: a folder that `compare` wrote, or what it returned; the runs lie where they lay
-    then. finding: its number, from 1. run: run the script both ways afterwards. model: as `compare`
-    takes it, where no program of the reference is usable. tell: told what is being done. Raises
-    UsageError when there is no such finding, ReplayRefused with the reason when nothing of it can
-    be run again, OutputExists, UnreadableRun, StoreFailed.
+    comparison: a folder that `compare` wrote, or what it returned; the runs must still be
+    where they were. finding: its number, from 1. run: run the script both ways afterwards. model:
+    as `compare` takes it, where no program of the reference is usable. tell: called with what is
+    done next. Raises UsageError when there is no such finding, ReplayRefused with the reason when
+    it cannot be run again, OutputExists, UnreadableRun, StoreFailed.
     """
     from whence.workflows.repro.finding import reproduce
 

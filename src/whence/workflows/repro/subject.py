@@ -91,8 +91,8 @@ def open_subject(compared: Comparison, finding: Finding, model: Any) -> Subject:
     now = paired.plan.pairs[index] if index < len(paired.plan.pairs) else None
     if now is None or (now.reference, now.target) != (then.reference, then.target):
         raise UnreadableRun(
-            f"{compared.reference} and {compared.target} do not face each other as they did "
-            "when they were compared; compare them again"
+            f"{compared.reference} and {compared.target} are no longer paired as they were when "
+            "they were compared; compare them again"
         )
     return Subject(finding, paired, replayer, _innermost(finding, paired, now))
 

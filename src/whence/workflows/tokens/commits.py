@@ -53,8 +53,8 @@ def two_commits(
         notes.append(f"not in the table: {missing} prompts only after, {len(earlier)} only before")
     if moved:
         notes.append(
-            f"the reference itself answers {moved} prompts otherwise than before: the two "
-            "commits are held against different outputs"
+            f"the reference itself answers {moved} prompts differently than before: the two "
+            "commits are compared with different outputs"
         )
     status = new.status
     if status == "pass" and (old.status == "undecided" or not sum(table.values())):

@@ -90,13 +90,13 @@ def _elements(file: IO[bytes]) -> Iterator[Place]:
                     line,
                     start,
                     end - start,
-                    "nothing behind the last comma" if empty else _limit(end - start),
+                    "nothing after the last comma" if empty else _limit(end - start),
                 )
             start = end + 1
             if depth == 0:
                 trailing = _trailing(file, start) if byte == b"]" else "}"
                 if trailing:
-                    yield line + 1, start, 0, f"the array ends, and behind it stands {trailing!r}"
+                    yield line + 1, start, 0, f"the array ends, and after it comes {trailing!r}"
                 return
         skip = max(position - len(chunk), 0)
         base += len(chunk)

@@ -34,7 +34,7 @@ def match(reference: Output, target: Output) -> OutputMatch:
     text = isinstance(reference, str)
     if text != isinstance(target, str):
         raise UsageError(
-            "a string faces a list of tokens: give both sides as text, or both as token ids"
+            "one side is a string, the other a list of tokens: give both as text or as token ids"
         )
     prefix, shorter = _common(reference, target), min(len(reference), len(target))
     parts = prefix < shorter

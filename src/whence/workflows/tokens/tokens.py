@@ -57,7 +57,7 @@ def tokens(
     over the shorter output, and over its first half (0.75, 0.4). thresholds, model: a TOML or YAML
     file with shares per model (docs/tokens.md), and the model's name there; without one, what the
     records call "model". prompt_key, output_key: other keys, "choices.0.text" for nested ones.
-    match: how prompts find each other. "auto": by the prompt, and by position where a record has
+    match: how prompts are paired. "auto": by the prompt, and by position where a record has
     none; "prompt" or "position": that alone. Raises UnreadableRun, UsageError.
     """
     from whence.workflows.tokens import commits

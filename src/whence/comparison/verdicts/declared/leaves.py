@@ -26,7 +26,7 @@ from whence.results import CauseKind, Confidence, SlotPair, Verdict, VerdictKind
 
 Figures = list[tuple[str, judge.ReplayError]]
 Judged = tuple[Verdict | None, list[judge.ReplayError]]
-"""A verdict and the figures it rests on."""
+"""A verdict and the figures it is based on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class DeclaredLeaves:
         slots: Mapping[str, SlotPair],
         replaying: CallReplay | None,
     ) -> Judged:
-        """(verdict, figures it rests on) of a leaf call; (None, []) when nothing is declared of it
-        and nothing is quantised.
+        """(verdict, figures it is based on) of a leaf call; (None, []) when nothing is declared of
+        it and nothing is quantised.
         """
         call, ledger = pair.call, self._ledger
         entries = self._policy.of(call.scope, (call.op_type, pair.partner.op_type))

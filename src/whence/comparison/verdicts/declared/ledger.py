@@ -65,7 +65,7 @@ class DeclarationLedger:
             return verdict
         self.met(entry, call, sqnr_of(verdict.numbers.get("e_out")))
         return verdict.withdrawn(
-            VerdictKind.DECLARED, f"ignored as declared; otherwise: {verdict.sentence}"
+            VerdictKind.DECLARED, f"ignored as declared; without that: {verdict.sentence}"
         )
 
     def summary(self) -> tuple[Declared, ...]:

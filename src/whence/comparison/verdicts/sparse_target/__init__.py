@@ -1,1 +1,1 @@
-"""A target that shows only some tensors: each is judged by those that it rests on."""
+"""A target that shows only some tensors: each is judged by those that it depends on."""

@@ -12,8 +12,8 @@ from whence.results import Verdict, VerdictKind
 class FaultPlaces:
     """Names what lies before tensors that are wrong, and tells those that only follow from others.
 
-    flagged: the wrong tensors. right: regions that tensors which are right rest on. spoilt: regions
-    whose parameters differ.
+    flagged: the wrong tensors. right: regions that tensors which are right depend on. spoilt:
+    regions whose parameters differ.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class FaultPlaces:
         self.tensors, self._upstream, self._flagged = tensors, upstream, flagged
         self._calls = tensors.paired.calls
         self._right, self._spoilt = right, spoilt
-        # Wrong tensors that rest on the same tensors, in order of execution.
+        # Wrong tensors that depend on the same tensors, in order of execution.
         self._units: dict[frozenset[int], list[int]] = defaultdict(list)
         for record in sorted(flagged, key=tensors.place):
             self._units[upstream[record].tensors].append(record)
@@ -57,7 +57,7 @@ class FaultPlaces:
         return self.tensors.label(self.tensors.slots[record][1]).scope
 
     def _wrong_inside(self, record: int) -> int | None:
-        """A tensor inside one of the calls that this one rests on, which is wrong: the replay did
+        """A tensor inside one of the calls that this one depends on, which is wrong: the replay did
         not go on with it.
         """
         inner = (
@@ -139,8 +139,8 @@ class FaultPlaces:
 
 
 def _shared(upstream: Mapping[int, Upstream]) -> set[RegionKey]:
-    """Regions that tensors rest on which have not the same before them: positions, masks, what all
-    layers use.
+    """Regions that tensors depend on which have not the same before them: positions, masks, what
+    all layers use.
     """
     units: dict[RegionKey, set[frozenset[int]]] = defaultdict(set)
     for up in upstream.values():

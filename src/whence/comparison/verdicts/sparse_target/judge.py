@@ -71,7 +71,7 @@ class SparseTargetJudge:
         flagged = beyond - coarse.keys()
         spoilt = self._parameters()
         # A right tensor proves the calls behind it right; a container's own code not, of which it
-        # may rest on a part.
+        # may depend on a part.
         right = {
             key
             for record, up in upstream.items()

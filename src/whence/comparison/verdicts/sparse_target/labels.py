@@ -75,11 +75,11 @@ class _CallsAround:
         following = next((c for c in calls if c.order > label.order), None)
         if following is not None:
             return f"the kernel of {following.scope or following.root} ({following.op_type})"
-        return "a kernel behind the last printed tensor" if calls else ""
+        return "a kernel after the last printed tensor" if calls else ""
 
 
 class LabelJudge:
-    """Judges labels of the reference: of these only the order is known, so each may rest on all
+    """Judges labels of the reference: of these only the order is known, so each may depend on all
     before it in its step. labels: by call, the index of its pair.
     """
 

@@ -23,7 +23,7 @@ RegionKey = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """What a tensor rests on. tensors: those shown before it; regions: what lies between.
+    """What a tensor depends on. tensors: those shown before it; regions: what lies between.
 
     places: the same with all segments of a container as one, (call, 0), since one piece of code
     made them.
@@ -121,7 +121,7 @@ class ShownTensors:
         return self.paired.maker(slot) or calls[pairs[0].target]
 
     def upstream(self, record: int) -> Upstream:
-        """What a tensor rests on."""
+        """What a tensor depends on."""
         regions: set[RegionKey] = set()
         tensors: set[int] = set()
         visited: set[int] = set()
@@ -138,7 +138,7 @@ class ShownTensors:
         return Upstream(frozenset(regions), frozenset(tensors - {record}))
 
     def _sources(self, record: int) -> Set[int]:
-        """What a tensor rests on, as the program that made it tells; without one, all that its
+        """What a tensor depends on, as the program that made it tells; without one, all that its
         region could see.
         """
         call, segment = self.maker[record]
@@ -154,8 +154,8 @@ class ShownTensors:
         }
 
     def _needs(self, call: Call) -> dict[int, set[int]]:
-        """What each tensor that a call's own operators made rests on, by record; nothing without a
-        program.
+        """What each tensor that a call's own operators made depends on, by record; nothing without
+        a program.
         """
         source = self._source
         if source is None:
@@ -176,7 +176,7 @@ class ShownTensors:
 
 
 def _inputs_of(program: Program, operation: int) -> list[str]:
-    """The slots that the result of one operator of a program rests on."""
+    """The slots that the result of one operator of a program depends on."""
     slots: dict[str, None] = {}
     visited: set[int] = set()
     todo = [Operand("op", (operation, 0))]

@@ -53,8 +53,8 @@ class CoarseActivations:
         sentence = (
             f"{old.sentence}; as from {run}"
             if self.is_sure
-            else f"of the size that comes from {run}; codes part along many products, or there is "
-            "a fault beside them"
+            else f"of the size that comes from {run}; codes diverge over many products, or there "
+            "is another fault"
         )
         return old.replace(
             verdict=VerdictKind.PRECISION if self.is_sure else VerdictKind.UNDETERMINED,

@@ -55,7 +55,7 @@ def set_label(
 
 
 def set_task_id() -> None:
-    """A new task (a turn of a dialogue) begins: labels of one task never face those of another."""
+    """A new task (a turn of a dialogue) begins: labels of different tasks are never paired."""
     if labels_are_taken():
         same_as("set_task_id", "whence.task()")
     whence.task()

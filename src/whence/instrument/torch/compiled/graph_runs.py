@@ -241,7 +241,7 @@ class GraphRuns:
             session.note(
                 "observer",
                 f"observer effect: {effect} ({graph.words}, mode {graph.mode}, against the same "
-                "graph with nothing taken)",
+                "graph without a capture)",
             )
         self._registry.call(
             Call(

@@ -83,7 +83,7 @@ def _has(kind: Any, name: str) -> bool:
 def outside() -> Iterator[None]:
     """Around everything that compiles a graph of ours: no cache of whole graphs may answer or keep
     one, and no CUDA graph may replay without our Python code. Caches of kernels stay: they go by
-    the kernel's source, and that is as ever.
+    the kernel's source, and that is unchanged.
     """
     from torch._inductor import config
 

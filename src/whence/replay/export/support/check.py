@@ -181,7 +181,7 @@ class Check:
         notes: list[str] = []
         with reference_rules():
             inputs, calls = built.make(), Calls()
-            # A test of a backward or a module rests on several operators.
+            # A test of a backward or a module depends on several operators.
             with calls if func is None or backward else contextlib.nullcontext():
                 working, trouble = _tried(run, Operators(), inputs)
             ops = Operators(floating=torch.float64)
