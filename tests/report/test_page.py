@@ -9,7 +9,7 @@ import re
 
 import msgspec
 import pytest
-from by_hand_page import OPERATORS, page
+from by_hand_page import OPERATORS, page, with_places
 
 from whence.report.html import page_html
 from whence.results.page import Page
@@ -107,3 +107,23 @@ def test_numbers_that_json_has_no_word_for_are_none():
     assert found["calls"]["error"][0] is None
     assert found["calls"]["noise"][0] is None
     assert len(OPERATORS) * 4 + 1 == len(calls) // 2
+
+
+def test_why_begins_with_the_arguments_that_differ():
+    """Those of the finding's sentence, else those of the two programs."""
+    made = with_places(page())
+    places = tuple(
+        msgspec.structs.replace(
+            p, arguments="mul.Tensor: other is 1.0 in the reference, 1.5 in the target"
+        )
+        for p in made.places
+    )
+    why = data(page_html(msgspec.structs.replace(made, places=places)))["head"]["why"]
+    assert why[0] == places[0].arguments
+    assert why[1] == "The code computes something else"
+    own = with_places(
+        page(sentence="introduced here; norm: eps is 1 in the reference, 2 in the target")
+    )
+    why = data(page_html(msgspec.structs.replace(own, places=places)))["head"]["why"]
+    assert why[0] == "norm: eps is 1 in the reference, 2 in the target"
+    assert places[0].arguments not in why

@@ -607,3 +607,39 @@ def test_introduced_and_accumulated_error_stand_side_by_side(opened):
     )
     assert inherited[5] == "1.00e-7"
     assert float(inherited[6]) > 0.02
+
+
+def test_by_keyboard_alone_a_row_of_the_table_is_opened(opened):
+    made = page()
+    tab = opened(made)
+    tab.focus("#all [role=grid]")
+    for key in ("ArrowDown", "ArrowDown", "ArrowDown"):
+        tab.keyboard.press(key)
+    marked = tab.locator("#all .body .active")
+    assert marked.locator("code").inner_text() == grid_names(tab)[2]
+    assert tab.locator("#all [role=grid]").get_attribute(
+        "aria-activedescendant"
+    ) == marked.get_attribute("id")
+    tab.keyboard.press("Enter")
+    assert tab.inner_text(".drawer h2").startswith(made.calls[0].name)
+    tab.keyboard.press("Escape")
+    tab.focus("#all [role=grid]")
+    tab.keyboard.press("End")
+    assert tab.locator("#all .body .active").get_attribute("aria-rowindex") == tab.locator(
+        "#all [role=grid]"
+    ).get_attribute("aria-rowcount")
+
+
+def test_the_call_that_only_stands_for_a_dump_is_not_counted(opened):
+    made = page(steps=1)
+    calls = (msgspec.structs.replace(made.calls[0], whole=True), *made.calls[1:])
+    tab = opened(msgspec.structs.replace(made, calls=calls))
+    assert (
+        tab.locator("select[aria-label=verdict] option").nth(1).inner_text()
+        == f"all ({len(calls) - 1})"
+    )
+    inherited = sum(call.verdict == "inherited" for call in calls[1:])
+    assert f"inherited {inherited}" in tab.locator("#start .legend button").all_inner_texts()
+    tab.select_option("select[aria-label=verdict]", "any")
+    assert "TinyLM" not in grid_names(tab)
+    assert "that only holds others" not in tab.inner_text("#start .legend")

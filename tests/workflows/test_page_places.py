@@ -15,7 +15,7 @@ from whence.records import Operation, Program, RunInfo
 from whence.results import Generation, Prompted, Token
 from whence.workflows.page.excerpts import excerpt
 from whence.workflows.page.measure import page_of
-from whence.workflows.page.operators import Listed, first_differing, side_by_side
+from whence.workflows.page.operators import Listed, differing, side_by_side
 from whence.workflows.page.places import page_places
 from whence.workflows.page.vocabulary import is_tokenizer, vocabulary
 from whence.workflows.reopen import reopened
@@ -85,8 +85,20 @@ def test_operators_side_by_side():
     assert [row.mark for row in rows] == ["", "differs", ""]
     assert rows[0].reference == "%0 = own.scale(input.0, 1.0)"
     assert rows[1].target == "%1 = own.norm(%0, weight, 0.01)"
-    assert first_differing(program(A, B, C), program(A, other, C)) == 1
-    assert first_differing(program(A, B, C), program(A, B, C)) == -1
+    assert differing(program(A, B, C), program(A, other, C)) == (1, 1)
+    assert differing(program(A, B, C), program(A, other, C), B.name) == (1, 1)
+    assert differing(program(A, B, C), program(A, other, C), C.name) == (-1, -1)
+    assert differing(program(A, B, C), program(A, B, C)) == (-1, -1)
+
+
+def test_an_extent_is_the_same_whatever_its_input_is_called():
+    def view(slot):
+        made = Operation("own.view.default", ({"in": 0}, [{"dim": [0, 1]}, 4]))
+        return Listed(Program("p", (made,), (slot,), ()))
+
+    (row,) = side_by_side(view("input.0"), view("input.x"))
+    assert row.mark == ""
+    assert row.reference == "%0 = own.view(input.0, [input.0.shape[1], 4])"
 
 
 def test_what_only_moved_is_the_same_and_what_reads_another_differs():
@@ -242,6 +254,7 @@ def test_a_finding_has_its_line_and_both_programs(runs):
     assert row.mark == "differs"
     assert ("eps=1e-05" in row.reference, "eps=0.01" in row.target) == (True, True)
     assert not place.same
+    assert place.arguments == "native_layer_norm: eps is 1e-05 in the reference, 0.01 in the target"
     call = next(call for call in page.calls if call.name == "norm")
     assert call.added == pytest.approx(call.error, rel=0.1)
     assert next(c for c in page.calls if c.name == "down").added < 1e-5 < 0.01 < call.error

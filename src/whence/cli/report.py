@@ -53,7 +53,8 @@ _GROUPS = {
     "--tokens",
     metavar="FILE",
     type=click.Path(),
-    help="Output of `whence tokens --format json`: shows the texts of both sides on the page.",
+    help="Output of `whence tokens --format json`: shows the texts of both sides on the page. Or "
+    "the model's tokenizer.json, or its folder: shows generated tokens as text.",
 )
 @click.option(
     "--plots",

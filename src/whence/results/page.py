@@ -47,8 +47,8 @@ class PageCall(msgspec.Struct, frozen=True, omit_defaults=True):
     each kind would have been named (scale, channel, element, noise; see `Visible`), () where it was
     not replayed. evidence, confidence, cause, sentence, slot, operator: of the worst region.
     source, target_source: where it stands in the code. parameters: "equal", "differ", "differ by no
-    more than rounding ...", "not compared", "" without any. program: why it was not replayed, ""
-    when there is a program.
+    more than rounding ...", "not compared", "" without any. whole: it only stands for the whole of
+    a dump, and is not counted. program: why it was not replayed, "" when there is a program.
     """
 
     pair: int
@@ -84,6 +84,7 @@ class PageCall(msgspec.Struct, frozen=True, omit_defaults=True):
     target_name: str = ""
     parameters: str = ""
     program: str = ""
+    whole: bool = False
 
 
 class PageHeatmap(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -173,11 +174,13 @@ class PageOperators(msgspec.Struct, frozen=True, omit_defaults=True):
 class PagePlace(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a finding stands. excerpts: lines of code of one side or both; operators: of both
     programs, () where one is not known; same: both run the same operators with the same arguments.
+    arguments: those in which the operator at fault differs, with both values, "" for none.
     """
 
     excerpts: tuple[PageExcerpt, ...] = ()
     operators: tuple[PageOperators, ...] = ()
     same: bool = False
+    arguments: str = ""
 
 
 class PageUnpaired(msgspec.Struct, frozen=True, omit_defaults=True):

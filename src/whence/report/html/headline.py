@@ -137,6 +137,8 @@ def _where(page: Page, first: Finding | None) -> dict[str, Any]:
             "source": clean(from_here(first.source)) if AT_LINE.search(first.source) else "",
             "more": _more(first),
         }
+    if page.comparison.status == Status.SAME:
+        return {"text": "No call differs" if _is_equal(page.comparison) else "No call is at fault"}
     if page.comparison.status != Status.UNDECIDED:
         return {}
     call = _unjudged(page)
@@ -176,6 +178,8 @@ def _why(page: Page, first: Finding | None) -> list[str]:
     if first is not None:
         clauses = [clean(clause) for clause in first.sentence.split("; ") if clause]
         named = [clause for clause in clauses if _BOTH_SIDES.search(clause)]
+        if not named and page.places and page.places[0].arguments:
+            named = [clean(page.places[0].arguments)]
         cause = _upper(CAUSES.get(first.cause, ""))
         rest = [_upper(clause) for clause in clauses if clause not in named]
         return [text for text in (*named, cause, *rest) if text]

@@ -129,6 +129,7 @@ def _calls(calls: Sequence[PageCall], strings: _Strings) -> dict[str, Any]:
             for name in ("step", "rank", "occurrence", "parent")
         },
         "leaf": [int(call.leaf) for call in calls],
+        "whole": [i for i, call in enumerate(calls) if call.whole],
         "reads": [list(call.reads) for call in calls],
         **{
             name: [_digits(getattr(call, name)) for call in calls]

@@ -10,7 +10,7 @@ import msgspec
 
 from whence import align, judge
 from whence.judge.power import KINDS
-from whence.records import Call, Run
+from whence.records import Call, Run, marks
 from whence.records.slots import is_input, is_output, is_param, is_written
 from whence.results import (
     CauseKind,
@@ -158,6 +158,7 @@ class _Calls:
             leaf=reference.leaf,
             source=reference.source,
             program=reference.no_program,
+            whole=marks.has_mark(reference, marks.Mark.PUT_TOGETHER),
         )
 
     def _with_reads(self, calls: list[PageCall], order: Sequence[int]) -> Iterator[PageCall]:

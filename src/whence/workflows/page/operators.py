@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ _MOST = 48  # lines
 _AROUND = 3  # equal operators shown beside one that differs
 _LONGEST = 260  # characters of a line
 _DIFFERS = "differs"
+_SHAPE = re.compile(r"[^\s\[,]+\.shape\[")
+"""The extent of an input, whatever its name is on this side."""
 
 
 class _Line(NamedTuple):
@@ -58,13 +61,21 @@ def side_by_side(reference: Listed, target: Listed) -> tuple[PageOperators, ...]
     return tuple(_shortened(rows))
 
 
-def first_differing(reference: Listed, target: Listed) -> int:
-    """Place in the reference's program of the first operator that differs, -1 for none."""
+def differing(reference: Listed, target: Listed, operator: str = "") -> tuple[int, int]:
+    """Places in both programs of the first operator that differs, -1 for none. operator: its name,
+    where it is known.
+    """
     sides = _lines(reference), _lines(target)
     pairs = list(_paired(*sides))
-    marks = _marks(pairs, *sides)
-    line = next((p.reference for p, mark in zip(pairs, marks) if mark == _DIFFERS), -1)
-    return sides[0][line].place if line >= 0 else -1
+    lines = [
+        (sides[0][pair.reference], sides[1][pair.target])
+        for pair, mark in zip(pairs, _marks(pairs, *sides), strict=True)
+        if mark == _DIFFERS
+    ]
+    places = (
+        (a.place, b.place) for a, b in lines if a.place >= 0 and operator in ("", a.name, b.name)
+    )
+    return next(places, (-1, -1))
 
 
 def _lines(listed: Listed) -> list[_Line]:
@@ -111,7 +122,7 @@ def _line(place: int, operation: Operation, listed: Listed) -> _Line:
         word = _text(value, listed)
         parts.append(f"{name}={word}" if name and not _is_tensor(value) else word)
         if not _is_tensor(value):
-            settings[name or str(number)] = word
+            settings[name or str(number)] = _SHAPE.sub("shape[", word)
     reads = tuple(
         (content[0], content[1]) for kind, content in operation.operands() if kind == "op"
     )
@@ -176,6 +187,8 @@ def _text(value: Any, listed: Listed) -> str:
         return str(content)
     if kind == "complex":
         return f"{content[0]}+{content[1]}j"
+    if kind == "dim":
+        return f"{_text({'in': content[0]}, listed)}.shape[{content[1]}]"
     if kind == "mul":
         return " * ".join(_text(factor, listed) for factor in content)
     return f"{kind} {content}".strip()

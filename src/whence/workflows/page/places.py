@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 from whence import align
-from whence.comparison.replays.program_difference import source_line
+from whence.comparison.replays.program_difference import differing_arguments, source_line
 from whence.comparison.verdicts import source_lines
 from whence.records import Call, Run, children
 from whence.results import Comparison, Finding
@@ -43,13 +43,17 @@ class _Places:
         program = _program(self.aligned.reference, reference, self.below)
         of_target = _program(self.aligned.target, target, self.target_below)
         rows: tuple[PageOperators, ...] = ()
+        arguments = ""
         if program is not None and of_target is not None:
             with contextlib.suppress(LookupError, TypeError, ValueError):  # of a run by hand
                 rows = operators.side_by_side(program, of_target)
+            with contextlib.suppress(LookupError, TypeError, ValueError):
+                arguments = _arguments(program, of_target, finding.operator)
         return PagePlace(
             tuple(self._excerpts(finding, reference, target, (program, of_target))),
             rows,
             bool(rows) and not any(row.mark not in ("", "left out") for row in rows),
+            arguments,
         )
 
     def _excerpts(
@@ -62,7 +66,7 @@ class _Places:
         """Of the target where it is known; of the reference where its lines are others."""
         sources = {"reference": "", "target": "", finding.side: finding.source}
         if reference is not None and not sources["reference"]:
-            sources["reference"] = self._line_of_reference(reference, programs)
+            sources["reference"] = self._line_of_reference(reference, programs, finding.operator)
         if target is not None and not sources["target"]:
             sources["target"] = source_lines.of_call(self.aligned.target, self.target_below, target)
         of_target = excerpt(sources["target"], self.aligned.target, "target")
@@ -72,14 +76,29 @@ class _Places:
         if of_reference is not None and (of_target is None or not _alike(of_reference, of_target)):
             yield of_reference
 
-    def _line_of_reference(self, call: Call, programs: tuple[Listed | None, Listed | None]) -> str:
+    def _line_of_reference(
+        self, call: Call, programs: tuple[Listed | None, Listed | None], operator: str
+    ) -> str:
         program, other = programs
         if program is not None and other is not None:
             with contextlib.suppress(LookupError, TypeError, ValueError):
-                place = operators.first_differing(program, other)
+                place, _ = operators.differing(program, other, operator)
                 if line := source_line(call, program.program, place):
                     return line
         return source_lines.of_call(self.aligned.reference, self.below, call)
+
+
+def _arguments(reference: Listed, target: Listed, operator: str) -> str:
+    """The arguments in which the operator at fault differs, with both values; "" where there is
+    none.
+    """
+    places = operators.differing(reference, target, operator) if operator else (-1, -1)
+    if min(places) < 0:
+        return ""
+    a, b = reference.program.operations[places[0]], target.program.operations[places[1]]
+    clauses = differing_arguments(a, b) if a.name == b.name else []
+    name = a.name.removeprefix("aten.").removesuffix(".default")
+    return f"{name}: {' and '.join(clauses)}" if clauses else ""
 
 
 def _alike(a: PageExcerpt, b: PageExcerpt) -> bool:

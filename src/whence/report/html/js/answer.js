@@ -8,11 +8,11 @@ function answer() {
   path.style.stroke = "currentColor";
   mark.append(path);
   const w = h.where, dots = (parts) => parts.filter(Boolean).map((part, k) => [k ? " \u00b7 " : "", part]);
-  const where = w.name && [el("div", {}, dots([el("code", {}, w.name), w.type, w.source && el("code", {}, w.source)])), el("div", { class: "soft" }, dots([...w.more, first?.call >= 0 && el("button", { class: "plain", type: "button", onclick: () => openCall(first.call) }, "open the call")]))];
+  const where = w.text ? sentence(w.text) : w.name && [el("div", {}, dots([el("code", {}, w.name), w.type, w.source && el("code", {}, w.source)])), el("div", { class: "soft" }, dots([...w.more, first?.call >= 0 && el("button", { class: "plain", type: "button", onclick: () => openCall(first.call) }, "open the call")]))];
   const rows = [["Where", where], ["Why", h.why.length && [el("div", {}, sentence(h.why[0])), h.why.length > 1 && el("div", { class: "soft" }, h.why.slice(1).map(sentence).join(" "))]],
     ["How sure", (h.sure.length || h.seen) && [el("div", {}, h.sure.map((text, k) => [k ? "; " : "", k || a.status === "same" || !first ? text : el("b", {}, text)])), h.seen && el("div", { class: "soft" }, `Would have seen: ${h.seen}`)]],
     ["Effect", h.effect.length && el("div", {}, sentence(h.effect.join("; ")))],
-    ["Next", h.next.length && [h.next.slice(0, 2).map(nextStep), h.next.length > 2 && el("details", { class: "small" }, el("summary", {}, `${count(h.next.length - 2)} more`), h.next.slice(2).map(nextStep))]]];
+    ["Next", !h.next.length ? a.status === "same" && "Nothing to do." : [h.next.slice(0, 2).map(nextStep), h.next.length > 2 && el("details", { class: "small" }, el("summary", {}, `${count(h.next.length - 2)} more`), h.next.slice(2).map(nextStep))]]];
   return el("section", { class: `answer${place ? " with-place" : ""}`, id: "answer", "aria-labelledby": "answer-title" },
     el("div", { class: `status ${a.status}` }, mark, h.kind, el("span", { class: "soft", style: { "font-weight": "400" } }, `${h.names[1]} against ${h.names[0]}`)),
     el("h1", { id: "answer-title", tabindex: -1 }, h.sentence),

@@ -9,7 +9,7 @@ function callView(i) {
     S[C.sentence[i]] && el("p", {}, sentence(S[C.sentence[i]])),
     finding > 0 && placeOf(finding),
     facts([
-      ["error", el("span", { class: "num" }, [["accumulated", C.error[i]], ["introduced here", C.added[i]], ["came in", C.incoming[i]], ["own rounding", C.own[i]], ["explained up to", C.noise[i]]].filter(([, v]) => v !== null).map(([w, v]) => `${w} ${number(v)}`).join(", ") || "unknown")],
+      ["error", el("span", { class: "num" }, [["accumulated", C.error[i]], ["introduced here", C.added[i]], ["in its inputs", C.incoming[i]], ["own rounding", C.own[i]], ["explained up to", C.noise[i]]].filter(([, v]) => v !== null).map(([w, v]) => `${w} ${number(v)}`).join(", ") || "unknown")],
       ["would have seen", C.visible[i] && !GUILTY.has(verdict(i)) ? el("span", { class: "num" }, largestHidden(C.visible[i])) : ""],
       ["cause", S[C.cause[i]]], ["operator inside", S[C.operator[i]]],
       ["source", source && el("code", {}, source)], ["source, target", other && other !== source && el("code", {}, other)],
@@ -33,10 +33,10 @@ function largestHidden([scale, channel, element, noise]) {
 function shares(i) {
   const s = C.shares[i];
   if (!s || !s.some((v) => v > 0)) return null;
-  const parts = [["came in", s[0], "inherited"], ["made here by the target", s[1], GUILTY.has(verdict(i)) ? "introduced" : "declared"], ["the reference's own rounding", s[2], "noise"]].filter(([, v]) => v !== null);
+  const parts = [["inherited from its inputs", s[0], "inherited"], ["introduced by the target", s[1], GUILTY.has(verdict(i)) ? "introduced" : "declared"], ["rounding of the reference", s[2], "noise"]].filter(([, v]) => v !== null);
   const total = parts.reduce((sum, [, v]) => sum + Math.max(0, v), 0) || 1;
   const percent = (v) => (v >= 0.0005 ? `${number(100 * v, 3)} %` : v > 0 ? "below 0.05 %" : "0 %");
-  return el("div", {}, el("h3", {}, "Of the squared error"), el("div", { class: "share", role: "img", "aria-label": parts.map(([w, v]) => `${w} ${percent(v)}`).join(", ") },
+  return el("div", {}, el("h3", {}, "Where the squared error comes from"), el("div", { class: "share", role: "img", "aria-label": parts.map(([w, v]) => `${w} ${percent(v)}`).join(", ") },
     parts.map(([, v, c]) => el("span", { style: { width: `${100 * Math.max(0, v) / total}%`, background: `var(--${c})` } }))),
   el("div", { class: "legend" }, parts.map(([w, v, c]) => el("span", { class: "chip" }, swatch(c), `${w} ${percent(v)}`))));
 }

@@ -38,8 +38,9 @@ for (let t = 0; t < T.call.length; t++) {
 const SHOWN = Array.from({ length: CALLS }, (_, i) => i).filter((i) => !KIDS[i].length || TELLING.has(verdict(i)));
 
 // Calls by verdict: the legend, the tally and the table count these.
-const TALLY = new Map();
-for (let i = 0; i < CALLS; i++) TALLY.set(verdict(i), (TALLY.get(verdict(i)) || 0) + 1);
+const TALLY = new Map(), WHOLE = new Set(C.whole);
+const COUNTED = Array.from({ length: CALLS }, (_, i) => i).filter((i) => !WHOLE.has(i));
+for (const i of COUNTED) TALLY.set(verdict(i), (TALLY.get(verdict(i)) || 0) + 1);
 
 // Names that are shown anywhere, in the order in which the first call of each began.
 function nameOrder() {

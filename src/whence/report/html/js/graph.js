@@ -84,7 +84,7 @@ function graph() {
     const label = side === "target" && S[C.target_name[code]] ? S[C.target_name[code]] : name(code);
     const paint = () => { item.style.setProperty("--tint", kids && isOpen ? "var(--line)" : GUILTY.has(state) && !GUILTY.has(v) ? alarming(1000) : callColour(code)); };
     const words = kids && !isOpen && state !== v ? `${state} inside` : v;
-    const item = el("div", { class: `box${isOpen ? " open" : ""}${GUILTY.has(state) && !isOpen ? " fault" : ""}${code === first ? " first" : ""}`, "data-box": `${side}${code}` },
+    const item = el("div", { class: `box${isOpen ? " open" : ""}${GUILTY.has(state) && !isOpen ? " fault" : ""}${code === first ? " first" : ""}${code === first && !GUILTY.has(v) ? " open-question" : ""}`, "data-box": `${side}${code}` },
       el("div", { class: "line" }, kids > 0 && el("button", { type: "button", class: "fold", "aria-expanded": String(Boolean(isOpen)), "aria-label": `${isOpen ? "Fold" : "Unfold"} ${label}`, onclick: () => { open.set(code, !isOpen); draw(`${side}${code}`); } }, isOpen ? "\u25be" : "\u25b8"),
         glyph(state), el("button", { class: "plain", type: "button", onclick: () => openCall(code) }, el("code", {}, last(label, C.parent[code] >= 0 ? name(C.parent[code]) : ""))), el("span", { class: "soft" }, type(code))),
       !isOpen && el("div", { class: "soft" }, words, C.error[code] > 0 && ` \u00b7 error ${number(C.error[code])}`, kids > 0 && ` \u00b7 ${count(members(side, code).length, "call")}`), isOpen && inner(side, code));
@@ -145,6 +145,6 @@ function graph() {
   new ResizeObserver(() => { if (begun) rewire(); }).observe(box);
   drawn.add(() => { for (const one of paints) one(); });
   addEventListener("beforeprint", () => { if (!begun) { begun = true; draw(); } });
-  return section("graph", "Module graph", `${differs ? "Both runs, side by side: they differ in structure. " : ""}Calls from top to bottom; a line is a tensor that one hands to another. The fault is lit, and what only inherits its error is shaded.`,
-    el("div", { class: "controls" }, pick && el("label", {}, "call of the model ", pick), el("button", { type: "button", onclick: () => { reset(); draw(); } }, "Unfold to the fault"), el("button", { type: "button", onclick: () => { open.clear(); open.set(root, true); draw(); } }, "Fold all")), scaleLegend(["equal", "calm", "passed", "alarm", "unknown"]), box);
+  return section("graph", "Module graph", `${differs ? "Both runs, side by side: they differ in structure. " : ""}Calls from top to bottom; a line is a tensor that one hands to another. ${DATA.answer.findings.length ? "The fault is lit, and what only inherits its error is shaded." : "What only inherits an error is shaded."}`,
+    el("div", { class: "controls" }, pick && el("label", {}, "call of the model ", pick), el("button", { type: "button", onclick: () => { reset(); draw(); } }, first < 0 ? "Unfold as at first" : DATA.answer.findings.length ? "Unfold to the fault" : "Unfold to the worst call"), el("button", { type: "button", onclick: () => { open.clear(); open.set(root, true); draw(); } }, "Fold all")), scaleLegend(["equal", "calm", "passed", "alarm", "unknown"]), box);
 }

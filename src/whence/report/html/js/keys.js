@@ -16,7 +16,7 @@ function keys(help) {
   });
 }
 function helpBox() {
-  const lines = [["j", "next call of the table"], ["k", "call before"], ["f", "first finding"], ["/", "search"], ["t", "light or dark"], ["Esc", "close"], ["arrows, Enter", "in the tree: walk, unfold, open"], ["?", "this list"]];
+  const lines = [["j", "next call of the table"], ["k", "call before"], ["f", "first finding"], ["/", "search"], ["t", "light or dark"], ["Esc", "close"], ["arrows, Enter", "in tree and table: walk, unfold, open"], ["Tab, Enter", "in the graph: walk, unfold, open"], ["?", "this list"]];
   const box = el("dialog", { "aria-label": "Keyboard" }, el("h3", {}, "Keyboard"), facts(lines.map(([key, what]) => [el("kbd", {}, key), what])), el("p", { style: { "margin-top": "12px" } }, el("button", { type: "button", onclick: () => box.close() }, "Close")));
   return box;
 }

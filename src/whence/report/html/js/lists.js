@@ -2,7 +2,7 @@ const ANY = "any", DIFFERING = "differing";
 // The two tables: calls and tensors, with one search and one filter that the link keeps.
 function lists() {
   if (!CALLS) return null;
-  const error = (key) => ({ right: true, width: "minmax(92px, .5fr)", text: (i) => number(C[key][i]), sort: (i) => C[key][i], raw: (i) => C[key][i] });
+  const error = (key) => ({ right: true, width: "minmax(106px, .5fr)", text: (i) => number(C[key][i]), sort: (i) => C[key][i], raw: (i) => C[key][i] });
   const calls = [
     { key: "at", title: "#", width: "60px", right: true, text: (i) => String(i), sort: (i) => i },
     { key: "verdict", title: "verdict", width: "minmax(128px, .7fr)", text: verdict, sort: (i) => severity(verdict(i)), cell: (i) => chip(verdict(i)) },
@@ -11,7 +11,7 @@ function lists() {
     { key: "step", title: "step", width: "50px", right: true, text: (i) => String(C.step[i]), sort: (i) => C.step[i] },
     ...(GROUPS.ranks.length > 1 ? [{ key: "rank", title: "rank", width: "50px", right: true, text: (i) => String(C.rank[i]), sort: (i) => C.rank[i] }] : []),
     { key: "added", title: "introduced", ...error("added"), hint: "relative error that this call adds to exact arithmetic on the inputs it was given" }, { key: "error", title: "accumulated", ...error("error"), hint: "relative error of its outputs, with all that came before" },
-    { key: "incoming", title: "came in", ...error("incoming"), hint: "relative error of its inputs" }, { key: "noise", title: "explained", ...error("noise"), hint: "largest relative error that rounding and the inputs explain" }, { key: "score", title: "of allowed", ...error("score"), hint: "error over what is allowed; above 1 it is flagged" },
+    { key: "incoming", title: "in inputs", ...error("incoming"), hint: "relative error of its inputs" }, { key: "noise", title: "explained", ...error("noise"), hint: "largest relative error that rounding and the inputs explain" }, { key: "score", title: "of allowed", ...error("score"), hint: "error over what is allowed; above 1 it is flagged" },
   ];
   const text = (key) => (t) => S[T[key][t]];
   const figure = (key, digits) => ({ key, title: key, right: true, width: "minmax(92px, .6fr)", text: (t) => number(T[key][t], digits), sort: (t) => T[key][t], raw: (t) => T[key][t] });
@@ -26,14 +26,14 @@ function lists() {
     { key: "why", title: "note", width: "minmax(90px, 1fr)", text: (t) => (T.identical[t] ? "equal bits" : S[T.why[t]]) },
   ];
   const opened = () => linked("call", CALLS);
-  const differing = CALLS - (TALLY.get("identical") || 0);
+  const differing = COUNTED.length - (TALLY.get("identical") || 0);
   const usual = differing ? DIFFERING : "";  // the table opens on what differs, the worst first
   const chosen = () => link.get("verdict") || usual;
   const matches = (i) => chosen() === "" || chosen() === ANY || (chosen() === DIFFERING ? verdict(i) !== "identical" : verdict(i) === chosen());
   const worse = (a, b) => severity(verdict(b)) - severity(verdict(a)) || a - b;
   const kinds = {
-    calls: { columns: calls, rows: Array.from({ length: CALLS }, (_, i) => i), call: (i) => i },
-    tensors: { columns: tensors, rows: Array.from({ length: T.call.length }, (_, t) => t), call: (t) => T.call[t] },
+    calls: { columns: calls, rows: COUNTED, call: (i) => i },
+    tensors: { columns: tensors, rows: Array.from({ length: T.call.length }, (_, t) => t).filter((t) => !WHOLE.has(T.call[t])), call: (t) => T.call[t] },
   };
   for (const [kind, one] of Object.entries(kinds)) {
     one.grid = grid(kind === "calls" ? "Calls" : "Tensors", one.columns, { open: (row) => openCall(one.call(row)), selected: (row) => one.call(row) === opened(), worse: (a, b) => worse(one.call(a), one.call(b)) });
@@ -44,7 +44,7 @@ function lists() {
     const box = el("select", { "aria-label": label, onchange: () => setLink({ [key]: box.value }) }, el("option", { value: "" }, `any ${label}`), values.map((v) => el("option", { value: v }, `${label} ${v}`)));
     return box;
   };
-  const verdicts = el("select", { "aria-label": "verdict", onchange: () => setLink({ verdict: verdicts.value === usual ? "" : verdicts.value }) }, usual && el("option", { value: usual }, `differing (${count(differing)})`), el("option", { value: ANY }, `all (${count(CALLS)})`), VERDICTS.filter((v) => TALLY.has(v)).map((v) => el("option", { value: v }, `${v} (${count(TALLY.get(v))})`)));
+  const verdicts = el("select", { "aria-label": "verdict", onchange: () => setLink({ verdict: verdicts.value === usual ? "" : verdicts.value }) }, usual && el("option", { value: usual }, `differing (${count(differing)})`), el("option", { value: ANY }, `all (${count(COUNTED.length)})`), VERDICTS.filter((v) => TALLY.has(v)).map((v) => el("option", { value: v }, `${v} (${count(TALLY.get(v))})`)));
   const steps = GROUPS.steps.length > 1 && pick("step", "step", GROUPS.steps), ranks = GROUPS.ranks.length > 1 && pick("rank", "rank", GROUPS.ranks);
   const said = el("span", { class: "end", role: "status" });
   const tabs = Object.keys(kinds).map((kind) => el("button", { type: "button", role: "tab", "data-kind": kind, onclick: () => setLink({ table: kind === "calls" ? "" : kind, sort: "" }) }, `${count(kinds[kind].rows.length)} ${kind}`));

@@ -1,7 +1,7 @@
 // The page in the order of its answers: same or not; where it starts; why we believe it; how far it matters; what else was seen.
 function start() {
   const band = C.noise.some((n) => n > 0);
-  if (CALLS && C.error.every((e) => e === 0)) return section("start", "The error along the run", "", el("p", {}, `${CALLS === 1 ? "The only call" : `Each of ${count(CALLS, "call")}`} returned what the reference returned, bit for bit.`));
+  if (CALLS && C.error.every((e) => e === 0)) return section("start", "The error along the run", "", el("p", {}, `${COUNTED.length === 1 ? "The only call" : `Each of ${count(COUNTED.length, "call")}`} returned what the reference returned, bit for bit.`));
   return CALLS ? section("start", DATA.answer.findings.length ? "Where it starts" : "The error along the run", `Every call in the order of execution.${band ? " The shaded band is the error explained by rounding and by the call's inputs." : ""} Hover for numbers, click for details.`, runChart()) : null;
 }
 

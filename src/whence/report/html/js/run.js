@@ -5,7 +5,7 @@ function runChart() {
   let off = new Set(), by = "order", step = -1, points = [], hovered = -1, groups = [];
   const present = VERDICTS.filter((v) => TALLY.has(v));
   const named = DATA.answer.findings.map((f) => f.call).filter((i) => i >= 0);
-  const held = CALLS - SHOWN.length;
+  const held = COUNTED.length - SHOWN.filter((i) => !WHOLE.has(i)).length;
   const words = `Error of ${count(SHOWN.length, "call")} in execution order, largest ${number(SHOWN.reduce((most, i) => Math.max(most, C.error[i] || 0), 0))}. The table of calls below holds the same figures.`;
 
   function placed() {
@@ -118,13 +118,13 @@ function runChart() {
     chart.node.style.cursor = i >= 0 ? "pointer" : "default";
     if (i < 0) { hideTip(); return; }
     showTip(event, el("div", {}, el("b", {}, name(i)), " ", type(i)), el("div", {}, chip(verdict(i)), where(i) && `, ${where(i)}`),
-      el("div", { class: "num" }, `error ${number(C.error[i])}`, C.added[i] !== null && `, introduced here ${number(C.added[i])}`, C.noise[i] !== null && `, explained up to ${number(C.noise[i])}`, C.incoming[i] !== null && `, came in ${number(C.incoming[i])}`));
+      el("div", { class: "num" }, `error ${number(C.error[i])}`, C.added[i] !== null && `, introduced here ${number(C.added[i])}`, C.noise[i] !== null && `, explained up to ${number(C.noise[i])}`, C.incoming[i] !== null && `, in its inputs ${number(C.incoming[i])}`));
   });
   chart.node.addEventListener("mouseleave", () => { hovered = -1; hideTip(); chart.touch(); });
   chart.node.addEventListener("click", (event) => { const i = nearest(event); if (i >= 0) openCall(i); });
 
   // The legend counts all calls, as the table does; the marks of those that are not drawn are said below it.
-  const legend = el("div", { class: "legend", role: "group", "aria-label": "Calls by verdict, shown or hidden" }, present.map((v) => el("button", { type: "button", "data-verdict": v, title: "Show or hide", onclick: () => {
+  const legend = el("div", { class: "legend", role: "group", "aria-label": "Calls by verdict, shown or hidden" }, present.map((v) => el("button", { type: "button", "data-verdict": v, title: `${VERDICT_WORDS[v]}. Click to show or hide.`, onclick: () => {
     if (off.has(v)) off.delete(v); else off.add(v);
     setLink({ hide: [...off].join(" ") });
   } }, chip(v, `${v} ${count(TALLY.get(v))}`))), C.noise.some((n) => n > 0) && el("span", { class: "chip" }, bandGlyph(), "explained by rounding and by the call's inputs"),

@@ -19,7 +19,7 @@ function grid(label, columns, { open, selected = () => false, worse }) {
 
   function line(at) {
     const row = rows[at];
-    return el("div", { role: "row", "aria-rowindex": at + 2, "aria-selected": selected(row) ? "true" : "false", style: { top: `${at * ROW}px`, "grid-template-columns": template }, onclick: () => open(row) },
+    return el("div", { role: "row", id: rowId(at), class: at === active ? "active" : "", "aria-rowindex": at + 2, "aria-selected": selected(row) ? "true" : "false", style: { top: `${at * ROW}px`, "grid-template-columns": template }, onclick: () => open(row) },
       columns.map((c) => el("div", { role: "gridcell", class: c.right ? "r" : "", title: c.text(row) }, c.cell ? c.cell(row) : c.text(row))));
   }
   let printing = false;
@@ -31,9 +31,23 @@ function grid(label, columns, { open, selected = () => false, worse }) {
     for (let at = first; at < last; at++) if (!shown.has(at)) { const node = line(at); shown.set(at, node); body.append(node); }
   }
   box.addEventListener("scroll", () => requestAnimationFrame(() => render()), { passive: true });
+  // By keyboard: arrows walk the rows, Enter opens the one that is marked.
+  let active = -1;
+  const rowId = (at) => `${label.toLowerCase()}-row-${at}`;
+  function walk(to) {
+    active = Math.max(0, Math.min(rows.length - 1, to));
+    if (!rows.length) return;
+    if (active * ROW < box.scrollTop || (active + 2) * ROW > box.scrollTop + box.clientHeight) box.scrollTop = Math.max(0, (active - 4) * ROW);
+    emptied(); render();
+    box.setAttribute("aria-activedescendant", rowId(active));
+  }
   box.addEventListener("keydown", (event) => {
-    const page = { PageDown: 12, PageUp: -12, ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (page) { box.scrollTop += page * ROW; event.preventDefault(); }
+    if (event.target !== box) return;
+    const to = { PageDown: active + 12, PageUp: active - 12, ArrowDown: active + 1, ArrowUp: active - 1, Home: 0, End: rows.length - 1 }[event.key];
+    if (to !== undefined) walk(to);
+    else if (event.key === "Enter" && rows[active] !== undefined) open(rows[active]);
+    else return;
+    event.preventDefault();
   });
   function sized(most) {
     body.style.height = `${Math.min(most, rows.length) * ROW}px`;
@@ -52,6 +66,8 @@ function grid(label, columns, { open, selected = () => false, worse }) {
     sorted(listener) { onSort = listener; },
     show(found, order) {
       sorting = order;
+      active = -1;
+      box.removeAttribute("aria-activedescendant");
       const column = columns.find((c) => c.key === order.key);
       rows = column ? found : [...found].sort(worse);
       if (column) {

@@ -2,15 +2,16 @@
 function tokens() {
   const g = DATA.generation, t = DATA.texts;
   if (!g && !t) return null;
-  return section("tokens", "Tokens", g ? tokensLead(g) : `${count(t.full_count)} of ${count(t.count, "prompt")} equal over the shorter output.`, g && generated(g), t && texts(t));
+  return section("tokens", "Tokens", g ? tokensLead(g) : `${count(t.full_count)} of ${count(t.count, "prompt")} ${t.full_count === 1 ? "is" : "are"} equal over the shorter output.`, g && generated(g), t && texts(t));
 }
 
 function tokensLead(g) {
   const passing = g.passes.filter(Boolean).length, flips = [0, 1, 2].map((k) => g.prompts.reduce((sum, p) => sum + (p.flips?.[k] || 0), 0));
-  return `${count(passing)} of ${count(g.passes.length, "prompt")} pass; ${count(g.compared)} of ${count(g.of, "token")} compared: ${count(flips[0])} other tokens explained by rounding, ${count(flips[1])} not explained${flips[2] ? `, ${count(flips[2])} sampled` : ""}.`;
+  const parts = [[flips[0], "by rounding"], [flips[1], "by more than rounding"], [flips[2], "because it was sampled"]].filter(([n]) => n).map(([n, why]) => `${count(n)} ${n === 1 ? "differs" : "differ"} ${why}`);
+  return `${count(passing)} of ${count(g.passes.length, "prompt")} ${passing === 1 ? "passes" : "pass"}. Of ${count(g.of, "token")}, ${g.compared === g.of ? "all" : count(g.compared)} were compared: ${parts.join(", ") || "all are the same"}.`;
 }
 
-const TOKEN_WORDS = { identical: "equal logits", noise: "logits differ by rounding", explained: "another token; the gap lies within the noise", unexplained: "another token that rounding does not explain", sampled: "sampled: another token from the same logits", off: "the same token, from logits further apart than rounding takes them", incomparable: "not comparable" };
+const TOKEN_WORDS = { identical: "equal logits", noise: "logits differ by rounding", explained: "another token; the gap lies within the noise", unexplained: "another token that rounding does not explain", sampled: "sampled: another token from the same logits", off: "the same token, from logits that differ by more than rounding", incomparable: "not comparable" };
 
 // The text of a token where a tokenizer was at hand, with blanks that are seen; else its number.
 const tokenText = (id) => { const text = DATA.vocabulary[id]; return text === undefined ? String(id) : text.replaceAll("\n", "\u21b5").replaceAll("\t", "\u21e5").replace(/^ /, "\u2423").replace(/ $/, "\u2423") || '""'; };

@@ -3,6 +3,10 @@ const SHAPES = {
   identical: "dot", noise: "circle", declared: "square", inherited: "circle", amplified: "up", precision: "diamond", nondeterministic: "plus",
   undetermined: "ring", incomparable: "cross", structural: "block", "param-diff": "lozenge", introduced: "star",
 };
+const VERDICT_WORDS = {
+  identical: "Equal, bit for bit", noise: "Rounding", declared: "A loss that the policy allows", inherited: "Only passes on the error of its inputs", amplified: "Enlarges the error of its inputs, as the operator does",
+  precision: "More than rounding, as an intermediate of low precision leaves it", nondeterministic: "The reference does not repeat itself here either", undetermined: "Cannot be told", incomparable: "Could not be compared", structural: "The structure differs", "param-diff": "A parameter differs", introduced: "The error starts here",
+};
 const VERDICTS = Object.keys(SHAPES);
 const SEVERITY = ["identical", "noise", "declared", "inherited", "amplified", "precision", "nondeterministic", "undetermined", "incomparable", "structural", "param-diff", "introduced"];
 const TELLING = new Set(["introduced", "param-diff", "structural", "precision", "amplified", "nondeterministic", "undetermined", "incomparable"]);
