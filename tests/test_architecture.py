@@ -156,8 +156,8 @@ FOLDERS = {
         {"opening"},
     ],
     "workflows": [
-        {"saved"},
-        {"capture", "faults", "convert", "maintenance", "operator_tests", "tokens"},
+        {"saved", "latest"},
+        {"capture", "contents", "faults", "convert", "maintenance", "operator_tests", "tokens"},
         {"reopen", "rerun", "feeding"},
         {"page", "repro"},
         {"compare"},

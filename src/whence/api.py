@@ -26,6 +26,7 @@ from whence.workflows.compare_labels import (
     run_labels,
     write_labels,
 )
+from whence.workflows.contents import contents
 from whence.workflows.convert import convert, formats
 from whence.workflows.doctor import doctor, doctor_command
 from whence.workflows.faults import fault_sites, planted
@@ -67,6 +68,7 @@ __all__ = [
     "compare_labels",
     "compile",
     "compile_backend",
+    "contents",
     "convert",
     "determine",
     "diff_results",

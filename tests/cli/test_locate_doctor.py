@@ -106,7 +106,7 @@ def test_run_with_a_patch(place):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("locate", "ref"), "what is to be run?"),
+        (("locate", "ref"), "which program is the target?"),
         (("locate", "ref", "--"), "no command after --"),
         (("locate", "nowhere", "--", sys.executable, "infer.py"), "no run at nowhere"),
         (("locate", "ref", "--", "no-such-program"), "cannot run no-such-program"),

@@ -55,7 +55,18 @@ def test_outputs_that_could_not_be_measured_are_said_to_be_unknown():
     effect = api.compare(net(keep=False), net(change=scaled("y"), keep=False)).effect
     assert effect.from_statistics and effect.rows == 0
     assert "statistics differ by" in words_of.words(effect)
-    assert words_of.words(Effect(outputs=1, unmeasured=1)).startswith("not known")
+    assert words_of.words(Effect(unmeasured=1)) == (
+        "not known: no output of the model could be measured"
+    )
+
+
+def test_an_output_that_the_target_lacks_is_not_taken_for_equal():
+    def cut(name, value):
+        return value[:, :4] if name == "y" else value
+
+    effect = api.compare(net(), net(change=cut)).effect
+    assert (effect.outputs, effect.unmeasured) == (0, 1)
+    assert words_of.words(effect).startswith("not known")
 
 
 def test_infinite_errors():

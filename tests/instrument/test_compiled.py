@@ -278,6 +278,17 @@ def test_scripted(how, tmp_path):
     assert "output.0" in slots(call(alone, ""))
 
 
+def test_scripted_modules_that_train_do_not_end_the_capture(tmp_path):
+    """Their parameters and buffers are in no dict."""
+    model = torch.jit.script(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))).train()
+    alone = torch.jit.script(nn.Linear(6, 6)).train()
+    with torch.no_grad():
+        for module in (model, alone):
+            run = captured(module, tmp_path / str(id(module)), lambda m: m(torch.randn(3, 6)))
+            assert "output.0" in slots(call(run, ""))
+            assert not [note for note in run.notes if note.kind == "error"]
+
+
 def test_tracers_work_while_a_capture_is_installed(tmp_path):
     from torch.fx.experimental.proxy_tensor import make_fx
 

@@ -242,7 +242,7 @@ def test_the_root_that_stands_for_the_whole_is_not_counted():
 def test_show_looks_at_a_dump(tmp_path):
     np.savez(tmp_path / "dump.npz", fc1=np.arange(6.0).reshape(2, 3), fc2=np.ones(4, np.float32))
     text = "\n".join(show.text(open_to_show(str(tmp_path / "dump.npz")), show.Choice()))
-    assert "2 tensors, 64 B, elements of 64 B kept" in text
+    assert "2 tensors, 64 B; elements of 64 B are kept" in text
     assert "max 5" in text
     assert "mean 2.5" in text
     assert "program" not in text

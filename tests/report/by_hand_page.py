@@ -4,20 +4,34 @@ an error and all behind it inheriting.
 
 import math
 
+import msgspec
+
 from whence.results import (
     CallPair,
     Comparison,
     Coverage,
+    Effect,
     Finding,
     Generation,
     Measured,
+    NextStep,
     Plan,
     Prompted,
     Row,
     Token,
     Verdict,
 )
-from whence.results.page import Page, PageCall, PageDetail, PageHeatmap, PageSide
+from whence.results.page import (
+    Page,
+    PageCall,
+    PageDetail,
+    PageExcerpt,
+    PageHeatmap,
+    PageOperators,
+    PagePlace,
+    PageSide,
+    PageUnpaired,
+)
 
 OPERATORS = (
     "input_norm",
@@ -86,6 +100,7 @@ def page(
                         reads=(place - 1,) if at > 1 else (),
                         error=error,
                         incoming=0.0 if verdict != "inherited" else error,
+                        added=error if verdict == "introduced" else 1e-7,
                         noise=noise,
                         own=1e-7,
                         score=900.0 if verdict == "introduced" else 0.2,
@@ -190,6 +205,12 @@ def page(
         rows=tuple(rows),
         verdicts=tuple(verdicts),
         generation=said if generation else None,
+        effect=Effect(1, 1, error=0.03, name="TinyLM", slot="output.0", rows=4, moved=1),
+        next=(
+            NextStep("whence repro -o repro", "one script", takes_comparison=True),
+            NextStep("whence report -o page.html", "this page", takes_comparison=True),
+            NextStep("whence run --level op -- COMMAND", "which operator", fill_in=True),
+        ),
     )
     facts = (("command", "python infer.py"), ("torch", "2.13"))
     other = (("command", "python infer.py --bf16"), ("torch", "2.13"))
@@ -230,3 +251,89 @@ def detail(call):
         heatmap=heatmap,
         worst=(((1, 6, 63), 0.123456789, 0.323456789), ((0, 0, 1), 1.0, 1.1)),
     )
+
+
+def with_places(made):
+    """The page with code and programs of its finding."""
+    lines = ("def forward(self, x):", "    h = self.norm(x)", "    return self.q_proj(h)")
+    excerpts = (
+        PageExcerpt("target", "model.py", 12, 10, lines),
+        PageExcerpt("reference", "old/model.py", 11, 10, lines, changed=True),
+    )
+    operators = (
+        PageOperators("3", "3", "left out"),
+        PageOperators("%3 = t(weight)", "%3 = t(weight)"),
+        PageOperators(
+            "%4 = mul.Tensor(%3, other=1.0)", "%4 = mul.Tensor(%3, other=1.5)", "differs"
+        ),
+        PageOperators("", "%5 = relu(%4)", "only target"),
+    )
+    return msgspec.structs.replace(made, places=(PagePlace(excerpts, operators),))
+
+
+def with_unpaired(made):
+    """The page of runs of which the target has a call of its own, with one inside, and the
+    reference another.
+    """
+    before = next(i for i, call in enumerate(made.calls) if call.name == "layers.1.o_proj")
+    unpaired = (
+        PageUnpaired("reference", "layers.1.scale", "Scale", parent=0, after=before),
+        PageUnpaired(
+            "target",
+            "layers.1.clip",
+            "Clip",
+            parent=0,
+            after=before,
+            reads=(before,),
+            readers=(before + 1,),
+        ),
+        PageUnpaired("target", "layers.1.clip.low", "Clamp", inside=1),
+    )
+    return msgspec.structs.replace(made, unpaired=unpaired)
+
+
+def same(made, verdict):
+    """A page of runs without a fault: all calls have this verdict."""
+    is_equal = verdict == "identical"
+    calls = tuple(
+        msgspec.structs.replace(
+            call,
+            verdict=verdict,
+            error=0.0 if is_equal else 1e-3 + 1e-4 * (i % 7),
+            noise=None if is_equal else 4e-3,
+            added=0.0 if is_equal else 1e-3,
+            score=0.0 if is_equal else 0.3,
+            sentence="",
+            confidence="",
+        )
+        for i, call in enumerate(made.calls)
+    )
+    comparison = msgspec.structs.replace(
+        made.comparison,
+        status="same",
+        findings=(),
+        counts={verdict: len(calls)},
+        generation=None,
+        effect=None,
+    )
+    return msgspec.structs.replace(made, calls=calls, comparison=comparison, details=())
+
+
+def undecided(made):
+    """A page of runs of which nothing can be told of one call."""
+    hit = made.comparison.findings[0].pair
+    calls = tuple(
+        msgspec.structs.replace(
+            call, verdict="undetermined", sentence="nothing before it is seen", slot="output.0"
+        )
+        if i == hit
+        else call
+        for i, call in enumerate(made.calls)
+    )
+    comparison = msgspec.structs.replace(
+        made.comparison,
+        status="undecided",
+        findings=(),
+        headline="1 region differs and could not be judged",
+    )
+    return msgspec.structs.replace(made, calls=calls, comparison=comparison)

@@ -158,7 +158,7 @@ def run():
 
 
 HEADING = """\
-runs/ref   whence run   ended cleanly
+runs/ref   whence run   complete
   command      python infer.py --text 'two words'
   started      2026-11-20T18:00:00+00:00 by ada on h1 in /work
   exit code    0 after 1.5 s
@@ -167,14 +167,14 @@ runs/ref   whence run   ended cleanly
   seed         7, deterministic
   options      keep=full steps='[0, 2]'
   environment  OMP_NUM_THREADS=2
-  steps        model, rank 0: 2 steps, 0 B to 88 B of new elements each; elements not kept in step 1
+  steps        model, rank 0: 2 steps, 0 B to 88 B of new elements each; no elements kept of step 1
   calls        6 calls
-  records      5 tensors, 120 B, elements of 120 B kept
+  records      5 tensors, 120 B; elements of 120 B are kept
                param   1  32 B  32 B kept
                output  3  64 B  64 B kept
                input   1  24 B  24 B kept
-  programs     usable for 2 of 4 leaf calls (1 recorded)
-               2 calls without: random numbers
+  programs     2 of 4 leaf calls can be replayed (1 program recorded)
+               2 calls cannot: random numbers
   notes        budget: elements of step 1 not kept
                hook-error at head and 1 more: x"""
 
@@ -209,7 +209,7 @@ def test_a_limit_says_how_many_more(run):
     lines = list(show.text(run, EVERYTHING, limit=3))
     assert (
         lines[-1]
-        == "... 11 more records: --all shows them, --name PATTERN, --ids and --step choose"
+        == "... 11 more records: show them with --all, or select some with --name PATTERN, --ids or --step"
     )
 
 
@@ -276,12 +276,12 @@ def test_one_record(run):
 head.proj:output.0   Linear   step 0, rank 0, call 2_1
   record      #3  float32 [2, 2]  on cpu
   elements    kept, 16 B (shard 0, offset 128)
-  seen as     output.0 of model (0, step 0)
-              output.0 of head.proj (2_1, step 0)
-              output.0 of model (0, step 1)
-              output.0 of head.proj (2_1, step 1)
+  seen as     output.0 of model (call 0, step 0)
+              output.0 of head.proj (call 2_1, step 0)
+              output.0 of model (call 0, step 1)
+              output.0 of head.proj (call 2_1, step 1)
   slots       input.0, output.0, output.1
-  program     not usable: random numbers
+  program     cannot be replayed: random numbers
   statistics  min -2  max 1  mean -0.5  std 1.5  norm 2.23607
               4 elements: NaN 1, Inf 1, zero 0
 
@@ -329,16 +329,42 @@ def test_names_that_mean_a_record(run, name, expected):
     assert call.step == 1
 
 
-def test_a_name_goes_before_a_tree_number():
+def test_a_tree_number_goes_before_a_name():
     calls = [
-        Call(0, "", "model", 0, 0, refs=(Ref("output.0", 0),)),
-        Call(1, "0", "model", 0, 1, parent=0, number="1", refs=(Ref("output.0", 0),)),
-        Call(2, "1", "model", 0, 2, parent=0, number="2", refs=(Ref("output.0", 0),)),
+        Call(0, "", "model", 0, 0, op_type="Net", refs=(Ref("output.0", 0),)),
+        Call(1, "0", "model", 0, 1, op_type="Up", parent=0, number="1", refs=(Ref("output.0", 0),)),
+        Call(
+            2, "1", "model", 0, 2, op_type="Down", parent=0, number="2", refs=(Ref("output.0", 0),)
+        ),
+        Call(
+            3, "7", "model", 0, 3, op_type="End", parent=0, number="3", refs=(Ref("output.0", 0),)
+        ),
     ]
-    sequential = MemoryRun(calls, [Record(0, "float32", ())], {})
-    assert show.find(sequential, "1", EVERYTHING)[0].id == 2
-    assert show.find(sequential, "1:output", EVERYTHING)[0].id == 2
-    assert show.find(sequential, "2:output.0", EVERYTHING)[0].id == 2
+    sequential = MemoryRun(calls, [Record(0, "float32", ())], {}, path="runs/ref")
+    printed = [line.split() for line in show.tree(sequential, EVERYTHING)][1:-1]
+    for number, name, *_ in printed:
+        call, _ = show.find(sequential, number, EVERYTHING)
+        assert (call.number, show.find(sequential, f"{number}:output", EVERYTHING)[0]) == (
+            number,
+            call,
+        )
+        assert name in (call.scope, call.root), "what the tree prints as this number"
+    assert show.find(sequential, "7", EVERYTHING)[0].id == 3, "a name that is no number here"
+    said = show.other_meaning(sequential, "1", EVERYTHING)
+    assert said == (
+        "1 is taken as the tree number of 0 (Up); the module named 1 (Down) has number 2: whence "
+        "show runs/ref 2"
+    )
+    assert show.other_meaning(sequential, "1:output.0", EVERYTHING).endswith(" 2:output.0")
+    for name in ("2", "3", "7", "nothing", "model"):
+        assert show.other_meaning(sequential, name, EVERYTHING) == "", name
+
+
+def test_a_tree_number_that_is_the_modules_own_name_is_no_riddle():
+    calls = [Call(0, "1", "model", 0, 0, number="1", refs=(Ref("output.0", 0),))]
+    run = MemoryRun(calls, [Record(0, "float32", ())], {})
+    assert show.find(run, "1", EVERYTHING)[0].id == 0
+    assert show.other_meaning(run, "1", EVERYTHING) == ""
 
 
 def test_calls_are_shown_in_the_order_they_began():
@@ -363,7 +389,7 @@ def test_names_that_mean_nothing_say_what_is_near(run):
         list(show.table(run, Choice("re:(")))
     assert (
         list(show.text(run, Choice("nothing")))[-1]
-        == "no call matches, of 6 in steps 0-1; `--tree` lists names and numbers"
+        == "none of 6 calls in steps 0-1 matches; `--tree` lists names and numbers"
     )
 
 
@@ -382,7 +408,7 @@ def test_increment_and_empty_run():
             EVERYTHING,
         )
     )
-    assert "kept as 8 B after record #4 along axis 1" in lines
+    assert "kept as 8 B appended to record #4 along axis 1" in lines
     empty = MemoryRun([], [], {}, ended="killed in step 0")
     assert "killed in step 0" in next(show.heading(empty))
     assert list(show.tree(empty, EVERYTHING)) == ["no call was captured"]

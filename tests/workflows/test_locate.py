@@ -218,7 +218,7 @@ def test_a_run_that_does_not_end_is_removed(reference, tmp_path):
 
 def test_what_cannot_be_meant(reference, tmp_path):
     for given, said in (
-        ({}, r"what is to be run\? whence locate"),
+        ({}, r"which program is the target\?.*whence locate"),
         ({"model": net()}, "or model with use"),
         ({"command": ["true"], "patch": ["a"], "search": True}, "give one of them"),
         ({"command": ["true"], "most": 0}, "at least one"),

@@ -144,7 +144,9 @@ def _added() -> dict[str, Any]:
 
 
 @click.group(
-    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}
+    cls=Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 @click.version_option(__version__, prog_name="whence")
 @click.option(
@@ -153,8 +155,16 @@ def _added() -> dict[str, Any]:
     envvar="WHENCE_DEBUG",
     help="Show where an unexpected error happened (also WHENCE_DEBUG=1).",
 )
-def group(debug: bool) -> None:
-    """From which operator does the error come? Compares two runs of one neural network."""
+@click.pass_context
+def group(ctx: click.Context, debug: bool) -> None:
+    """From which operator does the error come? Compares two runs of one neural network.
+
+    Without a command: what lies in this folder, and what one could do next.
+    """
+    if ctx.invoked_subcommand is None:
+        from whence.cli import _overview
+
+        click.echo(_overview.overview(ctx))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -78,6 +78,7 @@ _RARE = "--tier --occurrences --sample --budget"
 @click.option(
     "--min-coverage",
     type=click.FloatRange(0, 1),
+    metavar="SHARE",
     default=0.9,
     show_default=True,
     help="Share of the calls that must be measured for the answer to be 'same'.",

@@ -26,9 +26,9 @@ from whence.cli import _answers, _options, _progress
 @click.option(
     "--faults",
     type=click.IntRange(0),
+    metavar="N",
     default=8,
     show_default=True,
-    metavar="N",
     help="How many faults to plant.",
 )
 @click.option(

@@ -25,8 +25,7 @@ from whence.cli import _answers, _options, _progress
     "ladder",
     cls=_progress.WithCommand,
     help=__doc__,
-    options_metavar="[OPTIONS]",
-    epilog="The command follows after --.",
+    options_metavar="[OPTIONS] -- CMD ...",
 )
 @click.option(
     "-o",

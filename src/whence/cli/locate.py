@@ -28,11 +28,9 @@ from whence.cli import _answers, _options, _progress
     "locate",
     cls=_progress.WithCommand,
     help=__doc__,
-    options_metavar="[OPTIONS]",
-    epilog="The command follows after --.",
 )
 @click.argument("reference", metavar="[REF|CMP]", required=False, type=click.Path())
-@click.argument("target", metavar="[TGT]", required=False, type=click.Path())
+@click.argument("target", metavar="[TGT] [-- CMD ...]", required=False, type=click.Path())
 @click.option(
     "--patch",
     multiple=True,
@@ -48,6 +46,7 @@ from whence.cli import _answers, _options, _progress
     "--max",
     "most",
     type=click.IntRange(1),
+    metavar="N",
     default=8,
     show_default=True,
     help="Patch at most so many findings.",

@@ -44,6 +44,7 @@ def command() -> None:
     type=click.Choice(["table", "json", "csv"]),
     default="table",
     show_default=True,
+    help="What is printed.",
 )
 def list_command(
     run_path: str, include: tuple[str, ...], exclude: tuple[str, ...], sort: str, form: str
@@ -109,6 +110,7 @@ def list_command(
 @click.option(
     "--samples",
     type=click.IntRange(1),
+    metavar="N",
     default=3,
     show_default=True,
     help="Test at most so many recorded calls of each signature.",

@@ -44,6 +44,7 @@ _GROUPS = {
 @click.option(
     "--details",
     type=click.IntRange(0),
+    metavar="N",
     default=40,
     show_default=True,
     help="Show the tensors of at most so many calls.",

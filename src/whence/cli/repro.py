@@ -34,6 +34,7 @@ from whence.cli import _answers, _options, _progress
 @click.option(
     "--finding",
     type=click.IntRange(1),
+    metavar="N",
     default=1,
     show_default=True,
     help="Which finding, counted as whence compare lists them.",

@@ -47,6 +47,7 @@ LIMIT = 2000
     type=click.Choice(["text", "json", "csv", "table"]),
     default="text",
     show_default=True,
+    help="What is printed: lines, data, or a table of statistics.",
 )
 @click.option(
     "--all",
@@ -83,14 +84,17 @@ def command(
             f"one tensor is shown as text or json; for --format {form} use --name {name}"
         )
     from whence import api
-    from whence.report.run import Choice
+    from whence.report.run import Choice, other_meaning
 
     numbers = tuple(part.strip() for part in (ids or "").split(",") if part.strip())
     run = api.open_to_show(run_path, every=not name)
     wide = None if output else width()
+    choice = Choice(pattern, numbers, step)
+    if name and (sentence := other_meaning(run, name, choice)):
+        click.echo(f"whence: {sentence}", err=True)
     lines = _lines(
         run,
-        Choice(pattern, numbers, step),
+        choice,
         name,
         tree,
         form,

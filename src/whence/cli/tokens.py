@@ -41,11 +41,13 @@ _GROUPS = {
 @click.option(
     "--full",
     type=click.FloatRange(0, 1),
+    metavar="SHARE",
     help="Share of prompts that must match completely.  [default: 0.75]",
 )
 @click.option(
     "--half",
     type=click.FloatRange(0, 1),
+    metavar="SHARE",
     help="Share of prompts that must match in their first half.  [default: 0.4]",
 )
 @click.option(
@@ -86,6 +88,7 @@ _GROUPS = {
 @click.option(
     "--rows",
     type=click.IntRange(0),
+    metavar="N",
     default=40,
     show_default=True,
     help="Show at most so many prompts; 0 shows all.",

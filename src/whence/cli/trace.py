@@ -36,8 +36,14 @@ def command(comparison: str, tensor: str, form: str) -> int:
     from whence import api
     from whence.report.origin import origin_json, origin_text
 
-    if not tensor and comparison and not Path(comparison).exists():
+    if not tensor and comparison and not _is_path(comparison):
         comparison, tensor = "", comparison
     origin = api.trace(comparison or _answers.latest(), tensor)
     sys.stdout.write(origin_json(origin) if form == "json" else origin_text(origin))
     return 0
+
+
+def _is_path(word: str) -> bool:
+    """Is a word a path, or meant as one, and no tensor (which may have / in its name too)?"""
+    place = Path(word)
+    return place.exists() or (place.parent != Path() and place.parent.exists())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from whence.errors import UnreadableRun
 from whence.records import Run
 
 
@@ -24,7 +25,12 @@ def open_run(path: str) -> Run:
         return store.open_run(path)
 
     inside = below(folder)
-    return readers.open_run(path) if inside is None else store.open_run(inside)
+    if inside is not None:
+        return store.open_run(inside)
+    instead = store.what_instead(folder)
+    if instead and not any(folder.glob(f"{_BESIDE}*/run.json")):
+        raise UnreadableRun(f"{path} {instead}")
+    return readers.open_run(path)
 
 
 def open_to_show(path: str, *, every: bool = True) -> Run:

@@ -93,6 +93,10 @@ def open_run(path: str | os.PathLike[str]) -> ForeignRun:
                 "copy or dump it again"
             )
         return ForeignRun(run, name)
+    if not place.is_folder and not place.size:
+        raise UnreadableRun(
+            f"{place.path} is empty: it was cut off or never written; copy or dump it again"
+        )
     recognised = "\n".join(f"  {name}: {reader.LOOKS_LIKE}" for name, reader in known().items())
     content = f"{'a folder with ' + _first(place) if place.is_folder else f'a file of {place.size} bytes'}"  # noqa: E501
     raise UnreadableRun(

@@ -30,7 +30,7 @@ def _size(effect: Effect) -> str:
         else ""
     )
     if not effect.slot:
-        if effect.unmeasured and not effect.outputs - effect.unmeasured:
+        if not effect.outputs:
             return "not known: no output of the model could be measured"
         return f"none: the outputs of the model are bitwise equal{unmeasured}"
     name = f"{clean(effect.name)} {clean(effect.slot)}"

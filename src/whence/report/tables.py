@@ -55,6 +55,14 @@ def count(value: int, noun: str = "", plural: str = "") -> str:
     return f"{grouped} {noun if value == 1 else plural or noun + 's'}" if noun else grouped
 
 
+def ago(seconds: float) -> str:
+    """ "just now", "3 minutes ago"."""
+    for size, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= size:
+            return f"{count(int(seconds // size), unit)} ago"
+    return "just now"
+
+
 def headed(title: str, text: str) -> str:
     """A line of an answer: its title, then the text in the column where all texts begin."""
     return f"{title:<19}{text}".rstrip()

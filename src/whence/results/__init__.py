@@ -13,6 +13,7 @@ from whence.results.comparison import (
     ThirdRun,
     Visible,
 )
+from whence.results.contents import Contents, FoundComparison, FoundRun, LastComparison
 from whence.results.generation import Generation, Prompted, Token, TokenKind
 from whence.results.measured import Measured
 from whence.results.origin import Counted, Occurrence, Occurrences, Origin, TracedInput, TracedStep
@@ -63,6 +64,7 @@ __all__ = [
     "Clean",
     "Comparison",
     "Confidence",
+    "Contents",
     "Counted",
     "Coverage",
     "Declared",
@@ -72,9 +74,12 @@ __all__ = [
     "Explained",
     "FacedWeight",
     "Finding",
+    "FoundComparison",
+    "FoundRun",
     "Generation",
     "Joined",
     "Ladder",
+    "LastComparison",
     "Location",
     "Made",
     "Measured",

@@ -9,6 +9,8 @@ number that there is not is None, and `missing` says why. Shape:
       reference, target PageSide   what ran: name, path, facts as (name, text)
       calls             PageCall   one for each pair of calls, in the order in which the reference's began
       details           PageDetail tensors of some calls: histogram, magnitude, quantiles, heatmap, worst elements
+      places            PagePlace  of the first findings: lines of the user's code, operators of both programs
+      unpaired          PageUnpaired calls that only one run has, and between which calls they stand
       missing           sentences: what is not on the page, and why
 """  # noqa: E501
 
@@ -37,14 +39,16 @@ class PageCall(msgspec.Struct, frozen=True, omit_defaults=True):
     around it, -1 without one. reads: calls that made what it, or its own code between the calls in
     it, reads. error: largest rel_l2 of what it made, 0 for equal bits; without elements how far
     statistics are off, if they are; None where nothing could be measured. incoming: the same of
-    what it read. noise: largest error that rounding and what came in explain here, None where that
-    is not known. own: error that its own rounding makes. score: error over what is allowed, of its
-    worst region. shares: of the squared error that came in, that the target made, that the
-    reference's own rounding made. visible: how large a fault of each kind would have been named
-    (scale, channel, element, noise; see `Visible`), () where it was not replayed. evidence,
-    confidence, cause, sentence, slot, operator: of the worst region. source, target_source: where
-    it stands in the code. parameters: "equal", "differ", "differ by no more than rounding ...",
-    "not compared", "" without any. program: why it was not replayed, "" when there is a program.
+    what it read. added: relative error that the target's operator adds to exact arithmetic on
+    the inputs it was given, None where nothing was replayed. noise: largest error that rounding and
+    what came in explain here, None where that is not known. own: error that its own rounding makes.
+    score: error over what is allowed, of its worst region. shares: of the squared error that came
+    in, that the target made, that the reference's own rounding made. visible: how large a fault of
+    each kind would have been named (scale, channel, element, noise; see `Visible`), () where it was
+    not replayed. evidence, confidence, cause, sentence, slot, operator: of the worst region.
+    source, target_source: where it stands in the code. parameters: "equal", "differ", "differ by no
+    more than rounding ...", "not compared", "" without any. program: why it was not replayed, ""
+    when there is a program.
     """
 
     pair: int
@@ -63,6 +67,7 @@ class PageCall(msgspec.Struct, frozen=True, omit_defaults=True):
     reads: tuple[int, ...] = ()
     error: float | None = None
     incoming: float | None = None
+    added: float | None = None
     noise: float | None = None
     own: float | None = None
     score: float | None = None
@@ -141,9 +146,65 @@ class PageDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str = ""
 
 
+class PageExcerpt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A few lines of a user's file, read when the page is made. side: "reference" or "target",
+    whose code it is. file: as the page names it; line: which is meant; first: number of the first
+    of `lines`. changed: the file is newer than the run.
+    """
+
+    side: str
+    file: str
+    line: int
+    first: int
+    lines: tuple[str, ...]
+    changed: bool = False
+
+
+class PageOperators(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of two programs side by side. mark: "" (the same), "differs", "only reference", "only
+    target", or "left out" (`reference` says how many equal operators are).
+    """
+
+    reference: str
+    target: str
+    mark: str = ""
+
+
+class PagePlace(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a finding stands. excerpts: lines of code of one side or both; operators: of both
+    programs, () where one is not known; same: both run the same operators with the same arguments.
+    """
+
+    excerpts: tuple[PageExcerpt, ...] = ()
+    operators: tuple[PageOperators, ...] = ()
+    same: bool = False
+
+
+class PageUnpaired(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A call that only one run has. side: "reference" or "target". parent: place of the paired call
+    around it, -1 for none; inside: place in `Page.unpaired` of the unpaired call around it, -1 for
+    none. after: place of the last paired call beside it that began before it, -1 for none. reads,
+    readers: places of paired calls; a negative one, -1 - k, is number k of `Page.unpaired`.
+    """
+
+    side: str
+    name: str
+    op_type: str
+    step: int = 0
+    rank: int = 0
+    parent: int = -1
+    inside: int = -1
+    after: int = -1
+    reads: tuple[int, ...] = ()
+    readers: tuple[int, ...] = ()
+
+
 class Page(msgspec.Struct, frozen=True, omit_defaults=True):
     """A comparison as a page shows it. folder: where the comparison lies, "" when it was not
-    written. texts: what `whence tokens` said of the outputs of both, where that was given."""
+    written. texts: what `whence tokens` said of the outputs of both, where that was given. places:
+    of the first findings, in their order. vocabulary: (number, text) of the tokens that both runs
+    generated, where a tokenizer was at hand.
+    """
 
     comparison: Comparison
     reference: PageSide
@@ -153,3 +214,6 @@ class Page(msgspec.Struct, frozen=True, omit_defaults=True):
     missing: tuple[str, ...] = ()
     folder: str = ""
     texts: TokenMatch | None = None
+    places: tuple[PagePlace, ...] = ()
+    unpaired: tuple[PageUnpaired, ...] = ()
+    vocabulary: tuple[tuple[int, str], ...] = ()

@@ -4,9 +4,10 @@ docs/format.md.
 
 from __future__ import annotations
 
-from whence.store.discard import discard
+from whence.store.discard import discard, reasons
 from whence.store.external import Candidates, find_external
 from whence.store.folder import FORMAT, ProcessInfo, create, is_run, update_info
+from whence.store.mistaken import what_instead
 from whence.store.reader import StoredRun, open_run
 from whence.store.recover import Recovered, is_written, recover
 from whence.store.same_lines import say_the_same
@@ -27,8 +28,10 @@ __all__ = [
     "is_run",
     "is_written",
     "open_run",
+    "reasons",
     "recover",
     "say_the_same",
     "scrub",
     "update_info",
+    "what_instead",
 ]

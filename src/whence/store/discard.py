@@ -9,9 +9,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 from whence.errors import WhenceError
+from whence.store import journal
 from whence.store.folder import JOURNAL, RUN, delete_run, is_run, load_process, process_folders
 from whence.store.process_reader import ProcessReader
 from whence.store.recover import is_written
+from whence.store.status import FAILED, read_status
 
 
 def discard(path: str | Path, *, also: Collection[str] = (), folder: bool = True) -> bool:
@@ -45,6 +47,21 @@ def discard(path: str | Path, *, also: Collection[str] = (), folder: bool = True
         with contextlib.suppress(OSError):
             run.rmdir()
     return True
+
+
+def reasons(path: str | Path) -> list[str]:
+    """Why the processes of a run captured nothing, in their own words."""
+    found = []
+    with contextlib.suppress(WhenceError, OSError):
+        for folder in process_folders(Path(path)):
+            state, error = read_status(folder)
+            if state == FAILED and error:
+                found.append(error)
+            if (folder / JOURNAL).exists():
+                process = ProcessReader(folder, load_process(folder))
+                notes = process.decode(journal.NOTE, journal.decode_note)
+                found += [note.text for note in notes if note.kind in ("error", "selection")]
+    return list(dict.fromkeys(found))
 
 
 def _holds_tensors(run: Path) -> bool:

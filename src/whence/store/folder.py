@@ -29,11 +29,10 @@ PROCESS = "process.json"
 JOURNAL = "journal.jsonl"
 INDEX = "index.safetensors"
 STATUS = "status.json"
-
 FOREIGN_SILENCE_S = 60.0
-
 _PROCESS_FOLDER = re.compile(r"rank\d{5,}-.+")
 _MAX_JSON_BYTES = 64 << 20
+_DAMAGED = "it is damaged or was cut off: copy the run again, or capture it again"
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=False):
@@ -96,6 +95,7 @@ def create(path: str | Path, info: RunInfo, *, force: bool = False, together: bo
     if together:
         return _create_together(Path(path), info, force)
     run = Path(path)
+    is_new = not run.exists()
     try:
         if run.is_symlink() or (run.exists() and not run.is_dir()):
             raise OutputExists(
@@ -122,6 +122,9 @@ def create(path: str | Path, info: RunInfo, *, force: bool = False, together: bo
             run.chmod(0o700)
         replace_file(run / RUN, _encode_info({}, info))
     except OSError as error:
+        if is_new:
+            with contextlib.suppress(OSError):
+                run.rmdir()
         raise StoreFailed(
             f"cannot create the run {run}: {_reason(error)}; choose an output path in a writable "
             "folder with free space"
@@ -222,9 +225,7 @@ def load_info(path: Path) -> RunInfo:
     try:
         fields = load_json(file)
     except (OSError, ValueError) as error:
-        raise UnreadableRun(
-            f"cannot read {file}: {_reason(error)}; the run was not written by whence or is damaged"
-        ) from error
+        raise UnreadableRun(f"cannot read {file}: {_reason(error)}; {_DAMAGED}") from error
     check_format(fields.get("format"), file)
     if fields.get("kind") != "whence":
         raise UnreadableRun(
@@ -282,7 +283,7 @@ def load_process(folder: Path) -> ProcessInfo:
     try:
         fields = load_json(file)
     except (OSError, ValueError) as error:
-        raise UnreadableRun(f"cannot read {file}: {_reason(error)}") from error
+        raise UnreadableRun(f"cannot read {file}: {_reason(error)}; {_DAMAGED}") from error
     check_format(fields.get("format"), file)
     try:
         return msgspec.convert(fields, ProcessInfo)

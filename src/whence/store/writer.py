@@ -329,10 +329,9 @@ class Writer:
         file = error.filename
         self._failure = (
             f"cannot write the run {where}: {error.strerror or error}"
-            f"{f' ({file})' if file and str(file) != str(where) else ''} "
-            f"after {self.count} records; "
-            "what was written before stays readable; free space or choose another output path "
-            "and capture again"
+            f"{f' ({file})' if file and str(file) != str(where) else ''}"
+            + (f" after {self.count} records, which stay readable; " if self.count else "; ")
+            + "free some space, choose another output path, or keep less (keep: stats, max_bytes)"
         )
         self._stop.set()
         self._let_go()

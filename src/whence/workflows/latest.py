@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 from whence.errors import UnreadableRun
 
 if TYPE_CHECKING:
-    from whence.results import Comparison
+    from whence.results import Comparison, LastComparison
 
 _FOLDER = "comparisons"
 _MOST_FILES = 32
 _MOST_SECONDS = 30 * 86_400
+_MOST_HEAD = 1 << 16
 
 
 def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None) -> str:
@@ -37,7 +38,14 @@ def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None
     folder = cache_folders.folder(_FOLDER)
     if folder is None:
         return "no cache folder can be written"
-    head = orjson.dumps({"folder": str(Path(output).resolve()) if output is not None else None})
+    head = orjson.dumps(
+        {
+            "folder": str(Path(output).resolve()) if output is not None else None,
+            "status": result.status,
+            "reference": result.reference,
+            "target": result.target,
+        }
+    )
     body = () if output is not None else everything_json(result)
     fresh = folder / f"{_name()}.{os.getpid()}.{time.monotonic_ns()}.tmp"
     try:
@@ -61,16 +69,10 @@ def latest() -> tuple[Comparison | str, str]:
     import msgspec
     import orjson
 
-    from whence import cache_folders
+    from whence.report.tables import ago
     from whence.results import Comparison
 
-    name = _name()
-    places = [
-        home / _FOLDER / name
-        for home in cache_folders.homes()
-        if cache_folders.private(home / _FOLDER)
-    ]
-    file = next((place for place in places if place.is_file()), None)
+    file = _file()
     if file is None:
         raise UnreadableRun(
             "no comparison was made in this folder yet: whence compare REF TGT makes one, or "
@@ -79,7 +81,7 @@ def latest() -> tuple[Comparison | str, str]:
     try:
         head, _, body = file.read_bytes().partition(b"\n")
         folder = orjson.loads(head)["folder"]
-        age = _age(time.time() - file.stat().st_mtime)
+        age = ago(time.time() - file.stat().st_mtime)
         if folder is not None:
             return folder, f"{folder}, made {age}"
         result = msgspec.json.decode(body, type=Comparison)
@@ -90,20 +92,45 @@ def latest() -> tuple[Comparison | str, str]:
     return result, f"{result.reference} against {result.target}, made {age}"
 
 
+def last_known() -> LastComparison | None:
+    """What `latest` would take, by the first line of its file; None where there is none."""
+    import orjson
+
+    from whence.results import LastComparison
+
+    try:
+        file = _file()
+        if file is None:
+            return None
+        with file.open("rb") as opened:
+            head = orjson.loads(opened.readline(_MOST_HEAD))
+        path, status, reference, target = (
+            str(head.get(name) or "") for name in ("folder", "status", "reference", "target")
+        )
+        age_s = max(0.0, time.time() - file.stat().st_mtime)
+        return LastComparison(path, status, reference, target, age_s)
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _file() -> Path | None:
+    from whence import cache_folders
+
+    name = _name()
+    places = [
+        home / _FOLDER / name
+        for home in cache_folders.homes()
+        if cache_folders.private(home / _FOLDER)
+    ]
+    return next((place for place in places if place.is_file()), None)
+
+
 def _name() -> str:
     try:
         folder = os.getcwd()  # noqa: PTH109 - the digest is of its bytes
     except OSError:  # the folder is gone
         folder = ""
     return hashlib.sha256(os.fsencode(folder)).hexdigest()[:32] + ".json"
-
-
-def _age(seconds: float) -> str:
-    for size, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
-        if seconds >= size:
-            count = int(seconds // size)
-            return f"{count} {unit}{'s' if count > 1 else ''} ago"
-    return "just now"
 
 
 def _tidy(folder: Path) -> None:

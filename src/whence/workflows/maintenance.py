@@ -15,6 +15,7 @@ def scrub(path: str, names: Sequence[str] = (), *, force: bool = False) -> tuple
     """
     from whence import store
 
+    _check(path)
     result = store.scrub(path, tuple(names) or None, force=force)
     return result.records, result.nbytes
 
@@ -25,6 +26,7 @@ def recover(path: str, *, force: bool = False) -> tuple[str, ...]:
     """
     from whence import store
 
+    _check(path)
     sentences = []
     for result in store.recover(path, force=force):
         parts = [f"{result.folder}: {result.records} records readable"]
@@ -33,6 +35,15 @@ def recover(path: str, *, force: bool = False) -> tuple[str, ...]:
         parts += [f"{result.cut_bytes} torn bytes cut from the journal"] if result.cut_bytes else []
         sentences.append(", ".join(parts))
     return tuple(sentences)
+
+
+def _check(path: str) -> None:
+    """Raise UnreadableRun where the path is something else of whence's than a run."""
+    from whence import store
+    from whence.errors import UnreadableRun
+
+    if instead := store.what_instead(path):
+        raise UnreadableRun(f"{path} {instead}")
 
 
 def warmup() -> None:

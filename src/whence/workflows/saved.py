@@ -107,11 +107,37 @@ def load_comparison(path: str | os.PathLike[str]) -> Comparison:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Comparison)
     except OSError as error:
-        raise UnreadableRun(
-            f"no comparison at {place}: {error.strerror}; whence compare REF TGT -o {place} "
-            "makes one"
-        ) from error
+        raise UnreadableRun(_no_comparison(place, error)) from error
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise UnreadableRun(
-            f"{file} is not a comparison that this whence can read: {error}"
-        ) from error
+        why = f"{file} is not a comparison that this whence can read: {error}"
+        if place.is_dir():
+            why += f"; compare again: whence compare REF TGT -o {place} --force"
+        else:
+            why += "; give a folder that `whence compare -o` wrote, or its report.json"
+        raise UnreadableRun(why) from error
+
+
+def _no_comparison(place: Path, error: OSError) -> str:
+    """Why there is no comparison at a place, and what to do."""
+    from whence import store
+
+    if not place.exists():
+        return (
+            f"no comparison at {place}: {error.strerror}; check the spelling, or make one: "
+            f"whence compare REF TGT -o {place}"
+        )
+    if place.is_dir() and store.is_run(place):
+        return (
+            f"{place} is a run, not a comparison; compare it with another run: whence compare "
+            f"{place} TGT -o CMP"
+        )
+    if place.is_dir() and not (place / "report.json").exists():
+        inner = sorted(file.parent for file in place.glob("*/report.json"))
+        if inner:
+            names = ", ".join(map(str, inner[:4])) + (" ..." if inner[4:] else "")
+            return f"{place} is a folder of comparisons; give one of them: {names}"
+        return (
+            f"no comparison in {place}: it has no report.json, which whence compare REF TGT -o CMP "
+            "writes"
+        )
+    return f"cannot read {place}: {error.strerror or error}"

@@ -55,7 +55,7 @@ def effect(
     rows, moved = _moved(paired, [o for o in chosen if o.are_scores])
     tokens, changed = _tokens(generation)
     result = Effect(
-        outputs=len(chosen),
+        outputs=len(chosen) - (len(differing) - len(known)),
         differing=sum(errors.of(o.slot).value != 0.0 for o in known),
         unmeasured=unmeasured,
         rows=rows,

@@ -256,6 +256,8 @@ def _bring_third(answer: _Answer) -> Iterator[NextStep]:
     result = answer.result
     if result.third is not None or result.inputs_differ or not result.coverage.paired:
         return
+    if not result.coverage.root_outputs_measured:
+        return
     command = ["whence", "compare", *(run.path for run in answer.runs), "--third", "RUN_IN_FLOAT64"]
     yield NextStep(
         shlex.join(command),

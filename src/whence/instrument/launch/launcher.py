@@ -41,13 +41,15 @@ class LaunchExtras(NamedTuple):
 
 class RunStore(NamedTuple):
     """How runs are made and read: create(path, info, force), update(path, **fields of RunInfo),
-    open(path); discard(path, also, folder) deletes one that holds nothing, and says whether it did.
+    open(path); discard(path, also, folder) deletes one that holds nothing, and says whether it did;
+    reasons(path): why its processes captured nothing.
     """
 
     create: Callable[[str, RunInfo, bool], object]
     update: Callable[..., object]
     open: Callable[[str], Run]
     discard: Callable[[str, Collection[str], bool], bool]
+    reasons: Callable[[str], list[str]]
 
 
 class Terminal(NamedTuple):
@@ -83,7 +85,7 @@ def launch(
     versions = interpreter.check(found, variables) if found else {}
     absolute = str(Path(run_path).absolute())
     info = describe(command, options, versions, found.python if found else "")
-    is_ours = not Path(absolute).exists() or any(Path(absolute).iterdir())
+    is_ours = not Path(absolute).is_dir() or any(Path(absolute).iterdir())
     runs.create(absolute, info, options.force)
 
     def discard() -> bool:
@@ -114,7 +116,8 @@ def launch(
         runs.update(absolute, versions={**info.versions, **processes.versions}, settings=settings)
     except WhenceError as err:
         terminal.tell(f"whence: cannot note the end of the command: {err}")
-    outcome = Outcome(run_path, absolute, options, ended, processes)
+    reasons = runs.reasons(absolute)
+    outcome = Outcome(run_path, absolute, options, ended, processes, reasons)
     return conclude(outcome, runs.open, discard, terminal.tell)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from whence.records import Run
 LOG = "launch.jsonl"
 ERRORS = "attach-errors.txt"
 _MOST_ERRORS = 3
+_FULL_BYTES = 1 << 16  # a disk with less is full: a process cannot even begin to write
 
 
 class Processes(NamedTuple):
@@ -57,13 +59,16 @@ def collect(run_path: str) -> Processes:
 
 
 class Outcome(NamedTuple):
-    """A command that ended. shown, path: of the run, as the user named it and absolute."""
+    """A command that ended. shown, path: of the run, as the user named it and absolute. reasons:
+    why its processes captured nothing, in their own words.
+    """
 
     shown: str
     path: str
     options: CaptureOptions
     ended: EndedProcess
     processes: Processes
+    reasons: list[str]
 
 
 def conclude(
@@ -76,7 +81,7 @@ def conclude(
 
     discard: deletes the run where it holds nothing, and says whether it did.
     """
-    shown, path, options, ended, processes = outcome
+    shown, path, options, ended, processes, _ = outcome
     try:
         run: Run | None = open_run(path)
         problem = ""
@@ -92,7 +97,7 @@ def conclude(
                 f"captured, see {shown}/{ERRORS}"
             )
         return ended.exit_code
-    reason = why_nothing(run, options, processes) or problem
+    reason = why_nothing(run, outcome) or problem
     if not discard():
         reason += f"; {shown} is kept: --force replaces it, or choose another -o"
     how = ended_words(ended.exit_code)
@@ -137,8 +142,9 @@ def on_disk(path: str) -> int:
     return total
 
 
-def why_nothing(run: Run | None, options: CaptureOptions, processes: Processes) -> str:
+def why_nothing(run: Run | None, outcome: Outcome) -> str:
     """The most likely reason why a capture holds no call."""
+    options, processes = outcome.options, outcome.processes
     if processes.errors:
         errors = list(dict.fromkeys(processes.errors))
         further = f" (and {len(errors) - _MOST_ERRORS} more)" if errors[_MOST_ERRORS:] else ""
@@ -154,11 +160,14 @@ def why_nothing(run: Run | None, options: CaptureOptions, processes: Processes) 
             f"neither {' nor '.join(FRAMEWORKS)} was ever imported "
             f"({counted(processes.started, 'Python process', 'Python processes')})"
         )
-    notes = [
-        n.text for n in (run.notes if run is not None else ()) if n.kind in ("error", "selection")
-    ]
-    if notes:
-        return "; ".join(dict.fromkeys(notes))
+    if outcome.reasons:
+        return "; ".join(outcome.reasons)
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(outcome.path).free < _FULL_BYTES:
+            return (
+                f"there is no space left for {outcome.shown}; free some, or choose another -o on a "
+                "disk with space"
+            )
     chosen = [
         n
         for n in ("include", "exclude", "classes", "max_depth", "ids", "steps", "ranks")
@@ -173,7 +182,7 @@ def why_nothing(run: Run | None, options: CaptureOptions, processes: Processes) 
         return f"no module call matched the selection ({_options(chosen)}), or no module was called"
     return (
         "its framework was imported, but no module was called (of torch), and no layer or "
-        "predictor (of Paddle)"
+        "predictor (of Paddle); operators outside of modules are captured with --level op"
     )
 
 

@@ -126,9 +126,11 @@ class CallTensors:
             tensor = entry.tensor()
             if entry.last_ref is None or tensor is None or tensor.is_inference():
                 continue
-            # Batch norm writes its running statistics without a new version.
+            # Batch norm writes its running statistics without a new version. The buffers of a
+            # scripted module are no dict and have no get.
+            name, buffers = entry.slot[6:], frame.module._buffers
             if tensor._version != entry.version or (
-                frame.training and leaf and tensor is frame.module._buffers.get(entry.slot[6:])
+                frame.training and leaf and name in buffers and tensor is buffers[name]
             ):
                 mutated = "mutated" + entry.slot[5:]
                 number, edge, _ = self._registry.record_of(tensor, mutated, frame)

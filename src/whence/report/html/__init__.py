@@ -18,8 +18,8 @@ from whence.results.page import Page
 
 _HERE = Path(__file__).parent
 _SCRIPTS = (
-    "dom", "verdicts", "data", "theme", "link", "table", "chart", "run", "plots", "call",
-    "answer", "tree", "tokens", "maps", "lists", "keys", "main",
+    "dom", "verdicts", "data", "theme", "scale", "link", "table", "chart", "run", "plots", "place",
+    "call", "answer", "graph", "tree", "tokens", "maps", "lists", "keys", "main",
 )  # fmt: skip
 
 

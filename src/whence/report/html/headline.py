@@ -1,16 +1,26 @@
-"""The answer in a few sentences, in the order in which they are asked for."""
+"""The first screen of a page: what, where, why, how sure, the effect at the outputs, what next."""
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePath
 from typing import Any
 
+from whence.report import effect
 from whence.report.answer import CAUSES, same_words
 from whence.report.evidence import basis, chance, visible
 from whence.report.generation import UNSEEN_IN_LOGITS
-from whence.report.tables import clean, count
-from whence.results import Comparison, Evidence, Finding, Status, VerdictKind
-from whence.results.page import Page
+from whence.report.html.steps import next_steps
+from whence.report.tables import AT_LINE, clean, count, from_here
+from whence.results import (
+    Comparison,
+    Confidence,
+    Evidence,
+    Finding,
+    Status,
+    VerdictKind,
+)
+from whence.results.page import Page, PageCall
 
 _WORDS = {"same": "Same", "different": "Different", "undecided": "Undecided"}
 
@@ -18,11 +28,20 @@ _STARTS: dict[str, str] = {
     VerdictKind.PARAM_DIFF: "A parameter differs in",
     VerdictKind.STRUCTURAL: "The structure differs at",
 }
+_SURE: dict[str, str] = {
+    Confidence.CERTAIN: "Certain",
+    Confidence.LIKELY: "Likely",
+    Confidence.SUSPECT: "Suspect",
+}
+_UNJUDGED = (VerdictKind.UNDETERMINED, VerdictKind.INCOMPARABLE)
+_CODE = re.compile(r"\w*[._]\w")
+_BOTH_SIDES = re.compile(r": \S+ is .+ in the reference, ")
+"""A clause of a finding that names an argument with both values."""
 
 
 def headline(page: Page) -> dict[str, Any]:
-    """title of the page, word and sentence of the answer, where it starts, cause, what it rests on,
-    what it would have seen, coverage as (number, words).
+    """title of the page, kind of the answer in a word, its sentence, and the six answers: where
+    (name, type, more), why (sentences, the most telling first), sure, effect, next.
     """
     result = page.comparison
     first = result.findings[0] if result.findings else None
@@ -32,21 +51,36 @@ def headline(page: Page) -> dict[str, Any]:
     return {
         "title": f"{_WORDS[result.status]}: {names[1]} against {names[0]} - whence",
         "word": _WORDS[result.status],
+        "kind": _kind(result, first),
         "names": names,
-        "sentence": _sentence(result, first),
-        "where": _where(first) if first is not None else "",
-        "cause": f"{first.cause}: {CAUSES[first.cause]}"
-        if first is not None and first.cause in CAUSES
-        else "",
-        "confidence": first.confidence if first is not None else "",
-        "rests": _rests(page),
+        "sentence": _sentence(page, first),
+        "where": _where(page, first),
+        "why": _why(page, first),
+        "sure": _sure(page, first),
         "seen": visible(result) if result.status == Status.SAME else "",
-        "chance": chance(first).removeprefix("; ") if first is not None else "",
+        "effect": _effect(page),
+        "next": next_steps(page),
         "coverage": _coverage(result),
     }
 
 
-def _sentence(result: Comparison, first: Finding | None) -> str:
+def _kind(result: Comparison, first: Finding | None) -> str:
+    """The answer in two words."""
+    if result.status == Status.UNDECIDED:
+        return "Cannot tell"
+    if result.status == Status.SAME:
+        return "No difference" if _is_equal(result) else "No fault"
+    if result.inputs_differ:
+        return "Different inputs"
+    return "Fault" if first is not None else "Different"
+
+
+def _is_equal(result: Comparison) -> bool:
+    return set(result.counts) <= {VerdictKind.IDENTICAL}
+
+
+def _sentence(page: Page, first: Finding | None) -> str:
+    result = page.comparison
     if result.inputs_differ:
         return (
             "The inputs differ, so nothing further down is proof: "
@@ -55,14 +89,14 @@ def _sentence(result: Comparison, first: Finding | None) -> str:
     if result.status == Status.SAME:
         return (
             "Bitwise identical."
-            if set(result.counts) <= {VerdictKind.IDENTICAL}
+            if _is_equal(result)
             else f"No fault: every difference is {same_words(result)}."
         )
     if first is None:
         return (
-            f"{clean(result.headline[:1].upper() + result.headline[1:])}."
+            _named(page, _split(result)[0])
             if result.headline
-            else "No operator is at fault beyond doubt."
+            else ("No operator is at fault beyond doubt.")
         )
     others = (
         f" and {count(len(result.findings) - 1, 'further finding')}"
@@ -74,22 +108,120 @@ def _sentence(result: Comparison, first: Finding | None) -> str:
     return f"{start} {clean(first.name)}{kind}{others}."
 
 
+def _split(result: Comparison) -> tuple[str, str]:
+    """What cannot be told, and why, where the headline says both."""
+    what, colon, why = clean(result.headline).partition(" could not be judged: ")
+    return (f"{what} could not be judged", why) if colon else (clean(result.headline), "")
+
+
+def _named(page: Page, text: str) -> str:
+    """A sentence that may begin with the name of a call, which keeps its letters."""
+    call = _unjudged(page)
+    is_name = call is not None and text.startswith(clean(call.name))
+    return f"{text if is_name else _upper(text)}."
+
+
+def _upper(text: str) -> str:
+    """The text with a capital, unless it begins with a name of code."""
+    return text if _CODE.match(text) else text[:1].upper() + text[1:]
+
+
+def _where(page: Page, first: Finding | None) -> dict[str, Any]:
+    """name, type, source of the call that the answer is about, and more in words; empty where it is
+    about none.
+    """
+    if first is not None:
+        return {
+            "name": clean(first.name),
+            "type": clean(first.op_type),
+            "source": clean(from_here(first.source)) if AT_LINE.search(first.source) else "",
+            "more": _more(first),
+        }
+    if page.comparison.status != Status.UNDECIDED:
+        return {}
+    call = _unjudged(page)
+    if call is None:
+        return {}
+    return {
+        "name": clean(call.name),
+        "type": clean(call.op_type),
+        "source": clean(from_here(call.source)) if AT_LINE.search(call.source) else "",
+        "more": [
+            part for part in (clean(call.slot), f"step {call.step}, rank {call.rank}") if part
+        ],
+    }
+
+
+def _unjudged(page: Page) -> PageCall | None:
+    """The first call that nothing could be told of."""
+    calls = [call for call in page.calls if call.verdict in _UNJUDGED]
+    return next((call for call in calls if call.leaf), next(iter(calls), None))
+
+
+def _more(finding: Finding) -> list[str]:
+    operator = finding.operator.removeprefix("aten.").removesuffix(".default")
+    parts = [
+        f"operator {clean(operator)}" if operator else "",
+        clean(finding.slot),
+        f"step {finding.step}, rank {finding.rank}",
+        clean(finding.phase),
+        f"also in {count(len(finding.also), 'sibling')}" if finding.also else "",
+        "in the reference" if finding.side == "reference" else "",
+    ]
+    return [part for part in parts if part]
+
+
+def _why(page: Page, first: Finding | None) -> list[str]:
+    result = page.comparison
+    if first is not None:
+        clauses = [clean(clause) for clause in first.sentence.split("; ") if clause]
+        named = [clause for clause in clauses if _BOTH_SIDES.search(clause)]
+        cause = _upper(CAUSES.get(first.cause, ""))
+        rest = [_upper(clause) for clause in clauses if clause not in named]
+        return [text for text in (*named, cause, *rest) if text]
+    if result.status == Status.SAME:
+        worst = max(page.calls, key=lambda call: call.score or 0.0, default=None)
+        if worst is None or not worst.score:
+            return []
+        return [
+            f"The largest error is {worst.score:.2g} times what is allowed there: "
+            f"{clean(worst.name)}" + (f" ({clean(worst.op_type)})" if worst.op_type else "")
+        ]
+    call, why = _unjudged(page), _split(result)[1]
+    more = clean(call.sentence) if call is not None else ""
+    reasons = [why, "" if more in result.headline else more]
+    return [_upper(text) for text in reasons if text]
+
+
+def _sure(page: Page, first: Finding | None) -> list[str]:
+    rests = _rests(page)
+    if first is None or page.comparison.status != Status.DIFFERENT:
+        return [_upper(rests)] if rests else []
+    sure = _SURE.get(first.confidence, _upper(first.confidence))
+    return [text for text in (sure, chance(first).removeprefix("; "), rests) if text]
+
+
 def _rests(page: Page) -> str:
     generation = page.comparison.generation
     if generation is not None and generation.logits_only:
         return (
             "logits alone"
-            if set(page.comparison.counts) == {VerdictKind.IDENTICAL}
+            if _is_equal(page.comparison)
             else f"logits alone; could not have seen {UNSEEN_IN_LOGITS}"
         )
     return basis(page.comparison) if page.comparison.coverage.calls else "outputs alone"
 
 
-def _where(finding: Finding) -> str:
-    parts = [f"step {finding.step}, rank {finding.rank}", clean(finding.slot), clean(finding.phase)]
-    also = f"also in {count(len(finding.also), 'sibling')}" if finding.also else ""
-    side = "in the reference" if finding.side == "reference" else ""
-    return ", ".join(part for part in (*parts, also, side) if part)
+def _effect(page: Page) -> list[str]:
+    """What the differences come to at the outputs of the model, in parts."""
+    result = page.comparison
+    if result.effect is not None:
+        return effect.words(result.effect).split("; ")
+    if not page.calls:
+        return []
+    if _is_equal(result):
+        return ["none: everything is bitwise equal"]
+    return ["not known: no output of a model was compared"]
 
 
 def _coverage(result: Comparison) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from whence.report.html.steps import commands
 from whence.report.summary import summary_data
 from whence.report.tables import clean
 from whence.results import Generation, Row, VerdictKind
-from whence.results.page import Page, PageCall, PageDetail
+from whence.results.page import Page, PageCall, PageDetail, PagePlace
 
 _WORDY = 20_000  # calls; beyond, the sentence of a call that is like its neighbours is left out
 _QUIET = (VerdictKind.IDENTICAL, VerdictKind.NOISE, VerdictKind.INHERITED)
@@ -74,6 +74,9 @@ def payload(page: Page) -> dict[str, Any]:
         "figures": list(_FIGURES),
         "generation": _generation(result.generation),
         "texts": _short(msgspec.to_builtins(page.texts)) if page.texts is not None else None,
+        "places": [_place(place) for place in page.places],
+        "unpaired": [msgspec.structs.asdict(call) for call in page.unpaired],
+        "vocabulary": {str(number): text for number, text in page.vocabulary},
         "strings": strings.all,
     }
 
@@ -129,7 +132,7 @@ def _calls(calls: Sequence[PageCall], strings: _Strings) -> dict[str, Any]:
         "reads": [list(call.reads) for call in calls],
         **{
             name: [_digits(getattr(call, name)) for call in calls]
-            for name in ("error", "incoming", "noise", "own", "score")
+            for name in ("error", "incoming", "added", "noise", "own", "score")
         },
         "shares": [
             [_digits(s) for s in call.shares] if call.shares[0] is not None else 0 for call in calls
@@ -178,6 +181,18 @@ def _detail(detail: PageDetail) -> dict[str, Any]:
     plain["figures"] = [plain.get("figures", {}).get(name) for name in _FIGURES]
     plain["edges"] = [_digits(math.log10(edge)) for edge in detail.edges]
     return plain
+
+
+def _place(place: PagePlace) -> dict[str, Any]:
+    """Whole, with what a struct leaves out where it is usual."""
+    return {
+        "excerpts": [
+            {**msgspec.to_builtins(e), "file": clean(e.file), "changed": e.changed}
+            for e in place.excerpts
+        ],
+        "operators": [[row.reference, row.target, row.mark] for row in place.operators],
+        "same": place.same,
+    }
 
 
 def _extents(shape: tuple[int, ...]) -> str:

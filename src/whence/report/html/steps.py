@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
+from whence.report.tables import clean
 from whence.results.page import Page
 
 
@@ -26,3 +28,33 @@ def commands(page: Page) -> dict[str, list[str]]:
             f"{shlex.quote(page.comparison.target)} -o {folder} --force"
         ],
     }
+
+
+def next_steps(page: Page) -> list[dict[str, Any]]:
+    """Commands of the first screen, each with what its result decides; of what the comparison
+    proposes, else to reproduce the first finding.
+    """
+    steps = [step.about(page.folder) if page.folder else step for step in page.comparison.next]
+    # Not of a comparison that is not on disk, and not for the page that is being read.
+    steps = [
+        step
+        for step in steps
+        if not step.takes_comparison and not step.command.startswith("whence report ")
+    ]
+    if steps:
+        return [
+            {
+                "command": clean(step.command),
+                "decides": clean(step.decides),
+                "fill_in": step.fill_in,
+            }
+            for step in steps[:3]
+        ]
+    return [
+        {
+            "command": clean(command),
+            "decides": "runs this operator alone, on the recorded inputs",
+            "fill_in": False,
+        }
+        for command in commands(page)["repro"][:1]
+    ]

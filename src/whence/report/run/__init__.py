@@ -5,7 +5,7 @@ Every function yields lines and reads the run lazily; every name that comes from
 before it is shown.
 """
 
-from whence.report.run.choice import Choice, find
+from whence.report.run.choice import Choice, find, other_meaning
 from whence.report.run.heading import heading
 from whence.report.run.listing import table, text, tree
 from whence.report.run.machine import csv, json, one_json
@@ -21,6 +21,7 @@ __all__ = [
     "json",
     "one",
     "one_json",
+    "other_meaning",
     "table",
     "text",
     "tree",

@@ -16,6 +16,8 @@ from whence.records.columns import columns_of
 from whence.records.slots import is_mutated, is_output
 from whence.report import tables
 
+_NUMBER = re.compile(r"\d+(_\d+)*")
+
 
 class Choice(NamedTuple):
     """Which calls are shown. name: shell pattern on the dotted name, or `re:` and a regular
@@ -85,42 +87,16 @@ def _fits(test: re.Pattern[str], scope: str, root: str, op: str) -> bool:
 
 
 def find(run: Run, name: str, choice: Choice) -> tuple[Call, Ref]:
-    """The call and slot that NAME means: a dotted name, name:slot, or a tree number; the first step
-    unless the choice says which.
+    """The call and slot that NAME means: a tree number, a dotted name, or one of them with :SLOT;
+    the first step unless the choice says which.
 
     A name alone is its first output. Raises UsageError saying what is near, or which slots there
     are.
     """
-    head, _, tail = name.rpartition(":")
-    whole: list[Call] = []
-    slot = ""
-    for key, key_slot, by_name in (
-        (name, "", True),
-        (head, tail, True),
-        (name, "", False),
-        (head, tail, False),
-    ):
-        # A Sequential's children are called 0, 1, 2, so a name goes before a tree number.
-        chosen = choice.calls(run) if key else ()
-        whole = [
-            c for c in chosen if (key in (c.scope, name_of(c)) if by_name else key == c.number)
-        ]
-        if whole:
-            slot = key_slot
-            break
-    if not whole:
-        names = sorted({name_of(c) for c in run.calls})
-        near = (
-            difflib.get_close_matches(name.partition(":")[0], names, n=3, cutoff=0.3) or names[:3]
-        )
-        of_step = "" if choice.step is None else f" in step {choice.step}"
-        hint = (
-            f"nearest: {', '.join(tables.clean(n) for n in near)}" if near else "it holds no call"
-        )
-        raise UsageError(
-            f"{tables.clean(run.path)} has no call named {tables.clean(name)}{of_step}; {hint}"
-        )
-    call = whole[0]
+    meanings = _meanings(run, name, choice)
+    if not meanings:
+        raise _unknown(run, name, choice)
+    call, slot, _ = meanings[0]
     refs = (
         [r for r in call.refs if r.slot == slot or r.slot.startswith(slot + ".")]
         if slot
@@ -136,6 +112,62 @@ def find(run: Run, name: str, choice: Choice) -> tuple[Call, Ref]:
     return call, refs[0]
 
 
+def other_meaning(run: Run, name: str, choice: Choice) -> str:
+    """A sentence where NAME is a tree number and also the name of another module: a Sequential's
+    children are called 0, 1, 2, and numbered 1, 2, 3. Else "".
+    """
+    if not _NUMBER.fullmatch(name.partition(":")[0]):
+        return ""
+    meanings = _meanings(run, name, choice)
+    named = next((m for m in meanings[1:] if not m.is_number), None)
+    if not meanings or not meanings[0].is_number or named is None or named.call is meanings[0].call:
+        return ""
+    word = tables.clean(name.partition(":")[0])
+    slot = name[len(name.partition(":")[0]) :]
+    taken = meanings[0].call
+    return (
+        f"{word} is taken as the tree number of {tables.clean(name_of(taken))} ({taken.op_type}); "
+        f"the module named {word} ({named.call.op_type}) has number {named.call.number}: whence "
+        f"show {tables.clean(run.path)} {tables.clean(named.call.number + slot)}"
+    )
+
+
+class _Meaning(NamedTuple):
+    """What NAME may mean: the first such call, and the slot that was asked for."""
+
+    call: Call
+    slot: str
+    is_number: bool
+
+
+def _meanings(run: Run, name: str, choice: Choice) -> list[_Meaning]:
+    """What NAME may mean, what is taken first. What `--tree` prints in front of a module is its
+    number, so that goes before a name; every call has a number, and so can still be asked for.
+    """
+    head, _, tail = name.rpartition(":")
+    words = [(name, "")] + ([(head, tail)] if head else [])
+    wanted = {(word, is_number): slot for word, slot in words for is_number in (True, False)}
+    first: dict[tuple[str, bool], Call] = {}
+    for call in choice.calls(run):
+        for key in ((call.number, True), (call.scope, False), (name_of(call), False)):
+            if key in wanted:
+                first.setdefault(key, call)
+        if len(first) == len(wanted):
+            break
+    return [_Meaning(first[key], slot, key[1]) for key, slot in wanted.items() if key in first]
+
+
+def _unknown(run: Run, name: str, choice: Choice) -> UsageError:
+    names = sorted({name_of(c) for c in run.calls})
+    near = difflib.get_close_matches(name.partition(":")[0], names, n=3, cutoff=0.3) or names[:3]
+    of_step = "" if choice.step is None else f" in step {choice.step}"
+    hint = f"nearest: {', '.join(tables.clean(n) for n in near)}" if near else "it holds no call"
+    return UsageError(
+        f"{tables.clean(run.path)} has no call named {tables.clean(name)}{of_step}; {hint} "
+        "(--tree lists all)"
+    )
+
+
 def references(run: Run, choice: Choice) -> Iterator[tuple[Call, Ref]]:
     for call in choice.calls(run):
         for ref in call.refs:
@@ -147,7 +179,7 @@ def none_chosen(run: Run, choice: Choice) -> str:
         return "no call was captured"
     steps = np.unique(columns_of(run).step).tolist()
     return (
-        f"no call matches, of {tables.count(len(run.calls))} in {step_ranges(steps)}; `--tree` "
+        f"none of {tables.count(len(run.calls), 'call')} in {step_ranges(steps)} matches; `--tree` "
         "lists names and numbers"
     )
 

@@ -65,7 +65,7 @@ def elements_place(record: Record) -> str:
         case Kept(shard=shard, offset=offset, nbytes=size):
             return f"kept, {tables.size(size)} (shard {shard}, offset {offset})"
         case Increment(base=base, axis=axis, nbytes=size):
-            return f"kept as {tables.size(size)} after record #{base} along axis {axis}"
+            return f"kept as {tables.size(size)} appended to record #{base} along axis {axis}"
         case External(file=file, offset=offset, nbytes=size):
             return f"{tables.size(size)} in {file}, offset {offset}"
         case Dumped(file=file):
@@ -75,7 +75,7 @@ def elements_place(record: Record) -> str:
                 else f"not kept: {record.why}"
             )
         case None:
-            return f"not kept: {record.why}" if record.why else "no place recorded"
+            return f"not kept: {record.why}" if record.why else "not kept"
 
 
 def kind_of_record(record: Record) -> str:

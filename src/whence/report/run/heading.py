@@ -19,9 +19,7 @@ def heading(run: Run) -> Iterator[str]:
     """What was run, how it ended, steps, bytes by kind, programs, notes."""
     info = run.info
     code = info.settings.get("exit_code")
-    ended = (
-        "ended cleanly" if not code else f"complete, but the command ended with exit code {code}"
-    )
+    ended = "complete" if not code else f"complete, but the command ended with exit code {code}"
     yield (
         f"{tables.clean(run.path)}   {tables.clean(info.kind)} run   "
         f"{tables.clean(run.ended or ended)}"
@@ -75,17 +73,17 @@ def _steps(run: Run) -> Iterator[str]:
         line = f"{root}, rank {rank}: {tables.count(len(steps), 'step')}"
         if any(sizes):
             line += f", {low if low == high else f'{low} to {high}'} of new elements each"
-        yield line + (f"; elements not kept in {step_ranges(lost)}" if lost else "")
+        yield line + (f"; no elements kept of {step_ranges(lost)}" if lost else "")
     if not by_root:
-        yield "none was finished"
+        yield "no step was finished"
 
 
 def _bytes_lines(run: Run) -> Iterator[str]:
     kinds = bytes_by_kind(run)
     total = [sum(column) for column in zip(*kinds.values())] or [0, 0, 0]
     yield (
-        f"{tables.count(total[0], 'tensor')}, {tables.size(total[1])}, elements of "
-        f"{tables.size(total[2])} kept"
+        f"{tables.count(total[0], 'tensor')}, {tables.size(total[1])}; elements of "
+        f"{tables.size(total[2])} are kept"
     )
     yield from tables.columns(
         [
@@ -104,9 +102,10 @@ def _programs(run: Run) -> Iterator[str]:
         tables.count(counts["usable_calls"]),
         tables.count(counts["calls"], "leaf call"),
     )
-    yield f"usable for {usable} of {leaves} ({tables.count(len(run.programs))} recorded)"
+    recorded = tables.count(len(run.programs), "program")
+    yield f"{usable} of {leaves} can be replayed ({recorded} recorded)"
     for reason, number in counts["refused"].items():
-        yield f"{tables.count(number, 'call')} without: {reason}"
+        yield f"{tables.count(number, 'call')} cannot: {reason}"
 
 
 def _notes(run: Run) -> Iterator[str]:

@@ -42,8 +42,8 @@ def text(
         )
     if omitted:
         yield (
-            f"... {tables.count(omitted, 'more record')}: --all shows them, --name PATTERN, --ids "
-            "and --step choose"
+            f"... {tables.count(omitted, 'more record')}: show them with --all, or select some "
+            "with --name PATTERN, --ids or --step"
         )
     elif not count and run.calls:
         yield none_chosen(run, choice)

@@ -35,7 +35,7 @@ def one(run: Run, name: str, choice: Choice) -> Iterator[str]:
         f"{tables.clean(call.op_type)}   {where}"
     )
     layout = f"stride {tables.shape(record.stride)}, offset {record.storage_offset}"
-    refused = f"not usable: {call.no_program}" if call.no_program else ""
+    refused = f"cannot be replayed: {call.no_program}" if call.no_program else ""
     columns = (f"{key} {tables.number(value)}" for key, value in record.columns.items())
     rows = [
         ("record", f"#{record.id}  {kind_of_record(record)}  on {record.device}"),
@@ -170,8 +170,8 @@ def _parts(array: Array) -> Iterator[Any]:
 def _occurrences(run: Run, record: int) -> Iterator[str]:
     uses = [(call, ref) for call in run.calls for ref in call.refs if ref.record == record]
     for call, ref in uses[:8]:
-        yield f"{ref.slot} of {name_of(call)} ({call.number}, step {call.step})" + (
-            f", same by {ref.edge}" if ref.edge else ""
+        yield f"{ref.slot} of {name_of(call)} (call {call.number}, step {call.step})" + (
+            f", the same tensor by {ref.edge}" if ref.edge else ""
         )
     if len(uses) > 8:
         yield f"... {tables.count(len(uses) - 8)} more"
@@ -179,7 +179,7 @@ def _occurrences(run: Run, record: int) -> Iterator[str]:
 
 def _statistics(s: Statistics | None) -> Iterator[str]:
     if s is None:
-        yield "none taken"
+        yield "none"
         return
     pairs = (("min", s.min), ("max", s.max), ("mean", s.mean), ("std", s.std), ("norm", s.norm))
     yield "  ".join(f"{label} {tables.number(value)}" for label, value in pairs)

@@ -182,6 +182,10 @@ def attach(options: CaptureOptions, run_path: str, framework: str) -> None:
         current.remove()
         if rung is not None:
             stages.note(current.session, rung.remove())
+        elif "torch._dynamo" in sys.modules:
+            from whence.instrument.torch.compiled import stages as compiled_stages
+
+            compiled_stages.note_unseen(current.session)
         current.session.close()
 
     def renew() -> None:

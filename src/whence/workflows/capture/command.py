@@ -57,7 +57,7 @@ def run_command(
         run_path,
         chosen,
         attach="whence.api:attach_labels" if labels_only else "whence.api:attach",
-        runs=launcher.RunStore(create, store.update_info, open_run, discard),
+        runs=launcher.RunStore(create, store.update_info, open_run, discard, store.reasons),
         terminal=launcher.Terminal(tell or say, environment, log),
         extra=extra,
     )

@@ -153,9 +153,11 @@ def _sides(
         exit_codes = [_exit_code(side) for side in (path, target_path) if side is not None]
         return path, target_path, Command(command, exit_codes=exit_codes)
     if target_path is None:
+        if compared is None:
+            open_run(path)  # a mistake in the path is told first
         raise UsageError(
-            f"what is to be run? whence locate {path} -- CMD, or whence locate {path} TGT to run "
-            "the command of TGT again"
+            f"which program is the target? Give its run, to run its command again (whence locate "
+            f"{path} TGT), or the command (whence locate {path} -- CMD)"
         )
     return path, target_path, recorded(open_run(target_path).info, target_path)
 

@@ -226,6 +226,7 @@ def _errors(rows: Sequence[Row], worst: Verdict | None) -> dict[str, Any]:
         "error": error,
         "incoming": incoming,
         "noise": _noise(numbers, outputs),
+        "added": 0.0 if error == 0.0 else numbers.get("error_rel"),
         "own": numbers.get("floor_rel"),
         "shares": tuple(numbers.get(name) for name in shares),
         "visible": tuple(numbers.get(f"visible_{kind}") for kind in KINDS)

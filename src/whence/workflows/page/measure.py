@@ -8,6 +8,7 @@ know is added: the tree, sources, facts of both sides, elements.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from whence import align
 from whence.comparison.programs import programs
@@ -18,6 +19,9 @@ from whence.results import Comparison
 from whence.results.page import Page, PageDetail, PageSide
 from whence.workflows.page.calls import page_calls
 from whence.workflows.page.details import page_details
+from whence.workflows.page.places import page_places
+from whence.workflows.page.unpaired import page_unpaired
+from whence.workflows.page.vocabulary import vocabulary
 from whence.workflows.reopen import reopened, runs_of
 
 DETAILS = 40
@@ -31,14 +35,15 @@ def page_of(
     folder: str = "",
     details: int = DETAILS,
     runs: tuple[Run, Run] | None = None,
+    tokenizer: Path | None = None,
     tell: Callable[[int, int, str], None] = lambda *_: None,
 ) -> Page:
     """The page of a comparison. details: calls whose tensors are looked at: findings, what
     introduces, their neighbours, then the rest.
 
     folder: where the comparison lies. runs: both, where they are open already; else they are
-    opened. Reads elements of these only. A run that is gone or was changed is no error: `missing`
-    says so.
+    opened. tokenizer: a tokenizer.json, or its folder. Reads elements of these only. A run that is
+    gone or was changed is no error: `missing` says so.
     """
     missing: list[str] = []
     aligned: align.Aligned | None = None
@@ -66,6 +71,7 @@ def page_of(
     tensors: tuple[PageDetail, ...] = ()
     if aligned is not None and details and calls:
         tensors = page_details(compared, aligned, calls, details, tell)
+    texts = vocabulary(compared, runs, tokenizer)
     reference, target = [_facts(run) for run in runs] if runs is not None else [{}, {}]
     return Page(
         compared,
@@ -75,6 +81,9 @@ def page_of(
         tensors,
         tuple(missing),
         folder,
+        places=page_places(compared, aligned) if aligned is not None else (),
+        unpaired=page_unpaired(compared, aligned, calls) if aligned is not None else (),
+        vocabulary=texts,
     )
 
 

@@ -33,8 +33,10 @@ def report_html(
     comparison: a folder that `compare` wrote, what it returned, or a file of `whence tokens
     --format json`. details: for how many calls tensors are shown in detail; these are read from
     the two runs, and without them the page says what is missing. tokens: a file of `whence tokens
-    --format json`, shown beside the comparison. runs: both, where they are open already. progress:
-    called with (done, of, what). Raises UnreadableRun, UsageError, OutputExists, StoreFailed.
+    --format json`, shown beside the comparison; or the tokenizer.json of the model, or its folder,
+    for the text of the tokens that were generated. runs: both, where they are open already.
+    progress: called with (done, of, what). Raises UnreadableRun, UsageError, OutputExists,
+    StoreFailed.
     """
     file = Path(output)
     if file.is_dir():
@@ -102,15 +104,17 @@ def page(
 
     from whence.results import Comparison
     from whence.workflows.page.measure import page_of
+    from whence.workflows.page.vocabulary import is_tokenizer
     from whence.workflows.saved import load_comparison
 
     if details < 0:
         raise UsageError(f"details {details}: a number of calls, 0 or more")
-    texts = _texts(Path(tokens)) if tokens is not None else None
+    given = Path(tokens) if tokens is not None else None
+    words = given if given is not None and is_tokenizer(given) else None
+    texts = _texts(given) if given is not None and words is None else None
     if isinstance(comparison, Comparison):
-        return msgspec.structs.replace(
-            page_of(comparison, details=details, runs=runs, tell=progress), texts=texts
-        )
+        measured = page_of(comparison, details=details, runs=runs, tokenizer=words, tell=progress)
+        return msgspec.structs.replace(measured, texts=texts)
     place = Path(comparison)
     if (
         place.is_file()
@@ -119,7 +123,12 @@ def page(
     ):
         return _of_texts(standalone_texts)
     measured = page_of(
-        load_comparison(place), folder=os.fspath(place), details=details, runs=runs, tell=progress
+        load_comparison(place),
+        folder=os.fspath(place),
+        details=details,
+        runs=runs,
+        tokenizer=words,
+        tell=progress,
     )
     return msgspec.structs.replace(measured, texts=texts)
 
@@ -146,7 +155,7 @@ def _texts(file: Path) -> TokenMatch:
     if texts is None:
         raise UnreadableRun(
             f"{file} is no answer of whence tokens; whence tokens REF TGT --format json > "
-            f"{file.name} makes one"
+            f"{file.name} makes one. It is no tokenizer.json of a model either"
         )
     return texts
 

@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from whence.instrument.session import Session
+from whence.instrument.wording import counted
 from whence.records import Run
 
 SHELL = "_whence_shell"
@@ -215,6 +216,18 @@ def note(session: Session, compiled: Compiled) -> None:
     """Leave a note of what was compiled, in a run that holds something."""
     if session.active and (compiled.requests or session.calls):
         session.note(NOTE, msgspec.json.encode(compiled).decode())
+
+
+def note_unseen(session: Session) -> None:
+    """Where nothing was captured, but dynamo compiled: note why, and what captures it."""
+    graphs, _ = _counted()
+    if graphs and session.active and not session.calls:
+        session.note(
+            "error",
+            f"the model ran in {counted(graphs, 'graph')} that torch.compile made of a function, "
+            "and capture sees only modules that are compiled themselves; capture it uncompiled "
+            "with --rung eager",
+        )
 
 
 def of_run(run: Run) -> list[Compiled]:

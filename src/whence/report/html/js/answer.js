@@ -1,22 +1,29 @@
-// The first screen: same or not, where it starts, why that is believed, what it rests on.
+// The first screen: what, where, why, how sure, the effect at the outputs, what next; beside it the code that is meant.
 const MARKS = { same: "M4 12.5l5 5L20 6.5", different: "M12 3.5v11M12 19.4v.2", undecided: "M8.5 9a3.5 3.5 0 1 1 5.2 3.1c-1.2.7-1.7 1.4-1.7 2.6M12 19.4v.2" };
 
 function answer() {
-  const h = DATA.head, a = DATA.answer, first = a.findings[0];
+  const h = DATA.head, a = DATA.answer, first = a.findings[0], place = a.status === "same" ? null : placeOf(0);
   const mark = svg("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" });
   const path = svg("path", { d: MARKS[a.status], fill: "none", "stroke-width": 3.2, "stroke-linecap": "round", "stroke-linejoin": "round" });
   path.style.stroke = "currentColor";
   mark.append(path);
-  return el("section", { class: "answer", id: "answer", "aria-labelledby": "answer-title" },
-    el("div", { class: `status ${a.status}` }, mark, h.word, el("span", { class: "soft", style: { "font-weight": "400" } }, `${h.names[1]} against ${h.names[0]}`)),
+  const w = h.where, dots = (parts) => parts.filter(Boolean).map((part, k) => [k ? " \u00b7 " : "", part]);
+  const where = w.name && [el("div", {}, dots([el("code", {}, w.name), w.type, w.source && el("code", {}, w.source)])), el("div", { class: "soft" }, dots([...w.more, first?.call >= 0 && el("button", { class: "plain", type: "button", onclick: () => openCall(first.call) }, "open the call")]))];
+  const rows = [["Where", where], ["Why", h.why.length && [el("div", {}, sentence(h.why[0])), h.why.length > 1 && el("div", { class: "soft" }, h.why.slice(1).map(sentence).join(" "))]],
+    ["How sure", (h.sure.length || h.seen) && [el("div", {}, h.sure.map((text, k) => [k ? "; " : "", k || a.status === "same" || !first ? text : el("b", {}, text)])), h.seen && el("div", { class: "soft" }, `Would have seen: ${h.seen}`)]],
+    ["Effect", h.effect.length && el("div", {}, sentence(h.effect.join("; ")))],
+    ["Next", h.next.length && [h.next.slice(0, 2).map(nextStep), h.next.length > 2 && el("details", { class: "small" }, el("summary", {}, `${count(h.next.length - 2)} more`), h.next.slice(2).map(nextStep))]]];
+  return el("section", { class: `answer${place ? " with-place" : ""}`, id: "answer", "aria-labelledby": "answer-title" },
+    el("div", { class: `status ${a.status}` }, mark, h.kind, el("span", { class: "soft", style: { "font-weight": "400" } }, `${h.names[1]} against ${h.names[0]}`)),
     el("h1", { id: "answer-title", tabindex: -1 }, h.sentence),
-    first?.sentence && a.status !== "same" && el("p", { class: "why" }, first.sentence),
-    el("div", { class: "line" }, h.where && el("span", {}, h.where), h.cause && el("span", {}, "cause ", el("b", {}, h.cause)), h.confidence && el("span", {}, "confidence ", el("b", {}, h.confidence), h.chance && ` (${h.chance})`),
-      h.rests && el("span", {}, "rests on ", el("b", {}, h.rests)), h.seen && el("span", {}, "would have seen ", el("b", {}, h.seen)), first?.call >= 0 && el("button", { class: "plain", type: "button", onclick: () => openCall(first.call) }, "open the call")),
-    h.coverage.length ? el("div", { class: "tiles", "aria-label": "Coverage, in calls" }, h.coverage.map(([n, what]) => el("div", { class: (what === "unmatched" || what === "incomparable") && n !== "0" ? "alarm" : "" }, el("b", {}, n), el("span", {}, what)))) : null,
-    ran());
+    el("dl", { class: "six" }, rows.filter(([, value]) => value && value.length !== 0).map(([title, value]) => [el("dt", {}, title), el("dd", {}, value)])),
+    place,
+    el("div", { class: "rest" }, h.coverage.length ? el("div", { class: "tiles", role: "group", "aria-label": "Coverage, in calls" }, h.coverage.map(([n, what]) => el("div", { class: (what === "unmatched" || what === "incomparable") && n !== "0" ? "alarm" : "" }, el("b", {}, n), el("span", {}, what)))) : null,
+      ran()));
 }
-
+function nextStep(step) { return el("div", { class: "next" }, copyable(step.command), el("div", { class: "soft" }, step.decides && sentence(step.decides), step.fill_in && " Words in capitals are yours to fill in.")); }
+// A sentence of a report, as it stands below a heading: a capital, unless a name of code begins it, and a full stop.
+function sentence(text) { const whole = /^[\w.]*[._]\w|^\w+: \w+ is .* in the reference/.test(text) ? text : text.charAt(0).toUpperCase() + text.slice(1); return /[.!?]$/.test(whole) ? whole : `${whole}.`; }
 // What was compared, a line for each side: what differs is marked. All conditions stand at the end of the page.
 const VERSIONS = ["torch", "paddlepaddle", "onnxruntime", "transformers"];
 function ran() {
@@ -52,5 +59,5 @@ function findings() {
     if (f.also?.length) body.append(el("p", { class: "soft", style: { "margin-top": "10px" } }, `The same in ${f.also.slice(0, 12).join(", ")}${f.also.length > 12 ? ` and ${count(f.also.length - 12)} more` : ""}.`));
   }
   onLink(() => { if (shown() !== now) show(shown()); });
-  return section("why", "Why we believe it", "What came in, what rounding in this operator explains, and what it made.", list.length > 1 && el("div", { class: "tabs", role: "tablist" }, tabs, list.length > 30 && el("span", { class: "soft" }, `and ${count(list.length - 30)} more`)), body);
+  return section("why", "Why we believe it", "The error of its inputs, what rounding in this operator explains, and the error of its outputs.", list.length > 1 && el("div", { class: "tabs", role: "tablist" }, tabs, list.length > 30 && el("span", { class: "soft" }, `and ${count(list.length - 30)} more`)), body);
 }

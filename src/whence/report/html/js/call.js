@@ -6,10 +6,11 @@ function callView(i) {
   const box = el("div", { class: "call" },
     el("div", {}, el("h2", {}, el("code", {}, name(i)), " ", el("span", { class: "soft" }, type(i))),
       el("div", { class: "legend" }, chip(verdict(i)), S[C.confidence[i]] && el("span", {}, S[C.confidence[i]]), where(i) && el("span", {}, where(i)), S[C.evidence[i]] && el("span", {}, `by ${S[C.evidence[i]]}`))),
-    S[C.sentence[i]] && el("p", {}, S[C.sentence[i]]),
+    S[C.sentence[i]] && el("p", {}, sentence(S[C.sentence[i]])),
+    finding > 0 && placeOf(finding),
     facts([
-      ["error", el("span", { class: "num" }, [["came in", C.incoming[i]], ["own rounding", C.own[i]], ["explained up to", C.noise[i]], ["seen", C.error[i]]].filter(([, v]) => v !== null).map(([w, v]) => `${w} ${number(v)}`).join(", ") || "unknown")],
-      ["would have seen", C.visible[i] ? el("span", { class: "num" }, largestHidden(C.visible[i])) : ""],
+      ["error", el("span", { class: "num" }, [["accumulated", C.error[i]], ["introduced here", C.added[i]], ["came in", C.incoming[i]], ["own rounding", C.own[i]], ["explained up to", C.noise[i]]].filter(([, v]) => v !== null).map(([w, v]) => `${w} ${number(v)}`).join(", ") || "unknown")],
+      ["would have seen", C.visible[i] && !GUILTY.has(verdict(i)) ? el("span", { class: "num" }, largestHidden(C.visible[i])) : ""],
       ["cause", S[C.cause[i]]], ["operator inside", S[C.operator[i]]],
       ["source", source && el("code", {}, source)], ["source, target", other && other !== source && el("code", {}, other)],
       ["name in the target", S[C.target_name[i]] && el("code", {}, S[C.target_name[i]])],
@@ -18,7 +19,7 @@ function callView(i) {
     ]),
     shares(i),
     finding >= 0 && DATA.commands.repro[finding] && el("div", {}, el("h3", {}, "Reproduce it alone"), copyable(DATA.commands.repro[finding])),
-    sidesOf(i), details.length ? looks(details) : (C.error[i] > 0 && el("p", { class: "soft small" }, "No elements were looked at for this call: the page holds those of findings, their neighbours and the most telling others (--details).")),
+    sidesOf(i), details.length ? looks(details) : (C.error[i] > 0 && el("p", { class: "soft small" }, "The elements of this call are not on the page: it holds those of findings, their neighbours and the calls nearest to their limits (--details N holds more).")),
     flow("Reads from", C.reads[i]), flow("Read by", READERS[i]));
   return box;
 }
@@ -26,13 +27,13 @@ function callView(i) {
 // How large a fault of each kind would have been named, in percent.
 function largestHidden([scale, channel, element, noise]) {
   const percent = (v) => `${number(100 * v, 2)} %`;
-  return `a scale error above ${percent(scale)}; of the rms, one channel shifted by ${percent(channel)}, one element off by ${percent(element)}, noise of ${percent(noise)}`;
+  return `a scale error above ${percent(scale)}; one channel shifted by ${percent(channel)} of the root mean square, one element off by ${percent(element)}, noise of ${percent(noise)}`;
 }
 
 function shares(i) {
   const s = C.shares[i];
   if (!s || !s.some((v) => v > 0)) return null;
-  const parts = [["came in", s[0], "inherited"], ["made here by the target", s[1], "introduced"], ["the reference's own rounding", s[2], "noise"]].filter(([, v]) => v !== null);
+  const parts = [["came in", s[0], "inherited"], ["made here by the target", s[1], GUILTY.has(verdict(i)) ? "introduced" : "declared"], ["the reference's own rounding", s[2], "noise"]].filter(([, v]) => v !== null);
   const total = parts.reduce((sum, [, v]) => sum + Math.max(0, v), 0) || 1;
   const percent = (v) => (v >= 0.0005 ? `${number(100 * v, 3)} %` : v > 0 ? "below 0.05 %" : "0 %");
   return el("div", {}, el("h3", {}, "Of the squared error"), el("div", { class: "share", role: "img", "aria-label": parts.map(([w, v]) => `${w} ${percent(v)}`).join(", ") },
@@ -46,14 +47,14 @@ function sidesOf(i) {
   const every = TENSORS.get(i) || [], equal = (t) => T.identical[t] && text(t, "reference_slot").startsWith("param");
   const list = every.length > 12 ? every.filter((t) => !equal(t)) : every, rest = every.length - list.length;
   if (!every.length) return null;
-  return el("div", {}, el("h3", {}, "Tensors, side by side"), el("div", { class: "scroll" }, el("table", { class: "flat" },
-    el("thead", {}, el("tr", {}, ["slot", "reference", "target", "rel_l2", "max_abs_err", "cosine", ""].map((h, k) => el("th", { scope: "col", class: k > 2 && k < 6 ? "r" : "" }, h)))),
+  return el("div", {}, el("h3", {}, "Tensors, side by side"), scroller("Tensors", el("table", { class: "flat" },
+    headRow(["slot", "reference", "target", "rel_l2", "max_abs_err", "cosine", "(note)"], (k) => k > 2 && k < 6),
     el("tbody", {}, list.slice(0, 60).map((t) => {
       const a = `${text(t, "reference_dtype")} ${text(t, "reference_shape")}`, b = `${text(t, "target_dtype")} ${text(t, "target_shape")}`;
       const slot = text(t, "target_slot") === text(t, "reference_slot") ? text(t, "reference_slot") : `${text(t, "reference_slot")} / ${text(t, "target_slot")}`;
       return el("tr", {}, el("td", {}, el("code", {}, slot)), el("td", {}, a), el("td", { class: a === b ? "" : "differs" }, b), el("td", { class: "r" }, number(T.rel_l2[t])), el("td", { class: "r" }, number(T.max_abs_err[t])),
         el("td", { class: "r" }, T.identical[t] ? "" : number(T.cosine_similarity[t], 6)), el("td", { class: "soft" }, T.identical[t] ? "equal bits" : text(t, "why")));
-    })))), rest ? el("p", { class: "soft small" }, `and ${count(rest, "parameter")} with equal bits`) : null, list.length > 60 ? el("p", { class: "soft small" }, `and ${count(list.length - 60)} more in the table of tensors`) : null);
+    })))), rest ? el("p", { class: "soft small" }, `And ${count(rest, "parameter")} with equal bits.`) : null, list.length > 60 ? el("p", { class: "soft small" }, `And ${count(list.length - 60)} more in the table of tensors.`) : null);
 }
 
 function looks(details) {
@@ -79,12 +80,12 @@ function look(d) {
     odd && el("p", {}, `NaN or infinite: ${count(d.not_finite[0])} in the reference, ${count(d.not_finite[1])} in the target.`),
     plots.length ? el("div", { class: "plots" }, plots) : null,
     el("div", { class: "split", style: { "margin-top": "14px" } },
-      d.worst?.length ? el("div", {}, el("h3", {}, "Worst elements"), el("div", { class: "scroll" }, el("table", { class: "flat" }, el("thead", {}, el("tr", {}, ["index", "reference", "target", "error"].map((h, k) => el("th", { scope: "col", class: k ? "r" : "" }, h)))),
+      d.worst?.length ? el("div", {}, el("h3", {}, "Worst elements"), scroller("Worst elements", el("table", { class: "flat" }, headRow(["index", "reference", "target", "error"], (k) => k > 0),
         el("tbody", {}, d.worst.map(([index, a, b]) => el("tr", {}, el("td", {}, el("code", {}, `[${index.join(", ")}]`)), el("td", { class: "r" }, a === null ? "not finite" : number(a, 7)), el("td", { class: "r" }, b === null ? "not finite" : number(b, 7)), el("td", { class: "r" }, a === null || b === null ? "-" : number(Math.abs(b - a))))))))) : null,
-      both ? el("div", {}, el("h3", {}, "Both tensors"), el("table", { class: "flat" }, el("thead", {}, el("tr", {}, ["", "reference", "target"].map((h, k) => el("th", { scope: "col", class: k ? "r" : "" }, h)))),
+      both ? el("div", {}, el("h3", {}, "Both tensors"), el("table", { class: "flat" }, headRow(["(figure)", "reference", "target"], (k) => k > 0),
         el("tbody", {}, names.map((n, k) => el("tr", {}, el("td", { class: "soft" }, n), el("td", { class: "r" }, number(d.reference[k], 6)), el("td", { class: "r" }, number(d.target[k], 6))))))) : null),
     el("details", { class: "small" }, el("summary", {}, "All figures of this pair"), facts(DATA.figures.map((n, k) => [n, d.figures[k] === null ? "" : number(d.figures[k], 5)]))),
-    d.sampled ? el("p", { class: "soft small" }, `Looked at over the first ${count(d.sampled)} of ${count(d.elements, "element")}.`) : null);
+    d.sampled ? el("p", { class: "soft small" }, `These are the first ${count(d.sampled)} of ${count(d.elements, "element")}.`) : null);
 }
 
 function flow(title, list) {

@@ -1,6 +1,8 @@
 // A canvas that knows its size, is drawn again when that or the theme changes, and can be looked at without sight.
-function canvas(height, words, draw) {
+// over: what is drawn on top and changes often; `touch` draws it anew on the picture that is there.
+function canvas(height, words, draw, over) {
   const node = el("canvas", { role: "img", "aria-label": words, style: { height: `${height}px` } });
+  let picture = null;
   function redraw() {
     const width = node.clientWidth;
     if (!width) return;
@@ -11,11 +13,21 @@ function canvas(height, words, draw) {
     g.scale(ratio, ratio);
     g.font = `12px ${getComputedStyle(document.body).fontFamily}`;
     draw(g, width, height);
+    if (!over) return;
+    picture = el("canvas", { width: node.width, height: node.height });
+    picture.getContext("2d").drawImage(node, 0, 0);
+    over(g);
+  }
+  function touch() {
+    if (!picture) { redraw(); return; }
+    const g = node.getContext("2d");
+    g.save(); g.resetTransform(); g.clearRect(0, 0, node.width, node.height); g.drawImage(picture, 0, 0); g.restore();
+    over(g);
   }
   let last = 0;
   new ResizeObserver(() => { if (node.clientWidth && node.clientWidth !== last) { last = node.clientWidth; redraw(); } if (!node.isConnected) drawn.delete(redraw); }).observe(node);
   drawn.add(redraw);
-  return { node, redraw };
+  return { node, redraw, touch };
 }
 
 const LOG = Math.log10;

@@ -37,6 +37,10 @@ for (let t = 0; t < T.call.length; t++) {
 // A call that only holds others repeats what the last of them made; it is shown where it has a verdict of its own.
 const SHOWN = Array.from({ length: CALLS }, (_, i) => i).filter((i) => !KIDS[i].length || TELLING.has(verdict(i)));
 
+// Calls by verdict: the legend, the tally and the table count these.
+const TALLY = new Map();
+for (let i = 0; i < CALLS; i++) TALLY.set(verdict(i), (TALLY.get(verdict(i)) || 0) + 1);
+
 // Names that are shown anywhere, in the order in which the first call of each began.
 function nameOrder() {
   const wanted = new Set(SHOWN.map((i) => C.name[i])), order = new Map();

@@ -35,6 +35,10 @@ function facts(pairs) {
   return el("dl", { class: "facts" }, pairs.filter(([, value]) => value !== "" && value !== undefined && value !== null && value !== false).map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
 }
 
+// What may be wider than the page is scrolled by itself, by keyboard too.
+function scroller(label, ...kids) { return el("div", { class: "scroll", role: "group", tabindex: 0, "aria-label": label }, kids); }
+function headRow(titles, isRight = () => false) { return el("thead", {}, el("tr", {}, titles.map((title, k) => el("th", { scope: "col", class: isRight(k) ? "r" : "" }, title.startsWith("(") ? el("span", { class: "unseen" }, title.slice(1, -1)) : title)))); }
+
 function number(value, digits = 3) {
   if (value === null || value === undefined) return "-";
   if (value === 0) return "0";

@@ -1,20 +1,18 @@
 // The page in the order of its answers: same or not; where it starts; why we believe it; how far it matters; what else was seen.
 function start() {
   const band = C.noise.some((n) => n > 0);
-  if (CALLS && C.error.every((e) => e === 0)) return section("start", "The error along the run", "", el("p", {}, `Every one of ${count(CALLS, "call")} made what the reference made, bit for bit.`));
-  return CALLS ? section("start", DATA.answer.findings.length ? "Where it starts" : "The error along the run", `Every call in the order of execution${band ? "; shaded is what rounding in it, and what it was given, explain" : ""}. Point for numbers, click to open.`, runChart()) : null;
+  if (CALLS && C.error.every((e) => e === 0)) return section("start", "The error along the run", "", el("p", {}, `${CALLS === 1 ? "The only call" : `Each of ${count(CALLS, "call")}`} returned what the reference returned, bit for bit.`));
+  return CALLS ? section("start", DATA.answer.findings.length ? "Where it starts" : "The error along the run", `Every call in the order of execution.${band ? " The shaded band is the error explained by rounding and by the call's inputs." : ""} Hover for numbers, click for details.`, runChart()) : null;
 }
 
 function matters() {
-  const ends = ROOTS.filter((i) => C.error[i] !== null), worst = ends.reduce((a, i) => (a < 0 || C.error[i] > C.error[a] ? i : a), -1);
-  const first = DATA.answer.findings[0]?.call ?? -1, lines = [];
-  if (worst >= 0) lines.push(ends.length < ROOTS.length && !C.error[worst] ? `The outputs of ${count(ROOTS.length - ends.length)} of ${count(ROOTS.length, "outermost call")} could not be measured; the others are equal.` : C.error[worst] > 0 ? `At the outputs of ${name(worst)} the error is ${number(C.error[worst])}${ends.length > 1 ? ` at most (${where(worst) || "its only call"}), over ${count(ends.length, "call")} of the model` : ""}.` : "The outputs of the model are equal, bit for bit.");
-  else if (ROOTS.length) lines.push("The outputs of the model could not be measured.");
+  const first = DATA.answer.findings[0]?.call ?? -1, lines = DATA.head.effect.map(sentence);
   if (first >= 0) {
-    const behind = downstream(first), hit = [...behind].filter((i) => C.error[i] > 0), unknown = [...behind].filter((i) => C.error[i] === null).length;
-    lines.push(`${count(behind.size, "call")} depend on ${name(first)} of step ${C.step[first]}; ${count(hit.length)} of these differ, ${count(hit.filter((i) => verdict(i) === "inherited").length)} only because of what they were given${unknown ? `; of ${count(unknown)} it is unknown` : ""}.`);
+    const behind = downstream(first), hit = [...behind].filter((i) => C.error[i] > 0), unknown = [...behind].filter((i) => C.error[i] === null).length, inherit = hit.filter((i) => verdict(i) === "inherited").length;
+    const depends = behind.size === 1 ? "depends" : "depend", differ = hit.length === 1 ? "differs" : "differ";
+    lines.push(behind.size ? `${count(behind.size, "call")} ${depends} on ${name(first)} of step ${C.step[first]}. ${count(hit.length)} of them ${differ}, ${count(inherit)} only because of ${inherit === 1 ? "its" : "their"} inputs${unknown ? `; ${count(unknown)} could not be measured` : ""}.` : `No other call depends on ${name(first)} of step ${C.step[first]}.`);
   }
-  const tally = VERDICTS.filter((v) => DATA.answer.counts[v]).map((v) => chip(v, `${count(DATA.answer.counts[v])} ${v}`));
+  const tally = VERDICTS.filter((v) => TALLY.has(v)).map((v) => chip(v, `${v} ${count(TALLY.get(v))}`));
   return lines.length || tally.length ? section("matters", "How far it matters", "", el("ul", { class: "bullets" }, lines.map((text) => el("li", {}, text))), el("div", { class: "legend", style: { "margin-top": "6px" } }, tally)) : null;
 }
 
@@ -40,18 +38,21 @@ function sides() {
   const of = (side) => new Map(side.facts || []), a = of(left), b = of(right), differing = new Set(left.differing || []);
   const row = (k) => el("tr", {}, el("td", { class: "soft" }, k), el("td", {}, a.get(k) || ""), el("td", { class: differing.has(k) ? "differs" : "" }, b.get(k) || "", differing.has(k) && el("span", { class: "soft" }, " (differs)")));
   const main = names.filter((k) => (differing.has(k) && a.has(k) && b.has(k)) || ["kind", "command", "commit", "seed", "devices", "torch", "started", "capture ended", "observer effect"].includes(k) || / (parameter_dtypes|devices|attention|autocast)$/.test(k)), rest = names.filter((k) => !main.includes(k));
-  const table = (list, head) => el("div", { class: "scroll" }, el("table", { class: "flat" }, head, el("tbody", {}, list.map(row))));
-  const head = [el("thead", {}, el("tr", {}, ["", "reference", "target"].map((h) => el("th", { scope: "col" }, h)))), el("tbody", {}, el("tr", {}, el("td", { class: "soft" }, "path"), el("td", {}, el("code", {}, left.path)), el("td", {}, el("code", {}, right.path))))];
+  const table = (list, head) => scroller("What was compared", el("table", { class: "flat" }, head, el("tbody", {}, list.map(row))));
+  const head = [headRow(["(condition)", "reference", "target"]), el("tbody", {}, el("tr", {}, el("td", { class: "soft" }, "path"), el("td", {}, el("code", {}, left.path)), el("td", {}, el("code", {}, right.path))))];
   return section("sides", "What was compared", "", el("div", { class: "panel" }, table(main, head), rest.length ? el("details", { class: "small" }, el("summary", {}, `${count(rest.length)} more conditions, equal on both sides or known of one`), table(rest)) : null,
     el("p", { class: "soft small", style: { "margin-top": "8px" } }, `whence ${DATA.answer.versions.whence || ""}`), DATA.commands.compare.map((c) => copyable(c))));
 }
 
 const help = helpBox();
-const parts = [answer(), start(), findings(), matters(), tokens(), maps(), tree(), seen(), lists(), sides()].filter(Boolean);
-const titles = { start: "Where", why: "Why", matters: "How far", tokens: "Tokens", maps: "By step", modules: "Modules", seen: "Else", all: "Table", sides: "Runs" };
-const jumps = parts.filter((p) => titles[p.id]).map((p) => el("a", { href: `#${p.id}-title`, onclick: (event) => { event.preventDefault(); p.scrollIntoView(); document.getElementById(`${p.id}-title`).focus({ preventScroll: true }); } }, titles[p.id]));
+const parts = [answer(), start(), findings(), matters(), tokens(), maps(), graph(), tree(), seen(), lists(), sides()].filter(Boolean);
+const titles = { start: "Where", why: "Why", matters: "How far", tokens: "Tokens", maps: "By step", graph: "Graph", modules: "Tree", seen: "Else", all: "Table", sides: "Runs" };
+const jump = (p, done) => el("a", { href: `#${p.id}-title`, onclick: (event) => { event.preventDefault(); done(); p.scrollIntoView(); document.getElementById(`${p.id}-title`).focus({ preventScroll: true }); } }, titles[p.id]);
+const listed = parts.filter((p) => titles[p.id]);
+// On a narrow screen the sections are behind one button.
+const menu = el("details", { class: "menu" }, el("summary", {}, "Sections"), el("nav", { "aria-label": "Sections, as a list" }, listed.map((p) => jump(p, () => { menu.open = false; }))));
 add(document.getElementById("app"), [
-  el("header", { class: "bar" }, el("b", {}, "whence"), el("nav", { "aria-label": "Sections" }, jumps), el("button", { type: "button", onclick: switchTheme, title: "Light or dark (t)" }, "Light / dark"), el("button", { type: "button", onclick: () => help.showModal(), "aria-label": "Keyboard help" }, "?")),
+  el("header", { class: "bar" }, el("b", {}, "whence"), el("nav", { "aria-label": "Sections" }, listed.map((p) => jump(p, () => {}))), menu, el("button", { type: "button", onclick: switchTheme, title: "Light or dark (t)" }, "Light / dark"), el("button", { type: "button", onclick: () => help.showModal(), "aria-label": "Keyboard help" }, "?")),
   el("main", {}, parts), drawer(), tip, help,
 ]);
 // Charts are drawn for the width of paper, so that their words keep their size.

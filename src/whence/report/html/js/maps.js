@@ -4,7 +4,7 @@ function maps() {
   if (C.error.every((e) => e === 0)) return null;
   if (GROUPS.ranks.length > 1) out.push(layerMap("rank", C.rank, GROUPS.ranks));
   if (GROUPS.steps.length > 1) out.push(layerMap("step", C.step, GROUPS.steps));
-  return out.length ? section("maps", GROUPS.ranks.length > 1 ? "By rank, step and layer" : "By step and layer", "The largest relative error of every name; framed where it is introduced. A click opens the call.", out) : null;
+  return out.length ? section("maps", GROUPS.ranks.length > 1 ? "By rank, step and layer" : "By step and layer", "The worst call of every name there, in the colours of the scale; framed where an error is introduced. A click opens the call.", scaleLegend(["equal", "calm", "passed", "alarm", "unknown"]), out) : null;
 }
 
 function layerMap(what, column, values) {
@@ -19,7 +19,6 @@ function layerMap(what, column, values) {
     if (worse(i, cells[k])) cells[k] = i;
   }
   const known = cells.filter((i) => i >= 0 && C.error[i] > 0).map((i) => C.error[i]);
-  const high = known.length ? LOG(Math.max(...known)) : 0, low = known.length ? Math.max(LOG(Math.min(...known)), high - 7) : -1;
   const height = Math.max(90, Math.min(420, rows * 22 + 44));
   let at = null;
   const chart = canvas(height, `Largest error by ${what} (${rows}) and layer (${columns})`, (g, width, full) => {
@@ -27,7 +26,7 @@ function layerMap(what, column, values) {
     at = { frame, w, t };
     cells.forEach((i, k) => {
       const x = frame.left + (k % columns) * w, y = frame.top + Math.floor(k / columns) * t;
-      g.fillStyle = i < 0 ? colour("bg") : C.error[i] === null ? colour("undetermined") : C.error[i] > 0 ? heat((LOG(C.error[i]) - low) / (high - low || 1)) : colour("grid");
+      g.fillStyle = i < 0 ? colour("bg") : callColour(i);
       g.fillRect(x, y, Math.max(1, w - (w > 5 ? 1 : 0)), Math.max(1, t - (t > 5 ? 1 : 0)));
     });
     g.strokeStyle = colour("introduced"); g.lineWidth = 2;
@@ -41,8 +40,8 @@ function layerMap(what, column, values) {
     const box = chart.node.getBoundingClientRect(), c = Math.floor((event.clientX - box.left - at.frame.left) / at.w), r = Math.floor((event.clientY - box.top - at.frame.top) / at.t);
     return c >= 0 && r >= 0 && c < columns && r < rows ? cells[r * columns + c] : -1;
   };
-  chart.node.addEventListener("mousemove", (event) => { const i = under(event); chart.node.style.cursor = i >= 0 ? "pointer" : "default"; if (i < 0) hideTip(); else showTip(event, el("b", {}, name(i)), ` ${what} ${column[i]}: error ${number(C.error[i])}, ${verdict(i)}`); });
+  chart.node.addEventListener("mousemove", (event) => { const i = under(event); chart.node.style.cursor = i >= 0 ? "pointer" : "default"; if (i < 0) hideTip(); else showTip(event, el("b", {}, name(i)), ` ${what} ${column[i]}: ${verdict(i)}, error ${number(C.error[i])}${units(i) === null ? "" : `, ${number(units(i), 2)} times what is explained`}`); });
   chart.node.addEventListener("mouseleave", hideTip);
   chart.node.addEventListener("click", (event) => { const i = under(event); if (i >= 0) openCall(i); });
-  return figure(`${what} by layer`, chart, known.length ? `${number(10 ** low, 2)} (pale) to ${number(10 ** high, 2)} (strong); plain: equal` : "no call differs");
+  return figure(`${what} by layer`, chart, known.length ? `Relative errors from ${number(Math.min(...known), 2)} to ${number(Math.max(...known), 2)}.` : "No call differs.");
 }

@@ -20,7 +20,7 @@ function histogram(d) {
     });
     g.fillStyle = colour("soft"); g.textAlign = "right"; g.textBaseline = "middle"; g.fillText(count(most), frame.left - 6, frame.top + 6); g.fillText("0", frame.left - 6, frame.bottom);
   });
-  return figure("Histogram of the error", chart, `${count(total)} of ${count(d.elements, "element")} differ${d.zeros ? `, ${count(d.zeros)} are equal` : ""}`, noiseWords(d));
+  return figure("Histogram of the error", chart, `${count(total)} of ${count(d.elements, "element")} ${total === 1 ? "differs" : "differ"}${d.zeros ? `, ${count(d.zeros)} ${d.zeros === 1 ? "is" : "are"} equal` : ""}`, noiseWords(d));
 }
 
 function magnitude(d) {
@@ -37,7 +37,7 @@ function magnitude(d) {
     for (const [a, b] of points) { g.beginPath(); g.arc(at.x(LOG(a)), at.y(LOG(b)), 2, 0, 7); g.fill(); }
     g.globalAlpha = 1;
   });
-  return figure("Error against magnitude", chart, "dashed: an error as large as the value", points.length < d.elements && `; ${count(points.length)} of ${count(d.elements, "element")}, the largest errors among them`);
+  return figure("Error against magnitude", chart, "Dashed: an error as large as the value", points.length < d.elements && `; ${count(points.length)} of ${count(d.elements, "element")}, the largest errors among them`);
 }
 
 function qq(d) {
@@ -52,14 +52,14 @@ function qq(d) {
     for (const [a, b] of points) if (b > 0) { g.beginPath(); g.arc(at.x(LOG(a)), at.y(LOG(b)), 2.2, 0, 7); g.fill(); }
   });
   const last = points[points.length - 1], over = last[1] / last[0];
-  return figure("Quantiles against the noise", chart, "line: what rounding alone would give; its largest error here is ", over >= 1.5 ? `${number(over, 2)} times that` : "no more than that");
+  return figure("Quantiles against the noise", chart, "Line: what rounding alone would give. The largest error here is ", over >= 1.5 ? `${number(over, 2)} times that` : "no more than that", ".");
 }
 
 function heatmap(d) {
   const h = d.heatmap;
   if (!h || !h.values.some((v) => v > 0)) return null;
   const [rows, columns] = h.shape, known = h.values.filter((v) => v > 0);
-  const high = LOG(Math.max(...known)), low = Math.max(LOG(Math.min(...known)), high - 4);
+  const most = Math.max(...known), unit = explainedIn(d);
   const rowSize = Math.ceil(h.rows / rows), columnSize = Math.ceil(h.channels / columns);
   let at = null;
   const chart = canvas(PLOT, `Heatmap of the error over ${h.rows} rows and ${h.channels} channels. ${h.sentence || ""}`, (g, width, height) => {
@@ -68,7 +68,7 @@ function heatmap(d) {
     at = { frame, w, t };
     h.values.forEach((v, k) => {
       const r = Math.floor(k / columns), c = k % columns;
-      g.fillStyle = v === null ? colour("undetermined") : v > 0 ? heat((LOG(v) - low) / (high - low || 1)) : colour("grid");
+      g.fillStyle = v === null ? unjudged() : v > 0 ? (unit ? byUnits(v / unit) : calm(1 + LOG(v / most) / 4)) : colour("grid");
       g.fillRect(frame.left + c * w, frame.top + r * t, Math.ceil(w), Math.ceil(t));
     });
     g.strokeStyle = colour("ink"); g.lineWidth = 2;
@@ -84,16 +84,17 @@ function heatmap(d) {
     const c = Math.floor((event.clientX - box.left - at.frame.left) / at.w), r = Math.floor((event.clientY - box.top - at.frame.top) / at.t);
     if (c < 0 || r < 0 || c >= columns || r >= rows) { hideTip(); return; }
     const span = (k, size, end) => (size === 1 ? k : `${k * size}-${Math.min(end, (k + 1) * size) - 1}`);
-    showTip(event, `row ${span(r, rowSize, h.rows)}, channel ${span(c, columnSize, h.channels)}: rms error ${number(h.values[r * columns + c])}`);
+    showTip(event, `row ${span(r, rowSize, h.rows)}, channel ${span(c, columnSize, h.channels)}: rms error ${number(h.values[r * columns + c])}${unit && h.values[r * columns + c] ? `, ${number(h.values[r * columns + c] / unit, 2)} times what is explained` : ""}`);
   });
   chart.node.addEventListener("mouseleave", hideTip);
-  return figure("Where in the tensor", chart, `root mean square error, ${number(10 ** low, 2)} (pale) to ${number(10 ** high, 2)} (strong)`, h.sentence && `; framed: ${h.sentence}`);
+  return figure("Where in the tensor", chart, unit ? `Root mean square error in units of what is explained, ${number(unit, 2)}: blue up to 1, orange to red from 1 to 1000; the largest is ${number(most / unit, 2)}` : `Root mean square error up to ${number(most, 2)}; nothing says what is explained`, h.sentence ? `. Framed: ${h.sentence}.` : ".");
 }
 
-// One hue, from the page's ground to strong: readable in grey and by every eye.
-function heat(share) {
-  const s = Math.max(0, Math.min(1, share)), isDark = document.documentElement.dataset.theme === "dark";
-  return isDark ? `hsl(${35 - 10 * s} ${40 + 50 * s}% ${18 + 55 * s}%)` : `hsl(${28 - 20 * s} ${55 + 25 * s}% ${92 - 60 * s}%)`;
+// The root mean square error of an element that rounding and the inputs of its call explain. Of an input all is explained that came in.
+function explainedIn(d) {
+  const norm = d.reference?.[4], rms = norm > 0 && d.elements ? norm / Math.sqrt(d.elements) : 0;
+  const share = d.slot.startsWith("input") ? C.incoming[d.call] : d.slot.includes(":") || d.slot.startsWith("param") ? 0 : C.noise[d.call];
+  return Math.max(3 * (d.noise || 0), (share || 0) * rms);
 }
 
 function noiseLine(g, frame, at, upright) {

@@ -3,8 +3,9 @@ function runChart() {
   const HEIGHT = 330;
   const KINDS = ["order", "layer", ...(GROUPS.steps.length > 1 ? ["step"] : [])];
   let off = new Set(), by = "order", step = -1, points = [], hovered = -1, groups = [];
-  const present = VERDICTS.filter((v) => SHOWN.some((i) => verdict(i) === v));
+  const present = VERDICTS.filter((v) => TALLY.has(v));
   const named = DATA.answer.findings.map((f) => f.call).filter((i) => i >= 0);
+  const held = CALLS - SHOWN.length;
   const words = `Error of ${count(SHOWN.length, "call")} in execution order, largest ${number(SHOWN.reduce((most, i) => Math.max(most, C.error[i] || 0), 0))}. The table of calls below holds the same figures.`;
 
   function placed() {
@@ -17,7 +18,7 @@ function runChart() {
   }
 
   const chart = canvas(HEIGHT, words, (g, width, height) => {
-    const frame = { left: 60, right: width - 12, top: 24, bottom: height - 56 };
+    const frame = { left: 60, right: width - 12, top: 42, bottom: height - 56 };
     const list = placed();
     const positive = [];
     for (const [i] of list) positive.push(C.error[i], C.own[i]);
@@ -25,7 +26,7 @@ function runChart() {
     let lowX = Infinity, highX = -Infinity;
     for (const [, x] of list) { lowX = Math.min(lowX, x); highX = Math.max(highX, x); }
     if (!list.length) { lowX = 0; highX = 1; }
-    const at = axes(g, frame, null, y, "", DATA.answer.evidence === "statistics" ? "how far the statistics of what each call made are off" : "relative error of what each call made (rel_l2)");
+    const at = axes(g, frame, null, y, "", DATA.answer.evidence === "statistics" ? "how far the statistics of each call's outputs are off" : "relative error of each call's outputs (rel_l2)");
     const X = (x) => frame.left + 8 + (x - lowX) / (highX - lowX || 1) * (frame.right - frame.left - 16);
     const zero = frame.bottom + 13, none = frame.bottom + 28;
     g.strokeStyle = colour("line"); line(g, frame.left, frame.bottom, frame.right, frame.bottom);
@@ -81,16 +82,18 @@ function runChart() {
     const marks = new Map(SEVERITY.map((v) => [v, new Map()]));
     for (const [px, py, i] of points) marks.get(verdict(i))?.set(Math.round(2 * px) * 16384 + Math.round(2 * py), [px, py]);  // what falls on one place is one mark
     for (const [v, places] of marks) if (places.size) stamped(g, width, height, v, colours[v], GUILTY.has(v) ? 5.5 : big, places.values());  // the worst on top
+    // The name stands above the plot, where no point is, with a line down to its call.
     const first = points.find(([, , i]) => i === named[0]);
     if (first) {
-      const [px, py, i] = first, text = name(i);
-      g.font = `600 ${g.font}`;
-      const half = g.measureText(text).width / 2 + 2;
+      const [px, py, i] = first;
+      g.save(); g.font = `600 ${g.font}`;
+      const text = fitting(g, name(i), frame.right - frame.left), half = g.measureText(text).width / 2 + 2;
       const tx = Math.max(frame.left + half, Math.min(frame.right - half, px));
-      const ty = py - 24 < frame.top ? py + 12 : py - 24;
-      g.lineWidth = 4; g.strokeStyle = colour("bg"); g.textAlign = "center"; g.textBaseline = "top"; g.strokeText(text, tx, ty);
-      g.fillStyle = colour("introduced"); g.fillText(text, tx, ty);
+      g.strokeStyle = colours[verdict(i)]; g.globalAlpha = 0.6; line(g, px, frame.top - 7, px, py - 9); g.globalAlpha = 1;
+      g.textAlign = "center"; g.textBaseline = "top"; g.fillStyle = colours[verdict(i)]; g.fillText(text, tx, 20);
+      g.restore();
     }
+  }, (g) => {
     const opened = linked("call", CALLS);
     for (const [which, ink] of [[opened, colour("accent")], [hovered, colour("ink")]]) {
       const point = which >= 0 && points.find(([, , i]) => i === which);
@@ -111,26 +114,26 @@ function runChart() {
   }
   chart.node.addEventListener("mousemove", (event) => {
     const i = nearest(event);
-    if (i !== hovered) { hovered = i; chart.redraw(); }
+    if (i !== hovered) { hovered = i; chart.touch(); }
     chart.node.style.cursor = i >= 0 ? "pointer" : "default";
     if (i < 0) { hideTip(); return; }
     showTip(event, el("div", {}, el("b", {}, name(i)), " ", type(i)), el("div", {}, chip(verdict(i)), where(i) && `, ${where(i)}`),
-      el("div", { class: "num" }, `error ${number(C.error[i])}`, C.noise[i] !== null && `, explained up to ${number(C.noise[i])}`, C.incoming[i] !== null && `, came in ${number(C.incoming[i])}`));
+      el("div", { class: "num" }, `error ${number(C.error[i])}`, C.added[i] !== null && `, introduced here ${number(C.added[i])}`, C.noise[i] !== null && `, explained up to ${number(C.noise[i])}`, C.incoming[i] !== null && `, came in ${number(C.incoming[i])}`));
   });
-  chart.node.addEventListener("mouseleave", () => { hovered = -1; hideTip(); chart.redraw(); });
+  chart.node.addEventListener("mouseleave", () => { hovered = -1; hideTip(); chart.touch(); });
   chart.node.addEventListener("click", (event) => { const i = nearest(event); if (i >= 0) openCall(i); });
 
-  const legend = el("div", { class: "legend", role: "group", "aria-label": "Verdicts shown" }, present.map((v) => {
-    const total = SHOWN.reduce((sum, i) => sum + (verdict(i) === v), 0);
-    return el("button", { type: "button", "data-verdict": v, title: "Show or hide", onclick: () => {
-      if (off.has(v)) off.delete(v); else off.add(v);
-      setLink({ hide: [...off].join(" ") });
-    } }, chip(v, `${v} ${count(total)}`));
-  }), C.noise.some((n) => n > 0) && el("span", { class: "chip" }, bandGlyph(), "explained by rounding and by what came in"));
+  // The legend counts all calls, as the table does; the marks of those that are not drawn are said below it.
+  const legend = el("div", { class: "legend", role: "group", "aria-label": "Calls by verdict, shown or hidden" }, present.map((v) => el("button", { type: "button", "data-verdict": v, title: "Show or hide", onclick: () => {
+    if (off.has(v)) off.delete(v); else off.add(v);
+    setLink({ hide: [...off].join(" ") });
+  } }, chip(v, `${v} ${count(TALLY.get(v))}`))), C.noise.some((n) => n > 0) && el("span", { class: "chip" }, bandGlyph(), "explained by rounding and by the call's inputs"),
+  held > 0 && el("span", {}, `${count(held, "call")} that only ${held === 1 ? "holds" : "hold"} others ${held === 1 ? "is" : "are"} not drawn.`));
 
   groups = KINDS.map((kind) => el("button", { type: "button", onclick: () => setLink({ by: kind === "order" ? "" : kind }) }, `by ${kind}`));
   const picked = el("select", { onchange: () => setLink({ at: picked.value }) }, el("option", { value: "" }, "all"), GROUPS.steps.map((s) => el("option", { value: s }, s)));
   const steps = GROUPS.steps.length > 1 && el("label", {}, "step", picked);
+  let known = "";
   onLink(() => {
     by = KINDS.includes(link.get("by")) ? link.get("by") : "order";
     step = GROUPS.steps.find((s) => String(s) === link.get("at")) ?? -1;
@@ -138,9 +141,17 @@ function runChart() {
     picked.value = step < 0 ? "" : step;
     groups.forEach((button, k) => button.setAttribute("aria-pressed", String(KINDS[k] === by)));
     for (const button of legend.querySelectorAll("button")) button.setAttribute("aria-pressed", String(!off.has(button.dataset.verdict)));
-    chart.redraw();
+    const key = [by, step, ...off].join(" ");
+    if (key === known) chart.touch(); else chart.redraw();
+    known = key;
   });
   return [el("div", { class: "controls" }, groups, steps), el("figure", {}, chart.node), legend];
+}
+
+function fitting(g, text, width) {
+  if (g.measureText(text).width <= width) return text;
+  while (text.length > 4 && g.measureText(`\u2026${text}`).width > width) text = text.slice(1);
+  return `\u2026${text}`;
 }
 
 // Many marks of one kind: drawn once, stamped on a layer, which is laid over the chart as a whole, so that faded marks do not add up.

@@ -13,6 +13,7 @@ function grid(label, columns, { open, selected = () => false, worse }) {
 
   for (const column of columns) {
     const button = el("button", { type: "button", onclick: () => onSort({ key: column.key, down: sorting.key === column.key ? !sorting.down : column.right === true }) }, column.title);
+    if (column.hint) button.title = column.hint;
     head.append(el("div", { role: "columnheader", class: column.right ? "r" : "", "data-key": column.key, "aria-sort": "none" }, button));
   }
 
@@ -38,11 +39,10 @@ function grid(label, columns, { open, selected = () => false, worse }) {
     body.style.height = `${Math.min(most, rows.length) * ROW}px`;
     box.style.height = `${Math.min(most === PRINTED ? Infinity : 480, (Math.max(3, Math.min(most, rows.length)) + 1) * ROW + 8)}px`;
   }
-  // Printed are a few: without an order of the reader's, the worst.
-  let unprinted = rows;
+  // A few are printed: the first.
   const emptied = () => { for (const [, node] of shown) node.remove(); shown.clear(); };
-  addEventListener("beforeprint", () => { box.scrollTop = 0; printing = true; unprinted = rows; if (!sorting.key) rows = [...rows].sort(worse); emptied(); sized(PRINTED); render(); });
-  addEventListener("afterprint", () => { printing = false; rows = unprinted; emptied(); sized(Infinity); render(); });
+  addEventListener("beforeprint", () => { box.scrollTop = 0; printing = true; emptied(); sized(PRINTED); render(); });
+  addEventListener("afterprint", () => { printing = false; emptied(); sized(Infinity); render(); });
   new ResizeObserver(() => render()).observe(box);
 
   return {
@@ -53,7 +53,7 @@ function grid(label, columns, { open, selected = () => false, worse }) {
     show(found, order) {
       sorting = order;
       const column = columns.find((c) => c.key === order.key);
-      rows = found;
+      rows = column ? found : [...found].sort(worse);
       if (column) {
         const key = new Map(found.map((row) => [row, column.sort ? column.sort(row) : column.text(row)]));
         const empty = (v) => v === null || v === undefined;

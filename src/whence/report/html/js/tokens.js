@@ -12,6 +12,10 @@ function tokensLead(g) {
 
 const TOKEN_WORDS = { identical: "equal logits", noise: "logits differ by rounding", explained: "another token; the gap lies within the noise", unexplained: "another token that rounding does not explain", sampled: "sampled: another token from the same logits", off: "the same token, from logits further apart than rounding takes them", incomparable: "not comparable" };
 
+// The text of a token where a tokenizer was at hand, with blanks that are seen; else its number.
+const tokenText = (id) => { const text = DATA.vocabulary[id]; return text === undefined ? String(id) : text.replaceAll("\n", "\u21b5").replaceAll("\t", "\u21e5").replace(/^ /, "\u2423").replace(/ $/, "\u2423") || '""'; };
+const tokenName = (id) => (DATA.vocabulary[id] === undefined ? String(id) : `${JSON.stringify(DATA.vocabulary[id])} (${id})`);
+
 function generated(g) {
   const K = g.tokens, of = g.prompts.map(() => []);
   K.prompt.forEach((p, k) => of[p].push(k));
@@ -27,15 +31,15 @@ function generated(g) {
   function prompt(p) {
     const one = g.prompts[p], cells = of[p];
     const first = one.first ?? -1;
-    return el("div", {}, el("div", {}, el("b", {}, `prompt ${one.number}`), " ", el("span", { class: "soft" }, `${one.outcome}, ${count(one.compared)} of ${count(one.of, "token")} compared; ids ${one.ids.slice(0, 6).join(" ")}${one.ids.length > 6 ? ` ... (${one.ids.length})` : ""}`)),
+    return el("div", {}, el("div", {}, el("b", {}, `prompt ${one.number}`), " ", el("span", { class: "soft" }, `${one.outcome}, ${count(one.compared)} of ${count(one.of, "token")} compared; `, one.ids.slice(0, 64).some((id) => DATA.vocabulary[id] !== undefined) ? el("q", {}, one.ids.slice(0, 64).map((id) => DATA.vocabulary[id] ?? `[${id}]`).join("").trim(), one.ids.length > 64 && " ...") : `ids ${one.ids.slice(0, 6).join(" ")}${one.ids.length > 6 ? ` ... (${one.ids.length})` : ""}`)),
       el("div", { class: "cells" }, cells.slice(0, 400).map((k) => cell(k, one, k === first)), cells.length > 400 && el("span", { class: "soft" }, `and ${count(cells.length - 400)} more in generation.csv`)),
       cells.length > 1 && closeness(cells, !g.passes[p] || p === order[0]));
   }
   function cell(k, one, isFirst) {
     const parted = K.reference[k] !== K.target[k];
-    const words = `token ${K.index[k] - one.ids.length}, step ${K.step[k]}: ${K.reference[k]}${parted ? ` against ${K.target[k]}` : ""}; ${TOKEN_WORDS[K.verdict[k]] || K.verdict[k]}; margin ${number(K.margin[k])}, logits apart by ${number(K.logit_err[k])}, noise ${number(K.noise[k])}`;
+    const words = `${tokenText(K.reference[k])}${parted ? ` ${tokenText(K.target[k])}` : ""}: token ${K.index[k] - one.ids.length}, step ${K.step[k]}; ${tokenName(K.reference[k])}${parted ? ` against ${tokenName(K.target[k])}` : ""}; ${TOKEN_WORDS[K.verdict[k]] || K.verdict[k]}; margin ${number(K.margin[k])}, logits differ by ${number(K.logit_err[k])}, noise ${number(K.noise[k])}`;
     return el("button", { type: "button", class: `${K.verdict[k]}${parted ? " two" : ""}${isFirst ? " first" : ""}`, "aria-label": words, onmousemove: (event) => showTip(event, words), onmouseleave: hideTip, onfocus: (event) => { const b = event.target.getBoundingClientRect(); showTip({ clientX: b.left, clientY: b.bottom }, words); }, onblur: hideTip, onclick: () => follow(k) },
-      parted ? [el("div", {}, K.reference[k]), el("div", {}, K.target[k])] : K.reference[k]);
+      parted ? [el("div", {}, tokenText(K.reference[k])), " ", el("div", {}, tokenText(K.target[k]))] : tokenText(K.reference[k]));
   }
   function follow(k) {
     const root = ROOTS.find((i) => C.step[i] === K.step[k]);
@@ -59,12 +63,12 @@ function generated(g) {
         c.stroke(); c.setLineDash([]);
         if (mark) cells.forEach((k, n) => { if (K[key][k] > 0) c.fill(new Path2D(shape(mark, X(n), at.y(LOG(K[key][k])), 3.4))); });
       };
-      draw("margin", "noise", [], "circle"); draw("logit_err", "introduced", [5, 3], "diamond");
+      draw("margin", "noise", [], "circle"); draw("logit_err", cells.some((k) => ["unexplained", "off"].includes(K.verdict[k])) ? "introduced" : "inherited", [5, 3], "diamond");
     });
-    return el("figure", { style: { "max-width": "760px", "margin-top": "6px" } }, chart.node, el("figcaption", {}, "circles: gap between the reference's two best tokens; diamonds, dashed: how far the logits are apart. Where these reach the gap, another token may win."));
+    return el("figure", { style: { "max-width": "760px", "margin-top": "6px" } }, chart.node, el("figcaption", {}, "Circles: gap between the reference's two best tokens; diamonds, dashed: by how much the logits differ. Where these reach the gap, another token may win."));
   }
   grow();
-  return [el("div", { class: "legend" }, [...new Set(K.verdict)].map((v) => el("span", { class: "cells", style: { margin: "0" } }, el("button", { type: "button", tabindex: -1, class: v }, v), el("span", {}, ` ${TOKEN_WORDS[v] || ""}`)))), g.sentence && el("p", {}, `${g.sentence}${g.led_to ? `; behind it: ${g.led_to}` : ""}`), list, more];
+  return [el("div", { class: "legend" }, [...new Set(K.verdict)].map((v) => el("span", { class: "cells", style: { margin: "0" } }, el("button", { type: "button", tabindex: -1, class: v }, v), el("span", {}, ` ${TOKEN_WORDS[v] || ""}`)))), g.sentence && el("p", {}, sentence(`${g.sentence}${g.led_to ? `; it comes from ${g.led_to}` : ""}`)), list, more];
 }
 
 function texts(t) {
@@ -73,11 +77,11 @@ function texts(t) {
   let shown = 0;
   const all = [...parted, ...rest], more = el("button", { type: "button", onclick: grow }, "More outputs");
   function grow() {
-    for (const p of all.slice(shown, shown + 30)) list.append(el("div", {}, el("div", {}, el("b", {}, `${p.verdict} `), el("span", { class: "soft" }, `${p.id || p.number}. ${p.prompt || "(no prompt)"}`, p.first_character !== null && p.first_character !== undefined ? `, parts at character ${p.first_character}` : p.first_token !== null && p.first_token !== undefined ? `, parts at token ${p.first_token}` : "")),
+    for (const p of all.slice(shown, shown + 30)) list.append(el("div", {}, el("div", {}, el("b", {}, `${p.verdict} `), el("span", { class: "soft" }, `${p.id || p.number}. ${p.prompt || "(no prompt)"}`, p.first_character !== null && p.first_character !== undefined ? `, differs from character ${p.first_character} on` : p.first_token !== null && p.first_token !== undefined ? `, differs from token ${p.first_token} on` : "")),
       p.verdict === "PASS" ? null : el("div", { class: "diff" }, p.common && p.common, p.reference_at || p.target_at ? [el("del", { title: "reference" }, p.reference_at || "(end)"), el("span", { class: "soft" }, " | "), el("ins", { title: "target" }, p.target_at || "(end)")] : el("span", { class: "soft" }, p.why))));
     shown = Math.min(all.length, shown + 30);
     more.classList.toggle("hidden", shown >= all.length);
   }
   grow();
-  return el("div", {}, el("h3", { style: { "margin-top": "14px" } }, "Text of both sides"), el("p", { class: "soft small" }, `full match ${number(t.full_match)}, half match ${number(t.half_match)} of ${count(t.count, "prompt")}; solid underline: reference, dashed: target, from where they part`), list, more);
+  return el("div", {}, el("h3", { style: { "margin-top": "14px" } }, "Text of both sides"), el("p", { class: "soft small" }, `Full match ${number(t.full_match)}, half match ${number(t.half_match)} of ${count(t.count, "prompt")}. From where they differ, the reference is underlined and the target dashed.`), list, more);
 }

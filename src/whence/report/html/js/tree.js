@@ -30,7 +30,7 @@ function tree() {
       } }, el("span", { class: "tw" }, kids ? (isOpen ? "▾" : "▸") : ""), el("span", { class: "glyph" }, glyph(state)), el("code", {}, short), el("span", { class: "soft" }, type(i)), where(i) && level === 0 ? el("span", { class: "soft" }, where(i)) : null,
       state !== "identical" && state !== verdict(i) ? el("span", { class: "soft" }, `${state} inside`) : el("span", { class: "soft" }, verdict(i)), el("span", { class: "num" }, C.error[i] ? number(C.error[i]) : C.error[i] === 0 ? "equal" : "unknown"));
       return el("div", { role: "treeitem", "aria-level": level + 1, "aria-expanded": kids ? String(isOpen) : null, "data-call": i, tabindex: -1 }, row, kids && isOpen ? el("div", { role: "group" }, rows(KIDS[i], level + 1)) : null);
-    }), more(list.length - from - cut.length, "behind")];
+    }), more(list.length - from - cut.length, "after")];
   }
   function draw() {
     above = new Set();
@@ -49,7 +49,7 @@ function tree() {
     along = null;
     if (focus >= 0 && follow) {
       along = follow === "up" ? upstream(focus) : downstream(focus);
-      said.textContent = `${count(along.size, "call")} ${follow === "up" ? "before" : "behind"} ${name(focus)}, ${count([...along].filter((i) => GUILTY.has(verdict(i))).length)} at fault`;
+      said.textContent = `${count(along.size, "call")} ${follow === "up" ? "before" : "after"} ${name(focus)}, ${count([...along].filter((i) => GUILTY.has(verdict(i))).length)} at fault`;
       for (const i of [...along].slice(0, 400)) unfold(i);
     } else said.textContent = focus >= 0 ? name(focus) : "";
     draw();
@@ -87,6 +87,6 @@ function tree() {
   if (focus < 0) focus = DATA.answer.findings[0]?.call ?? -1;
   if (focus >= 0) unfold(focus);
   update();
-  return section("modules", "Modules and data flow", "Each name has the mark of the worst verdict at or below it. Follow a call's error to what it was made of, and to what it reached.",
+  return section("modules", "Modules and data flow", "Each name has the mark of the worst verdict at or below it. Follow a call's error back to what it depends on, or on to what depends on it.",
     el("div", { class: "controls" }, buttons, el("button", { type: "button", onclick: () => { open.clear(); draw(); } }, "Collapse all"), el("button", { type: "button", onclick: () => { for (let i = 0; i < CALLS && open.size < 2000; i++) if (KIDS[i].length) open.add(i); draw(); } }, "Expand all"), said), box);
 }

@@ -1,0 +1,118 @@
+"""What `whence` alone says: what lies in the folder, and what one could do with it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+
+from whence.report import tables
+from whence.results import Contents, FoundComparison, FoundRun
+
+_MOST_STEPS = 3
+
+
+def folder_contents(
+    contents: Contents, is_free: Callable[[str], bool], width: int | None = None
+) -> str:
+    """Runs, comparisons, the last comparison, and lines to type. is_free: may a file or folder of
+    this name be made? width: of the terminal.
+    """
+    lines: list[str] = []
+    for title, rows, more, noun in (
+        ("Runs", [_run(run) for run in contents.runs], contents.more_runs, "run"),
+        (
+            "Comparisons",
+            [_comparison(each) for each in contents.comparisons],
+            contents.more_comparisons,
+            "comparison",
+        ),
+    ):
+        if rows:
+            lines += [title, *tables.columns([("", *row) for row in rows], width=width)]
+            lines += [f"  ... {tables.count(more, f'older {noun}')}"] if more else []
+            lines.append("")
+    if sentence := _last(contents):
+        lines += [sentence, ""]
+    if contents.is_cut:
+        lines += ["This folder holds more than was looked at.", ""]
+    lines.append("What you could do next")
+    lines += [f"  {line}" for line in next_lines(contents, is_free)]
+    lines += ["  whence --help", ""]
+    return "\n".join(map(tables.clean, lines))
+
+
+def _run(run: FoundRun) -> tuple[str, ...]:
+    words = shlex.join(run.command) if run.command else "captured in code"
+    failed = f"ended with exit code {run.exit_code}, " if run.exit_code else ""
+    return tables.clean(run.path), tables.clean(words), failed + tables.ago(run.age_s)
+
+
+def _comparison(found: FoundComparison) -> tuple[str, ...]:
+    answer = found.status + (f": {found.finding}" if found.finding else "")
+    sides = f"{found.reference} against {found.target}"
+    return (
+        tables.clean(found.path),
+        tables.clean(answer),
+        tables.clean(sides),
+        tables.ago(found.age_s),
+    )
+
+
+def _last(contents: Contents) -> str:
+    last = contents.last
+    if last is None:
+        return ""
+    words = last.path.removeprefix(contents.folder.rstrip("/") + "/")
+    if not words:
+        words = f"{last.reference} against {last.target}" if last.reference else "one without -o"
+    answer = f": {last.status}" if last.status else ""
+    return f"Last comparison made here: {words}{answer} ({tables.ago(last.age_s)})"
+
+
+def next_lines(contents: Contents, is_free: Callable[[str], bool]) -> list[str]:
+    """Up to three commands: of the newest comparison, of runs that were not compared, of a single
+    run.
+    """
+    lines: list[str] = []
+    newest = contents.comparisons[0] if contents.comparisons else None
+    last = contents.last
+    if newest is not None:
+        about = shlex.quote(newest.path)
+        lines += [command for command in newest.next if about in command][: _MOST_STEPS - 1]
+        lines = lines or [f"whence report {about}"]
+    elif last is not None:
+        lines.append("whence report -o report.html")
+        if last.status == "different":
+            lines.insert(0, "whence repro -o repro")
+    lines += _runs_to_compare(contents, is_free)
+    if contents.runs and len(lines) < _MOST_STEPS:
+        lines.append(f"whence show {shlex.quote(contents.runs[0].path)} --tree")
+    return lines[:_MOST_STEPS]
+
+
+def _runs_to_compare(contents: Contents, is_free: Callable[[str], bool]) -> Iterator[str]:
+    compared = {
+        (side.removeprefix("./").rstrip("/"))
+        for each in (*contents.comparisons, *((contents.last,) if contents.last else ()))
+        for side in (each.reference, each.target)
+    }
+    paths = [run.path for run in contents.runs]
+    fresh = [path for path in paths if path not in compared]
+    if not fresh:
+        return
+    if len(paths) > 1:
+        reference = next(path for path in reversed(paths) if path != fresh[0])
+        output = _free("cmp", is_free)
+        yield f"whence compare {shlex.quote(reference)} {shlex.quote(fresh[0])} -o {output}"
+    elif contents.runs[0].command:
+        output = shlex.quote(_free(f"{paths[0]}-2", is_free))
+        yield f"whence run -o {output} -- {shlex.join(contents.runs[0].command)}"
+
+
+def _free(name: str, is_free: Callable[[str], bool]) -> str:
+    """`name`, or name-2, name-3 ... where it is taken."""
+    free, number = name, 1
+    while not is_free(free):
+        number += 1
+        free = f"{name}-{number}"
+    return free

@@ -1,0 +1,39 @@
+"""What a path is that somebody took for a run, by the names of what lies there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from whence.store.folder import JOURNAL, PROCESS, RUN, is_run
+
+COMPARISON = ("summary.json", "report.json")
+_MOST = 4
+
+
+def what_instead(path: str | Path) -> str:
+    """ "is a comparison, not a run: ..." and what to give instead; "" where nothing is known."""
+    place = Path(path)
+    if is_run(place):
+        return ""
+    comparison = place.parent if place.name in COMPARISON else place
+    if all((comparison / name).is_file() for name in COMPARISON):
+        return (
+            f"is a comparison, not a run: `whence report {comparison}` shows it; where a run is "
+            "wanted, give one of the two that were compared"
+        )
+    if (place / PROCESS).is_file() and (place / JOURNAL).exists() and is_run(place.parent):
+        return f"is what one process wrote of the run {place.parent}; give that run"
+    names = runs_in(place)
+    if names:
+        listed = ", ".join(str(place / name) for name in names[:_MOST])
+        more = f" and {len(names) - _MOST} more" if names[_MOST:] else ""
+        return f"is a folder of runs, not a run; give one of them: {listed}{more}"
+    return ""
+
+
+def runs_in(folder: Path) -> list[str]:
+    """Names of the runs that lie directly in a folder."""
+    try:
+        return sorted(file.parent.name for file in folder.glob(f"*/{RUN}") if is_run(file.parent))
+    except OSError:
+        return []
