@@ -15,7 +15,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-WIDTH, HEIGHT = 1280, 800
+WIDTH, HEIGHT = 1280, 960
 LARGEST = 200_000
 """Bytes: a picture that every clone carries along stays small."""
 PROGRAM = """
