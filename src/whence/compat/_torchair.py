@@ -8,9 +8,11 @@ import importlib.util
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from whence.compat._said import once, without
+
+Slots = Literal["both", "input", "output"]
 
 
 class CompilerConfig:
@@ -21,7 +23,7 @@ class CompilerConfig:
     def __init__(self) -> None:
         self.mode, self.folder = "", Path()
         self.steps: frozenset[int] | None = None
-        self.slots = "both"
+        self.slots: Slots = "both"
 
 
 def get_ge_dump_config(
@@ -65,7 +67,8 @@ def get_ge_dump_config(
     config = _ours(compiler_config)
     config.mode, config.folder = "exact", _new(Path(dump_path))
     config.steps = numbers("dump_token", dump_token)
-    config.slots = {"all": "both"}.get(dump_mode, dump_mode)
+    # checked where the capture begins
+    config.slots = cast("Slots", {"all": "both"}.get(dump_mode, dump_mode))
     return config
 
 

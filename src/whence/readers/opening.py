@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from whence.errors import UnreadableRun
 from whence.records import Run
 
+if TYPE_CHECKING:
+    from whence.records.lookup import NamedRun
 
-def open_run(path: str) -> Run:
+
+def open_run(path: str) -> NamedRun:
     """Open a run on disk or a dump of another tool (docs/formats.md); elements are read on demand.
 
     Raises UnreadableRun saying what was found instead, MissingDependency when a dump needs a
@@ -30,7 +34,7 @@ def open_run(path: str) -> Run:
     instead = store.what_instead(folder)
     if instead and not any(folder.glob(f"{_BESIDE}*/run.json")):
         raise UnreadableRun(f"{path} {instead}")
-    return readers.open_run(path)
+    return cast("NamedRun", readers.open_run(path))
 
 
 def open_to_show(path: str, *, every: bool = True) -> Run:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from whence.display import Displayed
 from whence.errors import ElementsMissing
-from whence.records.run import Call
+from whence.records.run import Call, Run
 
 _MOST = 20_000  # names that are offered
 
@@ -83,3 +83,9 @@ class Named(Displayed):
         from whence.records import lookup
 
         return lookup.names_in(self)
+
+
+class NamedRun(Run, Protocol):
+    """A run that has its calls and tensors by name, as every opened one does (`Named`)."""
+
+    def __getitem__(self, name: str) -> Any: ...

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from whence.report.answer import CAUSES, answer, headline
+from whence.report.drift import drift
 from whence.report.tables import AT_LINE, clean, count
 from whence.results import Comparison, Finding
 
@@ -27,6 +28,8 @@ def _lines(result: Comparison) -> Iterator[str]:
     yield f"### whence: {result.status.upper()}"
     yield ""
     yield words(headline(result))
+    yield ""
+    yield f"**Drift:** {words(drift(result))}."
     yield ""
     yield f"Reference {code(result.reference)}, target {code(result.target)}."
     if result.inputs_differ:

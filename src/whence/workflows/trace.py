@@ -41,9 +41,10 @@ def trace(comparison: str | os.PathLike[str] | Comparison, tensor: str = "") -> 
             "calls of these runs were joined before they were paired, so their data flow is not "
             "followed; whence show lists the calls"
         )
-    reference, target = (open_run(path) for path in (result.reference, result.target))
     reference, target, _ = programs.apply_programs(
-        reference, target, programs.open_programs(result.program_files or None, open_run)
+        open_run(result.reference),
+        open_run(result.target),
+        programs.open_programs(result.program_files or None, open_run),
     )
     reference, target = with_figures(reference), with_figures(target)
     named = {row.pair: row.name for row in result.rows}

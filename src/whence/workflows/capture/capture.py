@@ -23,6 +23,9 @@ from whence.workflows.capture.setup import (
 )
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    from whence.instrument.arguments import CaptureArguments, StepsArgument
     from whence.instrument.framework import Listening
     from whence.instrument.options import CaptureOptions
     from whence.instrument.session import Session
@@ -34,7 +37,7 @@ def capture(
     path: str | os.PathLike[str],
     *,
     on_record: Callable[[str, str, Any], Any] | None = None,
-    **options: Any,
+    **options: Unpack[CaptureArguments],
 ) -> Iterator[Session]:
     """Capture every call of `model` (a torch module) and of the modules below it while the block
     runs, into the run `path`.
@@ -102,7 +105,7 @@ def begin_dump(
     *,
     on_record: Callable[[str, str, Any], Any] | None = None,
     force: bool = False,
-    **options: Any,
+    **options: Unpack[StepsArgument],
 ) -> None:
     """Record every operator from here to `end_dump` into the run `path`, on this thread and in
     modules called on others.

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
 
 from whence.readers.opening import open_run
 from whence.records import RunInfo
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from whence.instrument.arguments import CaptureArguments
 
 
 def run_command(
@@ -22,7 +27,7 @@ def run_command(
     library_max: int | None = None,
     library_dump: str = "",
     labels_only: bool = False,
-    **options: Any,
+    **options: Unpack[CaptureArguments],
 ) -> int:
     """Run any Python command under capture and return its exit code, or 3 when it ended with 0 and
     nothing was captured. A run in which nothing was captured is deleted again.

@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whence.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from whence.instrument.arguments import ForceArgument
+
 
 _TORCH = ("fullgraph", "dynamic", "options", "torch_mode")
 
@@ -75,7 +81,7 @@ def compile_backend(
     *,
     steps: Collection[int] | None = None,
     with_layout: bool = False,
-    **options: Any,
+    **options: Unpack[ForceArgument],
 ) -> Any:
     """A backend for `torch.compile` whose graphs are captured into the run `path`, until
     `backend.close()` or the end of the process.

@@ -20,6 +20,9 @@ from whence.readers.opening import _BESIDE
 from whence.records.marks import Mark, has_mark
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    from whence.instrument.arguments import ForceArgument
     from whence.instrument.options import CaptureOptions
     from whence.records import Call, Run
 
@@ -51,7 +54,7 @@ class Dump:
         layout_options: Mapping[str, Any] = {},
         is_wanted: Callable[[Call], bool] | None = None,
         first: int = 0,
-        **options: Any,
+        **options: Unpack[ForceArgument],
     ) -> None:
         from whence.errors import UsageError
         from whence.instrument.framework import set_determinism

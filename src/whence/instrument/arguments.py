@@ -1,0 +1,62 @@
+"""The options of a capture as code writes them, for type checkers: a misspelt one is refused before
+the program runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Literal, TypedDict
+
+
+class SharedArguments(TypedDict, total=False):
+    """What every kind of capture takes. A single name stands for a list of one; sizes are bytes or
+    text such as "20GB". logits: short for level="logits".
+    """
+
+    include: str | Iterable[str]
+    exclude: str | Iterable[str]
+    classes: str | Iterable[str]
+    max_depth: int | None
+    ids: str | Iterable[str]
+    no_children: bool
+    slots: Literal["both", "input", "output"]
+    ranks: str | Iterable[int] | None
+    keep: Literal["full", "stats", "none"]
+    max_bytes: str | int | None
+    print_pattern: str | None
+    seed: int | None
+    deterministic: bool
+    no_inputs: str | Iterable[str]
+    programs: bool
+    weights: str | Iterable[str]
+    patch: str | Iterable[str]
+    patch_from: str | os.PathLike[str]
+    inject: str
+    level: Literal["modules", "logits", "op", "graph"]
+    logits: bool
+    logits_module: str
+    positions: Literal["last", "all"]
+    force_tokens: str | os.PathLike[str]
+    samples: int | None
+    dedup: bool
+    graph_mode: Literal["exact", "deep", "fx"]
+    graph_buffers: bool
+    graph_anyway: bool
+    rung: str
+
+
+class StepsArgument(SharedArguments, total=False):
+    """steps: which steps are captured, "START:STOP" or a pair, the stop excluded."""
+
+    steps: str | int | tuple[int, int | None] | None
+
+
+class ForceArgument(SharedArguments, total=False):
+    """force: replace an existing run."""
+
+    force: bool
+
+
+class CaptureArguments(StepsArgument, ForceArgument, total=False):
+    """Keyword arguments of `whence.capture`, one for each field of `CaptureOptions`."""
