@@ -144,7 +144,15 @@ def gaps(paired: PairedRuns, unmeasured_pairs: Mapping[tuple[int, int], str], pa
         output=_unmeasured_output(paired, told),
         partly=partly,
         name_of=name_of,
+        ended=paired.reference.ended,
+        target_share=_target_share(paired),
     )
+
+
+def _target_share(paired: PairedRuns) -> float:
+    """The share of the target's calls that have a partner, 0..1."""
+    alone = len(paired.plan.unmatched_target)
+    return 1 - alone / max(len(paired.target.calls), 1)
 
 
 def _unmeasured_output(paired: PairedRuns, told: Mapping[tuple[int, int], str]) -> str:

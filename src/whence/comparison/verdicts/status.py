@@ -14,7 +14,9 @@ class Gaps:
 
     calls: of the reference and of the target. tensor: the first that could not be measured, with
     the reason, and `output` the first such output of a model; "" where there is none. partly: of
-    how many tensors text shows a part. name_of: a call by the index of its pair.
+    how many tensors text shows a part. name_of: a call by the index of its pair. ended: how the
+    reference ended before its time, "" for a clean end; then `target_share` is the share of the
+    target's calls that have a partner.
     """
 
     calls: tuple[int, int] = (0, 0)
@@ -22,6 +24,8 @@ class Gaps:
     output: str = ""
     partly: int = 0
     name_of: Callable[[int], str] = str
+    ended: str = ""
+    target_share: float = 1.0
 
 
 def decide(
@@ -72,6 +76,12 @@ def _not_compared(
     too_few = coverage.share < min_coverage
     if coverage.paired == 0:
         return f"no call could be paired ({gaps.calls[0]} against {gaps.calls[1]})"
+    if gaps.ended and gaps.target_share < min_coverage:
+        # Coverage counts the reference's calls, and those that it lost are not among them.
+        return (
+            f"the reference was read in part, and only {gaps.target_share:.0%} of the target's "
+            f"calls are in it: {gaps.ended}"
+        )
     if inputs_differ:
         return "the inputs of the model differ, so outputs that differ prove nothing"
     if gaps.partly and is_silent and (too_few or not coverage.root_outputs_measured):
