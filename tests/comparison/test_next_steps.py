@@ -144,3 +144,51 @@ def test_the_folder_of_a_comparison_is_named_once_it_is_known(output, tmp_path):
     api.write(result, tmp_path / "cmp")
     assert f"whence locate {tmp_path / 'cmp'}" in (tmp_path / "cmp" / "summary.json").read_text()
     assert api.load_comparison(tmp_path / "cmp").next[1].command.startswith("whence locate ")
+
+
+def test_names_that_are_taken_get_a_number(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "report.html").touch()
+    (tmp_path / "a-op").mkdir()
+    command = "python", "x.py"
+    steps = steps_of(
+        captured("a", command=command), captured("b", command=command, change=scaled("h"))
+    )
+    assert steps[0].command.endswith("whence compare a-op-2 b-op")
+    assert steps[-1].command == "whence report -o report-2.html"
+
+
+def test_a_command_that_failed_alone_is_no_pass_and_is_repeated():
+    def run(path, code):
+        made = captured(path, command=("python", "x.py"))
+        made.info = msgspec.structs.replace(made.info, settings={"exit_code": code})
+        return made
+
+    assert api.compare(run("a", 1), run("b", 1)).status == "same"
+    for codes in ((0, 1), (1, 0)):
+        result = api.compare(run("a", codes[0]), run("b", codes[1]))
+        assert result.status == "undecided"
+        side = "target" if codes[1] else "reference"
+        assert f"the {side}'s command failed (exit code 1)" in result.headline
+        path = "b" if codes[1] else "a"
+        assert result.next[0].command == f"whence run -o {path}-again -- python x.py"
+
+
+def test_dumps_without_inputs_are_captured_instead_of_replayed():
+    """A model would have nothing to run on."""
+
+    def dump(change=None):
+        run = net(change=change)
+        run.info = RunInfo(kind="npy")
+        calls = [
+            msgspec.structs.replace(c, refs=tuple(r for r in c.refs if r.slot.startswith("output")))
+            for c in run.calls
+        ]
+        run.calls = tuple(calls)
+        return run
+
+    result = api.compare(dump(), dump(lambda n, v: v * 1.01 if n in ("h", "y") else v))
+    undecided = msgspec.structs.replace(result, status="undecided", findings=())
+    steps = next_steps(undecided, dump(), dump())
+    assert steps[0].command.startswith("whence run -o runs/reference -- COMMAND && ")
+    assert not any("--model" in s.command for s in steps)

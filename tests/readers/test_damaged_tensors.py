@@ -169,7 +169,7 @@ def test_a_damaged_run_says_that_its_elements_cannot_be_read(tmp_path, capsys):
     shard.write_bytes(shard.read_bytes()[:-400])
     assert execute(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
     answer = capsys.readouterr().out
-    assert "weight hashes differ (the target's elements cannot be read, so not how)" in answer
+    assert "weight: hashes differ (the target's elements cannot be read, so not how)" in answer
     assert "note: target: elements of 4 of 4 tensors cannot be read: " in answer
     assert "not kept" not in answer
     assert execute(["show", str(tmp_path / "b")]) == 0

@@ -20,7 +20,7 @@ from whence.comparison.answer import generation, summary
 from whence.comparison.options import CompareOptions
 from whence.comparison.own_tensors import CallTimes, Column, own_stretches
 from whence.comparison.replays.sampling import Sampling
-from whence.comparison.verdicts.status import Gaps, decide
+from whence.comparison.verdicts.status import Gaps, decide, failed_alone
 from whence.records import Call, Run
 from whence.records.slots import is_input, is_written
 from whence.records.views import CachedRun
@@ -89,7 +89,8 @@ def _answer(
     replayed = number - calls.labels if options.replay else 0
     coverage = Coverage(number, number, number, replayed, calls.programs, True)
     status, why = decide(
-        (), (), coverage, Gaps(), inputs_differ=False, strict=options.strict,
+        (), (), coverage, Gaps(failed=failed_alone(reference.info, target.info)),
+        inputs_differ=False, strict=options.strict,
         min_coverage=options.min_coverage,
     )  # fmt: skip
     sampling = Sampling(calls.steps(), everything=options.sample == "all", budget=None)

@@ -90,23 +90,13 @@ def compare_runs(
     """Compare two opened runs. Reads all, writes nothing. again: further runs of the reference;
     third: a run of it in higher precision.
     """
-    result = _compared(reference, target, options, again, third)
-    return msgspec.structs.replace(result, next=next_steps(result, reference, target))
-
-
-def _compared(
-    reference: Run,
-    target: Run,
-    options: CompareOptions,
-    again: Sequence[Run],
-    third: Run | None,
-) -> Comparison:
     if generation.logits_alone(reference, target):
-        return generation.compare_logits(reference, target, options, again, third)
+        result = generation.compare_logits(reference, target, options, again, third)
+        return _taken_further(result, reference, target)
     options, not_replayed = followed(reference, target, options)
     alone = not again and third is None and not not_replayed
     if alone and (equal := equal_runs.answer(reference, target, options)) is not None:
-        return equal
+        return _taken_further(equal, reference, target)
     reference, target = (
         CachedRun(run) if isinstance(run, StoredRun) else run for run in (reference, target)
     )
@@ -119,9 +109,14 @@ def _compared(
         generated, unknown = generation.generated(
             prepared.read_reference, prepared.read_target, result, context.paired.calls
         )
-    return msgspec.structs.replace(
+    result = msgspec.structs.replace(
         result,
         generation=generated,
         notes=(*result.notes, *unknown),
         effect=effect(context.paired, context.errors, generated),
     )
+    return _taken_further(result, prepared.read_reference, prepared.read_target)
+
+
+def _taken_further(result: Comparison, reference: Run, target: Run) -> Comparison:
+    return msgspec.structs.replace(result, next=next_steps(result, reference, target))

@@ -48,21 +48,25 @@ def lines(comparison: Comparison) -> Iterator[tuple[str, str]]:
         [f"{flips[2]} sampled"] if flips[2] else []
     )
     if result.noise is not None:
-        noise = f"logits part by {result.noise:.2g} of their spread"
+        noise = f"logits differ by {result.noise:.2g} of their standard deviation"
     elif all(t.verdict == TokenKind.IDENTICAL for t in result.tokens):
         noise = "no logit differs"
+    elif all(t.verdict == TokenKind.OFF for t in result.tokens):
+        noise = "all from logits that are off by more than rounding"
     else:
         noise = "logits that are not off are bitwise equal"
     summary = (
-        f"{count(result.compared)} of {count(result.of, 'token')} compared, {noise}; other "
-        f"tokens: {', '.join(parts)}"
+        f"{count(result.compared)} of {count(result.of, 'token')} compared, {noise}; tokens that "
+        f"changed: {', '.join(parts)}"
     )
-    yield "TOKENS", f"{len(passing)} of {count(len(result.prompts), 'prompt')} pass; {summary}"
+    prompts = count(len(result.prompts), "prompt")
+    verb = "passes" if len(result.prompts) == 1 else "pass"
+    yield "TOKENS", f"{len(passing)} of {prompts} {verb}; {summary}"
     if result.forced:
         yield "  forced", "the target was fed the reference's tokens"
     if result.logits_only:
         if result.compared and set(comparison.counts) != {VerdictKind.IDENTICAL}:
-            yield "  rests on", f"logits alone; could not have seen {UNSEEN_IN_LOGITS}"
+            yield "  how sure", f"logits alone; could not have seen {UNSEEN_IN_LOGITS}"
     elif result.suspect >= 0:
         yield "  unexplained", clean(result.sentence)
         yield (

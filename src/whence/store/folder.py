@@ -111,8 +111,8 @@ def create(path: str | Path, info: RunInfo, *, force: bool = False, together: bo
                 )
             if not force:
                 raise OutputExists(
-                    f"{run} already holds a run; choose another output path or pass --force to "
-                    "replace it"
+                    f"{run} already holds a run; choose another output path or pass --force "
+                    "(in Python, force=True) to replace it"
                 )
             delete_run(run)
         run.parent.mkdir(parents=True, exist_ok=True)

@@ -130,7 +130,8 @@ def _moved(paired: PairedRuns, scores: Sequence[_Output]) -> tuple[int, int]:
 def _by_output(paired: PairedRuns, scores: Sequence[_Output]) -> Iterator[tuple[int, int]]:
     for output in scores:
         record = paired.records(output.slot)[0]
-        if not dtypes.is_floating(record.dtype) or not record.shape or record.shape[-1] < 2:
+        is_real = dtypes.is_floating(record.dtype) and "complex" not in record.dtype
+        if not is_real or not record.shape or record.shape[-1] < 2:
             continue
         rows = record.count // record.shape[-1]
         if paired.is_equal(output.slot):

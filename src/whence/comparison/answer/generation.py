@@ -15,7 +15,7 @@ from whence._version import __version__
 from whence.comparison.answer.effect import of_tokens
 from whence.comparison.answer.paired_prompts import PairedPrompts
 from whence.comparison.answer.token_verdicts import BAD, finite, judged
-from whence.comparison.verdicts.status import Gaps, decide
+from whence.comparison.verdicts.status import Gaps, decide, failed_alone
 from whence.records import Call, Run
 from whence.results import (
     CauseKind,
@@ -79,7 +79,7 @@ def compare_logits(
         findings,
         (),
         coverage,
-        Gaps(),
+        Gaps(failed=failed_alone(reference.info, target.info)),
         inputs_differ=False,
         strict=options.strict,
         min_coverage=options.min_coverage,

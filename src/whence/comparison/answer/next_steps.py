@@ -6,12 +6,24 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
-from whence.records import Call, Run
+from whence.comparison.answer.commands import (
+    SIDES,
+    AnsweredRuns,
+    are_captures,
+    can_be_rerun,
+    captured_again,
+    free,
+    have_inputs,
+    is_inside,
+    is_of_operators,
+    name_of,
+    shown_as,
+    with_command,
+)
+from whence.records import Run
 from whence.records.marks import hidden_inside
 from whence.records.slots import is_input
 from whence.results import (
@@ -24,49 +36,18 @@ from whence.results import (
 )
 
 MOST = 3
-_SIDES = ("reference", "target")
 _FULL = ("--keep", "full")
 _OPERATORS = ("--level", "op")
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """An answer and the two runs that it is about, as they were read."""
-
-    result: Comparison
-    reference: Run
-    target: Run
-
-    @property
-    def first(self) -> Finding | None:
-        return next(iter(self.result.findings), None)
-
-    @property
-    def runs(self) -> tuple[Run, Run]:
-        return self.reference, self.target
-
-    def calls_of(self, pair: int) -> tuple[Call, Call] | None:
-        """The calls of a pair, where they are calls of the runs as they were read.
-
-        Alignment may have cut or joined calls, so that the pair is of others.
-        """
-        pairs = self.result.plan.pairs
-        if not 0 <= pair < len(pairs):
-            return None
-        reference, target = pairs[pair].reference, pairs[pair].target
-        if reference >= len(self.reference.calls) or target >= len(self.target.calls):
-            return None
-        return self.reference.calls[reference], self.target.calls[target]
-
-
-Rule = Callable[[_Answer], Iterator[NextStep]]
+Rule = Callable[[AnsweredRuns], Iterator[NextStep]]
 
 
 def next_steps(result: Comparison, reference: Run, target: Run) -> tuple[NextStep, ...]:
     """At most three experiments, the most telling first; none after an answer `same`."""
     if result.status == Status.SAME:
         return ()
-    answer = _Answer(result, reference, target)
+    answer = AnsweredRuns(result, reference, target)
     rules = _AFTER_A_FAULT if result.findings else _TO_DECIDE
     steps: dict[str, NextStep] = {}
     for rule in rules:
@@ -78,75 +59,90 @@ def next_steps(result: Comparison, reference: Run, target: Run) -> tuple[NextSte
 # ---- after a fault
 
 
-def _reproduce(answer: _Answer) -> Iterator[NextStep]:
+def _reproduce(answer: AnsweredRuns) -> Iterator[NextStep]:
     first = answer.first
-    if first is None or first.evidence != Evidence.REPLAY or not _can_run_again(answer):
+    if first is None or first.evidence != Evidence.REPLAY or not _can_run_again(answer, first):
         return
     yield NextStep(
-        "whence repro -o repro",
-        f"one script that runs {_name(first.name)} ({first.op_type}) alone: fails as the target "
+        shlex.join(["whence", "repro", "-o", free("repro")]),
+        f"one script that runs {name_of(first.name)} ({first.op_type}) alone: fails as the target "
         "ran it, passes as the reference did",
         takes_comparison=True,
     )
 
 
-def _can_run_again(answer: _Answer) -> bool:
+def _can_run_again(answer: AnsweredRuns, first: Finding) -> bool:
+    """Has the reference a program of the call that runs operators? Integers that a container only
+    hands to a child (positions, indices) come of none that could be run alone.
+    """
+    if first.numbers.get("floor_rel") == 0 and not first.operator:
+        return False
     return bool(answer.reference.programs)
 
 
-def _look_at_parameter(answer: _Answer) -> Iterator[NextStep]:
+def _look_at_parameter(answer: AnsweredRuns) -> Iterator[NextStep]:
     first = answer.first
     if first is None or first.verdict != VerdictKind.PARAM_DIFF or not first.slot:
         return
-    for side, run in zip(_SIDES, answer.runs, strict=True):
-        command = ["whence", "show", run.path, f"{first.name}:{first.slot}"]
+    calls = answer.calls_of(first.pair)
+    # What a compiled target hides has no call of that name there.
+    if calls is None or any(all(r.slot != first.slot for r in call.refs) for call in calls):
+        return
+    for side, run, call in zip(SIDES, answer.runs, calls, strict=True):
+        command = ["whence", "show", run.path, f"{shown_as(call)}:{first.slot}"]
         yield NextStep(shlex.join(command), f"the parameter as the {side} has it")
 
 
-def _see_elements(answer: _Answer) -> Iterator[NextStep]:
+def _see_elements(answer: AnsweredRuns) -> Iterator[NextStep]:
     if answer.result.evidence == Evidence.STATISTICS:
         yield from _keep_elements(answer)
 
 
-def _open_compiled(answer: _Answer) -> Iterator[NextStep]:
+def _open_compiled(answer: AnsweredRuns) -> Iterator[NextStep]:
     """Of a compiled target: which kernel, and which stage of the compiler, is at fault."""
-    if not _is_compiled(answer):
+    if not _is_compiled(answer) or _is_parameter(answer.first):
         return
-    graph = f"{answer.target.path.rstrip('/')}-graph"
-    capture = _with_command(
-        answer.target, ("whence", "run", "--level", "graph", "-o", graph), "which kernel differs"
+    graph = free(f"{answer.target.path.rstrip('/')}-graph")
+    capture = with_command(
+        answer.target,
+        ("whence", "run", "--level", "graph", "-o", graph),
+        "which kernel differs (in the environment that compiled it)",
     )
     compare = shlex.join(["whence", "compare", answer.reference.path, graph])
     yield msgspec.structs.replace(capture, command=f"{capture.command} && {compare}")
-    yield _with_command(
+    yield with_command(
         answer.target,
-        ("whence", "ladder", "-o", "ladder"),
+        ("whence", "ladder", "-o", free("ladder")),
         "which stage of torch.compile the error comes from",
     )
 
 
-def _is_compiled(answer: _Answer) -> bool:
+def _is_parameter(finding: Finding | None) -> bool:
+    return finding is not None and finding.verdict == VerdictKind.PARAM_DIFF
+
+
+def _is_compiled(answer: AnsweredRuns) -> bool:
     """Does the target hide what the first finding's call called, and the reference not?"""
     first = answer.first
     calls = answer.calls_of(first.pair) if first is not None else None
     return calls is not None and bool(hidden_inside(calls[1])) and not hidden_inside(calls[0])
 
 
-def _capture_operators(answer: _Answer) -> Iterator[NextStep]:
+def _capture_operators(answer: AnsweredRuns) -> Iterator[NextStep]:
     """Where a finding names a module that runs several operators, and not which."""
     first = answer.first
-    if first is None or first.operator or first.verdict == VerdictKind.PARAM_DIFF:
+    if first is None or first.operator or _is_parameter(first):
         return
     if _is_compiled(answer):
         return
-    if any(_is_of_operators(run) for run in answer.runs) or not _are_captures(answer):
+    if any(is_of_operators(run) for run in answer.runs) or not are_captures(answer):
         return
-    yield _captured_again(answer, _OPERATORS, f"which operator inside {_name(first.name)} differs")
+    yield captured_again(answer, _OPERATORS, f"which operator inside {name_of(first.name)} differs")
 
 
-def _explain_outputs(answer: _Answer) -> Iterator[NextStep]:
+def _explain_outputs(answer: AnsweredRuns) -> Iterator[NextStep]:
     """What part of the error at the outputs each finding explains."""
-    if not _can_be_rerun(answer.target):
+    if not can_be_rerun(answer.target) or not is_inside(answer):
         return
     what = "each finding" if len(answer.result.findings) > 1 else "this finding"
     yield NextStep(
@@ -156,7 +152,7 @@ def _explain_outputs(answer: _Answer) -> Iterator[NextStep]:
     )
 
 
-def _trace(answer: _Answer) -> Iterator[NextStep]:
+def _trace(answer: AnsweredRuns) -> Iterator[NextStep]:
     if answer.result.origin is not None:
         yield NextStep(
             "whence trace",
@@ -165,9 +161,9 @@ def _trace(answer: _Answer) -> Iterator[NextStep]:
         )
 
 
-def _draw(answer: _Answer) -> Iterator[NextStep]:
+def _draw(answer: AnsweredRuns) -> Iterator[NextStep]:
     yield NextStep(
-        "whence report -o report.html",
+        shlex.join(["whence", "report", "-o", free("report.html")]),
         "a page that shows the error along the run, every call and tensor",
         takes_comparison=True,
     )
@@ -176,7 +172,7 @@ def _draw(answer: _Answer) -> Iterator[NextStep]:
 # ---- to decide
 
 
-def _pair_otherwise(answer: _Answer) -> Iterator[NextStep]:
+def _pair_otherwise(answer: AnsweredRuns) -> Iterator[NextStep]:
     if answer.result.coverage.paired:
         return
     runs = [run.path for run in answer.runs]
@@ -185,23 +181,23 @@ def _pair_otherwise(answer: _Answer) -> Iterator[NextStep]:
         "pairs the calls line by line, whatever their names",
     )
     yield NextStep(
-        shlex.join(["whence", "align", *runs, "-o", "map.yaml"]),
+        shlex.join(["whence", "align", *runs, "-o", free("map.yaml")]),
         "writes what could be paired as a map to correct, for --map",
     )
 
 
-def _give_equal_inputs(answer: _Answer) -> Iterator[NextStep]:
+def _give_equal_inputs(answer: AnsweredRuns) -> Iterator[NextStep]:
     result = answer.result
     if not result.inputs_differ:
         return
     yield from _look_at_inputs(answer)
-    if _are_captures(answer):
-        yield _captured_again(
+    if are_captures(answer):
+        yield captured_again(
             answer, ("--seed", "0"), "whether both get the same inputs when the seed is the same"
         )
 
 
-def _look_at_inputs(answer: _Answer) -> Iterator[NextStep]:
+def _look_at_inputs(answer: AnsweredRuns) -> Iterator[NextStep]:
     """The first input of a model that differs, on both sides."""
     for row in answer.result.rows:
         if row.measured.identical or not is_input(row.reference_slot):
@@ -210,36 +206,36 @@ def _look_at_inputs(answer: _Answer) -> Iterator[NextStep]:
         if calls is None or calls[0].parent != -1:
             continue
         slots = row.reference_slot, row.target_slot
-        for side, run, call, slot in zip(_SIDES, answer.runs, calls, slots, strict=True):
-            words = ["whence", "show", run.path, f"{call.scope or call.root}:{slot}"]
+        for side, run, call, slot in zip(SIDES, answer.runs, calls, slots, strict=True):
+            words = ["whence", "show", run.path, f"{shown_as(call)}:{slot}"]
             yield NextStep(shlex.join(words), f"what the {side} was given")
         return
 
 
-def _keep_elements(answer: _Answer) -> Iterator[NextStep]:
+def _keep_elements(answer: AnsweredRuns) -> Iterator[NextStep]:
     """Tensors were compared by statistics, or not at all, because elements were not kept."""
-    if _all_kept(answer) or not _are_captures(answer) or answer.result.inputs_differ:
+    if _all_kept(answer) or not are_captures(answer) or answer.result.inputs_differ:
         return
-    yield _captured_again(
+    yield captured_again(
         answer, _FULL, "compares every element, and replays every operator that was recorded"
     )
 
 
-def _all_kept(answer: _Answer) -> bool:
+def _all_kept(answer: AnsweredRuns) -> bool:
     """Are there elements of every tensor? A record without them says why."""
     return not any(r.elements is None and r.why for run in answer.runs for r in run.records)
 
 
-def _bring_model(answer: _Answer) -> Iterator[NextStep]:
+def _bring_model(answer: AnsweredRuns) -> Iterator[NextStep]:
     """Calls of the reference have no program that could be replayed."""
     coverage = answer.result.coverage
     if coverage.replayed + coverage.inside >= coverage.paired or not coverage.paired:
         return
-    if answer.result.inputs_differ:
+    if answer.result.inputs_differ or not have_inputs(answer):
         return
     command = ["whence", "compare", *(run.path for run in answer.runs)]
-    if not any(run.programs for run in answer.runs) and _are_captures(answer):
-        yield _captured_again(
+    if not any(run.programs for run in answer.runs) and are_captures(answer):
+        yield captured_again(
             answer,
             ("--programs",),
             "replays every operator of the reference on the target's inputs",
@@ -252,9 +248,31 @@ def _bring_model(answer: _Answer) -> Iterator[NextStep]:
     )
 
 
-def _bring_third(answer: _Answer) -> Iterator[NextStep]:
+def _capture_instead(answer: AnsweredRuns) -> Iterator[NextStep]:
+    """Of dumps that say what was computed and not from what."""
+    if are_captures(answer) or have_inputs(answer) or answer.result.inputs_differ:
+        return
+    starts = [f"whence run -o {shlex.quote(free(f'runs/{side}'))} -- COMMAND" for side in SIDES]
+    yield NextStep(
+        " && ".join([*starts, "whence compare runs/reference runs/target"]),
+        "captures inputs and programs too, so that each call is judged by itself",
+        fill_in=True,
+    )
+
+
+def _repeat_what_failed(answer: AnsweredRuns) -> Iterator[NextStep]:
+    """One of the two commands failed."""
+    for side, run in zip(SIDES, answer.runs, strict=True):
+        if run.info.settings.get("exit_code", 0) and can_be_rerun(run):
+            start = ("whence", "run", "-o", free(f"{run.path.rstrip('/')}-again"))
+            yield with_command(run, start, f"whether the {side} fails again, and why")
+
+
+def _bring_third(answer: AnsweredRuns) -> Iterator[NextStep]:
     result = answer.result
     if result.third is not None or result.inputs_differ or not result.coverage.paired:
+        return
+    if not any(v.verdict == VerdictKind.UNDETERMINED for v in result.verdicts):
         return
     if not result.coverage.root_outputs_measured:
         return
@@ -266,7 +284,7 @@ def _bring_third(answer: _Answer) -> Iterator[NextStep]:
     )
 
 
-def _show_plan(answer: _Answer) -> Iterator[NextStep]:
+def _show_plan(answer: AnsweredRuns) -> Iterator[NextStep]:
     runs = [run.path for run in answer.runs]
     if answer.result.inputs_differ:
         return
@@ -288,61 +306,12 @@ _AFTER_A_FAULT: tuple[Rule, ...] = (
     _draw,
 )
 _TO_DECIDE: tuple[Rule, ...] = (
+    _repeat_what_failed,
     _pair_otherwise,
     _give_equal_inputs,
     _keep_elements,
+    _capture_instead,
     _bring_model,
     _show_plan,
     _bring_third,
 )
-
-
-# ---- commands
-
-
-def _can_be_rerun(run: Run) -> bool:
-    """Was the run made by `whence run`, so that its command can be typed again?"""
-    return bool(run.info.command and run.info.interpreter)
-
-
-def _are_captures(answer: _Answer) -> bool:
-    return all(run.info.kind == "whence" for run in answer.runs)
-
-
-def _is_of_operators(run: Run) -> bool:
-    return any(call.kind == "operator" for call in run.calls)
-
-
-def _captured_again(answer: _Answer, options: tuple[str, ...], decides: str) -> NextStep:
-    """Both programs captured again with these options, and compared."""
-    paths = [f"{run.path.rstrip('/')}{_SUFFIX[options[0]]}" for run in answer.runs]
-    captures = [
-        _with_command(run, ("whence", "run", *options, "-o", path), "")
-        for run, path in zip(answer.runs, paths, strict=True)
-    ]
-    commands = [*(step.command for step in captures), shlex.join(["whence", "compare", *paths])]
-    return NextStep(" && ".join(commands), decides, any(step.fill_in for step in captures))
-
-
-_SUFFIX = {"--level": "-op", "--keep": "-full", "--programs": "-programs", "--seed": "-seed"}
-
-
-def _with_command(run: Run, start: tuple[str, ...], decides: str) -> NextStep:
-    """A command of whence around the one that made a run, which is the user's to fill in where
-    nobody recorded it.
-    """
-    command = run.info.command
-    if not _can_be_rerun(run):
-        return NextStep(f"{shlex.join([*start, '--'])} COMMAND", decides, fill_in=True)
-    folder = run.info.cwd
-    if not folder or folder == str(Path.cwd()):
-        return NextStep(shlex.join([*start, "--", *command]), decides)
-    here = [
-        str(Path(word).resolve()) if start[i - 1] == "-o" else word for i, word in enumerate(start)
-    ]
-    inside = shlex.join([*here, "--", *command])
-    return NextStep(f"(cd {shlex.quote(folder)} && {inside})", decides)
-
-
-def _name(scope: str) -> str:
-    return scope or "the model"

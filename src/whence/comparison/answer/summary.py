@@ -13,7 +13,7 @@ from whence._version import __version__
 from whence.align.environment import observer_effects
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.pair_errors import PairErrors
-from whence.comparison.verdicts.status import Gaps
+from whence.comparison.verdicts.status import Gaps, failed_alone
 from whence.comparison.verdicts.third_run import ThirdRunJudge
 from whence.judge.power import KINDS
 from whence.records import Call, Run, marks
@@ -146,6 +146,7 @@ def gaps(paired: PairedRuns, unmeasured_pairs: Mapping[tuple[int, int], str], pa
         name_of=name_of,
         ended=paired.reference.ended,
         target_share=_target_share(paired),
+        failed=failed_alone(paired.reference.info, paired.target.info),
     )
 
 

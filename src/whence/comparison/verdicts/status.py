@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from whence.records import RunInfo
 from whence.results import Confidence, Coverage, Finding, Status, Verdict, VerdictKind
 
 
@@ -16,7 +17,8 @@ class Gaps:
     the reason, and `output` the first such output of a model; "" where there is none. partly: of
     how many tensors text shows a part. name_of: a call by the index of its pair. ended: how the
     reference ended before its time, "" for a clean end; then `target_share` is the share of the
-    target's calls that have a partner.
+    target's calls that have a partner. failed: which of the two commands failed, as the other did
+    not.
     """
 
     calls: tuple[int, int] = (0, 0)
@@ -26,6 +28,22 @@ class Gaps:
     name_of: Callable[[int], str] = str
     ended: str = ""
     target_share: float = 1.0
+    failed: str = ""
+
+
+def failed_alone(reference: RunInfo, target: RunInfo) -> str:
+    """Which command failed where the other did not, in a sentence; "" where both ended alike."""
+    codes = [info.settings.get("exit_code", 0) for info in (reference, target)]
+    for side, other, code, against in (
+        ("target", "reference", codes[1], codes[0]),
+        ("reference", "target", codes[0], codes[1]),
+    ):
+        if code and not against:
+            return (
+                f"no fault in what was captured, but the {side}'s command failed (exit code "
+                f"{code}) and the {other}'s did not: what it did not reach was not compared"
+            )
+    return ""
 
 
 def decide(
@@ -111,7 +129,7 @@ def _open_regions(verdicts: Sequence[Verdict], gaps: Gaps) -> tuple[str, str]:
         if v.verdict == VerdictKind.UNDETERMINED and v.numbers.get("e_out", 0.0) != 0.0
     ]
     if not beyond:
-        return Status.SAME, ""
+        return (Status.UNDECIDED, gaps.failed) if gaps.failed else (Status.SAME, "")
     first = gaps.name_of(beyond[0].pair) or "the model"
     if len(beyond) == 1:
         return Status.UNDECIDED, f"{first} could not be judged: {beyond[0].sentence}"
