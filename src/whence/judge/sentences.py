@@ -24,12 +24,12 @@ def of_local(local: ReplayError) -> str:
 def _of_figures(local: ReplayError) -> str:
     if local.integer_mismatch:
         return (
-            f"{local.integer_mismatch} elements differ from what the reference's operators "
-            "give on the same inputs"
+            f"{_elements(local.integer_mismatch, 'differs', 'differ')} from what the reference's "
+            "operators give on the same inputs"
         )
     if local.mismatch:
         return (
-            f"{local.mismatch} elements are NaN, Inf or finite where the reference's "
+            f"{_elements(local.mismatch, 'is', 'are')} NaN, Inf or finite where the reference's "
             "operators on the same inputs are not"
         )
     named = (
@@ -56,6 +56,10 @@ def _of_figures(local: ReplayError) -> str:
     if "value" in over and not over & {"slope", "row", "channel"}:
         parts.append("the error follows the value")
     return "; ".join(parts)
+
+
+def _elements(number: int, one: str, several: str) -> str:
+    return f"1 element {one}" if number == 1 else f"{number} elements {several}"
 
 
 def of_growth(growth: ErrorGrowth) -> str:
