@@ -76,7 +76,8 @@ def write(folder, act="GELU", eps="1e-5", more=""):
 
 
 def test_the_step_of_a_workflow(shell, tmp_path):
-    (workflow,) = [yaml.safe_load(body) for kind, body in BLOCKS if kind == "yaml"]
+    # the one before it uses the action: tests/cli/test_build_servers.py
+    _, workflow = [yaml.safe_load(body) for kind, body in BLOCKS if kind == "yaml"]
     capture, compare = [
         s["run"]
         for s in workflow["jobs"]["parity"]["steps"]

@@ -51,7 +51,7 @@ def test_a_model_is_captured_and_computes_the_same(tmp_path, script):
         ["2", "1"],
         ["3", "2"],
     ]
-    one = whence(tmp_path, "show", "ref", "2:output.0", "--step", "1")
+    one = whence(tmp_path, "show", "ref", "3:output.0", "--step", "1")
     assert "float32 [2, 2]" in one.stdout
 
 

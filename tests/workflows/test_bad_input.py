@@ -358,7 +358,7 @@ def test_a_truncated_shard(tmp_path):
     os.truncate(shard, shard.stat().st_size // 2)
     done = inside.or_outside(tmp_path, "compare", good, cut)
     assert done.returncode in (1, 2), done.stderr
-    assert "weight hashes differ" in done.stdout
+    assert "weight: hashes differ" in done.stdout
     assert "bug in whence" not in done.stderr
     assert inside.or_outside(tmp_path, "show", cut).returncode == 0
 
