@@ -19,12 +19,12 @@ from whence.judge.power import without_visible
 from whence.results import Confidence, Evidence, Verdict, VerdictKind
 
 RECORD_MORE = (
-    "to decide it, capture both runs with their modules (`whence capture`), which can "
+    "to decide it, capture both runs with their modules (`whence run`), which can "
     "be replayed, or record more tensors in between"
 )
 KEEP_ELEMENTS = "to decide it, record the elements of the outputs too"
 RECORD_SCORES = "to decide it, record the scores that they were chosen by"
-RECORD_INPUTS = "to decide it, record what came in as well"
+RECORD_INPUTS = "to decide it, record the inputs too"
 
 
 def judge_unseen(
@@ -61,7 +61,8 @@ def judge_unseen(
     if errors_before is None:
         return _open(
             verdict,
-            f"differs by rel_l2 {growth.e_out:.2g}, and nothing before it is seen",
+            f"differs by rel_l2 {growth.e_out:.2g}; what it was computed from was not recorded, so "
+            "the error may start here or before",
             RECORD_INPUTS,
         )
     if math.isinf(growth.e_out):
@@ -78,9 +79,9 @@ def judge_unseen(
             verdict, growth, f"more than {far:.2g}, which rounding leaves of no network that works"
         )
     words = (
-        f"differs by rel_l2 {growth.e_out:.2g}, where {growth.e_in:.2g} came in: more than the "
-        f"{room:.2g} that rounding usually grows to, "
-        "and how many operators lie between is not known"
+        f"differs by rel_l2 {growth.e_out:.2g}, the tensors before it by {growth.e_in:.2g}: more "
+        f"than the {room:.2g} that rounding usually grows to, "
+        "but how many operators lie between is not known"
     )
     return _open(verdict, words, next_step)
 
