@@ -182,6 +182,93 @@ def test_a_fault_in_rewritten_code_is_the_only_one(tmp_path, changed, where, tra
     assert [(f.cause, f.phase) for f in result.findings] == [("semantic", "")]
 
 
+class Cache:
+    """Keys and values of the tokens so far, which a module reads although it is given no tensor."""
+
+    def __init__(self):
+        self.keys = self.values = None
+
+
+class CachedAttention(Attention):
+    """left: what a layer leaves to the next beside its result, in no argument of either."""
+
+    def __init__(self, fused, left, scale=0.5, stale=1.0):
+        super().__init__(fused, scale)
+        self.left, self.stale = left, stale
+
+    def forward(self, x, cache):
+        q, k, v = (f(x).unflatten(-1, (2, 4)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        if cache.keys is not None:
+            k = torch.cat([cache.keys if self.stale == 1 else cache.keys * self.stale, k], 2)
+            v = torch.cat([cache.values, v], 2)
+        cache.keys, cache.values = k, v
+        if self.fused:
+            y = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
+        else:
+            y = (q @ k.transpose(-1, -2) * self.scale).softmax(-1) @ v
+        if self.left:
+            y = y + self.left.pop()
+        elif self.left is not None:
+            self.left.append(y * 0.5)
+        return self.o(y.transpose(1, 2).flatten(-2))
+
+
+class Decoder(nn.Module):
+    """Two layers, each with a cache. wrong: the layer that is changed. aside: does the first leave
+    something to the second?
+    """
+
+    def __init__(self, fused, wrong=1, aside=False, **changed):
+        super().__init__()
+        left = [] if aside else None
+        self.layers = nn.ModuleList(
+            [CachedAttention(fused, left, **(changed if i == wrong else {})) for i in range(2)]
+        )
+        self.caches = [Cache(), Cache()]
+
+    def forward(self, x):
+        for layer, cache in zip(self.layers, self.caches, strict=True):
+            x = x + layer(x, cache)
+        return x
+
+
+def generated(path, fused, dtype=torch.float32, **changed):
+    """The run of four steps that share a cache, at the level of operators."""
+    torch.manual_seed(0)
+    model = Decoder(fused, **changed).to(dtype)
+    with whence.capture(model, path, level="op"), torch.no_grad():
+        for length in (6, 1, 1, 1):
+            generator = torch.Generator().manual_seed(length)
+            model(torch.randn(2, length, 8, generator=generator).to(dtype))
+    return path
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("aside", [False, True])
+def test_what_earlier_calls_left_is_the_target_s_own(tmp_path, dtype, aside):
+    ref = generated(tmp_path / "ref", False, aside=aside)
+    tgt = generated(tmp_path / "tgt", True, dtype, aside=aside)
+    result = whence.compare(ref, tgt)
+    assert (result.status, result.findings) == ("same", ())
+    assert any("other operators" in note for note in result.plan.notes)
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+@pytest.mark.parametrize("changed", [{"scale": 0.55}, {"stale": 1.02}])
+def test_a_fault_beside_a_cache_is_the_only_one(tmp_path, changed, wrong):
+    ref = generated(tmp_path / "ref", False)
+    tgt = generated(tmp_path / "tgt", True, wrong=wrong, **changed)
+    result = whence.compare(ref, tgt)
+    assert {(f.name, f.cause) for f in result.findings} == {(f"layers.{wrong}", "semantic")}
+
+
+def test_what_a_faulty_layer_left_aside_is_not_blamed_on_its_reader(tmp_path):
+    ref = generated(tmp_path / "ref", False, aside=True)
+    tgt = generated(tmp_path / "tgt", True, aside=True, wrong=0, scale=0.55)
+    result = whence.compare(ref, tgt)
+    assert {f.name for f in result.findings} == {"layers.0"}
+
+
 def test_a_further_run_of_the_reference_is_brought_to_the_same_form(tmp_path):
     again = ran(tmp_path / "again", sparse("loop"), TOKENS)
     ref, tgt = (

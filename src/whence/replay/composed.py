@@ -9,7 +9,7 @@ is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -40,15 +40,19 @@ _VIEWS = frozenset((
 
 
 def compose(
-    call: Call, kids: Sequence[Call], programs: Mapping[str, Program], records: Sequence[Record]
+    call: Call,
+    kids: Sequence[Call],
+    programs: Mapping[str, Program],
+    records: Sequence[Record],
+    unnamed: Collection[int] = (),
 ) -> Program:
     """The program of a module call.
 
     kids: every call right below it, in the order of execution; operators become operations, all
-    others stay its children, numbered from 0. Raises ReplayRefused where an operator cannot be run
-    again.
+    others stay its children, numbered from 0. unnamed: records of activations that the call was not
+    given. Raises ReplayRefused where an operator cannot be run again.
     """
-    composer = _Composer(call, records)
+    composer = _Composer(call, records, unnamed)
     number = 0
     for kid in kids:
         if kid.kind == "operator":
@@ -62,8 +66,10 @@ def compose(
 class _Composer:
     """The operations wired so far. Operands that share memory are of one group."""
 
-    def __init__(self, call: Call, records: Sequence[Record]) -> None:
-        self._call, self._records = call, records
+    def __init__(
+        self, call: Call, records: Sequence[Record], unnamed: Collection[int] = ()
+    ) -> None:
+        self._call, self._records, self._unnamed = call, records, unnamed
         self._lines: list[str] = []
         self._operations: list[Operation] = []
         self._inputs: list[str] = []
@@ -110,6 +116,11 @@ class _Composer:
         """
         holder = self._find(record)
         if holder is None:
+            if record in self._unnamed:
+                raise ReplayRefused(
+                    "it reads a tensor that an earlier call computed and that it was not given, "
+                    "so the target's is not known"
+                )
             if self._records[record].elements is None and self._records[record].count:
                 raise ReplayRefused(
                     f"it reads a {dtype or self._records[record].dtype} tensor from elsewhere, "

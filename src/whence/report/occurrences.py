@@ -27,10 +27,10 @@ def lines(result: Comparison, *, every: bool = False) -> Iterator[tuple[str, str
     )
     if table.first_difference is not None:
         first = table.first_significant
-        yield (
-            "FIRST SIGNIFICANT",
-            _one(first) if first is not None else "none: rounding explains every difference",
-        )
+        if first is not None:
+            yield "FIRST SIGNIFICANT", _one(first)
+        elif not result.findings:  # a finding may name a module, which is no counted operator
+            yield "FIRST SIGNIFICANT", "none: rounding explains every difference"
     rows = sorted(
         (r for r in table.rows if every or (r.by == "type" and r.first_significant is not None)),
         key=_order,

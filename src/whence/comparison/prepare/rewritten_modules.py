@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from whence import align
+from whence.comparison.prepare.earlier_tensors import Writers
 from whence.errors import ReplayRefused
 from whence.records import Call, Over, Program, Ref, Run, children
 from whence.records.slots import is_output, is_param, is_read
@@ -121,7 +122,7 @@ def folded(run: Run, sites: Collection[Site]) -> Run:
     """The run with these modules' own operators in a program each. What cannot be run again has
     none, and the reason.
     """
-    below = children(run.calls)
+    below, writers = children(run.calls), Writers(run)
     programs = dict(run.programs)
     changed: dict[int, Call] = {}
     dropped: set[int] = set()
@@ -132,8 +133,10 @@ def folded(run: Run, sites: Collection[Site]) -> Run:
             continue
         dropped |= operators
         leaf = len(operators) == len(kids)
+        earlier = writers.before(call, kids)
+        call = msgspec.structs.replace(call, refs=(*earlier.refs, *call.refs))
         try:
-            program = compose(call, kids, run.programs, run.records)
+            program = compose(call, kids, run.programs, run.records, earlier.unnamed)
         except ReplayRefused as refused:
             changed[call.id] = msgspec.structs.replace(
                 call, leaf=leaf, no_program=str(refused), notes=(*call.notes, REWRITTEN)
