@@ -1,4 +1,4 @@
-"""Inputs that only one side's call is given."""
+"""Inputs that only one side's call is given, and parameters that only one side's module has."""
 
 import msgspec
 import pytest
@@ -74,3 +74,67 @@ def test_remarks_have_rows_of_their_own(compared):
     assert any("rounded to 8 bits" in line for line in lines)
     assert any("for --strict" in line for line in lines)
     assert any("also in" in line and "attn2" in line for line in lines)
+
+
+# ---- parameters that only one side has
+
+
+class Scaled(nn.Module):
+    """A scale and a shift. names: of their parameters, the scale first; None for one it lacks."""
+
+    def __init__(self, *names, factor=1.0):
+        super().__init__()
+        self.names, self.factor = names, factor
+        for name in filter(None, names):
+            self.register_parameter(name, nn.Parameter(torch.linspace(-1, 2, 8)))
+
+    def forward(self, x):
+        scale, shift = (getattr(self, name) if name else None for name in self.names)
+        x = x if scale is None else x * scale
+        return (x if shift is None else x + shift) * self.factor
+
+
+@pytest.fixture
+def findings(tmp_path):
+    """The findings of two models that differ in the module in their middle alone."""
+
+    def run(name, module, dtype):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(8, 8), nn.Identity(), nn.Linear(8, 8))
+        net[1] = module
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad(), whence.capture(net := net.eval().to(dtype), tmp_path / name):
+            net(x.to(dtype))
+        return tmp_path / name
+
+    def compare(reference, target, dtype=torch.float32):
+        left, right = run("ref", reference, torch.float32), run("tgt", target, dtype)
+        return whence.compare(left, right).findings
+
+    return compare
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("side", ["reference", "target"])
+def test_a_parameter_of_one_side_only_is_the_cause(findings, side, dtype):
+    full, lacking = Scaled("weight", "bias"), Scaled("weight", None)
+    pair = (full, lacking) if side == "reference" else (lacking, full)
+    (finding,) = findings(*pair, dtype=dtype)
+    assert (finding.name, finding.verdict, finding.cause) == ("1", "structural", "structural")
+    assert finding.sentence.startswith(f"`bias` is a parameter of the {side} only; ")
+
+
+def test_several_parameters_of_one_side_are_named_together(findings):
+    (finding,) = findings(Scaled("weight", "bias"), Scaled(None, None))
+    assert finding.sentence.startswith("`weight` and `bias` are parameters of the reference only; ")
+
+
+def test_a_parameter_under_two_names_is_no_missing_one(findings):
+    (finding,) = findings(Scaled("weight", None), Scaled("gain", None, factor=1.5))
+    assert "parameter of the" not in finding.sentence
+
+
+@pytest.mark.parametrize("side", ["reference", "target"])
+def test_a_parameter_that_changes_nothing_is_no_fault(findings, side):
+    full, lacking = nn.LayerNorm(8), nn.LayerNorm(8, elementwise_affine=False)
+    assert not findings(*((full, lacking) if side == "reference" else (lacking, full)))

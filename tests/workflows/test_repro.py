@@ -179,6 +179,31 @@ def test_an_operator_that_only_one_side_runs(tmp_path, level):
     assert (made.how, made.holds) == ("semantic", True)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "other"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_a_parameter_that_only_the_reference_has_is_run_in_the_targets_dtype(
+    tmp_path, dtype, other
+):
+    def run(name, dtype, has_bias):
+        torch.manual_seed(0)
+        net = Net().eval()
+        torch.nn.init.normal_(net.second.up.bias)
+        if not has_bias:
+            net.second.up.bias = None
+        with torch.no_grad(), whence.capture(net := net.to(dtype), tmp_path / name):
+            net(torch.randn(12, 16).to(dtype))
+        return tmp_path / name
+
+    first, second = (
+        run("ref", getattr(torch, dtype), True),
+        run("tgt", getattr(torch, other), False),
+    )
+    made = whence.repro(compared(tmp_path, first, second), tmp_path / "repro")
+    assert made.operators == ("aten.mm.default",)
+    assert (made.how, made.holds) == ("semantic", True), made.seen
+    assert "fails as the target runs it; passes as the reference does" in made.sentence
+
+
 class Off(torch.utils._python_dispatch.TorchDispatchMode):
     """A device whose relu is a little off."""
 

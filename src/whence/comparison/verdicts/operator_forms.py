@@ -9,9 +9,10 @@ from typing import Any
 
 from whence import dtypes, judge
 from whence.align import is_cache
+from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.pair_errors import PairErrors
-from whence.records import Call
-from whence.records.slots import input_name, is_input, is_output
+from whence.records import Call, Run
+from whence.records.slots import input_name, is_input, is_output, is_param, param_name
 from whence.results import GUILTY, CallPair, CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
 _SHOWN = 40  # characters of an argument
@@ -42,6 +43,16 @@ def formed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
                 cause=CauseKind.INPUT,
                 sentence=f"{missing}; {verdict.sentence.removeprefix('introduced here: ')}",
             )
+        elif (
+            verdict.verdict == VerdictKind.INTRODUCED
+            and verdict.cause != CauseKind.KERNEL
+            and (lone := lone_parameters(pair, paired))
+        ):
+            verdict = verdict.replace(
+                verdict=VerdictKind.STRUCTURAL,
+                cause=CauseKind.STRUCTURAL,
+                sentence=f"{lone}; {verdict.sentence.removeprefix('introduced here: ')}",
+            )
         if verdict.verdict in GUILTY and (words := _arguments(call, partner)):
             verdict = verdict.replace(sentence=f"{words}; {verdict.sentence}")
         out[key] = verdict
@@ -61,6 +72,50 @@ def not_passed(pair: CallPair, call: Call) -> str:
         return ""
     names = " and ".join(f"`{name}`" for name in missing[:3])
     return f"{names} {'is' if len(missing) == 1 else 'are'} not passed in the target"
+
+
+def lone_parameters(pair: CallPair, paired: PairedRuns) -> str:
+    """Which parameters only one side's call has, in words; "" where none is known to be missing.
+
+    A name on each side may be one parameter under two names, a container's may lie in its modules,
+    and what comes with quantised weights (a scale) belongs to these.
+    """
+    call, partner = paired.calls[pair.reference], paired.target.calls[pair.target]
+    sides = (
+        ("reference", paired.reference, call, pair.only_reference),
+        ("target", paired.target, partner, pair.only_target),
+    )
+    lone = [
+        (side, names)
+        for side, run, owner, slots in sides
+        if (names := [param_name(s) for s in slots if _is_used(run, owner, s)])
+    ]
+    if len(lone) != 1 or pair.also or not (call.leaf and partner.leaf):
+        return ""
+    shared = [s for s in pair.slots if is_param(s.reference_slot)]
+    stored = [paired.reference.records[s.reference_record].dtype for s in shared]
+    stored += [paired.target.records[s.target_record].dtype for s in shared]
+    if not all(map(_is_plain_float, stored)):
+        return ""
+    ((side, names),) = lone
+    shown = " and ".join(f"`{name}`" for name in names[:3])
+    others = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    is_one = len(names) == 1
+    verb, noun = ("is a", "parameter") if is_one else ("are", "parameters")
+    return f"{shown}{others} {verb} {noun} of the {side} only"
+
+
+def _is_used(run: Run, call: Call, slot: str) -> bool:
+    """Is it a floating parameter that the call reads, as far as its program is known?"""
+    record = next((r.record for r in call.refs if r.slot == slot), None)
+    if record is None or not is_param(slot) or not _is_plain_float(run.records[record].dtype):
+        return False
+    program = run.programs.get(call.program)
+    return program is None or slot in program.params
+
+
+def _is_plain_float(dtype: str) -> bool:
+    return dtypes.named(dtype).is_floating and judge.unit_roundoff(dtype) <= 2.0**-8
 
 
 def _by_form(verdict: Verdict, call: Call, errors: PairErrors) -> Verdict:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from whence import judge
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.records import Call, Program
@@ -220,11 +221,15 @@ def _inputs(subject: Subject, origins: Mapping[str, tuple[int, str]], program: P
     inputs = _Inputs({}, {}, {})
     run = paired.reference if swapped else paired.target
     equal = Parameters(paired).given(subject.reference_call, paired.slots[subject.pair])
-    for slot in (*program.inputs, *program.params):
+    slots = (*program.inputs, *program.params)
+    pairs = {slot: subject.pair_of(*origins[slot], slot) for slot in slots}
+    for slot in slots:
         number, own_slot = origins[slot]
-        pair = subject.pair_of(number, own_slot, slot)
+        pair = pairs[slot]
         if pair is None:
-            array = _unpaired(subject, paired.calls[number], own_slot)
+            beside = [p for s, p in pairs.items() if p and origins[s][0] == number]
+            likely = [*beside, *(p for p in pairs.values() if p)]
+            array = _unpaired(subject, paired.calls[number], own_slot, likely)
             if array is not None:
                 inputs.arrays[slot] = array
             continue
@@ -241,9 +246,28 @@ def _inputs(subject: Subject, origins: Mapping[str, tuple[int, str]], program: P
     return inputs
 
 
-def _unpaired(subject: Subject, call: Call, slot: str) -> Array | None:
-    """The reference's tensor of a slot without a partner, where the target may be given it."""
-    record = subject.reference_source.record(call, slot)
-    if not is_param(slot):
-        return subject.reference_source.lent(record)
-    return subject.paired.reference.array(record) if record is not None else None
+def _unpaired(subject: Subject, call: Call, slot: str, likely: Sequence[SlotPair]) -> Array | None:
+    """The reference's tensor of a slot without a partner, where the target may be given it, in the
+    dtype that a correct target would hold. likely: pairs that tell that dtype, the nearest first.
+    """
+    source = subject.reference_source
+    record = source.record(call, slot)
+    if record is None:
+        return None
+    dtype = source.run.records[record].dtype
+    if not subject.is_of_reference:
+        likely = [*likely, *subject.paired.slots[subject.pair].values()]
+        dtype = _targets_dtype(subject, dtype, likely)
+    array = source.run.array(record) if is_param(slot) else source.lent(record, dtype)
+    return None if array is None else judge.rounded(array, dtype)
+
+
+def _targets_dtype(subject: Subject, dtype: str, likely: Sequence[SlotPair]) -> str:
+    """The dtype in which the target holds what is `dtype` in the reference; `dtype` itself where
+    no pair tells.
+    """
+    reference, target = subject.paired.reference.records, subject.paired.target.records
+    for pair in likely:
+        if reference[pair.reference_record].dtype == dtype:
+            return target[pair.target_record].dtype
+    return dtype
