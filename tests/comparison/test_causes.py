@@ -46,7 +46,7 @@ def finding(tmp_path, change=None, around=None):
 def test_a_parameter(tmp_path):
     name, cause, sentence = finding(tmp_path, lambda m: m[3].bias.zero_())
     assert (name, cause) == ("3", "parameter")
-    assert "bias all zero" in sentence
+    assert "bias: all zero" in sentence
 
 
 def test_the_code(tmp_path):
