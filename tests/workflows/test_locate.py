@@ -414,6 +414,89 @@ def test_nothing_is_credited_to_a_patch_that_was_applied_to_nothing(wrapped, rep
     assert "nothing was patched, so nothing is credited to it" in location(result)
 
 
+# ---- models that return a cache
+
+
+class Kept:
+    """Keys of all tokens so far; the next step has one of its own."""
+
+    def __init__(self, *keys):
+        self.keys = torch.cat(keys)
+
+
+class Caching(nn.Module):
+    """hidden: the name under which it returns what it computed."""
+
+    def __init__(self, factor, hidden):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.factor, self.hidden = nn.Linear(16, 16), factor, hidden
+
+    def forward(self, x, past_key_values):
+        hidden = self.fc(x) * self.factor
+        kept = Kept(past_key_values.keys, hidden * 100 * self.factor)
+        return {self.hidden: hidden, "past_key_values": kept}
+
+
+class Generating(nn.Module):
+    def __init__(self, factor=1.0, hidden="hidden"):
+        super().__init__()
+        self.model, self.head = Caching(factor, hidden), nn.Linear(16, 8)
+
+    def forward(self, x, past_key_values):
+        out = self.model(x, past_key_values)
+        return {
+            "logits": self.head(out[self.model.hidden]),
+            "past_key_values": out["past_key_values"],
+        }
+
+
+def generate(model):
+    kept = Kept(torch.zeros(1, 16))
+    with torch.no_grad():
+        for scale in (1.0, 0.5):
+            kept = model(GIVEN * scale, past_key_values=kept)["past_key_values"]
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory):
+    path = tmp_path_factory.mktemp("generated") / "ref"
+    with whence.capture(model := Generating(), path):
+        generate(model)
+    return path
+
+
+def test_a_cache_is_no_part_of_the_error_and_stops_no_patch(generated):
+    result = whence.locate(generated, model=Generating(1.1), use=generate, patch=["model"])
+    right, wrong = (
+        np.concatenate(
+            [
+                model.head(model.model.fc(GIVEN * scale) * model.model.factor).detach().numpy()
+                for scale in (1.0, 0.5)
+            ]
+        )
+        for model in (Generating(), Generating(1.1))
+    )
+    assert result.error == pytest.approx(rel(right, wrong), rel=1e-4)
+    (one,) = result.rounds
+    assert (one.calls, one.after, one.refused) == (2, 0, ())
+    assert one.notes[0] == (
+        "model: output.past_key_values.keys could not be replaced, only what else it returns"
+    )
+
+
+def test_nothing_is_run_for_a_patch_that_can_replace_nothing(generated):
+    model = Generating(1.1, hidden="other")
+    result = whence.locate(generated, model=model, use=generate, patch=["model", "model.fc"])
+    assert [r.calls for r in result.rounds] == [0, 2]
+    assert result.runs == 2
+    assert result.rounds[0].refused == (
+        "model returns output.hidden in the reference and output.other in the target, so no run "
+        "was made for it",
+    )
+    assert result.rounds[0].before == result.rounds[0].after
+
+
 # ---- the error at the output
 
 

@@ -1,7 +1,7 @@
 """Pairs the calls and tensors of two runs, and brings both to the same axes."""
 
 from whence.align.batches import prompts
-from whence.align.batches.batch import is_cache, is_position_or_mask, is_told_apart
+from whence.align.batches.batch import is_position_or_mask, is_told_apart
 from whence.align.batches.sequences import followers
 from whence.align.call_sites import selected, step_of
 from whence.align.calls.compiled_graphs import cut_alike
@@ -21,6 +21,7 @@ from whence.align.tensors.module_outputs import is_move
 from whence.align.user_map import Map
 from whence.align.user_map import load as load_map
 from whence.records.marks import NOT_SELECTED
+from whence.records.slots import is_cache
 
 __all__ = [
     "MATCHES",

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from whence.errors import UsageError
 from whence.records import Call
+from whence.records.slots import is_cache
 
 FAULTS = ("scale", "weight", "row", "eps", "bias", "channel", "stale", "constant", "drop-residual")
 
@@ -102,6 +103,14 @@ def outputs_of(call: Call) -> tuple[str, ...]:
     """
     state = {r.record for r in call.slots("mutated")}
     return tuple(r.slot for r in call.slots("output") if r.record not in state)
+
+
+def results_of(call: Call) -> tuple[str, ...]:
+    """Its outputs without caches, by which the error of a call is measured; all of them where it
+    returns nothing else.
+    """
+    slots = outputs_of(call)
+    return tuple(slot for slot in slots if not is_cache(slot)) or slots
 
 
 def check_points(points: Iterable[str], calls: Iterable[Call], path: str) -> None:

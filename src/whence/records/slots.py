@@ -15,6 +15,9 @@ from typing import NamedTuple
 # faster than cutting the text.
 _remember = functools.lru_cache(maxsize=1 << 16)
 
+CACHES = ("past_key_values", "past_key_value", "cache", "kv_cache", "kv_caches", "past")
+"""Names that models give a key/value cache."""
+
 
 class SlotKind(StrEnum):
     """What a tensor is to its call."""
@@ -123,6 +126,11 @@ def input_name(text: str) -> str:
 def param_name(text: str) -> str:
     """The name of a parameter; the text as it is for anything else."""
     return text.removeprefix("param.")
+
+
+def is_cache(text: str) -> bool:
+    """Does its name say a cache ("output.past_key_values.layers.0.keys")?"""
+    return text.split(".")[1] in CACHES if "." in text else False
 
 
 def is_of_child(text: str) -> bool:

@@ -13,7 +13,7 @@ from whence.align.batches.positions import Place, places_of, rows_of
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Ref, Run
-from whence.records.slots import input_name
+from whence.records.slots import CACHES, input_name
 
 _DECODER = "decoder_input_ids"
 
@@ -22,9 +22,6 @@ _TOKENS = (_DECODER, "input_ids", "ids", "tokens", "token_ids", "input_tokens", 
 
 
 _POSITIONS = ("position_ids", "positions", "cache_position", "pos", "input_pos")
-
-
-_CACHES = ("past_key_values", "past_key_value", "cache", "kv_cache", "kv_caches", "past")
 
 
 class Row(NamedTuple):
@@ -81,11 +78,6 @@ def is_position_or_mask(slot: str) -> bool:
 def is_position(slot: str) -> bool:
     """Does an input's name say positions?"""
     return input_name(slot) in _POSITIONS
-
-
-def is_cache(slot: str) -> bool:
-    """Does the slot's name say a cache ("output.past_key_values.layers.0.keys")?"""
-    return slot.split(".")[1] in _CACHES if "." in slot else False
 
 
 def batches_of(run: Run, roots: Sequence[Call]) -> list[Batch] | None:
@@ -160,7 +152,7 @@ def _tokens(run: Run, call: Call, ref: Ref, inputs: dict[str, Ref], names: Seque
         }
     positions = next((run.array(inputs[n].record) for n in names if n in inputs), None)
     past = _cached(run, inputs)
-    cached = any(name.split(".")[0] in _CACHES for name in inputs)
+    cached = any(name.split(".")[0] in CACHES for name in inputs)
     places = places_of(positions, ids.shape)
     if ids.ndim == 1:
         return Batch(call, ids.shape, tuple(_flat_rows(ids, _placed(places, 0))), past, cached)
@@ -267,6 +259,6 @@ def _cached(run: Run, inputs: dict[str, Ref]) -> int | None:
     extents = {
         run.records[ref.record].shape[-2]
         for name, ref in inputs.items()
-        if name.split(".")[0] in _CACHES and len(run.records[ref.record].shape) == 4
+        if name.split(".")[0] in CACHES and len(run.records[ref.record].shape) == 4
     }
     return extents.pop() if len(extents) == 1 else None

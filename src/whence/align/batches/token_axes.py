@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from whence.align.batches.batch import Batch, is_cache, is_position
+from whence.align.batches.batch import Batch, is_position
 from whence.align.batches.positions import WITH_PLAIN
 from whence.align.batches.sequences import followers
 from whence.align.derived_run import DerivedTensors
 from whence.align.module_names import normal_scope
 from whence.records import Call, Ref
-from whence.records.slots import is_mutated, is_param
+from whence.records.slots import is_cache, is_mutated, is_param
 
 SlotKey = tuple[str, str, int, str]
 

@@ -162,8 +162,16 @@ class Interventions:
 
         rebuilt(out, check)
         missing = [slot for slot in records if slot not in new]
-        if missing:
+        if missing and not new:
             raise _Refused(f"the target returns no {missing[0]}")
+        if missing:
+            name = call.scope or call.root
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            self._tell(
+                "patch",
+                f"{name}: {missing[0]}{more} could not be replaced, only what else it returns",
+                name,
+            )
         return rebuilt(out, lambda slot, tensor: new.get(slot, tensor))
 
     def _tensor(self, number: int, slot: str, tensor: Any) -> Any:

@@ -26,6 +26,7 @@ from whence.workflows.locate.patched_runs import PatchedRuns, explained
 from whence.workflows.locate.search import search as search_call
 
 if TYPE_CHECKING:
+    from whence.records import Run
     from whence.results import Finding
     from whence.workflows.rerun import Subject
 
@@ -87,20 +88,21 @@ def _location(
         path = str(runs.capture("target"))
         kept_path = path if runs.keep else ""
     base = runs.compare(path)
-    unpatched = output_errors(runs.reference, open_run(path))
+    target = open_run(path)
+    unpatched = output_errors(runs.reference, target)
     if base.inputs_differ:
         raise UsageError(
             f"the target is not asked what the reference was: {base.inputs_differ[0]}; "
             "give both the same input (--seed N when it is drawn at random)"
         )
-    chain = _Rounds(runs, [unpatched])
+    chain = _Rounds(runs, target, base, [unpatched])
     if by_search:
         chain.rounds, chain.errors = search_call(runs, unpatched)
     elif patch:
         for point in patch:
             chain.patch(point, (point,), None)
     else:
-        chain.patch_findings(base, limit)
+        chain.patch_findings(limit)
     rounds = chain.with_shares()
     total = rounds[0].before if rounds else relative_error(unpatched.values())
     return Location(
@@ -170,44 +172,54 @@ def _exit_code(path: str) -> int:
 
 @dataclass
 class _Rounds:
-    """Patches in turn, each on top of those before it. errors: at the output, before the first and
-    after every one.
+    """Patches in turn, each on top of those before it. target: a run without any. result: the
+    comparison of the last run. errors: at the output, before the first and after every one.
     """
 
     runs: PatchedRuns
+    target: Run
+    result: Comparison
     errors: list[Errors]
     rounds: list[Explained] = field(default_factory=list)
 
-    def patch(self, name: str, points: tuple[str, ...], finding: Finding | None) -> Comparison:
-        """Patch these points as well; the comparison of that run with the reference."""
+    def patch(self, name: str, points: tuple[str, ...], finding: Finding | None) -> None:
+        """Patch these points as well; nothing is run where that can replace nothing."""
         runs, number = self.runs, len(self.rounds) + 1
+        if why := runs.why_not(points, self.target):
+            self.errors.append(self.errors[-1])
+            nothing = Explained(name, points, 0, None, None, None, refused=(why,))
+            self.rounds.append(
+                msgspec.structs.replace(nothing, finding=finding, remaining=_names(self.result))
+            )
+            return
         runs.tell(f"patching {name} (run {number})")
         points_so_far = tuple(point for r in self.rounds for point in r.points)
         path = runs.capture(f"patched-{number}", (*points_so_far, *points))
-        result = runs.compare(path)
+        self.result = runs.compare(path)
         run = open_run(str(path))
         self.errors.append(output_errors(runs.reference, run))
         round_ = explained(name, points, run)
         whole = runs.returns_whole_output(points) if round_.calls else ""
         notes = (whole, *round_.notes) if whole else round_.notes
         self.rounds.append(
-            msgspec.structs.replace(round_, finding=finding, remaining=_names(result), notes=notes)
+            msgspec.structs.replace(
+                round_, finding=finding, remaining=_names(self.result), notes=notes
+            )
         )
         runs.drop(path)
-        return result
 
-    def patch_findings(self, result: Comparison, limit: int) -> None:
+    def patch_findings(self, limit: int) -> None:
         """Patch the first finding, compare, patch the first one left as well, and so on."""
         tried: set[tuple[str, ...]] = set()
         while len(self.rounds) < limit:
-            untried = (f for f in result.findings if self.runs.points_of(f) not in tried)
+            untried = (f for f in self.result.findings if self.runs.points_of(f) not in tried)
             finding = next((f for f in untried if _is_clear(f)), None)
             if finding is None:
                 break
             points = self.runs.points_of(finding)
             tried.add(points)
             also = f" and {len(finding.also)} like it" if finding.also else ""
-            result = self.patch(finding.name + also, points, finding)
+            self.patch(finding.name + also, points, finding)
 
     def with_shares(self) -> list[Explained]:
         """The rounds with their errors, over the steps at which every run was given the reference's

@@ -35,16 +35,17 @@ def output_errors(reference: Run, target: Run) -> Errors:
 
 def _error(reference: Run, target: Run, call: Call, partner: Call) -> tuple[float | None, float]:
     """(2-norm of the difference or None, 2-norm of the reference) over all floating outputs of a
-    root's call.
+    root's call but caches.
     """
     from whence import dtypes, metrics
-    from whence.instrument.patch_points import outputs_of
+    from whence.instrument.patch_points import results_of
 
     records = {r.slot: r.record for r in partner.refs}
+    results = results_of(call)
     slots = [
         r
         for r in call.slots("output")
-        if r.slot in outputs_of(call) and dtypes.is_floating(reference.records[r.record].dtype)
+        if r.slot in results and dtypes.is_floating(reference.records[r.record].dtype)
     ]
     error = norm = 0.0
     for ref in slots:

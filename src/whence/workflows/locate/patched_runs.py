@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import glob
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whence.instrument.patch_points import outputs_of, parse_point
+from whence.instrument.patch_points import parse_point, results_of
 from whence.readers.opening import open_run
 from whence.records.marks import Mark, has_mark, mark_values
 from whence.results import Explained
@@ -73,6 +73,32 @@ class PatchedRuns:
         """The patch points of a finding."""
         return tuple(self.point(finding.root, name) for name in (finding.name, *finding.also))
 
+    def why_not(self, points: tuple[str, ...], target: Run) -> str:
+        """Why a patch at these points can replace nothing, as far as a run of the target tells;
+        "" where it may replace something.
+        """
+        parsed = [parse_point(p) for p in points]
+        partners = {c.key(): c for c in target.calls}
+        reason = ""
+        for call in self.reference.calls:
+            fitting = [p for p in parsed if p.fits_call(call)]
+            if not fitting:
+                continue
+            partner = partners.get(call.key())
+            if partner is None or has_mark(partner, Mark.NOT_SELECTED):
+                return ""  # it may be called elsewhere
+            chosen = {p.slot for p in fitting}
+            slots = [s for s in results_of(call) if "" in chosen or s in chosen]
+            returned = results_of(partner)
+            if any(slot in returned for slot in slots):
+                return ""
+            name = call.scope or call.root
+            reason = reason or (
+                f"{name} returns {_listed(slots)} in the reference and "
+                f"{_listed(returned)} in the target, so no run was made for it"
+            )
+        return reason
+
     def returns_whole_output(self, points: tuple[str, ...]) -> str:
         """What a patch at these points cannot tell, in words: a call that returns what the model
         returns leaves no error behind.
@@ -88,7 +114,7 @@ class PatchedRuns:
             root = roots.get((call.root, call.rank, call.step, call.micro))
             if root is None or not any(p.fits_call(call) for p in parsed):
                 continue
-            returned = {r.record for r in root.refs if r.slot in outputs_of(root)}
+            returned = {r.record for r in root.refs if r.slot in results_of(root)}
             if returned and returned <= {r.record for r in call.slots("output")}:
                 if call.leaf:
                     return (
@@ -100,6 +126,11 @@ class PatchedRuns:
                     "explains everything and locates nothing"
                 )
         return ""
+
+
+def _listed(slots: Sequence[str]) -> str:
+    more = f" and {len(slots) - 3} more" if len(slots) > 3 else ""
+    return ", ".join(slots[:3]) + more if slots else "nothing"
 
 
 def explained(name: str, points: tuple[str, ...], run: Run) -> Explained:
@@ -126,7 +157,7 @@ def explained(name: str, points: tuple[str, ...], run: Run) -> Explained:
     ]
     scopes = {c.scope or c.root for c in calls}
     notes = list(
-        dict.fromkeys(n.text for n in notes_of_patch if "in place" in n.text and n.scope in scopes)
+        dict.fromkeys(n.text for n in notes_of_patch if "replaced" in n.text and n.scope in scopes)
     )
     if any(not c.leaf for c in patched):
         notes.append("its whole output was replaced: what its modules and its own code computed")
