@@ -17,6 +17,7 @@ import whence
 from whence.errors import ReplayRefused
 from whence.records import Call, Record, Ref
 from whence.replay.composed import compose
+from whence.report.answer import answer
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 torch.set_num_threads(1)
@@ -251,6 +252,7 @@ def test_what_earlier_calls_left_is_the_target_s_own(tmp_path, dtype, aside):
     result = whence.compare(ref, tgt)
     assert (result.status, result.findings) == ("same", ())
     assert any("other operators" in note for note in result.plan.notes)
+    assert "rounding explains every difference" in answer(result)
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
@@ -260,6 +262,7 @@ def test_a_fault_beside_a_cache_is_the_only_one(tmp_path, changed, wrong):
     tgt = generated(tmp_path / "tgt", True, wrong=wrong, **changed)
     result = whence.compare(ref, tgt)
     assert {(f.name, f.cause) for f in result.findings} == {(f"layers.{wrong}", "semantic")}
+    assert "rounding explains every difference" not in answer(result)
 
 
 def test_what_a_faulty_layer_left_aside_is_not_blamed_on_its_reader(tmp_path):
