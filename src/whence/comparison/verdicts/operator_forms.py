@@ -106,9 +106,14 @@ def lone_parameters(pair: CallPair, paired: PairedRuns) -> str:
 
 
 def _is_used(run: Run, call: Call, slot: str) -> bool:
-    """Is it a floating parameter that the call reads, as far as its program is known?"""
+    """Is it a floating parameter that the call reads, as far as its program is known?
+
+    A matrix is no part that a call can do without: the other side keeps it where nobody looked.
+    """
     record = next((r.record for r in call.refs if r.slot == slot), None)
     if record is None or not is_param(slot) or not _is_plain_float(run.records[record].dtype):
+        return False
+    if len(run.records[record].shape) > 1:
         return False
     program = run.programs.get(call.program)
     return program is None or slot in program.params
