@@ -137,9 +137,9 @@ def test_the_folder_of_a_comparison_is_named_once_it_is_known(output, tmp_path):
     result = api.compare(
         captured("a", command=command), captured("b", command=command, change=scaled("h"))
     )
-    named = result.named(output)
+    named = result.in_folder(output)
     assert f"whence locate {shlex.quote(output)}   # " in answer(named)
-    assert named.named("elsewhere") == named
+    assert named.in_folder("elsewhere") == named
     assert NextStep("whence show a", "").about("cmp").command == "whence show a"
     api.write(result, tmp_path / "cmp")
     assert f"whence locate {tmp_path / 'cmp'}" in (tmp_path / "cmp" / "summary.json").read_text()
@@ -174,8 +174,10 @@ def test_a_command_that_failed_alone_is_no_pass_and_is_repeated():
         assert result.next[0].command == f"whence run -o {path}-again -- python x.py"
 
 
-def test_dumps_without_inputs_are_captured_instead_of_replayed():
-    """A model would have nothing to run on."""
+def test_dumps_without_inputs_are_captured_instead_of_replayed(tmp_path, monkeypatch):
+    """A model would have nothing to run on. What is compared is what was captured."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "reference").mkdir(parents=True)
 
     def dump(change=None):
         run = net(change=change)
@@ -190,5 +192,9 @@ def test_dumps_without_inputs_are_captured_instead_of_replayed():
     result = api.compare(dump(), dump(lambda n, v: v * 1.01 if n in ("h", "y") else v))
     undecided = msgspec.structs.replace(result, status="undecided", findings=())
     steps = next_steps(undecided, dump(), dump())
-    assert steps[0].command.startswith("whence run -o runs/reference -- COMMAND && ")
+    assert steps[0].command == (
+        "whence run -o runs/reference-2 -- COMMAND && whence run -o runs/target -- COMMAND && "
+        "whence compare runs/reference-2 runs/target"
+    )
+    assert steps[0].fill_in
     assert not any("--model" in s.command for s in steps)

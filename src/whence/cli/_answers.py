@@ -77,7 +77,7 @@ def said(
     from whence.report.summary import summary
 
     if output is not None:
-        result = result.named(output)
+        result = result.in_folder(output)
     tokens_only = result.generation is not None and result.generation.logits_only
     if form == "text":
         text = answer(result, occurrences=occurrences, width=width())

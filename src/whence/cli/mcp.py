@@ -64,6 +64,7 @@ def _told(
                 return tool(*arguments, **named)
             except WhenceError as error:
                 raise error_type(str(error)) from error
+            # one tool that fails must not end the server, whatever it raises
             except Exception as error:
                 raise error_type(
                     f"unexpected {type(error).__name__}: {error}; this is a bug in whence"

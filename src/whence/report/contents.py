@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from whence.report import tables
 from whence.results import Contents, FoundComparison, FoundRun
+from whence.results.free_names import free_name
 
 _MOST_STEPS = 3
 
@@ -82,9 +83,9 @@ def next_lines(contents: Contents, is_free: Callable[[str], bool]) -> list[str]:
         lines += [command for command in newest.next if about in command][: _MOST_STEPS - 1]
         lines = lines or [f"whence report {about}"]
     elif last is not None:
-        lines.append("whence report -o report.html")
         if last.status == "different":
-            lines.insert(0, "whence repro -o repro")
+            lines.append(f"whence repro -o {free_name('repro', is_free)}")
+        lines.append(f"whence report -o {free_name('report.html', is_free)}")
     lines += _runs_to_compare(contents, is_free)
     if contents.runs and len(lines) < _MOST_STEPS:
         lines.append(f"whence show {shlex.quote(contents.runs[0].path)} --tree")
@@ -101,24 +102,15 @@ def _runs_to_compare(contents: Contents, is_free: Callable[[str], bool]) -> Iter
     for target in (run for run in runs if run.path not in compared):
         oldest = next(run for run in reversed(runs) if _program(run) == _program(target))
         if oldest is not target:
-            output = _free("cmp", is_free)
+            output = free_name("cmp", is_free)
             sides = f"{shlex.quote(oldest.path)} {shlex.quote(target.path)}"
             yield f"whence compare {sides} -o {output}"
             return
     if len(runs) == 1 and runs[0].command and not contents.comparisons:
-        output = shlex.quote(_free(f"{runs[0].path}-2", is_free))
+        output = shlex.quote(free_name(f"{runs[0].path}-2", is_free))
         yield f"whence run -o {output} -- {shlex.join(runs[0].command)}"
 
 
 def _program(run: FoundRun) -> tuple[str, ...]:
     """What tells runs of one program from those of others: the words before its options."""
     return tuple(itertools.takewhile(lambda word: not word.startswith("-"), run.command))
-
-
-def _free(name: str, is_free: Callable[[str], bool]) -> str:
-    """`name`, or name-2, name-3 ... where it is taken."""
-    free, number = name, 1
-    while not is_free(free):
-        number += 1
-        free = f"{name}-{number}"
-    return free

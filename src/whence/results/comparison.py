@@ -290,7 +290,7 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
             if isinstance(items := getattr(self, name), list):
                 msgspec.structs.force_setattr(self, name, tuple(items))
 
-    def named(self, folder: str) -> Comparison:
+    def in_folder(self, folder: str) -> Comparison:
         """The same, with `folder`, where it is written to, in the commands that take it further."""
         return msgspec.structs.replace(self, next=tuple(step.about(folder) for step in self.next))
 

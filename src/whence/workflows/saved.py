@@ -76,7 +76,7 @@ def write(result: Comparison, folder: Path) -> None:
     from whence.report.summary import summary
     from whence.report.views import view_csv
 
-    result = result.named(str(folder))
+    result = result.in_folder(str(folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         parts: dict[str, Iterable[str | bytes]] = {
@@ -140,4 +140,4 @@ def _no_comparison(place: Path, error: OSError) -> str:
             f"no comparison in {place}: it has no report.json, which whence compare REF TGT -o CMP "
             "writes"
         )
-    return f"cannot read {place}: {error.strerror or error}"
+    return f"cannot read {place}: {error.strerror or error}; give a folder that may be read"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from whence.records import Call, Run
 from whence.records.slots import is_input
 from whence.results import Comparison, Finding, NextStep
+from whence.results.free_names import free_name
 
 SIDES = ("reference", "target")
 
@@ -45,17 +46,8 @@ class AnsweredRuns:
 
 
 def free(path: str) -> str:
-    """The path, with a number where something lies there already: a line that is typed as it stands
-    must not stop at what an earlier one left.
-    """
-    if not Path(path).exists():
-        return path
-    stem, dot, ending = (
-        path.rpartition(".") if path.endswith((".html", ".yaml")) else (path, "", "")
-    )
-    return next(
-        name for n in itertools.count(2) if not Path(name := f"{stem}-{n}{dot}{ending}").exists()
-    )
+    """The path, with a number where something lies there already."""
+    return free_name(path, lambda name: not Path(name).exists())
 
 
 def is_inside(answer: AnsweredRuns) -> bool:
@@ -68,6 +60,7 @@ def is_inside(answer: AnsweredRuns) -> bool:
 
 
 def have_inputs(answer: AnsweredRuns) -> bool:
+    """Do both runs say what any call read?"""
     return all(any(is_input(r.slot) for c in run.calls for r in c.refs) for run in answer.runs)
 
 
@@ -83,6 +76,7 @@ def can_be_rerun(run: Run) -> bool:
 
 
 def are_captures(answer: AnsweredRuns) -> bool:
+    """Are both runs of whence, not dumps of another tool?"""
     return all(run.info.kind == "whence" for run in answer.runs)
 
 
@@ -92,12 +86,21 @@ def is_of_operators(run: Run) -> bool:
 
 def captured_again(answer: AnsweredRuns, options: tuple[str, ...], decides: str) -> NextStep:
     """Both programs captured again with these options, and compared."""
-    paths = [free(f"{run.path.rstrip('/')}{_SUFFIX[options[0]]}") for run in answer.runs]
+    suffix = _SUFFIX[options[0]]
+    paths = [f"{run.path.rstrip('/')}{suffix}" for run in answer.runs]
+    return captured(answer, options, paths, decides)
+
+
+def captured(
+    answer: AnsweredRuns, options: tuple[str, ...], paths: Sequence[str], decides: str
+) -> NextStep:
+    """Both programs captured with these options into these folders, and compared."""
+    outputs = [free(path) for path in paths]
     captures = [
-        with_command(run, ("whence", "run", *options, "-o", path), "")
-        for run, path in zip(answer.runs, paths, strict=True)
+        with_command(run, ("whence", "run", *options, "-o", output), "")
+        for run, output in zip(answer.runs, outputs, strict=True)
     ]
-    commands = [*(step.command for step in captures), shlex.join(["whence", "compare", *paths])]
+    commands = [*(step.command for step in captures), shlex.join(["whence", "compare", *outputs])]
     return NextStep(" && ".join(commands), decides, any(step.fill_in for step in captures))
 
 
@@ -114,11 +117,13 @@ def with_command(run: Run, start: tuple[str, ...], decides: str) -> NextStep:
     folder = run.info.cwd
     if not folder or folder == str(Path.cwd()):
         return NextStep(shlex.join([*start, "--", *command]), decides)
-    here = [
-        str(Path(word).resolve()) if start[i - 1] == "-o" else word for i, word in enumerate(start)
+    # The program runs in its own folder, so the path of the run has to hold from there.
+    words = [
+        str(Path(word).resolve()) if before == "-o" else word
+        for before, word in zip(("", *start), start)
     ]
-    inside = shlex.join([*here, "--", *command])
-    return NextStep(f"(cd {shlex.quote(folder)} && {inside})", decides)
+    line = shlex.join([*words, "--", *command])
+    return NextStep(f"(cd {shlex.quote(folder)} && {line})", decides)
 
 
 def name_of(scope: str) -> str:

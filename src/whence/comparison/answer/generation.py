@@ -75,16 +75,17 @@ def compare_logits(
     coverage = Coverage(
         generation.of, compared, measured, 0, 0, bool(compared) and measured == compared
     )
+    gaps = Gaps(failed=failed_alone(reference.info, target.info))
     status, why = decide(
         findings,
         (),
         coverage,
-        Gaps(failed=failed_alone(reference.info, target.info)),
+        gaps,
         inputs_differ=False,
         strict=options.strict,
         min_coverage=options.min_coverage,
     )
-    if status == Status.UNDECIDED and not findings:
+    if status == Status.UNDECIDED and not findings and why != gaps.failed:
         why = _too_few(generation, coverage, options.min_coverage)
         if prompts.reasons and not compared:
             why = f"no token is compared: {prompts.reasons[0]}"

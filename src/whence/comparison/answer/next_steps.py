@@ -4,6 +4,7 @@ they stand.
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Callable, Iterator
 
@@ -14,6 +15,7 @@ from whence.comparison.answer.commands import (
     AnsweredRuns,
     are_captures,
     can_be_rerun,
+    captured,
     captured_again,
     free,
     have_inputs,
@@ -49,11 +51,9 @@ def next_steps(result: Comparison, reference: Run, target: Run) -> tuple[NextSte
         return ()
     answer = AnsweredRuns(result, reference, target)
     rules = _AFTER_A_FAULT if result.findings else _TO_DECIDE
-    steps: dict[str, NextStep] = {}
-    for rule in rules:
-        for step in rule(answer):
-            steps.setdefault(step.command, step)
-    return tuple(steps.values())[:MOST]
+    # Asked one by one: rules that come later look through whole runs.
+    steps = (step for rule in rules for step in rule(answer))
+    return tuple(itertools.islice(steps, MOST))
 
 
 # ---- after a fault
@@ -252,11 +252,11 @@ def _capture_instead(answer: AnsweredRuns) -> Iterator[NextStep]:
     """Of dumps that say what was computed and not from what."""
     if are_captures(answer) or have_inputs(answer) or answer.result.inputs_differ:
         return
-    starts = [f"whence run -o {shlex.quote(free(f'runs/{side}'))} -- COMMAND" for side in SIDES]
-    yield NextStep(
-        " && ".join([*starts, "whence compare runs/reference runs/target"]),
+    yield captured(
+        answer,
+        (),
+        [f"runs/{side}" for side in SIDES],
         "captures inputs and programs too, so that each call is judged by itself",
-        fill_in=True,
     )
 
 

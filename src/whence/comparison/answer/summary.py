@@ -129,7 +129,7 @@ def unmeasured_notes(
 
 def gaps(paired: PairedRuns, unmeasured_pairs: Mapping[tuple[int, int], str], partly: int) -> Gaps:
     """What was not compared, in words. partly: of how many tensors text shows a part."""
-    told = {
+    in_words = {
         key: f"{tensor} ({paired.measured[key].why})" if paired.measured[key].why else tensor
         for key, tensor in unmeasured_pairs.items()
     }
@@ -140,8 +140,8 @@ def gaps(paired: PairedRuns, unmeasured_pairs: Mapping[tuple[int, int], str], pa
 
     return Gaps(
         calls=(len(paired.calls), len(paired.target.calls)),
-        tensor=next(iter(told.values()), ""),
-        output=_unmeasured_output(paired, told),
+        tensor=next(iter(in_words.values()), ""),
+        output=_unmeasured_output(paired, in_words),
         partly=partly,
         name_of=name_of,
         ended=paired.reference.ended,
@@ -156,7 +156,7 @@ def _target_share(paired: PairedRuns) -> float:
     return 1 - alone / max(len(paired.target.calls), 1)
 
 
-def _unmeasured_output(paired: PairedRuns, told: Mapping[tuple[int, int], str]) -> str:
+def _unmeasured_output(paired: PairedRuns, in_words: Mapping[tuple[int, int], str]) -> str:
     """The first output of a root that could not be measured, with the reason, "" where none is
     known.
     """
@@ -166,8 +166,8 @@ def _unmeasured_output(paired: PairedRuns, told: Mapping[tuple[int, int], str]) 
             continue
         for slot in pair.slots:
             key = slot.reference_record, slot.target_record
-            if key in told and is_output(slot.reference_slot):
-                return told[key]
+            if key in in_words and is_output(slot.reference_slot):
+                return in_words[key]
         alone = next(filter(is_output, pair.only_reference), "")
         if alone:
             return f"{call.scope or call.root} {alone} (the target has no such output)"

@@ -33,30 +33,27 @@ def formed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
             and verdict.verdict not in (*GUILTY, VerdictKind.IDENTICAL)
         ):
             verdict = _by_form(verdict, call, errors)
-        if (
-            verdict.verdict == VerdictKind.INTRODUCED
-            and verdict.evidence != Evidence.REPLAY
-            and (missing := not_passed(pair, call))
-        ):
-            verdict = verdict.replace(
-                verdict=VerdictKind.STRUCTURAL,
-                cause=CauseKind.INPUT,
-                sentence=f"{missing}; {verdict.sentence.removeprefix('introduced here: ')}",
-            )
-        elif (
-            verdict.verdict == VerdictKind.INTRODUCED
-            and verdict.cause != CauseKind.KERNEL
-            and (lone := lone_parameters(pair, paired))
-        ):
-            verdict = verdict.replace(
-                verdict=VerdictKind.STRUCTURAL,
-                cause=CauseKind.STRUCTURAL,
-                sentence=f"{lone}; {verdict.sentence.removeprefix('introduced here: ')}",
-            )
+        if verdict.verdict == VerdictKind.INTRODUCED:
+            cause, missing = _missing(verdict, pair, paired)
+            if missing:
+                sentence = verdict.sentence.removeprefix("introduced here: ")
+                verdict = verdict.replace(
+                    verdict=VerdictKind.STRUCTURAL, cause=cause, sentence=f"{missing}; {sentence}"
+                )
         if verdict.verdict in GUILTY and (words := _arguments(call, partner)):
             verdict = verdict.replace(sentence=f"{words}; {verdict.sentence}")
         out[key] = verdict
     return out
+
+
+def _missing(verdict: Verdict, pair: CallPair, paired: PairedRuns) -> tuple[CauseKind, str]:
+    """What only one side's call has, an input or a parameter, in words; "" for nothing."""
+    if verdict.evidence != Evidence.REPLAY:
+        missing = not_passed(pair, paired.calls[pair.reference])
+        if missing:
+            return CauseKind.INPUT, missing
+    lone = "" if verdict.cause == CauseKind.KERNEL else lone_parameters(pair, paired)
+    return CauseKind.STRUCTURAL, lone
 
 
 def not_passed(pair: CallPair, call: Call) -> str:

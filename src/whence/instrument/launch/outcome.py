@@ -180,6 +180,10 @@ def why_nothing(run: Run | None, outcome: Outcome) -> str:
         )
     if chosen:
         return f"no module call matched the selection ({_options(chosen)}), or no module was called"
+    if outcome.ended.exit_code:
+        return (
+            "it failed before a module (of torch), or a layer or predictor (of Paddle), was called"
+        )
     return (
         "its framework was imported, but no module was called (of torch), and no layer or "
         "predictor (of Paddle); operators outside of modules are captured with --level op"
