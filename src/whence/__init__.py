@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         begin_dump,
         compare,
         compare_labels,
+        compare_live,
         convert,
         diff_results,
         doctor,
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from whence.api import watch as watch
 
 __all__ = [
-    "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compile", "convert",
-    "diff_results", "doctor", "end_dump", "generate_tests", "label", "ladder",
+    "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compare_live", "compile",
+    "convert", "diff_results", "doctor", "end_dump", "generate_tests", "label", "ladder",
     "load_comparison", "locate", "map_weights", "new_id", "open_run", "record", "recording",
     "report_html", "repro", "task", "tokens", "trace", "watch",
 ]  # fmt: skip

@@ -41,7 +41,7 @@ from whence._version import __version__
 BLOCK = 2048
 THRESHOLDS = np.array([1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8])
 BINS = 64
-COMPILE_SECONDS = {"compare": 8, "compare_wide": 10, "describe": 3}
+COMPILE_SECONDS = {"compare": 8, "compare_wide": 10, "describe": 3, "describe_many": 2}
 ENTRIES = tuple(COMPILE_SECONDS)
 ITEMSIZE = (4, 2, 2, 1, 1, 1, 1, 8, 8, 8, 2, 2, 4, 4)
 """Bytes of one element by `DType.code`."""
@@ -1264,6 +1264,182 @@ def describe(address, n, code, full):
     )
 
 
+# ------------------------------------------------------- many contents at once: digest and figures
+
+# Words of XXH3's default secret, as its long form reads them: at every eighth byte, then eight at
+# byte 121 (the last stripe), eight at 11 and eight at 117 (both halves of the end).
+_SECRET = bytes.fromhex(
+    "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f"
+    "cb79e64eccc0e578825ad07dccff7221b8084674f743248ee03590e6813a264c"
+    "3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8"
+    "a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364"
+    "eac5ac8334d3ebc3c581a0fffa1363eb170ddd51b7f0da49d316552629d4689e"
+    "2b16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e"
+)
+_SECRET_PARTS = (0, 192), (121, 64), (11, 64), (117, 64)
+SECRET_WORDS = np.concatenate(
+    [np.frombuffer(_SECRET[start : start + size], "<u8") for start, size in _SECRET_PARTS]
+)
+DIGEST_BYTES = 241
+"""Contents from here on get a digest from `describe_many`; XXH3 has other ways for shorter ones."""
+
+# Columns of its results: uint64 (the digest in two halves, counts), and float64.
+COUNTS = "low", "high", "finite", "nan", "inf", "zero", "checksum"
+FIGURES = "min", "max", "sum", "squares", "deviations", "absolute", "cube", "fourth"
+
+
+@_kernel()
+def _folded(a, b):
+    """Both halves of the 128-bit product, one upon the other."""
+    mask = np.uint64(0xFFFFFFFF)
+    half = np.uint64(32)
+    al = a & mask
+    ah = a >> half
+    bl = b & mask
+    bh = b >> half
+    ll = al * bl
+    hl = ah * bl
+    lh = al * bh
+    cross = (ll >> half) + (hl & mask) + lh
+    upper = ah * bh + (hl >> half) + (cross >> half)
+    return ((cross << half) | (ll & mask)) ^ upper
+
+
+@_kernel()
+def _merged(acc, words, start):
+    h = start
+    for i in range(4):
+        h += _folded(acc[2 * i] ^ words[2 * i], acc[2 * i + 1] ^ words[2 * i + 1])
+    h ^= h >> np.uint64(37)
+    h *= np.uint64(0x165667919E3779F9)
+    return h ^ (h >> np.uint64(32))
+
+
+@_kernel()
+def _stripes(address, count, words, acc):
+    """Take `count` stripes of 64 bytes in, with the words from `words` on."""
+    data = p_u64(address)
+    secret = p_u64(words)
+    mask = np.uint64(0xFFFFFFFF)
+    half = np.uint64(32)
+    a0 = acc[0]
+    a1 = acc[1]
+    a2 = acc[2]
+    a3 = acc[3]
+    a4 = acc[4]
+    a5 = acc[5]
+    a6 = acc[6]
+    a7 = acc[7]
+    for n in range(count):
+        o = 8 * n
+        d0 = data[o]
+        d1 = data[o + 1]
+        d2 = data[o + 2]
+        d3 = data[o + 3]
+        d4 = data[o + 4]
+        d5 = data[o + 5]
+        d6 = data[o + 6]
+        d7 = data[o + 7]
+        k0 = d0 ^ secret[n]
+        k1 = d1 ^ secret[n + 1]
+        k2 = d2 ^ secret[n + 2]
+        k3 = d3 ^ secret[n + 3]
+        k4 = d4 ^ secret[n + 4]
+        k5 = d5 ^ secret[n + 5]
+        k6 = d6 ^ secret[n + 6]
+        k7 = d7 ^ secret[n + 7]
+        a0 += d1 + (k0 & mask) * (k0 >> half)
+        a1 += d0 + (k1 & mask) * (k1 >> half)
+        a2 += d3 + (k2 & mask) * (k2 >> half)
+        a3 += d2 + (k3 & mask) * (k3 >> half)
+        a4 += d5 + (k4 & mask) * (k4 >> half)
+        a5 += d4 + (k5 & mask) * (k5 >> half)
+        a6 += d7 + (k6 & mask) * (k6 >> half)
+        a7 += d6 + (k7 & mask) * (k7 >> half)
+    acc[0] = a0
+    acc[1] = a1
+    acc[2] = a2
+    acc[3] = a3
+    acc[4] = a4
+    acc[5] = a5
+    acc[6] = a6
+    acc[7] = a7
+
+
+@_kernel()
+def _xxh3(address, n, words):
+    """xxh3_128 of n >= DIGEST_BYTES bytes at an address that 8 divides: (low half, high half).
+    words: address of `SECRET_WORDS`.
+    """
+    place = stack()
+    acc = p_u64(place)
+    secret = p_u64(words)
+    acc[0] = np.uint64(0xC2B2AE3D)
+    acc[1] = np.uint64(0x9E3779B185EBCA87)
+    acc[2] = np.uint64(0xC2B2AE3D27D4EB4F)
+    acc[3] = np.uint64(0x165667B19E3779F9)
+    acc[4] = np.uint64(0x85EBCA77C2B2AE63)
+    acc[5] = np.uint64(0x85EBCA77)
+    acc[6] = np.uint64(0x27D4EB2F165667C5)
+    acc[7] = np.uint64(0x9E3779B1)
+    blocks = (n - 1) // 1024
+    for b in range(blocks):
+        _stripes(address + 1024 * b, 16, words, acc)
+        for i in range(8):
+            v = acc[i]
+            acc[i] = (v ^ (v >> np.uint64(47)) ^ secret[16 + i]) * np.uint64(0x9E3779B1)
+    _stripes(address + 1024 * blocks, (n - 1 - 1024 * blocks) // 64, words, acc)
+    # The last 64 bytes lie anywhere: they are moved to where words may be read.
+    last = p_u8(address + n - 64)
+    moved = p_u8(place + 64)
+    for i in range(64):
+        moved[i] = last[i]
+    _stripes(place + 64, 1, words + 192, acc)
+    length = np.uint64(n)
+    low = _merged(acc, p_u64(words + 256), length * np.uint64(0x9E3779B185EBCA87))
+    high = _merged(acc, p_u64(words + 320), ~(length * np.uint64(0xC2B2AE3D27D4EB4F)))
+    return low, high
+
+
+@_kernel(entry=True)
+def describe_many(table, rows, words, counts, figures):
+    """Digests and figures of many contents.
+
+    table: address of `rows` rows of three int64: address (8 divides it), bytes, kernel code (-1: no
+    figures). words: address of `SECRET_WORDS`. counts, figures: addresses of rows of `COUNTS` and
+    `FIGURES` to write. Contents shorter than DIGEST_BYTES get no digest.
+    """
+    work = p_i64(table)
+    whole = p_u64(counts)
+    real = p_f64(figures)
+    for r in range(rows):
+        address = work[3 * r]
+        nbytes = work[3 * r + 1]
+        code = work[3 * r + 2]
+        if nbytes >= 241:
+            low, high = _xxh3(address, nbytes, words)
+            whole[7 * r] = low
+            whole[7 * r + 1] = high
+        if code < 0:
+            continue
+        finite, nan, inf, zero, lo, hi, s, q, m2, ab, cu, fo, check = describe(
+            address, nbytes // _itemsize(code), code, 1
+        )
+        whole[7 * r + 2] = np.uint64(finite)
+        whole[7 * r + 3] = np.uint64(nan)
+        whole[7 * r + 4] = np.uint64(inf)
+        whole[7 * r + 5] = np.uint64(zero)
+        whole[7 * r + 6] = check
+        real[8 * r] = lo
+        real[8 * r + 1] = hi
+        real[8 * r + 2] = s
+        real[8 * r + 3] = q
+        real[8 * r + 4] = m2
+        real[8 * r + 5] = ab
+        real[8 * r + 6] = cu
+        real[8 * r + 7] = fo
+
+
 def checksum(data, itemsize) -> int:
     """The checksum of `describe` with numpy alone: sum modulo 2^64 over the mixed bits of each
     element.
@@ -1394,6 +1570,9 @@ def load(*entries: str, report=None) -> None:
         if "describe" in entries and "describe" not in _loaded:
             globals()["describe"](address, 0, 0, 1)
             _loaded.add("describe")
+        if "describe_many" in entries and "describe_many" not in _loaded:
+            globals()["describe_many"](address, 0, address, address, address)
+            _loaded.add("describe_many")
         for entry in {"compare", "compare_wide"}.intersection(entries) - _loaded:
             globals()[entry](
                 address,

@@ -32,6 +32,7 @@ from whence.workflows.doctor import doctor, doctor_command
 from whence.workflows.faults import fault_sites, planted
 from whence.workflows.ladder.ladder import ladder, ladder_command
 from whence.workflows.latest import keep_latest, latest
+from whence.workflows.live import compare_live
 from whence.workflows.locate.locate import locate
 from whence.workflows.maintenance import recover, scrub, warmup
 from whence.workflows.msit_report import cmp_report
@@ -66,6 +67,7 @@ __all__ = [
     "cmp_report",
     "compare",
     "compare_labels",
+    "compare_live",
     "compile",
     "compile_backend",
     "contents",

@@ -5,10 +5,21 @@ data frame, by name.
 from __future__ import annotations
 
 
-class Displayed:
-    """Mix-in of what a notebook shows. The words are `report.notebook`'s, looked up when they are
-    asked for.
+class Described:
+    """Mix-in of what says at a prompt what it is, in one to ten lines, where a struct would list
+    its fields. The words are `report.prompt`'s, looked up when they are asked for.
     """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        from whence.report import prompt
+
+        return prompt.text(self)
+
+
+class Displayed(Described):
+    """Mix-in of what has a rich display in a notebook beside it, by `report.notebook`."""
 
     __slots__ = ()
 
@@ -23,9 +34,3 @@ class Displayed:
         from whence.report import notebook
 
         return notebook.markdown(self)
-
-    def __repr__(self) -> str:
-        """One line: a whole comparison would be megabytes."""
-        from whence.report import notebook
-
-        return notebook.line(self)

@@ -271,3 +271,17 @@ def test_on_record_is_not_noted_for_ever():
 def test_an_on_record_that_cannot_be_found(spec, words):
     with pytest.raises(UsageError, match=words):
         load_on_record(spec)
+
+
+def test_a_step_fits_for_certain_whatever_is_still_on_its_way():
+    sink = Kept()
+    made = session(sink, max_bytes=1000)
+    assert made.step_fits("Net", 400)  # none was seen yet: what waits may be as much as the next
+    assert not made.step_fits("Net", 600)
+    made.begin_step("Net")
+    made.sink().nbytes = 300
+    made.end_step("Net", 0)
+    made.begin_step("Net")
+    assert made.step_fits("Net", 350)  # 650 and as much as the step so far
+    assert not made.step_fits("Net", 360)
+    assert session(Kept(), max_bytes=10, keep="stats").step_fits("Net", 10**9)

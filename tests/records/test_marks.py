@@ -21,6 +21,7 @@ TEXTS = {
     Mark.LOGGED: "some of what a kernel held, logged while it ran",
     Mark.TAKES: "takes ",
     Mark.WRITES: "writes ",
+    Mark.OPSET: "opset ",
     Mark.ONEDNN: "a kernel of oneDNN",
     Mark.NODE: "node ",
     Mark.KERNEL: "kernel ",
@@ -28,7 +29,7 @@ TEXTS = {
     Mark.JOINED: "joined from ",
     Mark.OF_PIECES: "joined of the pieces that ",
     Mark.SHOWN_RANK: "of the ranks' replicas, shown is that of rank ",
-    Mark.TRANSLATED: "translated from Paddle",
+    Mark.TRANSLATED: "translated from ",
     Mark.COMPOSED: "composed of operators",
 }
 WITH_VALUE = (
@@ -37,11 +38,13 @@ WITH_VALUE = (
     Mark.PATCHED_AS,
     Mark.TAKES,
     Mark.WRITES,
+    Mark.OPSET,
     Mark.NODE,
     Mark.KERNEL,
     Mark.JOINED,
     Mark.OF_PIECES,
     Mark.SHOWN_RANK,
+    Mark.TRANSLATED,
 )
 
 

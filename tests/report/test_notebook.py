@@ -35,8 +35,8 @@ class Text(HTMLParser):
 
 @pytest.mark.parametrize(
     "item",
-    [lambda r: r, lambda r: r.findings[0], lambda r: net(names=EVIL)],
-    ids=["comparison", "finding", "run"],
+    [lambda r: r, lambda r: r.findings[0], lambda r: r[EVIL[0]], lambda r: net(names=EVIL)],
+    ids=["comparison", "finding", "module", "run"],
 )
 def test_names_are_text_in_html_and_in_markdown(item):
     shown = item(bad(names=EVIL))
@@ -72,12 +72,14 @@ def test_a_comparison_says_the_answer_first():
     ]
     assert Text(api.compare(net(), net(bfloat16))._repr_html_()).said[0] == "✓ SAME"
     assert (
-        repr(result)
+        str(result)
         == "<Comparison different: fc1 (Linear), step 0, rank 0: introduced (likely); <Net> "
         "against <Net>>"
     )
     assert result._repr_markdown_().startswith("### whence: DIFFERENT\n")
-    assert repr(result.findings[0]) == "<Finding fc1 (Linear), step 0, rank 0: introduced (likely)>"
+    assert repr(result.findings[0]).startswith(
+        "<Finding fc1 (Linear), step 0, rank 0: introduced (likely): "
+    )
 
 
 def stored(path, run):
@@ -120,12 +122,93 @@ def test_calls_and_tensors_of_a_run_by_name(tmp_path):
         net(keep=False)["fc1:output.0"]
 
 
-def test_rows_of_a_comparison_by_name():
+def test_modules_of_a_comparison_by_name():
     result = bad()
     assert result._ipython_key_completions_() == ["fc1", "Net", "fc2"]
-    assert {row.reference_slot for row in result["fc1"]} == {"param.weight", "input.0", "output.0"}
+    module = result["fc1"]
+    assert (module.verdict, module.introduced, module.inherited) == ("introduced", True, False)
+    assert [row.reference_slot for row in module] == module._ipython_key_completions_()
+    assert set(module._ipython_key_completions_()) == {"param.weight", "input.0", "output.0"}
+    assert module["output.0"] is module.worst is module.calls[0]["output.0"]
+    assert module.error == module.worst.measured.values["rel_l2"] == pytest.approx(0.5)
+    assert (module.findings, module.inside) == (result.findings, ())
+    assert module.evidence == result.findings[0].evidence
+    assert module.sentence == result.findings[0].sentence
+    after = result["fc2"]
+    assert (after.verdict, after.introduced, after.inherited) == ("inherited", False, True)
+    assert after.calls[0].worst_input.reference_slot == "input.0"
+    assert result["Net"].inside == result.findings
     with pytest.raises(KeyError, match="nearest: fc2, fc1"):
         result["fc"]
+    with pytest.raises(KeyError, match=r"no 'output.1' among the tensors of fc1: .*output.0"):
+        module["output.1"]
+
+
+def test_a_name_that_only_one_run_has_is_told():
+    result = api.compare(
+        net(names=("only", "fc2")), net(names=("another", "fc2"), drop=("another",))
+    )
+    with pytest.raises(KeyError, match="'only' is in the reference alone"):
+        result["only"]
+
+
+def test_a_module_of_several_calls_shows_the_worst():
+    """Two steps of which the second is wrong."""
+    from handmade import Builder
+
+    def run(factor):
+        made = Builder()
+        x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+        for step, by in enumerate((np.float32(1), factor)):
+            root = made.call("", {"input.0": x}, op_type="Net", step=step)
+            made.call("fc", {"input.0": x, "output.0": x * by}, parent=root, step=step)
+        return made.run()
+
+    module = api.compare(run(np.float32(1)), run(np.float32(2)))["fc"]
+    assert [call.verdict for call in module.calls] == ["identical", "introduced"]
+    assert (module.call.step, module.introduced, module["output.0"].step) == (1, True, 0)
+    assert "1 identical, 1 introduced; this is step 1, rank 0" in repr(module)
+
+
+def test_at_a_prompt_nothing_is_a_dump_of_fields():
+    """Every public object that a person sees says what it is, in one to ten lines."""
+    from whence import records, results
+    from whence.report.prompt import _WORDS
+
+    result = bad(names=EVIL)
+    run = net(names=EVIL)
+    module = result[EVIL[0]]
+    seen = [
+        *(result, module, module.calls[0], module["output.0"], result.findings[0]),
+        *(result.verdicts[0], result.next[0], result.effect, result.coverage, result.plan),
+        *(run, run.calls[1], run.records[0], run.info),
+        results.Remark("suspect", EVIL[0], "Op", 0, 0, "replay", EVIL[1]),
+        results.Undecided(EVIL[0], "Op", "output.0", why=EVIL[1]),
+        results.Location("same", EVIL[0], "t", (), 0.0, 0.0, (), (), 1),
+        results.Explained(EVIL[0], (), 3, 0.1, 0.0, 0.9),
+        results.Rung(EVIL[0], "failed", why=EVIL[1]),
+        results.Ladder("net", "same", EVIL[1]),
+        results.Checkup("net", (), (), 3, 3, {}, 1.0, 1.0, 10, True),
+        results.Reproduction(EVIL[0], EVIL[1], (), "kernel", "target", None, "x"),
+        results.WeightMap((), tuple(f"w{i}" for i in range(40)), ()),
+        results.Origin((results.TracedStep(0, EVIL[0], "Op", 0, 0, "identical", None, ()),), 0),
+        records.Note("budget", "x" * 5000, EVIL[0]),
+        records.Program("ab" * 16, (records.Operation("aten.add.Tensor"),), (), ()),
+    ]
+    assert {kind for kind in _WORDS if not any(isinstance(item, kind) for item in seen)} == {
+        results.TokenComparison  # tests/cli/test_tokens.py has one
+    }
+    for item in seen:
+        text = repr(item)
+        assert 1 <= len(text.splitlines()) <= 10, text
+        assert "\x1b" not in text
+        assert "Struct" not in text and "numbers=" not in text and len(text) < 2500, text
+    assert repr(result.next[0]).startswith("<NextStep whence ")
+    assert repr(run.calls[1]).endswith(
+        "(Linear), step 0, rank 0: param.weight, input.0 -> output.0>"
+    )
+    assert repr(run.records[1]).startswith("<Record #1 float32 [5, 16], mean -0.09907, from ")
+    assert repr(results.WeightMap((), ("w",) * 40, ())).endswith("... 33 more lines")
 
 
 def frame_of(package, result, *table):

@@ -5,8 +5,8 @@
     whence run -o runs/ref -- bash run.sh
     whence run --compare -o cmp --library atb -- python both.py
 
-Nothing is edited. Every Python process that CMD starts and that imports torch or paddle is
-captured, and CMD keeps its input, output, terminal, working directory and signals.
+Nothing is edited. Every Python process that CMD starts and that imports torch, paddle or
+onnxruntime is captured, and CMD keeps its input, output, terminal, working directory and signals.
 
 Exit code: that of CMD; 3 when CMD ends with 0 and nothing was captured, with the reason. When
 nothing was captured, no folder is left.
@@ -177,11 +177,12 @@ def _a_file(ctx: click.Context, argument: click.Parameter, word: str) -> list[An
 )
 @click.option(
     "--level",
-    type=click.Choice(["modules", "op", "graph", "logits"]),
+    type=click.Choice(["modules", "op", "graph", "logits", "io"]),
     default="modules",
     show_default=True,
-    help="Record module calls; operators too (op); compiled graphs too (graph); or only tokens and "
-    "logits of each model call (logits).",
+    help="Record module calls; operators too (op); compiled graphs too (graph); only tokens and "
+    "logits of each model call (logits); or only inputs and outputs of sessions of ONNX Runtime "
+    "(io).",
 )
 @click.option(
     "--samples",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -125,6 +125,41 @@ def statistics_at(address: int, nbytes: int, dtype: str) -> tuple[Statistics, Sk
         if figures:
             return figures
     return _plain(bytes_at(address, nbytes), dtype)
+
+
+def describe_many(
+    contents: Sequence[tuple[int, int, str]],
+) -> list[tuple[bytes, tuple[Statistics, Sketch] | None]]:
+    """Digest and figures of many contents: (address, bytes, dtype). dtype "": no figures.
+
+    An address that has bytes must be divisible by 8 and by the size of an element, and its memory
+    stay valid and unchanged for the call. With the compiled pass one call without the GIL; without
+    it digests only. No figures of dtypes that the compiled pass does not take.
+    """
+    if not _describe or not contents:
+        return [(digest_at(address, nbytes), None) for address, nbytes, _ in contents]
+    _kernels.load("describe", "describe_many")
+    table = np.array(
+        [(a, nbytes, _WIDTH[dtype][0] if dtype else -1) for a, nbytes, dtype in contents], np.int64
+    )
+    counts = np.zeros((len(contents), len(_kernels.COUNTS)), np.uint64)
+    figures = np.zeros((len(contents), len(_kernels.FIGURES)))
+    words = _kernels.SECRET_WORDS
+    _kernels.describe_many(
+        *(table.ctypes.data, len(contents), words.ctypes.data, counts.ctypes.data),
+        figures.ctypes.data,
+    )
+    described: list[tuple[bytes, tuple[Statistics, Sketch] | None]] = []
+    for (address, nbytes, dtype), whole, real in zip(contents, counts.tolist(), figures.tolist()):
+        if nbytes >= _kernels.DIGEST_BYTES:
+            name = (whole[1] << 64 | whole[0]).to_bytes(16, "big")
+        else:
+            name = digest_at(address, nbytes)
+        taken = None
+        if dtype and _WIDTH[dtype][0] >= 0:
+            taken = _structs(nbytes // _WIDTH[dtype][1], (*whole[2:6], *real, whole[6]))
+        described.append((name, taken))
+    return described
 
 
 def _structs(count: int, row: tuple[Any, ...]) -> tuple[Statistics, Sketch] | None:

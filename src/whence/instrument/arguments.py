@@ -33,7 +33,7 @@ class SharedArguments(TypedDict, total=False):
     patch: str | Iterable[str]
     patch_from: str | os.PathLike[str]
     inject: str
-    level: Literal["modules", "logits", "op", "graph"]
+    level: Literal["modules", "logits", "op", "graph", "io"]
     logits: bool
     logits_module: str
     positions: Literal["last", "all"]

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, TypeVar
 
 from whence.instrument.guard import end_capture
 from whence.instrument.session import Session
@@ -90,6 +90,13 @@ class ThreadCalls(threading.local):
         self.busy = False
 
 
+class Switch(Protocol):
+    """What says whether calls are looked at."""
+
+    @property
+    def active(self) -> bool: ...
+
+
 class CallFrames:
     """The calls in progress of one listener, and the way its own code runs between them.
 
@@ -136,6 +143,18 @@ class CallFrames:
     def be_busy(self) -> None:
         """Mark this thread as one that runs the listener's own code only."""
         self.thread.busy = True
+
+    @contextlib.contextmanager
+    def aside(self, *, aside: bool = True) -> Iterator[None]:
+        """What this thread calls inside is not listened to; with aside=False it is, in the middle
+        of such a block.
+        """
+        thread = self.thread
+        before, thread.busy = thread.busy, aside
+        try:
+            yield
+        finally:
+            thread.busy = before
 
     def leave(self, frame: Any) -> None:
         """Take `frame` off the stack, with calls above it that a greenlet or a Ctrl-C left without

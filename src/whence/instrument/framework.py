@@ -8,9 +8,10 @@ import importlib
 import random
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, cast
 
-from whence.errors import CaptureError
+from whence.errors import CaptureError, UsageError
 from whence.instrument import FRAMEWORKS
 from whence.instrument.options import CaptureOptions
 from whence.instrument.session import Session
@@ -34,6 +35,10 @@ class Surroundings(NamedTuple):
     lasting: bool = False
 
 
+AroundCall = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
+"""(how it is called, model, arguments, named arguments) -> what the call returns."""
+
+
 class Listening(Protocol):
     """A listener of one capture."""
 
@@ -48,16 +53,21 @@ class Listening(Protocol):
     def abandon(self) -> None:
         """Stop without writing anything more: in a forked child."""
 
+    def aside(self, *, aside: bool = True) -> AbstractContextManager[None]:
+        """What this thread calls inside is not listened to; aside=False: it is again."""
+
 
 class Framework(Protocol):
     """One package `instrument/NAME`. Importing it imports nothing of the framework.
 
     MODELS: what a capture takes, in words. VARIABLES: environment variables that its libraries
-    read when they start, for deterministic kernels.
+    read when they start, for deterministic kernels. LEVELS: levels of a capture that mean something
+    for its programs.
     """
 
     MODELS: tuple[str, ...]
     VARIABLES: Mapping[str, str]
+    LEVELS: tuple[str, ...]
 
     def owns(self, model: Any) -> bool:
         """Is this one of its models?"""
@@ -70,6 +80,9 @@ class Framework(Protocol):
 
     def listener(self, session: Session, model: Any, around: Surroundings) -> Listening:
         """Listens to `model`; None: to everything of the framework in this process."""
+
+    def around_calls(self, act: AroundCall) -> AbstractContextManager[None]:
+        """While the block runs, every module of the framework is called by `act`."""
 
 
 def framework(name: str) -> Framework:
@@ -87,6 +100,22 @@ def owner_of(model: Any) -> str:
         f"cannot capture a {type(model).__name__}: whence.capture takes {', '.join(others)} or "
         f"{last}; a whole program is captured by `whence run`"
     )
+
+
+def has_level(name: str, options: CaptureOptions) -> bool:
+    """Does the level of a capture mean something for programs of this framework?"""
+    return options.level in framework(name).LEVELS
+
+
+def check(name: str, options: CaptureOptions) -> None:
+    """Raise UsageError for what cannot be done with programs of this framework."""
+    if not has_level(name, options):
+        listed = " and ".join(n for n in FRAMEWORKS if options.level in framework(n).LEVELS)
+        raise UsageError(
+            f"level {options.level} is for programs of {listed}, not of {name}; max_depth=0 takes "
+            "what the outermost module is given and returns"
+        )
+    framework(name).check(options)
 
 
 def set_determinism(

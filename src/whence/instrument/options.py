@@ -20,7 +20,7 @@ from whence.instrument.patch_points import parse_fault, parse_point
 
 SLOTS = ("both", "input", "output")
 KEEP = ("full", "stats", "none")
-LEVELS = ("modules", "logits", "op", "graph")
+LEVELS = ("modules", "logits", "op", "graph", "io")
 GRAPH_MODES = ("exact", "deep", "fx")
 POSITIONS = ("last", "all")
 RUNGS = ("eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "inductor", "rounded")
@@ -50,8 +50,9 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     (`capture.points`) whose outputs are replaced by those of the run `patch_from`; inject: a fault
     to plant, or "". force_tokens: a run whose tokens the program goes on with, "" for its own.
     These three change the program on purpose; without them nothing does. level: "modules"; "op":
-    every operator too, in the place of programs; "graph": what torch.compile makes too; or
-    "logits": of every call of the model its tokens and logits alone. positions: "last" token of a
+    every operator too, in the place of programs; "graph": what torch.compile makes too;
+    "logits": of every call of the model its tokens and logits alone; or "io": of sessions of ONNX
+    Runtime what they are given and return. positions: "last" token of a
     row, or "all". samples: with level "op", so many calls of each operator keep their elements,
     chosen by the seed, None for all. dedup: of equal operator calls (dtypes, shapes, strides,
     arguments) only the first is written, and all are counted. logits_module: pattern of the module
@@ -106,6 +107,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         self._check_operators()
         self._check_graph()
         self._check_logits()
+        self._check_boundary()
         self._check_ranges()
         if bool(self.patch) != bool(self.patch_from):
             raise UsageError(
@@ -216,6 +218,16 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             )
         if self.logits_module:
             check_pattern(self.logits_module, "logits_module")
+
+    def _check_boundary(self) -> None:
+        if self.level != "io":
+            return
+        for name in ("include", "exclude", "classes", "ids", "max_depth", "patch", "inject"):
+            if getattr(self, name) not in ((), None, ""):
+                raise UsageError(
+                    f"{name} chooses calls inside a model; --level io takes only what a session is "
+                    "given and returns: leave one of them out"
+                )
 
     def encode(self) -> str:
         """These options as JSON; fields at their default are left out."""

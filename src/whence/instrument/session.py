@@ -63,7 +63,7 @@ class Content(msgspec.Struct, gc=False, eq=False):
     """The canonical bytes of one tensor: `nbytes` at `address`, or `data`.
 
     base, tail: only `tail` is written, what follows record base[0] along axis base[1]. external:
-    where the bytes lie in a file of the user's already.
+    where the bytes lie in a file of the user's. known: figures that were taken before.
     """
 
     digest: bytes
@@ -73,6 +73,7 @@ class Content(msgspec.Struct, gc=False, eq=False):
     base: tuple[int, int] | None = None
     tail: np.ndarray[Any, np.dtype[np.uint8]] | None = None
     external: External | None = None
+    known: tuple[Statistics, Sketch] | None = None
 
     def array(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The bytes, as an array."""
@@ -80,6 +81,8 @@ class Content(msgspec.Struct, gc=False, eq=False):
 
     def figures(self, dtype: str) -> tuple[Statistics, Sketch]:
         """Figures of the elements."""
+        if self.known is not None:
+            return self.known
         if self.data is None:
             return host.statistics_at(self.address, self.nbytes, dtype)
         return host.statistics(self.data, dtype)
@@ -116,7 +119,7 @@ class Session:
             "none": "topology only (--keep none)",
             "stats": "statistics only (--keep stats)",
         }.get(options.keep, "")
-        self._measures = options.keep != "none"
+        self.measures = options.keep != "none"
         self._prints = options.print_pattern is not None
         self._figures: dict[tuple[bytes, str], tuple[Statistics, Sketch]] = {}
         self.lock = threading.RLock()
@@ -134,9 +137,14 @@ class Session:
         self.calls = 0
         self.records = 0
 
+    @property
+    def shows_values(self) -> bool:
+        """Does a function of the user's get the tensors? It may keep them."""
+        return self._columns is not None
+
     def load_kernels(self) -> None:
         """Have figures taken by the compiled pass, where figures are taken."""
-        if self.options.keep != "none":
+        if self.measures:
             # Without numba the same figures come from numpy, slower.
             with contextlib.suppress(ImportError):
                 host.use_kernels()
@@ -202,10 +210,13 @@ class Session:
 
     # ---- steps and the byte budget: whole steps, first ones first
 
+    def step_fits(self, root: str, waiting: int) -> bool:
+        """Is `begin_step` certain to change nothing, with so many bytes still on their way?"""
+        used = 0 if self._sink is None else self._sink.nbytes
+        return self.options.keep != "full" or self._sizes.fits(root, used, waiting)
+
     def begin_step(self, root: str) -> None:
-        """An outermost call of `root` begins. Decides whether its elements are kept: only when the
-        whole step should fit.
-        """
+        """An outermost call of `root` begins: elements are kept where the whole step should fit."""
         if self.options.keep != "full":
             return
         problem = self._sizes.begin(root, self._sink.nbytes if self._sink is not None else 0)
@@ -282,10 +293,10 @@ class Session:
         statistics = sketch = columns = None
         dtype, shape, digest = form.dtype, form.shape, content.digest
         scope, slot = origin.scope, origin.slot
-        if self._measures:
+        if self.measures:
             statistics, sketch = (
                 content.figures(dtype)
-                if content.nbytes <= QUICK_BYTES
+                if content.nbytes <= QUICK_BYTES or content.known is not None
                 else self._remembered_figures(content, dtype)
             )
         why = self._never or self._why_none(origin)

@@ -40,6 +40,16 @@ class StepSizes:
             f"--max-bytes is {size(self._max_bytes)}; statistics and hashes go on"
         )
 
+    def fits(self, root: str, used: int, waiting: int) -> bool:
+        """Will `begin` say "" whatever becomes of the `waiting` bytes that are not written yet?
+
+        Another thread may begin and end earlier steps meanwhile: they are expected to be as large
+        as they can be.
+        """
+        written = used + waiting
+        last = written - self._start  # read before what the end of that step changes
+        return written + max(last, self._expected.get(root, 0)) <= self._max_bytes
+
     def bytes_of_step(self, used: int) -> int:
         """Bytes that were written since the step began."""
         return used - self._start

@@ -34,7 +34,7 @@ def of_run(run: Any, name: str) -> Any:
         except ElementsMissing:
             if ref is refs[-1]:
                 raise
-    raise KeyError(_unknown(name, names_in(run)))
+    raise KeyError(unknown(name, names_in(run)))
 
 
 def _calls(run: Any, name: str) -> tuple[Call, ...]:
@@ -58,7 +58,8 @@ def _full(call: Call) -> str:
     return f"{name}/{call.op}" if call.op else name
 
 
-def _unknown(name: str, names: Sequence[str]) -> str:
+def unknown(name: str, names: Sequence[str]) -> str:
+    """That there is no such name, with those that are near."""
     near = difflib.get_close_matches(name, names, 3, 0.4) or names[:3]
     return f"no {name!r} here; " + (f"nearest: {', '.join(near)}" if near else "nothing is")
 

@@ -39,6 +39,8 @@ class Mark(StrEnum):
     """Before "NAME as PARAMETER": what its operator takes a variable as."""
     WRITES = "writes "
     """Before a further name that the operator writes its result to."""
+    OPSET = "opset "
+    """Before the version of the operator set of ONNX that the node is of."""
     ONEDNN = "a kernel of oneDNN"
     """A pass gave the call to oneDNN."""
     NODE = "node "
@@ -53,8 +55,9 @@ class Mark(StrEnum):
     """Before how many ranks hold pieces of its tensors."""
     SHOWN_RANK = "of the ranks' replicas, shown is that of rank "
     """Before the rank whose tensors stand for those that should be alike and are not."""
-    TRANSLATED = "translated from Paddle"
-    """Of a program: another library may be off by a few roundings."""
+    TRANSLATED = "translated from "
+    """Before the library whose operators a program was made of: it may be off by a few
+    roundings."""
     COMPOSED = "composed of operators"
     """Of a program: put together from calls of operators."""
 
@@ -64,11 +67,13 @@ _ANYWHERE = (Mark.PATCHED, Mark.PATCHED_AS)  # several notes of a module stand i
 _BEFORE = (
     Mark.TAKES,
     Mark.WRITES,
+    Mark.OPSET,
     Mark.NODE,
     Mark.KERNEL,
     Mark.JOINED,
     Mark.OF_PIECES,
     Mark.SHOWN_RANK,
+    Mark.TRANSLATED,
 )
 
 

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from whence.display import Described
+
 TENSOR_OPERANDS = frozenset(("in", "param", "const", "op"))
 """Kinds of operands that are tensors. The others are sizes ("dim", "mul"), dtypes and the like."""
 
@@ -45,7 +47,9 @@ class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
         return Operation(self.name, args, kwargs, self.guard)
 
 
-class Program(msgspec.Struct, frozen=True, tag="program", tag_field="t", omit_defaults=True):
+class Program(
+    Described, msgspec.Struct, frozen=True, tag="program", tag_field="t", omit_defaults=True
+):
     """What one region ran: data, never code. Used only after it reproduced its own recorded
     outputs.
 

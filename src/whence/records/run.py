@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
+from whence.display import Described
 from whence.dtypes import Array
 from whence.records.program import Program
 from whence.records.slots import slot_kind
@@ -36,7 +37,9 @@ class Key(NamedTuple):
     slot: str
 
 
-class Record(msgspec.Struct, frozen=True, tag="record", tag_field="t", omit_defaults=True):
+class Record(
+    Described, msgspec.Struct, frozen=True, tag="record", tag_field="t", omit_defaults=True
+):
     """One captured tensor.
 
     id: its number in the run (position in `Run.records`). shape: logical. stride: in elements, ()
@@ -118,7 +121,7 @@ class Placement(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{where}; the whole is {list(self.shape)}"
 
 
-class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults=True):
+class Call(Described, msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults=True):
     """One execution of a module (kind "module"), operator ("operator"), label ("label") or compiled
     graph ("graph"), or operators outside any module ("region").
 
@@ -191,7 +194,7 @@ class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults
         )
 
 
-class Note(msgspec.Struct, frozen=True, tag="note", tag_field="t", omit_defaults=True):
+class Note(Described, msgspec.Struct, frozen=True, tag="note", tag_field="t", omit_defaults=True):
     """Something the capture must tell: kind ("inside-not-seen", "hook-error", "budget", "error",
     ...), text, where.
     """
@@ -214,7 +217,7 @@ class Step(msgspec.Struct, frozen=True, tag="step", tag_field="t", omit_defaults
     rank: int = 0
 
 
-class RunInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+class RunInfo(Described, msgspec.Struct, frozen=True, omit_defaults=True):
     """What was run. Unknown fields of later versions are ignored on reading.
 
     started, finished: ISO 8601 with offset. exit_code: what the command returned; None while it

@@ -19,6 +19,7 @@ from whence.results import (
     Declared,
     Finding,
     Status,
+    Undecided,
     VerdictKind,
 )
 
@@ -125,8 +126,19 @@ def _head(result: Comparison) -> Iterator[str]:
         )
     elif result.status == Status.UNDECIDED:
         yield _row("UNDECIDED", clean(result.headline))
+        if result.undecided is not None:
+            yield from _about(result.undecided)
     elif result.headline:
         yield _row("DIFFERENT", clean(result.headline))
+
+
+def _about(undecided: Undecided) -> Iterator[str]:
+    """Where the call or tensor is that an undecided answer is about."""
+    where = f"step {undecided.step}, rank {undecided.rank}"
+    parts = [undecided.name or undecided.root, undecided.op_type, undecided.slot, where]
+    yield _row("  where", "   ".join(clean(part) for part in parts if part))
+    if AT_LINE.search(undecided.source):
+        yield _row("  called at", clean(from_here(undecided.source)))
 
 
 def same_words(result: Comparison) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 from whence.report.answer import LEFT, answer, headline
@@ -13,23 +14,26 @@ from whence.results import Comparison, Status
 _WIDTH = 120
 
 
-def disparity(result: Comparison, folder: str | os.PathLike[str]) -> str:
-    """The message of a failed parity check. folder: holds the comparison `cmp`; the runs are where
-    it says they are.
+def disparity(result: Comparison, folder: str | os.PathLike[str] | None) -> str:
+    """The message of a failed parity check. folder: holds the comparison `cmp`, None where nothing
+    was kept; the runs are where it says they are.
     """
     claim = "models differ" if result.status == Status.DIFFERENT else "cannot be told"
-    compared = shlex.quote(clean(Path(folder) / "cmp"))
-    looks = [f"whence report {compared} -o report.html"]
-    if result.findings and result.status == Status.DIFFERENT:
-        looks.append(
-            f"whence show {shlex.quote(clean(result.target))} "
-            f"{shlex.quote(clean(result.findings[0].name))}"
-        )
-    rows = [("kept in" if i == 0 else "", line) for i, line in enumerate([clean(folder), *looks])]
+    kept = _kept(result, folder) if folder is not None else ()
     return "\n".join(
         [
             f"{claim}: {clean(headline(result))}",
             answer(result, width=_WIDTH).rstrip("\n"),
-            *(f"{title:<{LEFT}}{text}" for title, text in rows),
+            *(f"{'' if i else 'kept in':<{LEFT}}{line}" for i, line in enumerate(kept)),
         ]
     )
+
+
+def _kept(result: Comparison, folder: str | os.PathLike[str]) -> Iterator[str]:
+    """Where all is, and commands that look into it."""
+    compared = shlex.quote(clean(Path(folder) / "cmp"))
+    yield clean(folder)
+    yield f"whence report {compared} -o report.html"
+    if result.findings and result.status == Status.DIFFERENT:
+        run, name = clean(result.target), clean(result.findings[0].name)
+        yield f"whence show {shlex.quote(run)} {shlex.quote(name)}"

@@ -1,5 +1,5 @@
-"""What a notebook shows of a comparison, a finding or a run. Styles are inline and take the
-notebook's own colours, light or dark.
+"""What a notebook shows of a comparison, a module of it, a finding or a run. Styles are inline and
+take the notebook's own colours, light or dark.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from itertools import islice
 from typing import Any
 
 from whence.report import run as show
-from whence.report.answer import CAUSES, answer, headline
+from whence.report.answer import answer, headline
 from whence.report.markdown import code, fenced, table, words
 from whence.report.markdown import markdown as whole
-from whence.report.tables import clean, count
-from whence.results import Comparison, Finding
+from whence.report.module import meaning, module_lines, module_rows, size
+from whence.report.prompt import cause, text
+from whence.report.tables import clean, count, shape
+from whence.results import Comparison, Finding, ModuleResult
 
 _FINDINGS = 10
 _LINES = 60
@@ -27,9 +29,11 @@ _PRE = '<pre style="font-family:monospace">'  # notebooks set text in columns in
 
 
 def html(item: Any) -> str:
-    """HTML of a Comparison, a Finding, or else a Run."""
+    """HTML of a Comparison, one of its modules, a Finding, or else a Run."""
     if isinstance(item, Comparison):
         return _comparison(item)
+    if isinstance(item, ModuleResult):
+        return _module(item)
     if isinstance(item, Finding):
         return _table(("operator", "type", "where", "cause", "why"), [_finding(item)])
     heading, tree = _run(item)
@@ -47,27 +51,10 @@ def markdown(item: Any) -> str:
         head, row = ("operator", "type", "where", "cause", "why"), _finding(item)
         cells = (code(row[0]), code(row[1]), *map(words, row[2:]))
         return "\n".join(table(head, [cells])) + "\n"
+    if isinstance(item, ModuleResult):
+        return fenced("\n".join(module_lines(item))) + "\n"
     heading, tree = _run(item)
     return fenced("\n".join([*heading, "", *tree]).rstrip("\n")) + "\n"
-
-
-def line(item: Any) -> str:
-    """One line of plain text."""
-    if isinstance(item, Comparison):
-        return (
-            f"<Comparison {item.status}: {clean(headline(item))}; {clean(item.reference)} "
-            f"against {clean(item.target)}>"
-        )
-    if isinstance(item, Finding):
-        return (
-            f"<Finding {clean(item.name)} ({clean(item.op_type)}), step {item.step}, rank "
-            f"{item.rank}: {_cause(item)}>"
-        )
-    kind = type(item).__name__
-    return (
-        f"<{kind} {clean(item.path)}: {count(len(item.calls), 'call')}, "
-        f"{count(len(item.records), 'record')}>"
-    )
 
 
 def _comparison(result: Comparison) -> str:
@@ -101,24 +88,39 @@ def _comparison(result: Comparison) -> str:
     return "".join(parts)
 
 
+def _module(module: ModuleResult) -> str:
+    parts = [f"<div><b>{_safe(module.name)}</b> ({_safe(module.op_type)})</div>"]
+    parts.append(f"<div>{_safe(meaning(module))}</div>")
+    parts += [
+        f"<div><b>{_safe(title)}</b> {_safe(words)}</div>" for title, words in module_rows(module)
+    ]
+    rows = [
+        (
+            f"step {row.step}, rank {row.rank}",
+            row.reference_slot,
+            f"{row.reference_dtype} {shape(row.reference_shape)}",
+            size(row),
+            row.verdict,
+        )
+        for row in module.tensors[:_LINES]
+    ]
+    parts.append(_table(("call", "tensor", "reference", "difference", "verdict"), rows))
+    if len(module.tensors) > _LINES:
+        parts.append(f"<div>{count(len(module.tensors) - _LINES, 'more tensor')}</div>")
+    return "".join(parts)
+
+
 def _finding(finding: Finding) -> tuple[str, ...]:
     where = f"step {finding.step}, rank {finding.rank}" + (
         f", {finding.slot}" if finding.slot else ""
     )
-    return finding.name, finding.op_type, where, _cause(finding), finding.sentence
-
-
-def _cause(finding: Finding) -> str:
-    words = (
-        f"{finding.cause}: {CAUSES[finding.cause]}" if finding.cause in CAUSES else finding.verdict
-    )
-    return f"{words} ({finding.confidence})"
+    return finding.name, finding.op_type, where, cause(finding), finding.sentence
 
 
 def _run(run: Any) -> tuple[list[str], list[str]]:
     """What ran, and its modules; of a very large run one line."""
     if len(run.records) > _DESCRIBED:
-        return [line(run)], []
+        return [text(run)], []
     tree = list(islice(show.tree(run, show.Choice()), _LINES + 1))
     omitted = ["... whence show has all"] if len(tree) > _LINES else []
     return list(show.heading(run)), [*tree[:_LINES], *omitted]

@@ -37,6 +37,7 @@ def summary_of(result: Comparison) -> Summary:
         reference=result.reference,
         target=result.target,
         headline=result.headline,
+        undecided=result.undecided,
         findings=few("findings", result.findings),
         effect=result.effect,
         next=result.next,

@@ -9,15 +9,18 @@ from whence.results.comparison import (
     NextStep,
     Remark,
     Repetition,
-    Row,
     ThirdRun,
+    Undecided,
     Visible,
 )
 from whence.results.contents import Contents, FoundComparison, FoundRun, LastComparison
 from whence.results.generation import Generation, Prompted, Token, TokenKind
 from whence.results.measured import Measured
+from whence.results.module import ModuleCall, ModuleResult
 from whence.results.origin import Counted, Occurrence, Occurrences, Origin, TracedInput, TracedStep
+from whence.results.parity import ParityError
 from whence.results.plan import TENSOR_RULE, CallPair, Joined, Made, Parted, Plan, SlotPair
+from whence.results.rows import Row
 from whence.results.tokens import (
     Disagreement,
     OutputMatch,
@@ -83,6 +86,8 @@ __all__ = [
     "Location",
     "Made",
     "Measured",
+    "ModuleCall",
+    "ModuleResult",
     "Nearest",
     "NextStep",
     "Occurrence",
@@ -90,6 +95,7 @@ __all__ = [
     "Origin",
     "OutputError",
     "OutputMatch",
+    "ParityError",
     "Parted",
     "Pass",
     "Plan",
@@ -112,6 +118,7 @@ __all__ = [
     "TokenMatch",
     "TracedInput",
     "TracedStep",
+    "Undecided",
     "Verdict",
     "VerdictKind",
     "ViewRow",

@@ -15,16 +15,17 @@ from typing import Any
 
 import msgspec
 
+from whence.display import Described
 from whence.results.generation import Generation
 from whence.results.lookup import Framed
-from whence.results.measured import Measured
 from whence.results.origin import Occurrences, Origin
 from whence.results.plan import Plan
+from whence.results.rows import Row
 from whence.results.verdict import Evidence, Finding, Verdict
 from whence.results.views import ViewRow
 
 
-class Remark(msgspec.Struct, frozen=True, omit_defaults=True):
+class Remark(Described, msgspec.Struct, frozen=True, omit_defaults=True):
     """What passes and is worth a look; with --strict it makes the answer. Siblings are one remark;
     `also` names the others.
 
@@ -47,7 +48,7 @@ class Remark(msgspec.Struct, frozen=True, omit_defaults=True):
     pair: int = -1
 
 
-class Coverage(msgspec.Struct, frozen=True):
+class Coverage(Described, msgspec.Struct, frozen=True):
     """How much of the run the answer rests on. Counts are of calls of the reference.
 
     paired: with a call of the target. measured: all their outputs were. replayed: judged by replay
@@ -88,16 +89,16 @@ class Visible(msgspec.Struct, frozen=True):
     evidence: Evidence = Evidence.REPLAY
 
 
-class Effect(msgspec.Struct, frozen=True):
+class Effect(Described, msgspec.Struct, frozen=True):
     """What the differences come to at the outputs of the models: of the calls that no other call
     made.
 
     outputs: how many of their tensors were compared; differing: of these; unmeasured: how many more
-    could not be. error: the largest error, as relative 2-norm, None where it is not finite;
-    `from_statistics`: of norms and means alone. name, slot, step, rank: where that is. rows:
-    vectors of scores that were compared, along the last axis; moved: of these, those whose largest
-    element lies elsewhere in the target. tokens: that both runs generated behind the same text;
-    tokens_changed: of these.
+    could not be. error: the largest error, as relative 2-norm, None where it is not finite or
+    nothing could be measured; `from_statistics`: of norms and means alone. name, slot, step, rank:
+    where that is. rows: vectors of scores that were compared, along the last axis; moved: of these,
+    those whose largest element lies elsewhere in the target. tokens: that both runs generated
+    behind the same text; tokens_changed: of these.
     """
 
     outputs: int = 0
@@ -115,7 +116,33 @@ class Effect(msgspec.Struct, frozen=True):
     tokens_changed: int = 0
 
 
-class NextStep(msgspec.Struct, frozen=True):
+class Undecided(Described, msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an undecided answer is about: the first call, or the first of its tensors, that could
+    not be judged.
+
+    slot: of the tensor, "" where it is the whole call. source: the line of code that calls it, or
+    what it is ("module.Class"). why: what is missing to judge it, or what was seen. others: further
+    calls or tensors of which the same holds. pair: index into Plan.pairs, -1 where it has none.
+    """
+
+    name: str
+    op_type: str
+    slot: str = ""
+    step: int = 0
+    rank: int = 0
+    root: str = ""
+    source: str = ""
+    why: str = ""
+    others: int = 0
+    pair: int = -1
+
+    @property
+    def place(self) -> str:
+        """The call or tensor, as a sentence names it."""
+        return f"{self.name or self.root or 'the model'} {self.slot}".rstrip()
+
+
+class NextStep(Described, msgspec.Struct, frozen=True):
     """An experiment that takes the answer further.
 
     command: of a shell, to be typed as it stands; with `fill_in`, words in capitals are the user's
@@ -135,28 +162,6 @@ class NextStep(msgspec.Struct, frozen=True):
         program, verb, *arguments = shlex.split(self.command)
         command = shlex.join([program, verb, folder, *arguments])
         return msgspec.structs.replace(self, command=command, takes_comparison=False)
-
-
-class Row(msgspec.Struct, frozen=True):
-    """One pair of records in the report: names, shapes, verdict of its call, measurements."""
-
-    pair: int
-    name: str
-    op_type: str
-    step: int
-    rank: int
-    occurrence: int
-    reference_slot: str
-    target_slot: str
-    reference_record: int
-    target_record: int
-    reference_dtype: str
-    target_dtype: str
-    reference_shape: tuple[int, ...]
-    target_shape: tuple[int, ...]
-    verdict: str
-    rule: str
-    measured: Measured
 
 
 class Repetition(msgspec.Struct, frozen=True):
@@ -235,8 +240,10 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     pairs of tensors could not be measured. without_partner: names of the former, by "reference",
     "target" and "ambiguous", each once; nearest: what comes nearest to some of them. environment:
     conditions in which the runs differ. headline: why the status is what it is, where findings do
-    not say it. repetition: what further runs of the reference showed, third: how far both are from
-    the run in higher precision; None when none was given. remarks: what passes and is worth a look,
+    not say it; undecided: the call or tensor that this is about, None where it is about the
+    whole or the answer is another. repetition: what further runs of the reference showed,
+    third: how far both are from the run in higher precision; None when none was given. remarks:
+    what passes and is worth a look,
     which counts with --strict. declared: losses that a policy allows, and those of quantised layers
     without one. generation: what both runs generated. views: the rows of each view that was asked
     for. asked: arguments of `compare` that decide which calls are paired and what may be run, where
@@ -284,11 +291,17 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     visible: tuple[Visible, ...] = ()
     effect: Effect | None = None
     next: tuple[NextStep, ...] = ()
+    undecided: Undecided | None = None
 
     def __post_init__(self) -> None:
         for name in ("rows", "verdicts"):
             if isinstance(items := getattr(self, name), list):
                 msgspec.structs.force_setattr(self, name, tuple(items))
+
+    def __str__(self) -> str:
+        """One line, for a log; at a prompt it says more."""
+        line: str = importlib.import_module("whence.report.prompt").line(self)
+        return line
 
     def in_folder(self, folder: str) -> Comparison:
         """The same, with `folder`, where it is written to, in the commands that take it further."""

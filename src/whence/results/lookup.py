@@ -1,4 +1,4 @@
-"""The rows of a comparison by the name of a call, and the mix-in that offers them."""
+"""The modules of a comparison by name, its tables as data frames: a mix-in that offers them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from whence.display import Displayed
-from whence.records.lookup import _unknown
-
-
-def rows(result: Any, name: str) -> tuple[Any, ...]:
-    """The rows of a comparison whose call has this name."""
-    matches = tuple(row for row in result.rows if row.name == name)
-    if not matches:
-        raise KeyError(_unknown(name, names_of(result)))
-    return matches
+from whence.records.lookup import unknown
+from whence.results.module import ModuleResult, module_result
 
 
 def names_of(result: Any) -> list[str]:
@@ -24,8 +17,20 @@ def names_of(result: Any) -> list[str]:
     return [name for name in dict.fromkeys(names) if name in present]
 
 
+def _absent(result: Any, name: str) -> str:
+    """Why there is no such name, with names that are near."""
+    for side, names in result.without_partner.items():
+        if name in names:
+            return (
+                f"{name!r} has more than one possible partner, and was not compared"
+                if side == "ambiguous"
+                else f"{name!r} is in the {side} alone, and was not compared"
+            )
+    return unknown(name, names_of(result))
+
+
 class Framed(Displayed):
-    """Mix-in of a comparison: its tables as data frames, its rows by name."""
+    """Mix-in of a comparison: its tables as data frames, its modules by name."""
 
     __slots__ = ()
 
@@ -46,14 +51,16 @@ class Framed(Displayed):
 
         return frames.to_polars(self, table)
 
-    def __getitem__(self, name: str) -> Any:
-        """The rows of a call of the reference, by its name. Raises KeyError with names that are
-        near.
+    def __getitem__(self, name: str) -> ModuleResult:
+        """What it says of a module of the reference, by its name: verdict, evidence, calls and
+        tensors. Raises KeyError with names that are near.
         """
-
-        return rows(self, name)
+        whole: Any = self
+        module = module_result(name, whole.rows, whole.verdicts, whole.findings)
+        if module is None:
+            raise KeyError(_absent(whole, name))
+        return module
 
     def _ipython_key_completions_(self) -> list[str]:
         """Names of calls, those of findings first."""
-
         return names_of(self)

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from whence.display import Described
+
 
 class Occurrence(msgspec.Struct, frozen=True):
     """One execution of an operator. number: which of its executions, from 1. call: of the
@@ -78,7 +80,7 @@ class TracedStep(msgspec.Struct, frozen=True):
     inputs: tuple[TracedInput, ...]
 
 
-class Origin(msgspec.Struct, frozen=True):
+class Origin(Described, msgspec.Struct, frozen=True):
     """Where a difference comes from. steps: from the tensor asked for to the operator it ends at,
     `call` of the reference.
 

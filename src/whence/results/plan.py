@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from whence.display import Described
+
 
 class Made(msgspec.Struct, frozen=True, array_like=True):
     """A tensor made from others of its run, so that it has the axes of its partner.
@@ -88,13 +90,14 @@ class CallPair(msgspec.Struct, frozen=True):
     also: tuple[int, ...] = ()
 
 
-class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
+class Plan(Described, msgspec.Struct, frozen=True, omit_defaults=True):
     """Which calls are paired. Unmatched and ambiguous calls are listed, never dropped.
 
     Calls and records are those of the aligned runs: where calls were joined or tensors made
     (`made_reference`, `made_target`), ids are not those of the run on disk. notes: what was joined,
     cut or left out, in sentences; joined: of what each such root call consists; parted:
-    sequences that are not paired to their ends.
+    sequences that are not paired to their ends. padded: tensors of the target that hold the
+    reference's padding, each with the tensor as the target had it.
     """
 
     pairs: Sequence[CallPair]
@@ -106,6 +109,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     parted: tuple[Parted, ...] = ()
     made_reference: tuple[Made, ...] = ()
     made_target: tuple[Made, ...] = ()
+    padded: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.pairs, list):

@@ -14,6 +14,7 @@ from whence.results.comparison import (
     Remark,
     Repetition,
     ThirdRun,
+    Undecided,
     Visible,
 )
 from whence.results.generation import Prompted, Token
@@ -93,6 +94,7 @@ class Summary(msgspec.Struct, frozen=True):
     timing: dict[str, float]
     versions: dict[str, str]
     schema: int = SCHEMA
+    undecided: Undecided | None = None
     omitted: dict[str, int] = {}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from whence.display import Described
+
 
 class OutputMatch(msgspec.Struct, frozen=True, kw_only=True):
     """How far one generated output is another's: two strings, or two lists of tokens.
@@ -101,7 +103,7 @@ class TokenMatch(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class TokenComparison(TokenMatch, frozen=True, kw_only=True):
+class TokenComparison(Described, TokenMatch, frozen=True, kw_only=True):
     """Two files of outputs; with `before`, the same at an earlier commit, and everything of
     TokenMatch is of the later one.
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import msgspec
 
-from whence.display import Displayed
+from whence.display import Described, Displayed
 
 
 class Word(StrEnum):
@@ -136,7 +136,7 @@ _WORDS: tuple[tuple[str, type[Word]], ...] = (
 )
 
 
-class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
+class Verdict(Described, msgspec.Struct, frozen=True, omit_defaults=True):
     """What the differences of one region mean, and the noise budget that was applied.
 
     pair: index into Plan.pairs. stretch: -1 for the call as a whole (a leaf), else the stretch of a

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import msgspec
 
+from whence.display import Described
 from whence.results.verdict import Finding, Word
 
 
@@ -28,7 +29,7 @@ class FacedWeight(msgspec.Struct, frozen=True):
     rel_l2: float | None
 
 
-class WeightMap(msgspec.Struct, frozen=True):
+class WeightMap(Described, msgspec.Struct, frozen=True):
     """The paired parameters of two runs, and those without a partner."""
 
     pairs: tuple[FacedWeight, ...]
@@ -53,7 +54,7 @@ class OutputError(msgspec.Struct, frozen=True):
     same_question: bool = True
 
 
-class Explained(msgspec.Struct, frozen=True):
+class Explained(Described, msgspec.Struct, frozen=True):
     """One counterfactual: outputs of the reference put in at `points`, on top of all rounds before
     it.
 
@@ -76,7 +77,7 @@ class Explained(msgspec.Struct, frozen=True):
     remaining: tuple[str, ...] = ()
 
 
-class Location(msgspec.Struct, frozen=True):
+class Location(Described, msgspec.Struct, frozen=True):
     """What the error at the output is made of. status: of reference against target, without any
     patch.
 
@@ -130,7 +131,7 @@ class PlantedFault(msgspec.Struct, frozen=True):
     cause: str = ""
 
 
-class Checkup(msgspec.Struct, frozen=True):
+class Checkup(Described, msgspec.Struct, frozen=True):
     """How far whence can be trusted on one program. healthy: silent on every clean run, and every
     clear fault was named first.
 
@@ -152,7 +153,7 @@ class Checkup(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class Reproduction(msgspec.Struct, frozen=True):
+class Reproduction(Described, msgspec.Struct, frozen=True):
     """A script that shows the fault of one finding.
 
     path: of the script. operators: what it runs, in order. how: "compiled", "kernel", "semantic",
@@ -183,7 +184,7 @@ class RungKind(Word):
     FAILED = "failed"
 
 
-class Rung(msgspec.Struct, frozen=True, omit_defaults=True):
+class Rung(Described, msgspec.Struct, frozen=True, omit_defaults=True):
     """One run of the ladder: the program compiled as far as `name` goes, against the eager run.
 
     verdict: "bit-equal", "noise", "outside", "undecided" (could not be told), or "failed" (did not
@@ -227,7 +228,7 @@ class Pass(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str = ""
 
 
-class Ladder(msgspec.Struct, frozen=True, omit_defaults=True):
+class Ladder(Described, msgspec.Struct, frozen=True, omit_defaults=True):
     """The rungs of one program, and the stage of compilation that makes the difference.
 
     status: "same" (none is outside the noise), "different" (a stage is named) or "undecided".

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whence.results import Comparison
+    from whence.results import ParityError as ParityError
 
 __all__ = ["ParityError", "assert_parity"]
 
 
-class ParityError(AssertionError):
-    """Two models do not compute the same, or it cannot be told whether they do. comparison: what
-    was found.
-    """
+def __getattr__(name: str) -> Any:
+    # every test session loads this file with the plugin: what it needs is imported on first use
+    if name != "ParityError":
+        raise AttributeError(f"module 'whence.testing' has no attribute {name!r}")
+    from whence.results import ParityError
 
-    def __init__(self, message: str, comparison: Comparison) -> None:
-        super().__init__(message)
-        self.comparison = comparison
+    return ParityError
 
 
 def assert_parity(
@@ -52,7 +52,7 @@ def assert_parity(
     __tracebackhide__ = True
     from whence.api import parity
     from whence.report.assertion import disparity
-    from whence.results import Status
+    from whence.results import ParityError, Status
 
     place = os.fspath(folder) if folder is not None else tempfile.mkdtemp(prefix="whence-parity-")
     keep = folder is not None

@@ -70,8 +70,9 @@ def compare(
     other tools write them (docs/views.md): in `Comparison.views`, and as `<view>.csv` in the
     folder. occurrences: count the executions of each operator (`Comparison.occurrences`), also of
     runs of modules; those of operators have it. html: also write the comparison as one page
-    (`report_html`); a page that is there is replaced if `force`. Raises UnreadableRun, UsageError,
-    OutputExists.
+    (`report_html`); a page that is there is replaced if `force`. progress: called with (done, of,
+    what); without one a notebook shows a line while it takes long. Raises UnreadableRun,
+    UsageError, OutputExists.
     """
     from whence.align import load_map
     from whence.comparison.options import CompareOptions
@@ -79,6 +80,7 @@ def compare(
     from whence.comparison.prepare import partial_prints
     from whence.comparison.programs import program_flow, programs
     from whence.comparison.replays import user_model
+    from whence.workflows import notebook_progress
 
     view_names = (view,) if isinstance(view, str) else tuple(dict.fromkeys(view))
     _check(tier=tier, match=match, sample=sample, budget=budget, view_names=view_names)
@@ -99,27 +101,28 @@ def compare(
     third_run = _opened(third) if third is not None else None
     a, b, program_files = programs.apply_programs(*runs, programs.open_programs(program, _opened))
     a, b = partial_prints.alike(*program_flow.with_agreeing_inputs(a, b))
-    options = CompareOptions(
-        replay=replay,
-        strict=strict,
-        min_coverage=min_coverage,
-        tier=tier,
-        allow=allow,
-        policy=declared,
-        match=match,
-        chart=load_map(mapping) if mapping is not None else None,
-        sample=sample,
-        budget=budget,
-        model=user_model.read(model) if model is not None else None,
-        views=view_names,
-        progress=progress,
-        occurrences=occurrences,
-    )
-    if programs.is_program(a) or programs.is_program(b):
-        result = programs.compare(a, b)
-    else:
-        result = compare_runs(a, b, options, again=list(map(_opened, again)), third=third_run)
-        result = programs.with_differences(result, program_files, a, b)
+    with notebook_progress.counting(progress) as count:
+        options = CompareOptions(
+            replay=replay,
+            strict=strict,
+            min_coverage=min_coverage,
+            tier=tier,
+            allow=allow,
+            policy=declared,
+            match=match,
+            chart=load_map(mapping) if mapping is not None else None,
+            sample=sample,
+            budget=budget,
+            model=user_model.read(model) if model is not None else None,
+            views=view_names,
+            progress=count,
+            occurrences=occurrences,
+        )
+        if programs.is_program(a) or programs.is_program(b):
+            result = programs.compare(a, b)
+        else:
+            result = compare_runs(a, b, options, again=list(map(_opened, again)), third=third_run)
+            result = programs.with_differences(result, program_files, a, b)
     arguments = {
         "mapping": mapping,
         "match": match if match != "auto" else None,

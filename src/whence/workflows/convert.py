@@ -44,6 +44,7 @@ def convert(
     OutputExists, StoreFailed, MissingDependency.
     """
     from whence import writers
+    from whence.workflows.notebook_progress import counting
 
     writer = writers.named(to)
     final = Path(os.fspath(destination))
@@ -54,7 +55,8 @@ def convert(
     unfinished = final.with_name(f".unfinished-{os.getpid()}-{final.name}")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        result = writer.write(run, unfinished, tell=progress or writers.silent)
+        with counting(progress) as count:
+            result = writer.write(run, unfinished, tell=count or writers.silent)
         if not result.tensors and not result.described:
             raise UsageError(f"nothing of {run.path} can be written as {to}: {_why(result)}")
         _replace(unfinished, final)

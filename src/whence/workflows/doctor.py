@@ -91,14 +91,13 @@ def _check(
     keep: str | os.PathLike[str] | None,
     tell: Tell | None,
 ) -> Checkup:
+    from whence.workflows.notebook_progress import telling
     from whence.workflows.rerun import workplace
 
     if faults < 0:
         raise UsageError(f"faults {faults}: a number of faults to plant, 0 for none")
-    with workplace(keep, "doctor") as place:
-        return _Doctor(subject, place, keep is not None, options, tell or (lambda _: None)).result(
-            faults, seed or 0
-        )
+    with workplace(keep, "doctor") as place, telling(tell) as say:
+        return _Doctor(subject, place, keep is not None, options, say).result(faults, seed or 0)
 
 
 class _Doctor:
@@ -248,6 +247,7 @@ class _Doctor:
         for call in self.golden.calls:
             if (
                 call.parent != -1
+                and call.kind == "module"
                 and call.phase == "forward"
                 and call.refs
                 and not call.error

@@ -157,7 +157,7 @@ def why_nothing(run: Run | None, outcome: Outcome) -> str:
         )
     if not processes.attached:
         return (
-            f"neither {' nor '.join(FRAMEWORKS)} was ever imported "
+            f"none of {', '.join(FRAMEWORKS)} was ever imported "
             f"({counted(processes.started, 'Python process', 'Python processes')})"
         )
     if outcome.reasons:
@@ -180,13 +180,17 @@ def why_nothing(run: Run | None, outcome: Outcome) -> str:
         )
     if chosen:
         return f"no module call matched the selection ({_options(chosen)}), or no module was called"
+    if options.level == "io":
+        return "no session of ONNX Runtime was run, and --level io listens to nothing else"
     if outcome.ended.exit_code:
         return (
-            "it failed before a module (of torch), or a layer or predictor (of Paddle), was called"
+            "it failed before a module (of torch), a layer or predictor (of Paddle), or a session "
+            "(of ONNX Runtime) was called"
         )
     return (
-        "its framework was imported, but no module was called (of torch), and no layer or "
-        "predictor (of Paddle); operators outside of modules are captured with --level op"
+        "its framework was imported, but no module was called (of torch), no layer or predictor "
+        "(of Paddle), and no session (of ONNX Runtime); operators outside of modules are captured "
+        "with --level op"
     )
 
 

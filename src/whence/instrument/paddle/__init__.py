@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from whence.errors import UsageError
 
 if TYPE_CHECKING:
-    from whence.instrument.framework import Listening, Surroundings
+    from whence.instrument.framework import AroundCall, Listening, Surroundings
     from whence.instrument.options import CaptureOptions
     from whence.instrument.session import Session
 
 MODELS = ("a paddle.nn.Layer", "a Paddle predictor")
+LEVELS = ("modules", "op", "graph", "logits")
 VARIABLES = {"FLAGS_cudnn_deterministic": "1"}
 
 
@@ -73,6 +76,26 @@ def listener(session: Session, model: Any, around: Surroundings) -> Listening:
     return _Both(session, listeners)
 
 
+@contextmanager
+def around_calls(act: AroundCall) -> Iterator[None]:
+    """While the block runs, every layer is called by `act`."""
+    from whence.instrument.paddle.layer_calls import LayerCalls
+
+    switch = _Switch()
+    calls = LayerCalls(switch, act)
+    calls.wrap()
+    switch.active = True
+    try:
+        yield
+    finally:
+        switch.active = False
+        calls.unwrap()
+
+
+class _Switch:
+    active = False
+
+
 class _Both:
     """The listeners of one capture, as one."""
 
@@ -93,3 +116,11 @@ class _Both:
         """Stop without writing anything more."""
         for listener in reversed(self._listeners):
             listener.abandon()
+
+    @contextmanager
+    def aside(self, *, aside: bool = True) -> Iterator[None]:
+        """What this thread calls inside is not listened to; aside=False: it is again."""
+        with ExitStack() as stack:
+            for listener in self._listeners:
+                stack.enter_context(listener.aside(aside=aside))
+            yield

@@ -1,25 +1,21 @@
 """Listens to Paddle's layers in dynamic mode: every call of every `nn.Layer` below a root, with
 parameters, inputs, outputs, mutations.
-
-`nn.Layer.__call__` is wrapped while a listener is installed, as of torch modules: that sees what
-entered before any hook and what left after all of them, keyword arguments too. Code that
-`to_static` traced is entered through its layer's call, so its boundary is recorded; inside, Paddle
-gets its own `__call__` back, so that what it traces is the program and not this wrapper.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
 
 from whence.instrument.call_frames import Args, CallFrames, Kwargs, count, root_or_name
-from whence.instrument.guard import put_back
 from whence.instrument.paddle import settings as paddle_facts
 from whence.instrument.paddle.ended_operators import NO_PROGRAM
 from whence.instrument.paddle.interventions import Interventions
+from whence.instrument.paddle.layer_calls import LayerCalls
 from whence.instrument.paddle.layer_tensors import LayerFrame, LayerRoot, LayerTensors
 from whence.instrument.session import Session
 from whence.instrument.wording import raised
@@ -45,8 +41,7 @@ class Listener:
         self.tensors = LayerTensors(session, changes)
         self._layers: dict[int, tuple[Callable[[], Any], str, LayerRoot]] = {}
         self._roots: list[LayerRoot] = []
-        self._undo: list[tuple[Any, str, Any, Any]] = []
-        self._inside = 0
+        self._calls = LayerCalls(self.frames, self._observe)
         self._begun = False
 
     @property
@@ -62,69 +57,24 @@ class Listener:
 
     def install(self) -> None:
         """Start listening."""
-        import paddle
-        from paddle.jit.dy2static import program_translator
-
-        listener, kind = self, paddle.nn.Layer
-        previous, in_dynamic_mode = kind.__call__, paddle.in_dynamic_mode
         self.session.load_kernels()
-
-        def __call__(layer: Any, *inputs: Any, **kwargs: Any) -> Any:  # noqa: N807
-            if not listener.active or not in_dynamic_mode():
-                return previous(layer, *inputs, **kwargs)
-            return listener._observe(previous, layer, inputs, kwargs)
-
-        __call__.listener = self  # type: ignore[attr-defined]
-        kind.__call__ = __call__
-        self._undo.append((kind, "__call__", __call__, previous))
-        for name in ("SymbolicStaticFunction", "ASTStaticFunction"):
-            traced = getattr(program_translator, name, None)
-            if traced is not None and "_perform_call" in vars(traced):
-                self._around(traced)
+        self._calls.wrap()
         self.active = True
         if self._layer is not None:
             self.frames.guarded(self._new_root, self._layer)
 
-    def _around(self, traced: Any) -> None:
-        """While code runs that to_static traced, `__call__` is Paddle's own: it may be traced
-        now.
-        """
-        perform = traced._perform_call
-
-        def _perform_call(function: Any, *args: Any, **kwargs: Any) -> Any:
-            self._step_aside()
-            try:
-                return perform(function, *args, **kwargs)
-            finally:
-                self._step_back()
-
-        traced._perform_call = _perform_call
-        self._undo.append((traced, "_perform_call", _perform_call, perform))
-
-    def _step_aside(self) -> None:
-        with self.frames.lock:
-            self._inside += 1
-            if self._inside == 1 and self._undo:
-                kind, _, wrapper, previous = self._undo[0]
-                if kind.__call__ is wrapper:
-                    kind.__call__ = previous
-
-    def _step_back(self) -> None:
-        with self.frames.lock:
-            self._inside -= 1
-            if self._inside == 0 and self._undo and self.active:
-                kind, _, wrapper, previous = self._undo[0]
-                if kind.__call__ is previous:
-                    kind.__call__ = wrapper
-
     def remove(self) -> None:
         """Stop listening. Idempotent."""
         self.active = False
-        put_back(self._undo)
+        self._calls.unwrap()
         self._layers.clear()
         self._roots.clear()
         if self.changes is not None and not self.session.failed:
             self.changes.finish()
+
+    def aside(self, *, aside: bool = True) -> AbstractContextManager[None]:
+        """What this thread calls inside is not listened to; aside=False: it is again."""
+        return self.frames.aside(aside=aside)
 
     def abandon(self) -> None:
         """Stop without writing anything more: in a forked child, whose files belong to the

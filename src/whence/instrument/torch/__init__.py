@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from whence.instrument.framework import Surroundings
+    from whence.instrument.framework import AroundCall, Surroundings
     from whence.instrument.options import CaptureOptions
     from whence.instrument.session import Session
     from whence.instrument.torch.interventions import Interventions
     from whence.instrument.torch.modules import Listener
 
 MODELS = ("a torch.nn.Module",)
+LEVELS = ("modules", "op", "graph", "logits")
 # TensorFlow's and Ascend's names: torch runs on their libraries too.
 VARIABLES = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -63,6 +66,26 @@ def listener(session: Session, model: Any, around: Surroundings) -> Listener:
     if level == "op":
         return OperatorListener(session, model, lasting=around.lasting, **how)
     return (LogitsListener if level == "logits" else Listener)(session, model, **how)
+
+
+@contextmanager
+def around_calls(act: AroundCall) -> Iterator[None]:
+    """While the block runs, every module is called by `act`."""
+    from whence.instrument.torch.module_calls import ModuleCalls
+
+    switch = _Switch()
+    calls = ModuleCalls(switch, act)
+    calls.wrap()
+    switch.active = True
+    try:
+        yield
+    finally:
+        switch.active = False
+        calls.unwrap()
+
+
+class _Switch:
+    active = False
 
 
 def _changes(session: Session, around: Surroundings) -> Interventions | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from whence.instrument.call_frames import CallFrames
+from whence.instrument.call_frames import Switch
 from whence.instrument.torch.compiled_boundary import get_eval_frame_callback
 from whence.instrument.torch.modes import taken_for_torchs
 
@@ -22,7 +22,7 @@ class ModuleCalls:
     active.
     """
 
-    def __init__(self, frames: CallFrames, observe: Callable[..., Any]) -> None:
+    def __init__(self, frames: Switch, observe: Callable[..., Any]) -> None:
         self._frames, self._observe = frames, observe
         self._previous: Callable[..., Any] | None = None
         self._wrapper: Callable[..., Any] | None = None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
@@ -129,17 +130,21 @@ class Listener:
         self.modules.clear()
         self.tensors.clear()
 
+    def aside(self, *, aside: bool = True) -> AbstractContextManager[None]:
+        """What this thread calls inside is not listened to; aside=False: it is again."""
+        return self.frames.aside(aside=aside)
+
     def drain(self) -> None:
         """Wait until what was seen so far is written."""
         with self.frames.lock:
-            self.registry.drain()
+            self.registry.staging.drain()
 
     def abandon(self) -> None:
         """Stop without writing anything more: in a forked child, whose files belong to the
         parent.
         """
         self.frames.forked()
-        self.registry.abandon()
+        self.registry.staging.abandon()
         self._calls.unwrap()
         if self._changes is not None:
             self._changes.undo()
@@ -205,7 +210,7 @@ class Listener:
             return frame
         elements_on = session.elements_on
         if elements_on:
-            session.over_budget(frame.scope, frame.step, self.registry.waiting_bytes)
+            session.over_budget(frame.scope, frame.step, self.registry.staging.waiting_bytes)
             frame.keep = session.elements_on and not session.sampled
         if info.closed or module._compiled_call_impl is not None:
             self._note_boundary(frame)
@@ -304,13 +309,13 @@ class Listener:
         root.begin(frame)
         if frame.phase == "recompute":
             return
-        self.registry.drain()  # the budget of a step is decided on what was written
-        self.session.begin_step(root.name)
+        self.registry.staging.begin_step(root.name)
 
     def _end_root(self, frame: ModuleFrame) -> None:
         session, name, step = self.session, frame.root.name, frame.step
         if frame.phase != "recompute":
-            self.registry.emit(lambda: session.end_step(name, step))
+            self.registry.staging.emit(lambda: session.end_step(name, step))
+        self.registry.staging.flush()
         self.registry.prune()
         self.tensors.prune()
 

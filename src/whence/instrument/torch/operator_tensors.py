@@ -48,7 +48,7 @@ class OperatorTensors:
         registry = self._registry
         chosen = not sampling.on or sampling.choose(call)
         if chosen and session.elements_on:
-            session.over_budget(call.scope, call.above.step, registry.waiting_bytes)
+            session.over_budget(call.scope, call.above.step, registry.staging.waiting_bytes)
             call.keep = session.elements_on
         if sampling.on:
             call.is_written = sampling.writes(call, chosen)

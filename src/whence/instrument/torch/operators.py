@@ -124,7 +124,7 @@ class OperatorListener(Listener):
             if not self.session.failed:
                 with self.frames.lock:
                     self._regions.close_all()
-                    self.registry.drain()
+                    self.registry.staging.drain()
                     self._sampling.tell()
         super().remove()
 

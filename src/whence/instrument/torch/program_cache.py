@@ -76,7 +76,7 @@ class ProgramWriter:
             return
         self._ids.add(program.id)
         ids = tuple(program.constants if constants is None else constants)
-        self._registry.emit(
+        self._registry.staging.emit(
             lambda: self._session.program(
                 msgspec.structs.replace(
                     program, constants=tuple(int(getattr(c, "id", c)) for c in ids)

@@ -17,12 +17,12 @@ import torch
 from whence.frameworks import host
 from whence.frameworks import torch_arrays as tensors
 from whence.frameworks.host import memory_at
-from whence.frameworks.torch_arrays import TensorSnapshot, address_of, snapshot
+from whence.frameworks.torch_arrays import address_of, snapshot
 from whence.frameworks.torch_trees import ObjectSnapshot
 from whence.instrument.session import Content, Form, Origin, Session
 from whence.instrument.torch.dtensor_placement import placement_of
 from whence.instrument.torch.known_tensors import KnownTensors
-from whence.instrument.torch.staging import StagingRing
+from whence.instrument.torch.staged_tensors import StagedTensors, is_recorded_as_graph
 from whence.instrument.torch.tensor_content import (
     UNSETTLED,
     Bytes,
@@ -49,6 +49,8 @@ _FEW = 1 << 6
 """Tensors that are gone, remembered. What is left of the storage of each, between the tensors of
 the program, keeps the allocator from joining the room that these leave.
 """
+
+_GRAPH = "a CUDA graph is recorded: the program computes nothing yet, and reading would break it"
 
 
 class Sighter(Protocol):
@@ -84,53 +86,33 @@ class TensorRegistry:
         remembers: bool = False,
     ) -> None:
         self._session, self._find_external, self._staged = session, find_external, staged
-        self._on_error, self._busy, self._remembers = on_error, busy, remembers
-        self.ring: StagingRing | None = None
+        self._remembers = remembers
+        self.staging = StagedTensors(session, on_error, busy)
         self._live: dict[tuple[Any, ...], SeenTensor] = {}
         self._crowded = _FEW
         self._known = KnownTensors()
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of tensors on their way to the sink."""
-        return self.ring.waiting_bytes if self.ring is not None else 0
-
-    def emit(self, action: Callable[[], None]) -> None:
-        """Do it after everything that was sighted so far has arrived."""
-        if self.ring is not None and self.ring.pending:
-            self.ring.then(action)
-        else:
-            action()
-
     def call(self, call: Call) -> None:
         """Hand over a finished call, behind its tensors."""
-        if self.ring is None:
-            self._session.call(call)
+        if self.staging.used:
+            self.staging.emit(lambda: self._session.call(_resolved(call)))
         else:
-            self.emit(lambda: self._session.call(_resolved(call)))
-
-    def drain(self) -> None:
-        """Wait until everything that was sighted so far has arrived."""
-        if self.ring is not None:
-            self.ring.drain()
+            self._session.call(call)
 
     def prune(self) -> None:
         """Forget tensors that are gone, once as many were seen as were left the last time."""
-        if max(len(self._live), len(self._known)) >= self._crowded:
+        known, staging = self._known, self.staging
+        if max(len(self._live), len(known), len(staging)) >= self._crowded:
             self._live = {k: s for k, s in self._live.items() if not expired(s.storage.cdata)}
-            self._known.prune()
-            self._crowded = 2 * max(len(self._live), len(self._known)) + _FEW
+            known.prune()
+            staging.prune()
+            self._crowded = 2 * max(len(self._live), len(known), len(staging)) + _FEW
 
     def close(self) -> None:
         """Wait for what is on its way and forget everything."""
-        if self.ring is not None:
-            self.ring.close()
+        self.staging.close()
         self._live.clear()
         self._known.clear()
-
-    def abandon(self) -> None:
-        """In a forked child: the ring's thread is not here."""
-        self.ring = None
 
     def record_of(
         self,
@@ -152,7 +134,11 @@ class TensorRegistry:
         just now.
         """
         if not self._remembers:
-            known_again = self._known.again(tensor, frame.keep)
+            known_again = (
+                self._known.again(tensor, frame.keep)
+                if tensor.is_cpu and not self._staged
+                else self.staging.again(tensor, slot, frame, self._write)
+            )
             if known_again is not None:
                 return known_again
             plain = None if self._staged else plain_form(tensor)
@@ -174,8 +160,15 @@ class TensorRegistry:
         whole = Form(dtype, shape, stride, look.plain.storage_offset(), look.device, look.subclass)
         origin = Origin(frame.scope, slot, frame.op_type, keep)
         if self._staged or look.device != "cpu":
+            if is_recorded_as_graph(look.plain.device):
+                return self.unreadable(look.plain, _GRAPH)
             write = functools.partial(self._write, whole, origin, parameter and keep, grows)
-            return *self._record_staged(look, key, previous, keep, unsettled, write), form
+            plain, look.plain = look.plain, None  # the program's memory is not to be kept alive
+            seen, arrival = self.staging.record(plain, look, previous, keep, unsettled, write)
+            self._remember(key, seen)
+            if plain is tensor and not (self._remembers or stride or parameter or dtype[0] == "c"):
+                self.staging.know(tensor, seen, whole, form)
+            return arrival, "", form
         content = content_of(look, probed=self._remembers)
         if previous is not None and previous.is_still(content.digest, version, keep):
             if unsettled:
@@ -256,42 +249,6 @@ class TensorRegistry:
             grows[0].grown[grows[1]] = (number, content.digest, form.shape, form.dtype)
         return number
 
-    def _record_staged(
-        self,
-        look: TensorSnapshot,
-        key: tuple[Any, ...],
-        previous: SeenTensor | None,
-        keep: bool,
-        unsettled: bool,
-        write: Callable[[Content, Any], int],
-    ) -> tuple[Pending, str]:
-        """A device tensor: cloned on its stream, copied by the ring; which record it is shows when
-        its bytes have arrived. write: records it then.
-
-        It is copied at every sight: a kernel that wrote it may have left the version as it was.
-        """
-        if self.ring is None:
-            self.ring = StagingRing(on_error=self._on_error)
-        tensor, version = look.plain, look.version
-        look.plain = None  # what is on its way must not keep the program's memory alive
-        earlier = previous if previous is not None and previous.may_be(version, keep) else None
-        pending = Pending()
-        storage = earlier.storage if earlier is not None else storage_ref(tensor)
-        seen_version = UNSETTLED if unsettled else version
-        now = self._remember(key, SeenTensor(pending, b"", seen_version, storage, keep))
-
-        def arrived(data: Bytes, copied: Any) -> None:
-            self._busy()  # of the ring's thread: a module that on_record calls is not the program's
-            now.digest = digest = host.digest(data)
-            if earlier is not None and earlier.digest == digest:
-                edge = "content" if version is None else "identity"
-                pending.id, pending.edge = earlier.id.id, edge
-                return
-            pending.id = write(Content(digest, 0, data.size, data), copied)
-
-        self.ring.submit(tensor, arrived)
-        return pending, ""
-
     def again(self, tensor: Any, keep: bool, base: Any = None) -> tuple[Any, str, Any] | None:
         """The sight of a plain CPU tensor that was seen before and is as it was, None where that is
         not certain.
@@ -359,9 +316,7 @@ class TensorRegistry:
             else:
                 take(host.statistics(tensors.canonical(tensor), dtype)[0])
             return
-        if self.ring is None:
-            self.ring = StagingRing(on_error=self._on_error)
-        self.ring.submit(tensor, lambda data, _: take(host.statistics(data, dtype)[0]))
+        self.staging.figures(tensor, dtype, take)
 
 
 def _resolved(call: Call) -> Call:

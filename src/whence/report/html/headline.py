@@ -20,7 +20,7 @@ from whence.results import (
     Status,
     VerdictKind,
 )
-from whence.results.page import Page, PageCall
+from whence.results.page import Page
 
 _WORDS = {"same": "Same", "different": "Different", "undecided": "Undecided"}
 
@@ -33,7 +33,6 @@ _SURE: dict[str, str] = {
     Confidence.LIKELY: "Likely",
     Confidence.SUSPECT: "Suspect",
 }
-_UNJUDGED = (VerdictKind.UNDETERMINED, VerdictKind.INCOMPARABLE)
 _CODE = re.compile(r"\w*[._]\w")
 _BOTH_SIDES = re.compile(r": \S+ is .+ in the reference, ")
 """A clause of a finding that names an argument with both values."""
@@ -93,11 +92,7 @@ def _sentence(page: Page, first: Finding | None) -> str:
             else f"No fault: every difference is {same_words(result)}."
         )
     if first is None:
-        return (
-            _named(page, _split(result)[0])
-            if result.headline
-            else ("No operator is at fault beyond doubt.")
-        )
+        return _undecided(result)
     others = (
         f" and {count(len(result.findings) - 1, 'further finding')}"
         if len(result.findings) > 1
@@ -108,17 +103,18 @@ def _sentence(page: Page, first: Finding | None) -> str:
     return f"{start} {clean(first.name)}{kind}{others}."
 
 
-def _split(result: Comparison) -> tuple[str, str]:
-    """What cannot be told, and why, where the headline says both."""
-    what, colon, why = clean(result.headline).partition(" could not be judged: ")
-    return (f"{what} could not be judged", why) if colon else (clean(result.headline), "")
-
-
-def _named(page: Page, text: str) -> str:
-    """A sentence that may begin with the name of a call, which keeps its letters."""
-    call = _unjudged(page)
-    is_name = call is not None and text.startswith(clean(call.name))
-    return f"{text if is_name else _upper(text)}."
+def _undecided(result: Comparison) -> str:
+    """What cannot be told, without the reason where that stands below."""
+    about, text = result.undecided, clean(result.headline)
+    if not text:
+        return "No operator is at fault beyond doubt."
+    if about is None:
+        return f"{_upper(text)}."
+    reason = clean(about.why)
+    if reason and text.endswith(f": {reason}"):
+        text = text.removesuffix(f": {reason}")
+    # The name of a call keeps its letters.
+    return f"{text if text.startswith(clean(about.place)) else _upper(text)}."
 
 
 def _upper(text: str) -> str:
@@ -139,25 +135,17 @@ def _where(page: Page, first: Finding | None) -> dict[str, Any]:
         }
     if page.comparison.status == Status.SAME:
         return {"text": "No call differs" if _is_equal(page.comparison) else "No call is at fault"}
-    if page.comparison.status != Status.UNDECIDED:
+    about = page.comparison.undecided
+    if page.comparison.status != Status.UNDECIDED or about is None:
         return {}
-    call = _unjudged(page)
-    if call is None:
-        return {}
+    slot, place = clean(about.slot), f"step {about.step}, rank {about.rank}"
+    others = f"and {count(about.others, 'other')}" if about.others else ""
     return {
-        "name": clean(call.name),
-        "type": clean(call.op_type),
-        "source": clean(from_here(call.source)) if AT_LINE.search(call.source) else "",
-        "more": [
-            part for part in (clean(call.slot), f"step {call.step}, rank {call.rank}") if part
-        ],
+        "name": clean(about.name or about.root),
+        "type": clean(about.op_type),
+        "source": clean(from_here(about.source)) if AT_LINE.search(about.source) else "",
+        "more": [part for part in (slot, place, others) if part],
     }
-
-
-def _unjudged(page: Page) -> PageCall | None:
-    """The first call that nothing could be told of."""
-    calls = [call for call in page.calls if call.verdict in _UNJUDGED]
-    return next((call for call in calls if call.leaf), next(iter(calls), None))
 
 
 def _more(finding: Finding) -> list[str]:
@@ -191,10 +179,7 @@ def _why(page: Page, first: Finding | None) -> list[str]:
             f"The largest error is {worst.score:.2g} times what is allowed there: "
             f"{clean(worst.name)}" + (f" ({clean(worst.op_type)})" if worst.op_type else "")
         ]
-    call, why = _unjudged(page), _split(result)[1]
-    more = clean(call.sentence) if call is not None else ""
-    reasons = [why, "" if more in result.headline else more]
-    return [_upper(text) for text in reasons if text]
+    return [_upper(clean(result.undecided.why))] if result.undecided is not None else []
 
 
 def _sure(page: Page, first: Finding | None) -> list[str]:

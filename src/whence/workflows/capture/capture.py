@@ -42,7 +42,8 @@ def capture(
     """Capture every call of `model` (a torch module) and of the modules below it while the block
     runs, into the run `path`.
 
-    `model` may be a Paddle layer or predictor too (docs/paddle.md).
+    `model` may be a Paddle layer or predictor too (docs/paddle.md), or a session of ONNX Runtime
+    (docs/onnxruntime.md).
 
         with whence.capture(model, "runs/ref"):
             model(x)
@@ -58,15 +59,28 @@ def capture(
     A failing disk ends the capture with a note, never the program. Raises UsageError, OutputExists,
     StoreFailed before the block is entered.
     """
+    with listening(model, path, on_record=on_record, **options) as listener:
+        yield listener.session
+
+
+@contextmanager
+def listening(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    on_record: Callable[[str, str, Any], Any] | None = None,
+    **options: Unpack[CaptureArguments],
+) -> Iterator[Listening]:
+    """`capture`, with its listener: it can look aside while something else is called."""
     from whence import store
-    from whence.instrument.framework import framework, owner_of, set_determinism
+    from whence.instrument.framework import check, owner_of, set_determinism
     from whence.instrument.options import make
     from whence.instrument.wording import raised
     from whence.workflows.capture import labels
 
     chosen = make(**options)
     name = owner_of(model)
-    framework(name).check(chosen)
+    check(name, chosen)
     folder = os.fspath(path)
     session = open_session(folder, chosen, on_record)
     if chosen.rung:
@@ -82,7 +96,7 @@ def capture(
         listener = listener_of(name, session, model, folder)
         listener.install()
         labelled = labels.taking(session, folder)
-        yield session
+        yield listener
     except (Exception, KeyboardInterrupt, SystemExit) as error:  # the program's own
         if session.calls:
             session.note("ended", f"the block was left by {raised(error)}")
@@ -163,7 +177,11 @@ def attach(options: CaptureOptions, run_path: str, framework: str) -> None:
     """Listen to every model of a framework in this process until it ends. Called in the child by
     `whence run`, after its import.
     """
+    from whence.instrument.framework import has_level
     from whence.workflows.capture import labels
+
+    if not has_level(framework, options):
+        return  # a program of another framework may import this one for its own purposes
 
     def start() -> Listening:
         session = open_session(run_path, options, None)

@@ -143,7 +143,16 @@ def _reading_of_paddle() -> Any:
     return paddle.reading()
 
 
-_READING: dict[str, Callable[[], Any]] = {"paddle": _reading_of_paddle}
+def _reading_of_onnxruntime() -> Any:
+    from whence.workflows.capture import onnxruntime
+
+    return onnxruntime.reading()
+
+
+_READING: dict[str, Callable[[], Any]] = {
+    "paddle": _reading_of_paddle,
+    "onnxruntime": _reading_of_onnxruntime,
+}
 """What the readers know of a framework, for its listener."""
 
 

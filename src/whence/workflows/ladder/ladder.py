@@ -93,6 +93,7 @@ def _climb(
     bisect_pass: bool,
     tell: Tell | None,
 ) -> Ladder:
+    from whence.workflows.notebook_progress import telling
     from whence.workflows.rerun import workplace
 
     if output is not None and force and (Path(output) / FILE).is_file():
@@ -101,8 +102,8 @@ def _climb(
         raise OutputExists(
             f"{output} already holds a ladder; --force replaces it, or choose another -o"
         )
-    with workplace(output, "ladder") as place, climber.ready(place):
-        rungs = _Rungs(climber, place, output is not None, tell or (lambda _: None))
+    with workplace(output, "ladder") as place, climber.ready(place), telling(tell) as say:
+        rungs = _Rungs(climber, place, output is not None, say)
         result = rungs.climb(bisect_pass)
         if output is not None:
             try:

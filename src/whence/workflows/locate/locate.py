@@ -59,6 +59,7 @@ def locate(
     the runs. tell: progress. Raises UsageError, UnreadableRun, CaptureError (the command failed),
     OutputExists.
     """
+    from whence.workflows.notebook_progress import telling
     from whence.workflows.rerun import workplace
 
     if search and patch:
@@ -66,14 +67,14 @@ def locate(
     if most < 1:
         raise UsageError(f"most {most}: at least one")
     reference_path, target_path, subject = _sides(reference, target, command, model, use)
-    with workplace(keep, "locate") as place:
+    with workplace(keep, "locate") as place, telling(tell) as say:
         runs = PatchedRuns(
             reference_path,
             subject,
             place,
             keep=keep is not None,
             seed=seed,
-            tell=tell or (lambda _: None),
+            tell=say,
         )
         return _location(runs, target_path, tuple(patch), search, most)
 

@@ -195,7 +195,10 @@ def _node(subject: Subject, number: int, judged: Sequence[str]) -> Node:
             if k in unpaired and k not in hidden:
                 hidden.add(k)
                 todo += [s for s in outputs if s.startswith(f"{k}:")]
-    shapes = {r.slot: subject.paired.reference.records[r.record].shape for r in call.refs}
+    run = subject.paired.reference
+    shapes = {r.slot: run.records[r.record].shape for r in call.refs}
+    for k, kid in enumerate(children):
+        shapes |= {f"{k}:{r.slot}": run.records[r.record].shape for r in run.calls[kid].refs}
     return Node(number, program, children, frozenset(hidden), shapes)
 
 

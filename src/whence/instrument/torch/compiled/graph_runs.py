@@ -151,7 +151,7 @@ class GraphRuns:
         if not above.selected:
             return None
         execution = Execution(graph, above, session.next_order())
-        session.over_budget(execution.scope, execution.step, self._registry.waiting_bytes)
+        session.over_budget(execution.scope, execution.step, self._registry.staging.waiting_bytes)
         execution.keep = session.elements_on
         named = self._paths.of_inputs(graph, inputs)
         graph.slots = [

@@ -37,23 +37,24 @@ function runChart() {
     // What rounding and what came in explain, call by call: half-way to the neighbours, and nothing where nothing is to be explained.
     const clamp = (v) => Math.max(y[0], Math.min(y[1], LOG(v)));
     const sorted = by === "order" ? list : [...list].sort((a, b) => a[1] - b[1]);
-    const columns = [], dense = sorted.length > width;  // then a pixel is a column: paths of more parts take seconds to fill
+    const columns = [], dense = sorted.length > width;  // then a pixel is a column: paths of more parts take seconds to draw
     for (const [i, x] of sorted) {
       const last = columns[columns.length - 1], px = dense ? Math.round(X(x)) : X(x);
       if (last && last.x === px) last.noise = Math.max(last.noise, C.noise[i] || 0);
       else columns.push({ x: px, noise: C.noise[i] || 0 });
     }
-    const fill = new Path2D(), edge = new Path2D();
+    // Rectangles of whole pixels, each filled by itself: one path of all of them takes a hundred times as long.
+    const edge = new Path2D();
+    g.fillStyle = colour("band"); g.strokeStyle = colour("band-edge"); g.lineWidth = 1;
     columns.forEach((c, k) => {
       if (!c.noise) return;
       const before = columns[k - 1], behind = columns[k + 1], top = at.y(clamp(c.noise));
       const left = before ? Math.max(c.x - 12, (before.x + c.x) / 2) : c.x - 4, right = behind ? Math.min(c.x + 12, (behind.x + c.x) / 2) : c.x + 4;
-      fill.rect(left, top, right - left, frame.bottom - top);
+      g.fillRect(Math.round(left), top, Math.round(right) - Math.round(left), frame.bottom - top);
       if (before?.noise && left > c.x - 12) edge.lineTo(left, top); else edge.moveTo(left, top);
       edge.lineTo(right, top);
     });
-    g.fillStyle = colour("band"); g.strokeStyle = colour("band-edge"); g.lineWidth = 1;
-    g.fill(fill); g.stroke(edge);
+    g.stroke(edge);
 
     // Steps (and ranks) are told apart by lines where they begin.
     g.fillStyle = colour("soft"); g.textBaseline = "top";

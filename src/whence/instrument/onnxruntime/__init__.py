@@ -1,0 +1,63 @@
+"""Listens to ONNX Runtime: every `InferenceSession` of its Python API, without an edit of the
+program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from whence.errors import UsageError
+
+if TYPE_CHECKING:
+    from whence.instrument.framework import Listening, Surroundings
+    from whence.instrument.options import CaptureOptions
+    from whence.instrument.session import Session
+
+MODELS = ("an InferenceSession of ONNX Runtime",)
+LEVELS = ("modules", "op", "graph", "logits", "io")
+VARIABLES: Mapping[str, str] = {}
+
+
+def owns(model: Any) -> bool:
+    """Is this a session of ONNX Runtime? Imports nothing."""
+    kinds = type(model).__mro__
+    return hasattr(model, "run_with_iobinding") and any(
+        kind.__module__.partition(".")[0] == "onnxruntime" for kind in kinds
+    )
+
+
+def check(options: CaptureOptions) -> None:
+    """Raise UsageError for what the capture of ONNX Runtime cannot do."""
+    for name, what in (
+        ("force_tokens", "forces tokens on"),
+        ("inject", "plants faults in"),
+        ("patch", "replaces tensors of"),
+        ("logits_module", "names a module of"),
+    ):
+        if getattr(options, name):
+            raise UsageError(
+                f"{name} {what} a torch model; a session of ONNX Runtime is only listened to"
+            )
+
+
+def determinism(seed: int | None, deterministic: bool) -> None:
+    """Seed the generators of sessions that are made from now on.
+
+    Deterministic kernels are an option of each session, which is the program's own.
+    """
+    if seed is not None:
+        import onnxruntime
+
+        onnxruntime.set_seed(seed)
+
+
+def listener(session: Session, model: Any, around: Surroundings) -> Listening:
+    """Listens to `model`, a session; None: to every session of this process.
+
+    around.reading: what the readers know of ONNX files (`described_models.Reading`).
+    """
+    from whence.instrument.onnxruntime.sessions import Listener
+
+    check(session.options)
+    return Listener(session, model, reading=around.reading, folder=around.folder)

@@ -1,0 +1,110 @@
+"""Values that lie in blocks of channels, as kernels of ONNX Runtime on a processor take them: how
+many channels they have, and what they are called in the user's graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from whence.instrument.onnxruntime.nodes import BLOCKED
+from whence.instrument.onnxruntime.original_graph import OriginalGraph
+
+_NAMED = "_nchwc"
+_SUMS = ("Add", "Sum")
+
+
+class Convolution(NamedTuple):
+    """One whose weights lie in blocks of channels. is_blocked: whether its input does too."""
+
+    weight: str
+    outputs: int
+    inputs: int
+    is_blocked: bool
+    group: int
+
+
+class BlockedValues(NamedTuple):
+    """channels: by value, 0 where that is not known. names: in the user's graph, by value, as far
+    as they are known.
+    """
+
+    channels: dict[str, int]
+    names: dict[str, str]
+
+
+def blocked_values(graph: Any, original: OriginalGraph | None) -> BlockedValues:
+    """Those of an optimised graph."""
+    channels: dict[str, int] = {}
+    names: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.domain == BLOCKED and node.op_type == "ReorderOutput":
+            stated = int(node.attributes.get("channels", 0))
+            channels[node.inputs[0]] = channels.get(node.inputs[0], 0) or stated
+            if original is not None and node.outputs[0] in original.makers:
+                names[node.inputs[0]] = node.outputs[0]
+            continue
+        counts = [channels[v] for v in node.inputs if v in channels]
+        if node.domain != BLOCKED and not counts:
+            continue
+        name = _name(node, names, original) if original is not None else ""
+        if node.domain == BLOCKED and node.op_type in ("Conv", "ReorderInput"):
+            count = original.channels(name) if original is not None else 0
+            count = count or _stated(node, graph)
+            data = node.inputs[0]
+            if original is not None and node.op_type == "Conv" and not channels.get(data, 1):
+                channels[data] = original.input_channels(name)
+        elif node.op_type == "Concat":
+            count = sum(counts) if all(counts) and len(counts) == len(node.inputs) else 0
+        else:
+            count = counts[0] if len(set(counts)) == 1 else 0
+        channels.update(dict.fromkeys(filter(None, node.outputs), count))
+        if name:
+            names.setdefault(node.outputs[0], name)
+    return BlockedValues(channels, names)
+
+
+def _stated(node: Any, graph: Any) -> int:
+    """How many channels the graph says the input of a node has that brings it into blocks."""
+    shape = graph.shapes.get(node.inputs[0], ())
+    axis = len(shape) - 1 if node.attributes.get("channels_last") else 1
+    known = node.op_type == "ReorderInput" and 0 <= axis < len(shape)
+    return max(shape[axis], 0) if known else 0
+
+
+def convolution(
+    node: Any, blocked: BlockedValues, initializers: Mapping[str, Any]
+) -> Convolution | None:
+    """What brings the weights of a node back, None where they lie as their shape says."""
+    if node.domain != BLOCKED or node.op_type != "Conv" or node.inputs[1] not in initializers:
+        return None
+    channels, data, weight = blocked.channels, node.inputs[0], node.inputs[1]
+    group = int(node.attributes.get("group", 1))
+    outputs = channels.get(node.outputs[0], 0)
+    # one channel a group: there are as many groups as channels with those that fill a block
+    depthwise = tuple(initializers[weight].shape[:2]) == (group, 1)
+    group = outputs if depthwise and outputs else group
+    return Convolution(weight, outputs, channels.get(data, 0), data in channels, group)
+
+
+def _name(node: Any, names: dict[str, str], original: OriginalGraph) -> str:
+    """What the result of a node is called in the user's graph, "" where that is not known."""
+    if node.domain != BLOCKED:
+        return ""
+    if node.op_type == "ReorderInput":
+        value = str(node.inputs[0])
+        return names.get(value, value)
+    # it is named after what it made before a sum and an activation were fused into it
+    value = str(node.name.rpartition(_NAMED)[0])
+    maker = original.makers.get(value)
+    if maker is None:
+        return ""
+    if node.op_type != "Conv":
+        return value
+    if len(node.inputs) > 3 and node.inputs[3]:
+        value = original.next_value(value, _SUMS)
+        maker = original.makers.get(value)
+    activation = str(node.attributes.get("activation", ""))
+    if activation and maker is not None and maker.op_type != activation:
+        value = original.next_value(value, (activation,))
+    return value

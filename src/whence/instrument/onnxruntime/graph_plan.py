@@ -1,0 +1,194 @@
+"""The graph that a session runs, as calls of it will be written: one form a node, worked out once.
+
+A value has one name in a graph, and passes of the runtime mostly keep the name of what a group of
+nodes computes: a node is called after its first output, as operators of Paddle are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+from whence.frameworks import host
+from whence.instrument.onnxruntime.blocked_values import (
+    BlockedValues,
+    Convolution,
+    blocked_values,
+    convolution,
+)
+from whence.instrument.onnxruntime.nodes import (
+    BLOCKED,
+    all_nodes,
+    is_random,
+    op_type_of,
+    outer_values,
+    scope_of,
+    source_of,
+)
+from whence.instrument.onnxruntime.original_graph import OriginalGraph, names_of
+from whence.instrument.onnxruntime.value_names import moved_names
+from whence.records.marks import Mark, mark
+
+_OF_CODES = ("DequantizeLinear", "QuantizeLinear")
+_LARGEST = 4096  # elements of an attribute that are written down
+
+
+class NodeForm(NamedTuple):
+    """What calls of a node have in common. inputs, params, outputs: (slot, name of the value).
+    shape: the slot of the parameter that says the shape of the result, "" of none: it can be
+    written in several ways (-1, 0), and passes of the runtime choose another one.
+    """
+
+    op_type: str
+    scope: str
+    source: str
+    arguments: dict[str, Any]
+    notes: tuple[str, ...]
+    origins: tuple[str, ...]
+    inputs: tuple[tuple[str, str], ...]
+    params: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    convolution: Convolution | None
+    shape: str
+
+
+class GraphPlan(NamedTuple):
+    """The nodes of a graph in the order in which they run. blocked: values that lie in blocks of
+    channels, with the number of channels (0 where it is not known). draws: types of nodes that draw
+    random numbers. constants: values that nodes make of initialisers alone; these nodes (folded: so
+    many) are left out, and the values are parameters of those that read them, as they are where a
+    pass folded them.
+    """
+
+    nodes: tuple[NodeForm, ...]
+    blocked: dict[str, int]
+    draws: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: frozenset[str]
+    folded: int
+
+
+def planned(model: Any, original: Any, array_of: Callable[[Any], Any]) -> GraphPlan:
+    """model: as the session runs it. original: as the user's file has it, None where that cannot be
+    read. array_of: the elements of a tensor in an attribute.
+    """
+    graph = model.graph
+    source = OriginalGraph(original) if original is not None else None
+    blocked = blocked_values(graph, source)
+    names = blocked.names
+    if source is not None:
+        names = moved_names(graph, source) | names
+    constants: set[str] = set()
+    held = {*graph.initializers, *graph.sparse}
+    nodes = []
+    for node in graph.nodes:
+        if _is_constant(node, held, graph.outputs):
+            constants.update(filter(None, node.outputs))
+            held |= constants
+        else:
+            nodes.append(_form(node, model, held, source, blocked, names, array_of))
+    return GraphPlan(
+        tuple(nodes),
+        blocked.channels,
+        tuple(dict.fromkeys(node.op_type for node in all_nodes(graph) if is_random(node))),
+        tuple(graph.outputs),
+        frozenset(constants),
+        len(graph.nodes) - len(nodes),
+    )
+
+
+def _is_constant(node: Any, held: Collection[str], outputs: Collection[str]) -> bool:
+    """Does a node make of initialisers alone what other nodes read? Weights that are stored as
+    codes stay nodes: their codes are looked at.
+    """
+    return (
+        not node.domain
+        and not node.graphs
+        and not is_random(node)
+        and node.op_type not in _OF_CODES
+        and all(value in held for value in node.inputs if value)
+        and not any(value in outputs for value in node.outputs)
+    )
+
+
+def _form(
+    node: Any,
+    model: Any,
+    parameters: Collection[str],
+    source: OriginalGraph | None,
+    blocked: BlockedValues,
+    names: dict[str, str],
+    array_of: Callable[[Any], Any],
+) -> NodeForm:
+    inputs = [(f"input.{k}", v) for k, v in enumerate(node.inputs) if v and v not in parameters]
+    outer = [v for v in outer_values(node) if v not in parameters]
+    inputs += [(f"input.outer.{v}", v) for v in outer if v not in node.inputs]
+    held = [(k, v) for k, v in enumerate(node.inputs) if v in parameters]
+    outputs = [(f"output.{k}", v) for k, v in enumerate(node.outputs) if v]
+    notes = [mark(Mark.OPSET, version)] if (version := model.opsets.get(node.domain)) else []
+    if node.graphs:
+        notes.insert(0, mark(Mark.HIDDEN, f"{node.op_type}: "))
+    notes += [mark(Mark.TAKES, f"{v} as {k}") for k, v in held]
+    arguments = {name: _plain(v, array_of) for name, v in node.attributes.items()}
+    arguments |= {name: {"graph": True} for name in node.graphs}
+    blocks = convolution(node, blocked, model.graph.initializers)
+    if blocks is not None and "group" in arguments:
+        arguments["group"] = blocks.group
+    makes = [blocked.names.get(v, v) for _, v in outputs]
+    scope = scope_of(makes[0]) if makes else node.name or node.op_type
+    origins: tuple[str, ...] = ()
+    where = source_of(node)
+    is_reordered = node.domain == BLOCKED and node.op_type.startswith("Reorder")
+    if is_reordered:
+        scope = f"{scope}.{node.op_type}"
+    if source is not None:
+        makes = [names.get(v, v) for _, v in outputs]
+        members = source.members(makes, {names.get(v, v) for _, v in inputs})
+        where = where or source.source(makes, members)
+        # one alone of the same name is the node itself
+        if not is_reordered and names_of(members) != (scope,):
+            origins = names_of(members)
+    return NodeForm(
+        op_type_of(node),
+        scope,
+        where,
+        arguments,
+        tuple(notes),
+        origins,
+        tuple(inputs),
+        tuple((f"param.{v}", v) for v in dict.fromkeys(v for _, v in held)),
+        tuple(outputs),
+        blocks,
+        _shape_slot(node, held),
+    )
+
+
+def _shape_slot(node: Any, held: list[tuple[int, str]]) -> str:
+    if node.op_type != "Reshape" or node.domain or node.attributes.get("allowzero"):
+        return ""
+    return next((f"param.{v}" for k, v in held if k == 1), "")
+
+
+def _plain(value: Any, array_of: Callable[[Any], Any]) -> Any:
+    """An attribute as plain JSON: tensors by their elements, or by their hash where there are
+    many.
+    """
+    if isinstance(value, list):
+        return [_plain(item, array_of) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str, dict)):
+        return value
+    form: dict[str, Any] = {"dtype": value.dtype, "shape": list(value.shape)}
+    array = array_of(value)
+    if array is None:
+        return form
+    if array.size > _LARGEST:
+        return form | {"hash": host.digest(array.reshape(-1).view("u1")).hex()}
+    return form | {"values": [_number(v) for v in array.reshape(-1).tolist()]}
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
+        return {"float": str(value)}
+    return value

@@ -1,0 +1,140 @@
+"""Opens the graph that a session runs: saved after the passes of the runtime, read, and made into a
+plan of calls.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from whence.instrument.onnxruntime import native_sessions
+from whence.instrument.onnxruntime import settings as session_facts
+from whence.instrument.onnxruntime.graph_plan import GraphPlan, planned
+from whence.instrument.onnxruntime.native_sessions import SavedGraph
+from whence.instrument.onnxruntime.observer import Observer
+from whence.instrument.onnxruntime.tensors import FindExternal
+from whence.instrument.onnxruntime.watched import Inside
+from whence.instrument.session import Session
+from whence.instrument.wording import counted, raised
+
+
+class Reading(NamedTuple):
+    """What the readers know of ONNX files. model(path or bytes): it, as
+    `readers/encodings/onnx_model.py` has it. elements(tensor, folder): the elements of a tensor,
+    or a text that says why there are none. weights(model, path): finds initialisers in the user's
+    file.
+    """
+
+    model: Callable[[Any], Any]
+    elements: Callable[[Any, str], Any]
+    weights: Callable[[Any, str], FindExternal]
+
+
+def open_inside(
+    session: Session,
+    reading: Reading,
+    python_session: Any,
+    original: Any,
+    run_folder: str,
+    disabled: set[str],
+    root: str,
+) -> Inside | None:
+    """What a session runs inside; None, with a note that says why, where that cannot be seen."""
+    path = session_facts.model_path(python_session)
+    saved = SavedGraph(run_folder)
+    try:
+        source = path or python_session._model_bytes
+        size = _size(source, original)
+        native_sessions.save_optimized(python_session, source, size, saved.folder, disabled)
+        model = reading.model(str(saved.graph))
+        plan = planned(model, original, lambda tensor: _array(reading, tensor, saved.folder))
+    except Exception as error:  # noqa: BLE001 - what the runtime raises has many types
+        saved.close()
+        session.note(
+            "inside-not-seen",
+            f"only inputs and outputs are recorded: the optimised graph cannot be had "
+            f"({raised(error)})",
+            root,
+            aloud=True,
+        )
+        return None
+    if plan.draws:
+        saved.close()
+        session.note(
+            "inside-not-seen",
+            f"only inputs and outputs are recorded: {', '.join(plan.draws)} draws random numbers, "
+            "and a session beside draws others",
+            root,
+            aloud=True,
+        )
+        return None
+    _note_limits(session, plan, root)
+    wanted = _wanted(session, plan)
+    observer = Observer(python_session, saved, plan, wanted)
+    find = reading.weights(original, path) if path and original is not None else None
+
+    def initializer(name: str) -> Any:
+        tensor = model.graph.initializers.get(name)
+        return (
+            "a sparse initialiser"
+            if tensor is None
+            else reading.elements(tensor, str(saved.folder))
+        )
+
+    return Inside(plan, observer, initializer, find, observer.close)
+
+
+def _note_limits(session: Session, plan: GraphPlan, root: str) -> None:
+    """Leave notes on what of a graph is not shown as calls."""
+    unknown = [value for value, channels in plan.blocked.items() if not channels]
+    if unknown:
+        session.note(
+            "inside-not-seen",
+            f"{counted(len(unknown), 'value')} in blocks of channels, of which nothing says how "
+            f"many channels there are: {', '.join(unknown[:5])}",
+            root,
+        )
+    if plan.folded:
+        session.note(
+            "constants",
+            f"{counted(plan.folded, 'node')} of the graph compute constants, which are recorded as "
+            "parameters of the nodes that read them",
+            root,
+        )
+
+
+def _size(source: Any, original: Any) -> int:
+    """Bytes of a model with those of its initialisers that lie beside it."""
+    own = len(source) if isinstance(source, bytes) else Path(source).stat().st_size
+    tensors = original.graph.initializers.values() if original is not None else ()
+    return own + sum(int(t.external.get("length") or 0) for t in tensors if t.external)
+
+
+def _array(reading: Reading, tensor: Any, folder: os.PathLike[str]) -> Any:
+    elements = reading.elements(tensor, str(folder))
+    return None if isinstance(elements, str) else elements
+
+
+def _wanted(session: Session, plan: GraphPlan) -> list[str]:
+    """Values of the graph that the selection may ask for, and that are no output already."""
+    values: dict[str, None] = {}
+    for place, form in enumerate(plan.nodes, 1):
+        if session.takes_all or _may_want(session, form.scope, form.op_type, place):
+            reads = form.inputs if session.selector.slots("input") else ()
+            makes = form.outputs if session.selector.slots("output") else ()
+            constants = [(slot, v) for slot, v in form.params if v in plan.constants]
+            values.update(dict.fromkeys(value for _, value in (*reads, *makes, *constants)))
+    made = {value for form in plan.nodes for _, value in form.outputs} | plan.constants
+    return [value for value in values if value in made and value not in plan.outputs]
+
+
+def _may_want(session: Session, scope: str, op_type: str, place: int) -> bool:
+    """Is a node wanted in a step that is?"""
+    first = (session.options.steps or (0, None))[0]
+    only, session.selector.only = session.selector.only, None
+    try:
+        return session.selector.wants(scope, op_type, 1, str(place), first)
+    finally:
+        session.selector.only = only

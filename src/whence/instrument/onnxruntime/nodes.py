@@ -1,0 +1,77 @@
+"""Questions about one node of an ONNX graph, whoever wrote it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+BLOCKED = "com.microsoft.nchwc"
+"""Domain of nodes whose tensors lie in blocks of channels."""
+
+_DRAWS = frozenset((
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
+    "Bernoulli", "Sampling", "BiasDropout", "BitmaskDropout", "BitmaskBiasDropout",
+))  # fmt: skip
+_EXPORTED = re.compile(r"/(.+)_output_\d+")  # what torch's TorchScript exporter calls values
+_TRACE = re.compile(r'File "([^"]+)", line (\d+)')
+_DOC = re.compile(r"^(\S[^\n]*\.py)\((\d+)\)", re.MULTILINE)
+_MODULES = ("pkg.torch.onnx.name_scopes", "namespace", "pkg.torch.onnx.namespace")
+
+
+def scope_of(value: str) -> str:
+    """The name of the node that makes a value: "/encoder/layer.0/MatMul_output_0" is
+    encoder.layer.0.MatMul, others stay.
+    """
+    exported = _EXPORTED.fullmatch(value)
+    return exported[1].replace("/", ".") if exported else value
+
+
+def op_type_of(node: Any) -> str:
+    """The type with its domain, which is left out where it is ONNX's own."""
+    return f"{node.domain}.{node.op_type}" if node.domain else str(node.op_type)
+
+
+def all_nodes(graph: Any) -> Iterator[Any]:
+    """The nodes of a graph and of the graphs in it."""
+    for node in graph.nodes:
+        yield node
+        for graphs in node.graphs.values():
+            for inner in graphs:
+                yield from all_nodes(inner)
+
+
+def is_random(node: Any) -> bool:
+    """Does it draw random numbers? Dropout does where it may be training."""
+    trains = node.op_type == "Dropout" and len(node.inputs) > 2 and bool(node.inputs[2])
+    return node.op_type in _DRAWS or trains
+
+
+def outer_values(node: Any) -> list[str]:
+    """Values that the graphs inside a node read from outside of them."""
+    found: dict[str, None] = {}
+    for graphs in node.graphs.values():
+        for graph in graphs:
+            own = {*graph.inputs, *graph.initializers, *graph.sparse}
+            for inner in graph.nodes:
+                found.update(
+                    dict.fromkeys(
+                        v for v in (*inner.inputs, *outer_values(inner)) if v and v not in own
+                    )
+                )
+                own.update(inner.outputs)
+            found.update(dict.fromkeys(v for v in graph.outputs if v and v not in own))
+    return list(found)
+
+
+def source_of(node: Any) -> str:
+    """The line of the user's code, or the module, that an exporter wrote into a node."""
+    lines = _TRACE.findall(node.metadata.get("pkg.torch.onnx.stack_trace", ""))
+    # the innermost line outside of torch, as the user wrote it
+    own = [line for line in lines if "/torch/" not in line[0].replace("\\", "/")] or lines
+    if own:
+        return ":".join(own[-1])
+    documented = _DOC.search(node.doc)
+    if documented:
+        return f"{documented[1]}:{documented[2]}"
+    return next((node.metadata[key] for key in _MODULES if node.metadata.get(key)), "")[:200]

@@ -1,0 +1,166 @@
+"""The user's graph: which of its nodes a node of the optimised one stands for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from whence.instrument.onnxruntime.nodes import (
+    is_random,
+    outer_values,
+    scope_of,
+    source_of,
+)
+
+_MOST_MEMBERS = 256
+_LARGEST = 4096  # bytes of an attribute that is compared
+
+
+class OriginalGraph:
+    """makers: the node that makes a value."""
+
+    def __init__(self, model: Any) -> None:
+        graph = model.graph
+        self.makers = {value: node for node in graph.nodes for value in node.outputs if value}
+        self._shapes = {name: tensor.shape for name, tensor in graph.initializers.items()}
+        self._places = {id(node): place for place, node in enumerate(graph.nodes)}
+        self._outputs = set(graph.outputs)
+        self._same = _same_values(graph)
+        self._readers: defaultdict[str, list[Any]] = defaultdict(list)
+        self._constant = {*graph.initializers, *graph.sparse} - set(graph.inputs)
+        for node in graph.nodes:
+            reads = [v for v in (*node.inputs, *outer_values(node)) if v]
+            for value in dict.fromkeys(reads):
+                self._readers[value].append(node)
+            if all(v in self._constant for v in reads) and not is_random(node):
+                self._constant.update(node.outputs)
+
+    def members(self, makes: Sequence[str], reads: Collection[str]) -> list[Any]:
+        """The nodes that one was fused from, in order; [] where that is not known. makes, reads:
+        its values, by their names in this graph.
+        """
+        behind = self._behind(makes, reads)
+        ends = {id(self.makers[v]) for v in makes if v in self.makers}
+        found = {id(n): n for n in behind}
+        while shared := [n for n in found.values() if self._is_shared(n, found, ends)]:
+            for node in shared:
+                del found[id(node)]
+        return list(found.values())
+
+    def _is_shared(self, node: Any, found: Collection[int], ends: Collection[int]) -> bool:
+        """Is what a node makes read outside of these too? Then it was not fused into one alone."""
+        return id(node) not in ends and any(
+            value in self._outputs or any(id(r) not in found for r in self._readers[value])
+            for value in node.outputs
+        )
+
+    def source(self, makes: Sequence[str], members: Sequence[Any]) -> str:
+        """What an exporter wrote into the node that makes a value, or into one before it that is a
+        part of the same fused one.
+        """
+        maker = next((self.makers[v] for v in makes if v in self.makers), None)
+        nodes = [*([maker] if maker is not None else []), *reversed(members)]
+        return next((text for node in nodes if (text := source_of(node))), "")
+
+    def _behind(self, makes: Sequence[str], reads: Collection[str]) -> list[Any]:
+        """The nodes between values; none where a value comes from elsewhere."""
+        stops = {self._same.get(v, v) for v in reads}
+        waiting = [v for v in makes if v in self.makers]
+        found: dict[int, Any] = {}
+        while waiting:
+            value = waiting.pop()
+            if not value or self._same.get(value, value) in stops or value in self._constant:
+                continue
+            maker = self.makers.get(value)
+            if maker is None or len(found) > _MOST_MEMBERS:
+                return []
+            if id(maker) not in found:
+                found[id(maker)] = maker
+                waiting += [*maker.inputs, *outer_values(maker)]
+        return sorted(found.values(), key=lambda n: self._places[id(n)])
+
+    def next_value(self, value: str, op_types: Collection[str]) -> str:
+        """What the only node that reads a value makes of it, where that is of one of these types;
+        "" where it is not.
+        """
+        readers = self._readers.get(value, [])
+        if len(readers) != 1 or readers[0].op_type not in op_types or value in self._outputs:
+            return ""
+        return str(readers[0].outputs[0])
+
+    def channels(self, value: str) -> int:
+        """How many channels a value has, by the convolution that it comes from; 0 where that is not
+        known.
+        """
+        for _ in range(_MOST_MEMBERS):
+            maker = self.makers.get(value)
+            if maker is None or not maker.inputs:
+                return 0
+            if maker.op_type == "Conv":
+                return self._weight(maker)[0]
+            if maker.op_type not in _KEEP_CHANNELS:
+                return 0
+            value = maker.inputs[0]
+        return 0
+
+    def input_channels(self, value: str) -> int:
+        """How many channels the input of the convolution has that makes a value, or is behind its
+        sum and activation; 0 where that is not known.
+        """
+        for _ in range(3):
+            maker = self.makers.get(value)
+            if maker is None or not maker.inputs:
+                return 0
+            if maker.op_type == "Conv":
+                return self._weight(maker)[1] * int(maker.attributes.get("group", 1))
+            value = maker.inputs[0]
+        return 0
+
+    def _weight(self, convolution: Any) -> tuple[int, int]:
+        """Extents of the first two axes of the weight of a convolution, which may be stored as
+        codes; zeros where they are not known.
+        """
+        name = convolution.inputs[1]
+        maker = self.makers.get(name)
+        if maker is not None and maker.op_type == "DequantizeLinear":
+            name = maker.inputs[0]
+        shape = self._shapes.get(name, ())
+        return (int(shape[0]), int(shape[1])) if len(shape) > 1 else (0, 0)
+
+
+_KEEP_CHANNELS = frozenset((
+    "Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "DequantizeLinear", "Dropout",
+    "Elu", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid", "HardSwish", "Identity",
+    "LeakyRelu", "MaxPool", "Mul", "QuantizeLinear", "Relu", "Resize", "Sigmoid", "Sum", "Tanh",
+    "Upsample",
+))  # fmt: skip
+
+
+def names_of(members: Sequence[Any]) -> tuple[str, ...]:
+    """The names of nodes, as calls of them have them."""
+    return tuple(scope_of(next(filter(None, m.outputs), m.name)) for m in members)
+
+
+def _same_values(graph: Any) -> dict[str, str]:
+    """For each value the first that is the same of the same: the runtime computes it once."""
+    same: dict[str, str] = {}
+    first: dict[Any, Any] = {}
+    for node in graph.nodes:
+        if is_random(node) or node.graphs:
+            continue
+        stated = tuple((name, _key(v)) for name, v in sorted(node.attributes.items()))
+        reads = tuple(same.get(v, v) for v in node.inputs)
+        maker = first.setdefault((node.domain, node.op_type, stated, reads), node)
+        same.update((a, b) for a, b in zip(node.outputs, maker.outputs) if a and b)
+    return same
+
+
+def _key(value: Any) -> Any:
+    """An attribute as something that is equal where it is; a large tensor is equal to itself
+    only.
+    """
+    raw = getattr(value, "raw", None)
+    if raw is not None and len(raw) <= _LARGEST:
+        return value.dtype, value.shape, bytes(raw)
+    return id(value) if hasattr(value, "raw") else str(value)

@@ -1,0 +1,293 @@
+"""Listens to the sessions of ONNX Runtime while installed: the methods of its classes are wrapped,
+and call what they were, with what they were given.
+
+Nothing that fails here reaches the program, and what a session returns is handed on as it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+from whence.instrument.guard import Guard, end_capture, put_back
+from whence.instrument.onnxruntime import native_sessions
+from whence.instrument.onnxruntime.bindings import Bindings
+from whence.instrument.onnxruntime.insides import Reading
+from whence.instrument.onnxruntime.registry import Registry
+from whence.instrument.onnxruntime.watched import StepInProgress, WatchedSession
+from whence.instrument.session import Session
+from whence.instrument.wording import raised
+
+_RUNS = {
+    "run": ("output_names", "input_feed", "run_options"),
+    "run_with_ort_values": ("output_names", "input_dict_ort_values", "run_options"),
+    "run_with_iobinding": ("iobinding", "run_options"),
+    "run_with_ortvaluevector": (
+        "run_options", "feed_names", "feeds", "fetch_names", "fetches", "fetch_devices",
+    ),
+    "run_async": ("output_names", "input_feed", "callback", "user_data", "run_options"),
+}  # fmt: skip
+"""Methods that run a session, with the names of their arguments."""
+
+
+class _Running(NamedTuple):
+    """A run in progress, and the names of what it returns."""
+
+    watched: WatchedSession
+    step: StepInProgress
+    names: list[str]
+
+
+class Listener:
+    """Records what sessions run. python_session: only this one; None: every one that is made or
+    run. folder: of the run, where graphs are saved for a moment. reading: what reads ONNX files.
+    """
+
+    def __init__(
+        self, session: Session, python_session: Any = None, *, reading: Reading, folder: str
+    ) -> None:
+        self.session, self.active = session, False
+        self._only = python_session
+        self._lock = threading.RLock()
+        self._busy = threading.local()
+        self._bindings = Bindings()
+        self._registry = Registry(session, self._guard, reading, folder)
+        self._undo: list[tuple[Any, str, Any, Any]] = []
+
+    # ---- installing
+
+    def install(self) -> None:
+        """Start listening."""
+        from onnxruntime.capi import onnxruntime_inference_collection as collection
+
+        self.active = True
+        self.session.load_kernels()
+        kind = collection.InferenceSession
+        for name in _RUNS:
+            owner = next((k for k in kind.__mro__ if name in vars(k)), None)
+            if owner is not None:
+                self._wrap(owner, name, getattr(self, f"_{name}"))
+        for name, noting in self._bindings.methods():
+            if hasattr(collection.IOBinding, name):
+                self._wrap(collection.IOBinding, name, self._noted(noting))
+        if self._only is not None:
+            with self._guard():
+                self._registry.adopt(self._only)
+            return
+        self._wrap(kind, "__init__", self._init)
+        options = collection.C.SessionOptions
+        if hasattr(options, "register_custom_ops_library"):
+            self._wrap(options, "register_custom_ops_library", self._registers)
+
+    def _wrap(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
+        previous = getattr(owner, name)
+        listener = self
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if not listener.active or getattr(listener._busy, "on", False):
+                return previous(*args, **kwargs)
+            return method(previous, *args, **kwargs)
+
+        wrapper.__name__, wrapper.__doc__ = name, previous.__doc__
+        wrapper.__wrapped__ = previous  # type: ignore[attr-defined]
+        setattr(owner, name, wrapper)
+        self._undo.append((owner, name, wrapper, previous))
+
+    def remove(self) -> None:
+        """Stop listening. Idempotent."""
+        self.active = False
+        put_back(self._undo)
+        with self._guard():
+            self._registry.close()
+
+    def aside(self, *, aside: bool = True) -> AbstractContextManager[None]:
+        """A session is called by whoever holds it, never inside of another model."""
+        return nullcontext()
+
+    def abandon(self) -> None:
+        """Stop without writing anything more: in a forked child, whose files belong to the
+        parent.
+        """
+        self.session.failed = "forked"
+        self._lock = threading.RLock()  # a thread that is not here any more may have held it
+        self._registry.forget()
+        self.remove()
+
+    # ---- what is called instead of the runtime's own
+
+    def _init(
+        self, previous: Callable[..., Any], python_session: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        out = previous(python_session, *args, **kwargs)
+        with self._guard():
+            disabled = kwargs.get("disabled_optimizers") or ()
+            names = tuple(map(str, (disabled,) if isinstance(disabled, str) else disabled))
+            self._registry.adopt(python_session, names)
+        return out
+
+    def _registers(
+        self, previous: Callable[..., Any], options: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        out = previous(options, *args, **kwargs)
+        with self._guard():
+            native_sessions.registered((*args, *kwargs.values())[0])
+        return out
+
+    def _noted(self, noting: Callable[..., None]) -> Callable[..., Any]:
+        def method(previous: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            out = previous(*args, **kwargs)
+            with self._guard():
+                noting(*args, **kwargs)
+            return out
+
+        return method
+
+    def _run(
+        self, previous: Callable[..., Any], python_session: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        running = self._begin("run", python_session, args, kwargs)
+        return self._ran(running, previous, python_session, args, kwargs, list)
+
+    def _run_with_ort_values(
+        self, previous: Callable[..., Any], python_session: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        running = self._begin("run_with_ort_values", python_session, args, kwargs)
+        return self._ran(running, previous, python_session, args, kwargs, list)
+
+    def _run_with_iobinding(
+        self, previous: Callable[..., Any], python_session: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        running = self._begin("run_with_iobinding", python_session, args, kwargs)
+        binding = (*args, kwargs.get("iobinding"))[0]
+        results = partial(_second, self._bindings.outputs, binding)
+        return self._ran(running, previous, python_session, args, kwargs, results)
+
+    def _run_with_ortvaluevector(
+        self, previous: Callable[..., Any], python_session: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        running = self._begin("run_with_ortvaluevector", python_session, args, kwargs)
+        fetches = _arguments("run_with_ortvaluevector", args, kwargs).get("fetches", ())
+        results = partial(_second, list, fetches)
+        return self._ran(running, previous, python_session, args, kwargs, results)
+
+    def _run_async(
+        self, previous: Callable[..., Any], python_session: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        running = self._begin("run_async", python_session, args, kwargs)
+        given = _arguments("run_async", args, kwargs)
+        if running is None or "callback" not in given:
+            return previous(python_session, *args, **kwargs)
+
+        def ended(results: Any, user_data: Any, error: str) -> Any:
+            try:
+                return given["callback"](results, user_data, error)
+            finally:
+                with self._guard():
+                    self._end(running, () if error else results, str(error or ""))
+
+        return previous(python_session, **(given | {"callback": ended}))
+
+    # ---- runs
+
+    def _begin(
+        self, method: str, python_session: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> _Running | None:
+        """Take what a run is given."""
+        running: _Running | None = None
+        with self._guard():
+            watched = self._of(python_session)
+            if watched is not None:
+                given = _arguments(method, args, kwargs)
+                if method == "run_with_iobinding":
+                    feeds = self._bindings.inputs(given.get("iobinding"))
+                elif method == "run_with_ortvaluevector":
+                    feeds = dict(zip(given.get("feed_names", ()), given.get("feeds", ())))
+                else:
+                    feeds = given.get(_RUNS[method][1]) or {}
+                names = given.get("output_names") or given.get("fetch_names")
+                step = watched.begin(feeds, given.get("run_options"))
+                running = _Running(watched, step, list(names or watched.output_names))
+        return running
+
+    def _ran(
+        self,
+        running: _Running | None,
+        previous: Callable[..., Any],
+        python_session: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        results: Callable[[Any], Any],
+    ) -> Any:
+        """Have the session run, and take what it returned. results: of what the method returned."""
+        try:
+            out = previous(python_session, *args, **kwargs)
+        except BaseException as error:  # of the program: recorded, and raised again
+            if running is not None:
+                with self._guard():
+                    self._end(running, (), raised(error))
+            raise
+        if running is not None:
+            with self._guard():
+                self._end(running, results(out), "")
+        return out
+
+    def _end(self, running: _Running, results: Any, error: str) -> None:
+        if self.session.failed:
+            self.active = False
+            return
+        values = list(results)
+        named = (
+            values if values and isinstance(values[0], tuple) else list(zip(running.names, values))
+        )
+        running.watched.end(running.step, named, error)
+
+    def _of(self, python_session: Any) -> WatchedSession | None:
+        if self.session.failed:
+            self.active = False
+            return None
+        watched = self._registry.known(python_session)
+        if watched is not None:
+            return watched
+        if self._only is not None and python_session is not self._only:
+            return None
+        return self._registry.adopt(python_session)
+
+    # ---- never into the program
+
+    def _guard(self) -> _Own:
+        return _Own(Guard(self._lock, self.give_up), self._busy)
+
+    def give_up(self, error: BaseException) -> None:
+        """Something of ours failed: the capture ends, the program goes on."""
+        self.active = False
+        end_capture(self.session, error)
+
+
+def _arguments(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a method by name; what it does not take, it will say itself."""
+    return {**dict(zip(_RUNS[method], args)), **kwargs}
+
+
+def _second(read: Callable[[Any], Any], value: Any, returned: Any) -> Any:
+    """What `read` makes of a value, whatever the method returned."""
+    return read(value)
+
+
+class _Own:
+    """A block of the listener's own code on this thread: sessions that run in it are not
+    recorded.
+    """
+
+    def __init__(self, guard: Guard, busy: threading.local) -> None:
+        self._guard, self._busy = guard, busy
+
+    def __enter__(self) -> None:
+        self._guard.__enter__()
+        self._busy.on = True
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        self._busy.on = False
+        return self._guard.__exit__(kind, error, trace)

@@ -1,0 +1,96 @@
+"""Tensors of sessions as records: one a content for what goes from a step into the next, one for
+each parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from whence.instrument.onnxruntime.values import Seen
+from whence.instrument.session import Content, Form, Origin, Session
+from whence.records import External
+
+FindExternal = Callable[[bytes, str, Seen], External | None]
+"""(digest, dtype, value) of an initialiser -> where its bytes lie in the user's file, None when
+nowhere.
+"""
+
+_LEAST = 1 << 10  # bytes of a parameter that is worth looking for in a file
+_TELLING = 64  # bytes that two tensors do not share by chance
+_Content = tuple[bytes, str, tuple[int, ...]]
+Taken = dict[_Content, tuple[int, int]]
+"""What a step was given and returned, by content: (record, address)."""
+
+
+class Tensors:
+    """Records of one capture. Not thread-safe: who uses it holds a lock."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        # by root: what the last step of it was given and returned
+        self._last: dict[str, Taken] = {}
+
+    def take(self, seen: Seen, origin: Origin) -> tuple[int, bytes]:
+        """(record, digest) of a value that was not seen before."""
+        if seen.why:
+            return self.unreadable(seen), b""
+        digest = seen.digest()
+        return self._record(seen, digest, origin), digest
+
+    def given(self, taken: Taken, seen: Seen, origin: Origin) -> tuple[int, str, bytes]:
+        """(record, edge, digest) of what a session is given: a state that the last step of a
+        session returned, or was given, is known again by its bytes. taken: of this step.
+        """
+        if seen.why:
+            return self.unreadable(seen), "", b""
+        digest = seen.digest()
+        key = digest, seen.dtype, seen.shape
+        for table in (taken, *self._last.values()):
+            record, address = table.get(key, (-1, 0))
+            same_place = address == seen.address
+            # two inputs of a step may hold the same zeros and be two tensors
+            if record >= 0 and (same_place or (table is not taken and seen.nbytes >= _TELLING)):
+                taken[key] = record, seen.address
+                return record, "content", digest
+        return self._new(taken, key, seen, origin)
+
+    def returned(self, taken: Taken, seen: Seen, origin: Origin) -> tuple[int, str, bytes]:
+        """(record, edge, digest) of what a session returned, which is a tensor of its own."""
+        if seen.why:
+            return self.unreadable(seen), "", b""
+        return self._new(taken, (seen.digest(), seen.dtype, seen.shape), seen, origin)
+
+    def _new(
+        self, taken: Taken, key: _Content, seen: Seen, origin: Origin
+    ) -> tuple[int, str, bytes]:
+        record = self._record(seen, key[0], origin)
+        taken[key] = record, seen.address
+        return record, "", key[0]
+
+    def ended(self, root: str, taken: Taken) -> None:
+        """A step of a root has ended."""
+        self._last[root] = taken
+
+    def unreadable(self, seen: Seen) -> int:
+        """A record of a value that has no elements to read."""
+        return self._session.unreadable(Form(seen.dtype, seen.shape, device=seen.device), seen.why)
+
+    def parameter(self, seen: Seen, origin: Origin, find: FindExternal | None) -> int:
+        """A record of an initialiser, which refers to the user's file where that holds its
+        bytes.
+        """
+        if seen.why:
+            return self.unreadable(seen)
+        digest, external = seen.digest(), None
+        if find is not None and self._session.elements_on and seen.nbytes >= _LEAST:
+            external = find(digest, seen.dtype, seen)
+        return self._record(seen, digest, origin, external)
+
+    def _record(
+        self, seen: Seen, digest: bytes, origin: Origin, external: External | None = None
+    ) -> int:
+        content = Content(digest, seen.address, seen.nbytes, seen.data, external=external)
+        form = Form(seen.dtype, seen.shape, device=seen.device)
+        value: Any = seen.array() if self._session.options.on_record else None
+        return self._session.record(form, content, origin, value)

@@ -1,0 +1,260 @@
+"""What a result, a run or a part of one says at a Python prompt: what it is, in one to ten lines.
+
+Names come from runs and are cleaned. What has a text of its own on the command line shows the first
+lines of that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from whence import records, results
+from whence.records.slots import is_read, is_written
+from whence.report import effect, evidence
+from whence.report.answer import CAUSES, headline
+from whence.report.doctor import checkup
+from whence.report.ladder import rungs
+from whence.report.locate import location
+from whence.report.module import module_lines, size
+from whence.report.origin import origin_text
+from whence.report.repro import reproduction
+from whence.report.run.elements import kind_of_record
+from whence.report.tables import AT_LINE, clean, count, from_here, listed, shortened
+from whence.report.tokens import tokens_text
+from whence.report.weights import weights_map
+
+_LINES = 10
+_FEW = 4
+_WIDE = 160
+
+
+def text(item: Any) -> str:
+    """What `item` says of itself; of anything else what it has as a run: how much it holds."""
+    for kind, words in _WORDS.items():
+        if isinstance(item, kind):
+            return words(item)
+    return (
+        f"<{type(item).__name__} {clean(item.path)}: {count(len(item.calls), 'call')}, "
+        f"{count(len(item.records), 'record')}>"
+    )
+
+
+def line(result: results.Comparison) -> str:
+    """A comparison in one line."""
+    return (
+        f"<Comparison {result.status}: {clean(headline(result))}; {clean(result.reference)} "
+        f"against {clean(result.target)}>"
+    )
+
+
+def cause(finding: results.Finding) -> str:
+    """What is wrong, and how sure that is."""
+    words = (
+        f"{finding.cause}: {CAUSES[finding.cause]}" if finding.cause in CAUSES else finding.verdict
+    )
+    return f"{words} ({finding.confidence})"
+
+
+def _comparison(result: results.Comparison) -> str:
+    rows = []
+    if result.findings and result.status == results.Status.DIFFERENT:
+        first = result.findings[0]
+        rows.append(("why", clean(first.sentence)))
+        if AT_LINE.search(first.source):
+            rows.append(("called at", clean(from_here(first.source))))
+    if result.undecided is not None:
+        rows.append(("where", _place(result.undecided)))
+    if result.inputs_differ:
+        rows.append(("inputs differ", clean(result.inputs_differ[0])))
+    if basis := evidence.basis(result):
+        rows.append(("how sure", basis))
+    if result.effect is not None:
+        rows.append(("at the outputs", effect.words(result.effect)))
+    if result.next:
+        rows.append(("next", clean(result.next[0].command)))
+    return "\n".join([line(result), *(f"  {title:<16}{words}" for title, words in rows)])
+
+
+def _finding(finding: results.Finding) -> str:
+    why = f": {clean(finding.sentence)}" if finding.sentence else ""
+    return (
+        f"<Finding {clean(finding.name)} ({clean(finding.op_type)}), {_where(finding)}: "
+        f"{cause(finding)}{why}>"
+    )
+
+
+def _where(item: Any) -> str:
+    return f"step {item.step}, rank {item.rank}"
+
+
+def _module(module: results.ModuleResult) -> str:
+    return "\n".join(module_lines(module))
+
+
+def _module_call(call: results.ModuleCall) -> str:
+    tensors = ", ".join(
+        f"{clean(row.reference_slot)} {size(row)}"
+        for row in call.tensors
+        if not row.measured.identical
+    )
+    return (
+        f"<ModuleCall {clean(call.name)} ({clean(call.op_type)}), {_where(call)}: {call.verdict}; "
+        f"{tensors or 'every tensor bitwise equal'}>"
+    )
+
+
+def _row(row: results.Row) -> str:
+    return (
+        f"<Row {clean(row.name)} {clean(row.reference_slot)}, {_where(row)}: {row.verdict}, "
+        f"{size(row)}>"
+    )
+
+
+def _verdict(verdict: results.Verdict) -> str:
+    sure = f" ({verdict.confidence})" if verdict.confidence else ""
+    basis = f" by {verdict.evidence}" if verdict.evidence else ""
+    why = f": {clean(verdict.sentence)}" if verdict.sentence else ""
+    return f"<Verdict {verdict.verdict}{sure}{basis}{why}>"
+
+
+def _next_step(step: results.NextStep) -> str:
+    return f"<NextStep {clean(step.command)}: {clean(step.decides)}>"
+
+
+def _effect(item: results.Effect) -> str:
+    return f"<Effect at the outputs: {effect.words(item) or 'no output was compared'}>"
+
+
+def _undecided(item: results.Undecided) -> str:
+    why = f": {clean(item.why)}" if item.why else ""
+    return f"<Undecided {_place(item)}{why}>"
+
+
+def _place(item: results.Undecided) -> str:
+    kind = f" ({clean(item.op_type)})" if item.op_type else ""
+    return f"{clean(item.place)}{kind}, {_where(item)}"
+
+
+def _coverage(coverage: results.Coverage) -> str:
+    return (
+        f"<Coverage {coverage.share:.0%} of {count(coverage.calls, 'call')} measured, "
+        f"{count(coverage.replayed)} replayed, {count(coverage.paired)} paired>"
+    )
+
+
+def _remark(remark: results.Remark) -> str:
+    return (
+        f"<Remark {clean(remark.name)} ({clean(remark.op_type)}), {_where(remark)}: {remark.kind}: "
+        f"{clean(remark.sentence)}>"
+    )
+
+
+def _plan(plan: results.Plan) -> str:
+    alone = len(plan.unmatched_reference), len(plan.unmatched_target)
+    return (
+        f"<Plan {count(len(plan.pairs), 'pair')} of calls; without a partner {alone[0]} of the "
+        f"reference, {alone[1]} of the target>"
+    )
+
+
+def _explained(patch: results.Explained) -> str:
+    share = f", {patch.share:.0%} of the error" if patch.share is not None else ""
+    return f"<Explained {clean(patch.name)}: {count(patch.calls, 'call')} patched{share}>"
+
+
+def _rung(rung: results.Rung) -> str:
+    why = clean(rung.why or rung.sentence)
+    return f"<Rung {clean(rung.name)}: {rung.verdict}{f': {why}' if why else ''}>"
+
+
+def _call(call: records.Call) -> str:
+    name = clean(call.scope or call.root) + (f"/{clean(call.op)}" if call.op else "")
+    read = [ref.slot for ref in call.refs if is_read(ref.slot)]
+    wrote = [ref.slot for ref in call.refs if is_written(ref.slot)]
+    kind = "" if call.kind == "module" else f"{call.kind}, "
+    error = f"; raised {clean(call.error)[:100]}" if call.error else ""
+    return (
+        f"<Call {name} ({clean(call.op_type)}), {kind}{_where(call)}: "
+        f"{listed(read, _FEW) or 'nothing'} -> {listed(wrote, _FEW) or 'nothing'}{error}>"
+    )
+
+
+def _record(record: records.Record) -> str:
+    statistics = record.statistics
+    figures = ""
+    if statistics is not None and statistics.mean is not None:
+        figures = f", mean {statistics.mean:.4g}"
+        if statistics.min is not None and statistics.max is not None:
+            figures += f", from {statistics.min:.4g} to {statistics.max:.4g}"
+    why = f", {shortened(clean(record.why), _WIDE)}" if record.why else ""
+    return f"<Record #{record.id} {kind_of_record(record)}{figures}{why}>"
+
+
+def _run_info(info: records.RunInfo) -> str:
+    versions = ", ".join(f"{name} {v}" for name, v in list(info.versions.items())[:_FEW])
+    command = clean(" ".join(info.command))[:100] or "no command"
+    started = f", started {clean(info.started)}" if info.started else ""
+    return f"<RunInfo {clean(info.kind)} run of {command}{started}; {clean(versions)}>"
+
+
+def _note(note: records.Note) -> str:
+    where = f" at {clean(note.scope)}" if note.scope else ""
+    return f"<Note {clean(note.kind)}{where}: {shortened(clean(note.text), _WIDE)}>"
+
+
+def _program(program: records.Program) -> str:
+    names = Counter(operation.name for operation in program.operations)
+    return (
+        f"<Program {program.id[:8]}: {count(len(program.operations), 'operation')}: "
+        f"{listed(list(names), _FEW) or 'none'}>"
+    )
+
+
+def _first_lines(words: Callable[[Any], str]) -> Callable[[Any], str]:
+    """The text of the command line, cut."""
+
+    def cut(item: Any) -> str:
+        lines = words(item).rstrip("\n").split("\n")
+        return "\n".join(_cut(lines))
+
+    return cut
+
+
+def _cut(lines: Sequence[str]) -> Iterator[str]:
+    if len(lines) <= _LINES:
+        yield from lines
+        return
+    yield from lines[: _LINES - 1]
+    yield f"... {count(len(lines) - _LINES + 1, 'more line')}"
+
+
+_WORDS: dict[type, Callable[[Any], str]] = {
+    results.Comparison: _comparison,
+    results.Finding: _finding,
+    results.ModuleResult: _module,
+    results.ModuleCall: _module_call,
+    results.Row: _row,
+    results.Verdict: _verdict,
+    results.NextStep: _next_step,
+    results.Effect: _effect,
+    results.Undecided: _undecided,
+    results.Coverage: _coverage,
+    results.Remark: _remark,
+    results.Plan: _plan,
+    results.Explained: _explained,
+    results.Rung: _rung,
+    results.Location: _first_lines(location),
+    results.Ladder: _first_lines(rungs),
+    results.Checkup: _first_lines(checkup),
+    results.Reproduction: _first_lines(reproduction),
+    results.Origin: _first_lines(origin_text),
+    results.WeightMap: _first_lines(weights_map),
+    results.TokenComparison: _first_lines(tokens_text),
+    records.Call: _call,
+    records.Record: _record,
+    records.RunInfo: _run_info,
+    records.Note: _note,
+    records.Program: _program,
+}

@@ -1,0 +1,109 @@
+"""A line that says how far long work is, in a notebook: it comes after a second below the cell that
+runs, and goes with the work. Anywhere else there is none; the command line has its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from html import escape
+from typing import Any
+
+_SILENT_S = 1.0  # work that takes less says nothing
+_REDRAW_S = 0.25
+_WIDTH = 32
+
+Count = Callable[[int, int, str], None]
+Tell = Callable[[str], None]
+
+
+@contextmanager
+def counting(progress: Count | None) -> Iterator[Count | None]:
+    """What a verb is to call with (how many, of how many, what): the caller's own, else a line of
+    this notebook, else None.
+    """
+    if progress is not None or not in_notebook():
+        yield progress
+        return
+    with _line() as line:
+        yield line.count
+
+
+@contextmanager
+def telling(tell: Tell | None) -> Iterator[Tell]:
+    """The same for what is being done, of which nobody knows how long it takes."""
+    if tell is not None or not in_notebook():
+        yield tell or (lambda _: None)
+        return
+    with _line() as line:
+        yield line.say
+
+
+def in_notebook() -> bool:
+    """Does this code run in the kernel of a notebook?"""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+class _Line:
+    """One display, drawn anew in its place. What a verb does inside of another one is said on the
+    line of that.
+    """
+
+    def __init__(self) -> None:
+        self._began = self._drawn = time.monotonic()
+        self._handle: Any = None
+
+    def say(self, text: str) -> None:
+        """What is being done now."""
+        self._draw(text, "")
+
+    def count(self, number: int, of: int, text: str) -> None:
+        """How far it is."""
+        filled = round(_WIDTH * number / of) if of else 0
+        self._draw(text, f"[{'#' * filled}{'-' * (_WIDTH - filled)}]  {number}/{of}")
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._handle is not None:
+            self._handle.update(_shown(""), raw=True)
+
+    def _draw(self, text: str, bar: str) -> None:
+        now = time.monotonic()
+        if now < self._began + _SILENT_S or (self._handle and now < self._drawn + _REDRAW_S):
+            return
+        self._drawn = now
+        words = _shown("  ".join(part for part in (text, bar) if part))
+        if self._handle is None:
+            display = importlib.import_module("IPython.display").display
+            self._handle = display(words, raw=True, display_id=True)
+        else:
+            self._handle.update(words, raw=True)
+
+
+_open: list[_Line] = []
+
+
+@contextmanager
+def _line() -> Iterator[_Line]:
+    if _open:
+        yield _open[0]
+        return
+    line = _Line()
+    _open.append(line)
+    try:
+        yield line
+    finally:
+        _open.clear()
+        line.close()
+
+
+def _shown(line: str) -> dict[str, str]:
+    from whence.report.tables import clean
+
+    plain = clean(line)
+    rich = f'<pre style="font-family:monospace">{escape(plain)}</pre>' if plain else ""
+    return {"text/plain": plain, "text/html": rich}
