@@ -55,6 +55,30 @@ def pairs(reference, target):
     }, found
 
 
+def test_inputs_of_joined_calls_are_in_the_order_of_their_partner():
+    """A fused kernel may take first what its members read last, in another shape."""
+    reordered = numbers(2).reshape(2, 8) * np.float32(1 + 1e-6)
+    apart = run_of(("turn", [1], [6], {}), ("scores", [2, 6], [7], {}))
+    whole = run_of(("fused", [reordered, numbers(1)], [7], {"origins": ("turn", "scores")}))
+
+    def inputs(reference, target):
+        measured = (with_figures(ForeignRun(run, "test")) for run in (reference, target))
+        found = joined(*measured)
+        ((a, b, _),) = found.pairs
+        return [
+            [run.array(r.record).reshape(-1) for r in run.calls[k].slots("input")]
+            for run, k in ((found.reference, a), (found.target, b))
+        ]
+
+    for sides in ((apart, whole), (whole, apart)):
+        for one, other in zip(*inputs(*sides), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+    # both inputs are like the first one: nothing says which is which
+    alike = run_of(("turn", [1], [6], {}), ("scores", [numbers(1) + 0, 6], [7], {}))
+    kept, _ = inputs(alike, whole)
+    assert (kept[0] == numbers(1).reshape(-1)).all()
+
+
 APART = [("mul", [1, 2], [3], {}), ("cast", [3], [4], {}), ("top", [4], [5], {})]
 FUSED = [
     ("MulCast", [1, 2], [4], {"origins": ("mul", "cast")}),

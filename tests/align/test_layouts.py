@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from handmade import Builder, record
 from whence.align import align
 from whence.align import dims as ex
-from whence.align.layout.axes import turned, ways
+from whence.align.layout.axes import X, turned, ways
 from whence.align.layout.distances import distance
+from whence.align.layout.layout_state import LayoutState
 from whence.align.layout.permutations import completed, located, taken
 from whence.align.layout.provenance import named
+from whence.align.layout.refuted_orders import undo_moves_of_equal_parameters
 from whence.records import MemoryRun
 from whence.results import Made
 
@@ -283,3 +285,40 @@ def test_the_parts_of_a_joined_tensor_are_named():
     assert named({7: made}, records, 7, different) == ("k", "v")
     assert named({7: made}, records, 7, np.ones((24, 6), bool)) == ()
     assert named({}, records, 1, different[:8]) == ()
+
+
+def test_a_norm_beside_a_transposed_matrix_says_nothing_of_it():
+    """In a sequence of layers each name is a number: a matrix and a norm have one starred name."""
+    x, weight, scale = floats(5, 16), floats(32, 16), floats(32)
+    y = (x @ weight.T).astype(np.float32)
+
+    def sequence(weight):
+        made = Builder()
+        made.call("", {"input.0": x, "output.0": y * scale})
+        made.call("0", {"param.weight": weight, "input.0": x, "output.0": y}, parent=0)
+        norm = {"param.weight": scale, "input.0": y, "output.0": y * scale}
+        made.call("1", norm, op_type="LayerNorm", parent=0)
+        return made.run()
+
+    plan = align(sequence(weight), sequence(weight.T.copy())).plan
+    assert plan.notes == ("1 tensors of the target were brought to the reference's axes: x.T (1)",)
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_an_equal_parameter_that_was_moved_takes_its_module_back(is_moved):
+    x, weight, bias = floats(5, 6), floats(8, 6), floats(8)
+    order = np.array([1, 0, 3, 2, 5, 4, 7, 6])
+    runs = [
+        run("fc", weight=w, x=x, y=x @ w.T + b, bias=b)
+        for w, b in ((weight, bias), (weight[order], bias[order] if is_moved else bias))
+    ]
+    state = LayoutState(*runs, align(*runs).plan)
+    slots = {s.reference_slot: s for s in state.pairs[1].slots}
+    state.decided = {
+        (s.reference_record, s.target_record): (taken(X, (8,), 0, order), "a guess")
+        for name, s in slots.items()
+        if name != "input.0"
+    }
+    assert len(state.decided) == 3
+    undo_moves_of_equal_parameters(state)
+    assert len(state.decided) == (3 if is_moved else 0)

@@ -49,6 +49,24 @@ def test_a_parameter(tmp_path):
     assert "bias: all zero" in sentence
 
 
+def test_a_norm_left_in_training(tmp_path):
+    def net():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval()
+
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for name in ("eval", "train"):
+            model = net()
+            model[1].train(name == "train")
+            with whence.capture(model, tmp_path / name):
+                model(x)
+    first = whence.compare(tmp_path / "eval", tmp_path / "train").findings[0]
+    assert (first.name, first.cause) == ("1", "semantic")
+    assert "training is False in the reference, True in the target" in first.sentence
+    assert "add_" not in first.sentence
+
+
 def test_the_code(tmp_path):
     def change(m):
         m[1].approximate = "tanh"

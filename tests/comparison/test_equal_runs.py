@@ -133,6 +133,7 @@ def test_no_call_is_decoded(tmp_path, monkeypatch):
         )
     result = whence.compare(tmp_path / "a", tmp_path / "a", output=tmp_path / "out")
     assert result.counts == {"identical": 60}
+    assert result.notes[0] == f"both are one run, compared with itself: {tmp_path / 'a'}"
     assert decoded == []
 
 

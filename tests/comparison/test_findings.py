@@ -4,7 +4,7 @@ from whence import align
 from whence.comparison.verdicts.findings import findings, order_and_taint, remarks
 from whence.comparison.verdicts.status import Gaps, decide
 from whence.records import Call, Ref, regions
-from whence.results import Coverage, Finding, Plan, Verdict
+from whence.results import Coverage, Finding, Plan, Undecided, Verdict
 
 
 def chain(n=4, *, scopes=None, steps=1):
@@ -211,19 +211,27 @@ def test_status_table():
 def test_an_open_answer_names_the_tensor_and_what_is_missing():
     def why(verdicts=(), gaps=None, findings=(), inputs_differ=False, **changes):
         gaps = gaps or Gaps(
-            (4, 2), "fc1 output.0 (cut)", "net output.0 (shape)", 0, "call {}".format
+            (4, 2),
+            Undecided("fc1", "Linear", "output.0", why="cut"),
+            Undecided("net", "Net", "output.0", why="shape"),
+            about=lambda pair: Undecided(f"call {pair}", "Linear"),
         )
-        status, text = decide(
+        status, text, about = decide(
             findings, verdicts, coverage(**changes), gaps, inputs_differ=inputs_differ
         )
         assert status == "undecided"
+        asked.append(about)
         return text
 
+    asked = []
+
     assert why(paired=0) == "no call could be paired (4 against 2)"
+    assert asked.pop() is None
     assert "the inputs of the model differ" in why(inputs_differ=True)
     assert why(root_outputs_measured=False) == (
         "not every output of the model could be measured: net output.0 (shape)"
     )
+    assert asked.pop().place == "net output.0"
     assert why(measured=8) == (
         "only 8 of 10 calls could be measured (80%, --min-coverage 90%); the first that could not: "
         "fc1 output.0 (cut)"
@@ -233,6 +241,12 @@ def test_an_open_answer_names_the_tensor_and_what_is_missing():
     assert why([unknown]) == "call 3 could not be judged: differs"
     assert why([unknown, Verdict(5, "undetermined", numbers={"e_out": None})]) == (
         "2 regions could not be judged; the first is call 3: differs"
+    )
+    assert (asked[-1].name, asked[-1].why, asked[-1].others, asked[-1].pair) == (
+        "call 3",
+        "differs",
+        1,
+        3,
     )
 
 

@@ -73,7 +73,7 @@ def test_one_changed_weight_is_a_parameter_finding():
         (lambda w: w * 1.01, "scaled by 1.01"),
         (lambda w: -w, "sign flipped"),
         (lambda w: w * 0, "all zero"),
-        (lambda w: w[::-1], "another order"),
+        (lambda w: w[::-1], "back to front along axis 0"),
     ],
 )
 def test_what_happened_to_a_weight_is_said(how, words):

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from whence.comparison.prepare.masks import in_form_of
+from whence.comparison.prepare.masks import hide_the_same, in_form_of
 
 LOOK = np.tril(np.ones((5, 5), bool))[None, None]  # (batch, head, query, key)
 FORMS = {
@@ -54,3 +54,36 @@ def test_numbers_are_no_mask(numbers):
     numbers = numbers.astype(np.float32).reshape(LOOK.shape)
     assert in_form_of(LOOK, numbers) is None
     assert in_form_of(numbers, LOOK) is None
+
+
+KEYS = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])  # (batch, keys), padded on the left
+CAUSAL = np.tril(np.ones((5, 5), bool))
+BY_QUERY = KEYS.astype(bool)[:, None, None, :] & CAUSAL  # (batch, head, query, key)
+
+
+def with_room(mask, room=3):
+    return np.pad(mask, [(0, 0)] * 3 + [(0, room)])
+
+
+@pytest.mark.parametrize("form", [KEYS, KEYS.astype(bool), BY_QUERY])
+@pytest.mark.parametrize("additive", [False, True])
+def test_masks_of_other_shapes_may_say_the_same(form, additive):
+    wide = with_room(BY_QUERY)
+    if additive:
+        wide = np.where(wide, 0, np.finfo(np.float32).min).astype(np.float32)
+    assert hide_the_same(form, wide) and hide_the_same(wide, form)
+
+
+def test_a_decode_step_says_the_same_with_room_behind_its_keys():
+    one = with_room(BY_QUERY[:, :, -1:])
+    assert hide_the_same(KEYS, one)
+    assert not hide_the_same(KEYS[::-1], one)
+
+
+def test_masks_of_other_shapes_that_say_something_else():
+    ahead = with_room(KEYS.astype(bool)[:, None, None, :] & np.tril(np.ones((5, 5), bool), 1))
+    looks_in_room = with_room(BY_QUERY)
+    looks_in_room[..., -1] = True
+    for wrong in (ahead, looks_in_room, with_room(BY_QUERY)[:1], with_room(CAUSAL[None, None])):
+        assert not hide_the_same(KEYS, wrong)
+    assert not hide_the_same(np.full((2, 5), 7), with_room(BY_QUERY))  # is no mask

@@ -29,7 +29,7 @@ def test_one_bit_is_a_difference():
         (lambda w: w.T, "transposed"),
         (lambda w: w * np.float32(1.01), "scaled by 1.01"),
         (lambda w: -w, "sign flipped"),
-        (lambda w: w[::-1], "rows in another order"),
+        (lambda w: w[::-1], "back to front along axis 0"),
         (lambda w: w * 0, "all zero"),
         (lambda w: np.where(np.arange(12)[:, None] == 3, -w, w), "sign flipped in row 3 of 12"),
         (
@@ -64,6 +64,20 @@ def test_one_bit_is_a_difference():
 )
 def test_what_happened_is_said(change, words):
     assert words in judge.parameters(W, np.ascontiguousarray(change(W)).astype(np.float32)).sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda w: w.swapaxes(2, 3), "axes 2 and 3 swapped"),
+        (lambda w: w.swapaxes(0, 1), "axes 0 and 1 swapped"),
+        (lambda w: np.flip(w, (2, 3)), "back to front along axes 2 and 3"),
+        (lambda w: np.flip(w, 3), "back to front along axis 3"),
+    ],
+)
+def test_a_kernel_that_was_turned_is_said_to_be(change, words):
+    kernel = np.random.default_rng(1).standard_normal((4, 4, 3, 3)).astype(np.float32)
+    assert words in judge.parameters(kernel, np.ascontiguousarray(change(kernel))).sentence
 
 
 def test_other_shapes_and_kinds_are_not_comparable_rather_than_different():

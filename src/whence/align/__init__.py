@@ -2,6 +2,7 @@
 
 from whence.align.batches import prompts
 from whence.align.batches.batch import is_position_or_mask, is_told_apart
+from whence.align.batches.padding import real_positions
 from whence.align.batches.sequences import followers
 from whence.align.call_sites import selected, step_of
 from whence.align.calls.compiled_graphs import cut_alike
@@ -52,6 +53,7 @@ __all__ = [
     "normal_scope",
     "plan",
     "prompts",
+    "real_positions",
     "selected",
     "settings_of",
     "starred",

@@ -25,6 +25,10 @@ _WATCHED = (
     "onednn",
     "ir_optim",
     "deterministic",
+    "model_hash",
+    "optimization",
+    "disabled_optimizers",
+    "providers",
 )
 
 

@@ -88,7 +88,7 @@ def _answer(
     number = len(reference.calls)
     replayed = number - calls.labels if options.replay else 0
     coverage = Coverage(number, number, number, replayed, calls.programs, True)
-    status, why = decide(
+    status, why, _ = decide(
         (), (), coverage, Gaps(failed=failed_alone(reference.info, target.info)),
         inputs_differ=False, strict=options.strict,
         min_coverage=options.min_coverage,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from whence import align, judge, metrics
 from whence.comparison.options import CompareOptions
-from whence.comparison.prepare.masks import unify_masks
+from whence.comparison.prepare.masks import UnifiedMasks, hide_the_same, unify_masks
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Record, children, marks, region
@@ -60,15 +62,26 @@ class PairedRuns:
         self.kids, self.target_kids = children(self.calls), children(target.calls)
         self.plan = plan
         self.shown, self.target = target, unify_masks(reference, target, self.plan)
+        self._with_own_padding = dict(plan.padded)
         self.pair_of = {p.reference: i for i, p in enumerate(self.plan.pairs)}
         self.slots: list[dict[str, SlotPair]] = [
-            {s.reference_slot: s for s in p.slots} for p in self.plan.pairs
+            {s.reference_slot: self._in_one_form(s) for s in p.slots} for p in self.plan.pairs
         ]
         self.measured: dict[tuple[int, int], Measured] = {}
         self._is_printed = any(r.whole for run in (reference, self.target) for r in run.records)
         self._parameters: dict[int, dict[str, int]] = {}
         self._makers: dict[int, int] | None = None
         self._made_of: dict[int, int] = {}
+
+    def _in_one_form(self, slot: SlotPair) -> SlotPair:
+        """The pair, of a mask that has the reference's form already with the target's as it is."""
+        target, number = self.target, slot.target_record
+        if not isinstance(target, UnifiedMasks):
+            return slot
+        own = target.in_own_form(number)
+        if target.records[own].dtype != self.reference.records[slot.reference_record].dtype:
+            return slot
+        return msgspec.structs.replace(slot, target_record=own)
 
     def pair(self, index: int) -> PairedCall:
         """The calls of one pair of the plan."""
@@ -104,9 +117,15 @@ class PairedRuns:
 
     def measure(self) -> None:
         """Measure every pair of tensors, each once."""
+        in_plan = [s for p in self.plan.pairs for s in p.slots]
         pairs = dict.fromkeys(
-            (s.reference_record, s.target_record) for p in self.plan.pairs for s in p.slots
+            (s.reference_record, self._in_one_form(s).target_record) for s in in_plan
         )
+        masks = {
+            (s.reference_record, s.target_record)
+            for s in in_plan
+            if "mask" in s.reference_slot and is_input(s.reference_slot)
+        }
         out: dict[tuple[int, int], Measured] = {}
         differing: list[tuple[int, int]] = []
         for key in pairs:
@@ -115,6 +134,8 @@ class PairedRuns:
                 out[key] = _SAME
             elif reason := next((r.why for r in (a, b) if marks.is_unplaced(r)), ""):
                 out[key] = Measured("none", False, why=reason)
+            elif a.shape != b.shape and key in masks and self._hide_the_same(key):
+                out[key] = _SAME
             elif a.shape != b.shape:
                 out[key] = Measured("none", False, why=f"shape {_shape(a)} against {_shape(b)}")
             else:
@@ -142,7 +163,18 @@ class PairedRuns:
             threads=self._options.threads,
         )
         out.update(zip(readable, results, strict=True))
+        if isinstance(self.target, UnifiedMasks):
+            for s in in_plan:
+                key = s.reference_record, self._in_one_form(s).target_record
+                out[s.reference_record, s.target_record] = out[key]
         self.measured = out
+
+    def _hide_the_same(self, key: tuple[int, int]) -> bool:
+        """Are these masks of other shapes that say the same?"""
+        try:
+            return hide_the_same(self.reference.array(key[0]), self.target.array(key[1]))
+        except ElementsMissing:
+            return False
 
     def _caches(self) -> dict[tuple[int, int], str]:
         """Pairs of states of caches, with the cache that they are states of: each is put together
@@ -195,6 +227,16 @@ class PairedRuns:
         kids = self.kids.get(self.plan.pairs[index].reference, [])
         child = self.pair_of.get(kids[k]) if k < len(kids) else None
         return self.slots[child].get(slot) if child is not None else None
+
+    def replayed(self, index: int, slot: str) -> SlotPair | None:
+        """What is paired in a slot of a call's program, with the target's tensor as the call had
+        it, padding too.
+        """
+        pair = self.slot(index, slot)
+        if pair is None or pair.target_record not in self._with_own_padding:
+            return pair
+        own = self._with_own_padding[pair.target_record]
+        return msgspec.structs.replace(pair, target_record=own)
 
     def _deeper_parameter(self, index: int, slot: str) -> SlotPair | None:
         """A parameter that the target's call has under a wrapper's name, or that a call below it

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -13,6 +15,7 @@ from whence.comparison.answer.next_steps import next_steps
 from whence.comparison.context import Context, context_of, followed, timed
 from whence.comparison.options import CompareOptions
 from whence.comparison.verdicts import checkpoints, compiled_kernels, operator_forms, rewritten
+from whence.comparison.verdicts.causes.explained import explained
 from whence.comparison.verdicts.patched import declare_patched
 from whence.comparison.verdicts.ranks import RankFaults
 from whence.comparison.verdicts.source_lines import placed
@@ -68,6 +71,8 @@ STAGES: tuple[Stage, ...] = (
     # Names for what is guilty by now: kernels, then lines of source.
     lambda verdicts, c: compiled_kernels.named(verdicts, c.paired),
     lambda verdicts, c: placed(verdicts, c.paired),
+    # Why, where the runs hold more than the verdict needed.
+    lambda verdicts, c: explained(verdicts, c.paired),
 )
 
 
@@ -119,4 +124,8 @@ def compare_runs(
 
 
 def _taken_further(result: Comparison, reference: Run, target: Run) -> Comparison:
-    return msgspec.structs.replace(result, next=next_steps(result, reference, target))
+    notes = result.notes
+    paths = [os.path.realpath(path) for path in (result.reference, result.target) if path]
+    if len(paths) == 2 and paths[0] == paths[1] and Path(paths[0]).exists():
+        notes = (f"both are one run, compared with itself: {result.reference}", *notes)
+    return msgspec.structs.replace(result, notes=notes, next=next_steps(result, reference, target))

@@ -4,6 +4,7 @@ say in words what differs.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -159,6 +160,22 @@ def _is_rounding(
     return bool((np.abs(b - a) <= room).all() and abs(larger - count / 2) <= 2 * np.sqrt(count))
 
 
+def _turned(reference: Array, target: Array) -> str:
+    """Which axes of a tensor are swapped or run backwards in the target, "" where none."""
+    is_small = 0 < target.size <= _MOST_TURNED and target.ndim <= _MOST_AXES
+    if not is_small or (target == target.flat[0]).all():
+        return ""
+    for i, j in itertools.combinations(range(target.ndim), 2):
+        if target.shape[i] == target.shape[j] and np.array_equal(reference.swapaxes(i, j), target):
+            return "transposed" if target.ndim == 2 else f"axes {i} and {j} swapped"
+    for count in range(1, target.ndim + 1):
+        for axes in itertools.combinations(range(target.ndim), count):
+            if np.array_equal(np.flip(reference, axes), target):
+                named = " and ".join(map(str, axes))
+                return f"back to front along {'axes' if count > 1 else 'axis'} {named}"
+    return ""
+
+
 def _shape_of_difference(
     a: F64,
     b: F64,
@@ -167,8 +184,8 @@ def _shape_of_difference(
     different: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
     numbers: dict[str, float | None],
 ) -> str:
-    if ref.ndim == 2 and ref.shape[0] == ref.shape[1] and np.array_equal(ref.T, tgt):
-        return "transposed"
+    if turned := _turned(ref, tgt):
+        return turned
     with np.errstate(all="ignore"):
         power = float((a * a).sum())
         scale = float((a * b).sum()) / power if power > 0 else float("nan")
@@ -213,6 +230,7 @@ def _how_many(different: Array) -> str:
 # again.
 _COARSER = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 _MOST_BLOCKS = 256
+_MOST_TURNED, _MOST_AXES = 1 << 26, 5  # elements and axes of what is turned to see whether it fits
 
 
 def _rounds_to(ref: Array, tgt: Array, name: str) -> bool:

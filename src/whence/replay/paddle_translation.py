@@ -22,7 +22,7 @@ from whence.records import Operation, Program
 from whence.records.marks import Mark, mark
 from whence.records.slots import is_param
 
-TRANSLATED = mark(Mark.TRANSLATED)
+TRANSLATED = mark(Mark.TRANSLATED, "Paddle")
 """The note of a program that was not recorded but made of what the operator says: other kernels, so
 it need not agree bit by bit.
 """

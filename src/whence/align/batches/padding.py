@@ -150,8 +150,7 @@ def fill_padding(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
         call = reference.calls[pair.reference]
         if call.parent != -1 or call.phase != "forward":
             continue
-        batches = batches_of(reference, [call])
-        is_real = _real(batches[0]) if batches else None
+        is_real = real_positions(reference, call)
         if is_real is not None and _parts(reference, target, pair.slots, is_real):
             real[step_of(call)] = is_real
             share = f"{np.count_nonzero(~is_real)} of {is_real.size} positions"
@@ -163,10 +162,10 @@ def fill_padding(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
     pairs = []
     for pair in plan.pairs:
         slots = list(pair.slots)
-        real_positions = real.get(step_of(reference.calls[pair.reference]))
+        kept = real.get(step_of(reference.calls[pair.reference]))
         for index, slot in enumerate(slots):
             shape = reference.records[slot.reference_record].shape
-            where = _along(real_positions, shape) if real_positions is not None else None
+            where = _along(kept, shape) if kept is not None else None
             key = slot.reference_record, slot.target_record
             if (
                 where is None
@@ -178,9 +177,21 @@ def fill_padding(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
             record = len(target.records) + places.setdefault(key, len(places))
             slots[index] = msgspec.structs.replace(slot, target_record=record, dims=WORDS)
         pairs.append(msgspec.structs.replace(pair, slots=tuple(slots)))
+    first = len(target.records)
     return PaddingFilled(target, reference, padding), msgspec.structs.replace(
-        plan, pairs=tuple(pairs), notes=(*plan.notes, *notes)
+        plan,
+        pairs=tuple(pairs),
+        notes=(*plan.notes, *notes),
+        padded=tuple((first + place, source) for (_, source), place in places.items()),
     )
+
+
+def real_positions(run: Run, root: Call) -> Bits | None:
+    """Which positions of a root's call are no padding, (batch, tokens), as its mask says; None
+    where all are, or nothing tells.
+    """
+    batches = batches_of(run, [root])
+    return _real(batches[0]) if batches else None
 
 
 def _real(batch: Batch) -> Bits | None:

@@ -10,12 +10,13 @@ and a side that has several calls in it gets them joined. See docs/decisions/001
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from whence.align.call_sites import match_roots, selected
+from whence.align.calls.input_order import ordered_like
 from whence.align.derived_run import Derived, renumbered
 from whence.records import Call, Ref, Run
 from whence.records.fused_names import segments
@@ -57,6 +58,9 @@ def joined(reference: Run, target: Run) -> Fused:
     groups = [g for lane in _lanes(reference, target) for g in _groups(lane, reference, target)]
     new_reference, ids = _joined(reference, [g.reference for g in groups])
     new_target, target_ids = _joined(target, [g.target for g in groups])
+    new_reference, new_target = _same_input_order(
+        new_reference, new_target, list(zip(groups, ids, target_ids))
+    )
     pairs, sentences = [], Counter[str]()
     for group, a, b in zip(groups, ids, target_ids):
         if a < 0 or b < 0:
@@ -85,6 +89,30 @@ def joined(reference: Run, target: Run) -> Fused:
         f"{text} ({count} calls)" if count > 1 else text for text, count in sentences.items()
     )
     return Fused(new_reference, new_target, tuple(pairs), notes)
+
+
+def _same_input_order(
+    reference: Run, target: Run, placed: Sequence[tuple[_Group, int, int]]
+) -> tuple[Run, Run]:
+    """Both runs, with inputs of joined calls in the order in which their partners read them."""
+    calls, target_calls = dict[int, Call](), dict[int, Call]()
+    for group, a, b in placed:
+        if a < 0 or b < 0:
+            continue
+        if len(group.reference) > 1:
+            call = ordered_like(reference, reference.calls[a], target, target.calls[b])
+            calls[a] = call
+        elif len(group.target) > 1:
+            call = ordered_like(target, target.calls[b], reference, reference.calls[a])
+            target_calls[b] = call
+    return _with(reference, calls), _with(target, target_calls)
+
+
+def _with(run: Run, changed: Mapping[int, Call]) -> Run:
+    calls = {k: c for k, c in changed.items() if c is not run.calls[k]}
+    if not calls:
+        return run
+    return Derived(run, (), (), [calls.get(c.id, c) for c in run.calls])
 
 
 class _Lane(NamedTuple):

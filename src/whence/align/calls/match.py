@@ -3,10 +3,10 @@
 Rules by falling strictness: "original operators" (both say that they carry out the same ones),
 "exact key" (rank, root, step, micro, phase, scope, op, occurrence all equal), "normalised name"
 (wrappers, index styles, class suffixes and a root's prefix taken out), "similar name" (a typo, a
-word more), "order" (the calls that paired calls make, aligned in the order in which they ran),
-"data flow" (what it reads and who reads it are partners), "content" (parameters or outputs that no
-other call has). What no rule pairs is listed as unmatched, what several candidates fit equally as
-ambiguous.
+word more), "order" (the calls that paired calls make, aligned in the order in which they ran, and
+calls of one module in another order, paired by their arguments), "data flow" (what it reads and
+who reads it are partners), "content" (parameters or outputs that no other call has). What no rule
+pairs is listed as unmatched, what several candidates fit equally as ambiguous.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from whence.align.call_sites import selected
+from whence.align.calls.by_arguments import by_arguments
 from whence.align.calls.by_content import same_content
 from whence.align.calls.by_dataflow import between_partners
 from whence.align.calls.by_index import shifted
 from whence.align.calls.by_name import exact, normalised, spelt_alike
-from whence.align.calls.by_order import counted, line_by_line, realign
+from whence.align.calls.by_order import Pairs, counted, line_by_line, realign
 from whence.align.calls.by_structure import containers, learn, leaves, structure
 from whence.align.calls.fused_operators import RULE
 from whence.align.calls.site_pairing import SitePairing
@@ -83,13 +84,16 @@ def plan(
 def _call_plan(pairing: SitePairing, reference: Run, target: Run, match: str) -> Plan:
     """From sites back to calls: partners are paired step by step."""
     sites, target_sites = pairing.reference, pairing.target
-    pairs: dict[int, tuple[int, str, str]] = {}
+    pairs: Pairs = {}
     for site, (partner, rule, evidence) in pairing.partners.items():
         moments = target_sites.moments[partner]
         for moment, calls in sites.moments[site].items():
             pairs.update((a, (b, rule, evidence)) for a, b in zip(calls, moments.get(moment, ())))
     ambiguous = realign(pairing, pairs) if match == "auto" else {}
+    if match == "auto":
+        by_arguments(pairing, pairs)
     back = {b for b, _, _ in pairs.values()}
+    ambiguous = _still_open(ambiguous, pairs, back)
     for site, others in pairing.doubtful.items():
         for moment, calls in sites.moments[site].items():
             fit = tuple(
@@ -109,6 +113,18 @@ def _call_plan(pairing: SitePairing, reference: Run, target: Run, match: str) ->
         selected(sites.calls),
         selected(target_sites.calls),
     )
+
+
+def _still_open(
+    ambiguous: dict[int, tuple[int, ...]], pairs: Pairs, back: set[int]
+) -> dict[int, tuple[int, ...]]:
+    """Ambiguous calls that have no partner by now, with the calls that no other one has."""
+    fits = {
+        a: tuple(b for b in others if b not in back)
+        for a, others in ambiguous.items()
+        if a not in pairs
+    }
+    return {a: others for a, others in fits.items() if others}
 
 
 def _plan(

@@ -23,7 +23,11 @@ from whence.records.slots import is_param
 def activations(state: LayoutState) -> None:
     """Decide for all tensors but parameters that lie otherwise."""
     for family in state.families(("input", "output", "mutated", "grad")):
-        pairs = [tensors for tensors in family if tensors not in state.decided]
+        pairs = [
+            tensors
+            for tensors, (call, _) in family.items()
+            if tensors not in state.decided and not _lie_as_said(state, tensors, call)
+        ]
         if not pairs:
             continue
         a, b = state.records(pairs[0])
@@ -57,6 +61,17 @@ def activations(state: LayoutState) -> None:
             continue
         for tensors in pairs:
             state.decided[tensors] = node, why
+
+
+def _lie_as_said(state: LayoutState, tensors: TensorPair, call: int) -> bool:
+    """Are both tensors of one shape, and of nodes of one type, whose axes ONNX fixes?"""
+    a, b = state.records(tensors)
+    calls = state.calls(state.pairs[call])
+    return (
+        a.shape == b.shape
+        and calls[0].op_type == calls[1].op_type
+        and all(has_mark(c, Mark.OPSET) for c in calls)
+    )
 
 
 def _as_in_memory(state: LayoutState, pairs: Sequence[TensorPair], family: Family) -> bool:

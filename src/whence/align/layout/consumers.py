@@ -10,6 +10,7 @@ from whence.align.layout.axes import applied, candidates
 from whence.align.layout.distances import distance
 from whence.align.layout.layout_state import Family, LayoutState, TensorPair
 from whence.align.plan_editor import spread
+from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_input, is_output, is_param
 
 # times as far as a turned tensor may be what is made of it, or twice as far as such a tensor may be
@@ -93,11 +94,20 @@ def used_so(
                 as_near and (readers or follows(state, call))
             ):
                 return True
+        elif readers and _are_nodes(state, readers):
+            # All operators that read it were captured: a sum behind them may hide what they do.
+            if all(outputs_agree(state, reader) for reader in readers):
+                return True
         elif any(outputs_agree(state, reader) for reader in readers) or follows(
             state, family[tensors][0]
         ):
             return True
     return not is_read and not same_shape
+
+
+def _are_nodes(state: LayoutState, calls: Sequence[int]) -> bool:
+    """Are these calls of the reference nodes of an ONNX graph?"""
+    return all(has_mark(state.reference.calls[call], Mark.OPSET) for call in calls)
 
 
 def _inputs_laid_so(state: LayoutState, call: int, node: ex.Node) -> bool:

@@ -80,18 +80,19 @@ class LayoutState(PlanEditor):
         yield from out.values()
 
     @cached_property
-    def equal_parameters(self) -> Counter[tuple[str, str]]:
-        """How many parameters of one starred name and slot are equal bit by bit."""
+    def equal_parameters(self) -> Counter[tuple[str, str, tuple[int, ...]]]:
+        """How many parameters of one starred name, slot and shape are equal bit by bit."""
         places = {
             (s.reference_record, s.target_record): (p, s)
             for p in reversed(self.pairs.values())
             for s in reversed(p.slots)
         }
-        out: Counter[tuple[str, str]] = Counter()
+        out: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
         for tensors, (pair, slot) in places.items():
             a, b = self.records(tensors)
             if is_param(slot.reference_slot) and a.hash and a.hash == b.hash and a.shape == b.shape:
-                out[starred(self.reference.calls[pair.reference].scope), slot.reference_slot] += 1
+                scope = self.reference.calls[pair.reference].scope
+                out[starred(scope), slot.reference_slot, a.shape] += 1
         return out
 
     @cached_property

@@ -11,6 +11,7 @@ from whence.align import dims as ex
 from whence.align.layout.activations import activations
 from whence.align.layout.axes import ways
 from whence.align.layout.layout_state import LayoutState, TensorPair
+from whence.align.layout.refuted_orders import undo_moves_of_equal_parameters
 from whence.align.layout.weights import parameters
 from whence.align.module_names import starred
 from whence.records import Run
@@ -24,6 +25,7 @@ def laid_out(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
     _pair_leftovers(state)
     parameters(state)
     activations(state)
+    undo_moves_of_equal_parameters(state)
     new_records: dict[TensorPair, int] = {}
     for tensors, (node, why) in state.decided.items():
         try:

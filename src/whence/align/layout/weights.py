@@ -23,6 +23,7 @@ from whence.align.layout.axes import X, applied, candidates, orders, ways
 from whence.align.layout.consumers import follows, outputs_agree
 from whence.align.layout.distances import resembles
 from whence.align.layout.layout_state import Family, LayoutState, TensorPair
+from whence.align.layout.refuted_orders import is_equal, is_read_unmoved, is_refuted
 from whence.align.module_names import starred
 from whence.align.plan_editor import READ, spread
 from whence.dtypes import Array
@@ -76,9 +77,28 @@ def parameters(state: LayoutState) -> None:
     # The order of inputs is told by what the call makes of them; with these in place it shows what
     # the order of outputs leads to.
     decisions.sort(key=lambda item: next(iter(item[0].values())).kind == "rows")
-    for layouts, family in decisions:
+    for suggested, family in decisions:
+        layouts = _unrefuted(state, suggested, family)
         if _legitimate(state, layouts, family):
             _order(state, layouts, family)
+
+
+def _unrefuted(
+    state: LayoutState, layouts: dict[TensorPair, Order], family: Family
+) -> dict[TensorPair, Order]:
+    """The orders that nothing along the same axis speaks against.
+
+    Where few siblings are read by weights that did not move, these weights are the fault.
+    """
+    rows = {t: np.array(order.places) for t, order in layouts.items() if order.kind == "rows"}
+    read = spread(list(rows))
+    unmoved = sum(is_read_unmoved(state, family[t][0], rows[t]) for t in read)
+    return {
+        tensors: order
+        for tensors, order in layouts.items()
+        if tensors not in rows
+        or not (2 * unmoved > len(read) or is_refuted(state, *family[tensors], rows[tensors]))
+    }
 
 
 def _orders_of(state: LayoutState, family: Family) -> dict[TensorPair, Order]:
@@ -122,9 +142,12 @@ def _suspect(state: LayoutState, tensors: TensorPair) -> bool:
 
 
 def _identical_siblings(state: LayoutState, family: Family) -> int:
-    """How many parameters of the same starred name are equal bit by bit."""
-    call, slot = next(iter(family.values()))
-    return state.equal_parameters[starred(state.reference.calls[call].scope), slot.reference_slot]
+    """How many parameters of the same starred name and shape are equal bit by bit. In a sequence a
+    norm has the starred name of a matrix beside it, and says nothing of how that lies.
+    """
+    (tensors, (call, slot)) = next(iter(family.items()))
+    scope, shape = starred(state.reference.calls[call].scope), state.records(tensors)[0].shape
+    return state.equal_parameters[scope, slot.reference_slot, shape]
 
 
 def _layout_of(state: LayoutState, tensors: TensorPair) -> Order | None:
@@ -183,6 +206,7 @@ def _order(state: LayoutState, layouts: dict[TensorPair, Order], family: Family)
                     kind == "param"
                     and order.kind == "rows"
                     and a.shape == b.shape == (len(places),)
+                    and not is_equal(a, b)  # of one value, or not of these rows
                 ):
                     state.decided[near] = (
                         permutations.taken(X, b.shape, 0, places),

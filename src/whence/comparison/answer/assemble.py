@@ -33,7 +33,7 @@ def comparison(
     every = tuple(verdicts.values())
     unmeasured = summary.unmeasured(context.errors)
     inputs_differ = (*context.differing_inputs, *context.positions.padded(matters=True))
-    status, why = decide(
+    decision = decide(
         guilty,
         every,
         coverage,
@@ -44,7 +44,7 @@ def comparison(
     )
     views = viewed(paired, options.views, per_call, paired.progress) if options.views else {}
     result = Comparison(
-        status=status,
+        status=decision.status,
         evidence=summary.evidence(paired, every, guilty),
         reference=context.prepared.reference.path,
         target=context.prepared.target.path,
@@ -62,7 +62,8 @@ def comparison(
         plan=plan,
         rows=tuple(summary.rows(paired, context.third, per_call)),
         verdicts=every,
-        headline=why,
+        headline=decision.why,
+        undecided=decision.undecided,
         notes=(*not_replayed, *_notes(context, every, unmeasured)),
         remarks=tuple(remarked),
         declared=context.errors.declared.ledger.summary(),
@@ -104,6 +105,7 @@ def _notes(
         *context.repeated.notes,
         *context.third.notes,
         *replays.sampling.notes(len(replays.not_replayed)),
+        *replays.padded.notes(),
         *judge.sparse.notes,
         *judge.parameters.notes(),
         *context.root_inputs.notes,

@@ -18,6 +18,7 @@ from whence.results import Effect, Generation, SlotPair
 
 _MODELS = ("module", "graph")
 """Kinds of calls that are models where no other call made them."""
+_MAP_AXES = 4
 _SCORES = "logits"
 
 
@@ -103,7 +104,7 @@ def _with_worst(
 ) -> Effect:
     """The effect with the output that is furthest off."""
     if not known:
-        return result
+        return msgspec.structs.replace(result, error=0.0) if result.outputs else result
     worst = max(known, key=lambda o: errors.of(o.slot).value or 0.0)
     size = errors.of(worst.slot).value or 0.0
     measured = paired.measured[worst.slot.reference_record, worst.slot.target_record]
@@ -131,7 +132,8 @@ def _by_output(paired: PairedRuns, scores: Sequence[_Output]) -> Iterator[tuple[
     for output in scores:
         record = paired.records(output.slot)[0]
         is_real = dtypes.is_floating(record.dtype) and "complex" not in record.dtype
-        if not is_real or not record.shape or record.shape[-1] < 2:
+        # The last axis of a map of features is its width, and no choice among classes.
+        if not is_real or not 0 < len(record.shape) < _MAP_AXES or record.shape[-1] < 2:
             continue
         rows = record.count // record.shape[-1]
         if paired.is_equal(output.slot):

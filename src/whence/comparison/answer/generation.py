@@ -76,7 +76,7 @@ def compare_logits(
         generation.of, compared, measured, 0, 0, bool(compared) and measured == compared
     )
     gaps = Gaps(failed=failed_alone(reference.info, target.info))
-    status, why = decide(
+    status, why, undecided = decide(
         findings,
         (),
         coverage,
@@ -106,6 +106,7 @@ def compare_logits(
         rows=(),
         verdicts=(),
         headline=why,
+        undecided=undecided,
         notes=tuple(_notes(prompts, options, third)),
         environment=tuple(align.differences(reference, target)),
         generation=generation,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from whence import align
@@ -13,6 +14,7 @@ from whence._version import __version__
 from whence.align.environment import observer_effects
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.pair_errors import PairErrors
+from whence.comparison.verdicts.source_lines import of_call
 from whence.comparison.verdicts.status import Gaps, failed_alone
 from whence.comparison.verdicts.third_run import ThirdRunJudge
 from whence.judge.power import KINDS
@@ -26,6 +28,7 @@ from whence.results import (
     Nearest,
     Row,
     SlotPair,
+    Undecided,
     Verdict,
     VerdictKind,
     Visible,
@@ -129,21 +132,12 @@ def unmeasured_notes(
 
 def gaps(paired: PairedRuns, unmeasured_pairs: Mapping[tuple[int, int], str], partly: int) -> Gaps:
     """What was not compared, in words. partly: of how many tensors text shows a part."""
-    in_words = {
-        key: f"{tensor} ({paired.measured[key].why})" if paired.measured[key].why else tensor
-        for key, tensor in unmeasured_pairs.items()
-    }
-
-    def name_of(index: int) -> str:
-        call = paired.calls[paired.plan.pairs[index].reference]
-        return call.scope or call.root
-
     return Gaps(
         calls=(len(paired.calls), len(paired.target.calls)),
-        tensor=next(iter(in_words.values()), ""),
-        output=_unmeasured_output(paired, in_words),
+        tensor=_first_unmeasured(paired, unmeasured_pairs),
+        output=_unmeasured_output(paired, unmeasured_pairs),
         partly=partly,
-        name_of=name_of,
+        about=functools.partial(_about, paired),
         ended=paired.reference.ended,
         target_share=_target_share(paired),
         failed=failed_alone(paired.reference.info, paired.target.info),
@@ -156,22 +150,53 @@ def _target_share(paired: PairedRuns) -> float:
     return 1 - alone / max(len(paired.target.calls), 1)
 
 
-def _unmeasured_output(paired: PairedRuns, in_words: Mapping[tuple[int, int], str]) -> str:
-    """The first output of a root that could not be measured, with the reason, "" where none is
+def _about(paired: PairedRuns, index: int, slot: str = "", why: str = "") -> Undecided:
+    """The call of a pair, or one of its tensors, as what an answer is about."""
+    pair = paired.plan.pairs[index]
+    call, partner = paired.calls[pair.reference], paired.target.calls[pair.target]
+    line = of_call(paired.target, paired.target_kids, partner)
+    return Undecided(
+        call.scope or call.root,
+        call.op_type,
+        slot,
+        call.step,
+        call.rank,
+        call.root,
+        line or partner.source,
+        why,
+        pair=index,
+    )
+
+
+def _first_unmeasured(
+    paired: PairedRuns, unmeasured_pairs: Collection[tuple[int, int]]
+) -> Undecided | None:
+    """The first tensor that could not be measured, with the reason."""
+    for index, pair in enumerate(paired.plan.pairs):
+        for slot in pair.slots:
+            key = slot.reference_record, slot.target_record
+            if key in unmeasured_pairs:
+                return _about(paired, index, slot.reference_slot, paired.measured[key].why)
+    return None
+
+
+def _unmeasured_output(
+    paired: PairedRuns, unmeasured_pairs: Collection[tuple[int, int]]
+) -> Undecided | None:
+    """The first output of a root that could not be measured, with the reason, None where none is
     known.
     """
-    for pair in paired.plan.pairs:
-        call = paired.calls[pair.reference]
-        if call.parent != -1:
+    for index, pair in enumerate(paired.plan.pairs):
+        if paired.calls[pair.reference].parent != -1:
             continue
         for slot in pair.slots:
             key = slot.reference_record, slot.target_record
-            if key in in_words and is_output(slot.reference_slot):
-                return in_words[key]
+            if key in unmeasured_pairs and is_output(slot.reference_slot):
+                return _about(paired, index, slot.reference_slot, paired.measured[key].why)
         alone = next(filter(is_output, pair.only_reference), "")
         if alone:
-            return f"{call.scope or call.root} {alone} (the target has no such output)"
-    return ""
+            return _about(paired, index, alone, "the target has no such output")
+    return None
 
 
 def unmeasured(errors: PairErrors) -> dict[tuple[int, int], str]:

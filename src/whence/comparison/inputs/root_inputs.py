@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whence import align, judge
+from whence.comparison.inputs.differing_masks import differing_mask
 from whence.comparison.inputs.positions_masks import PositionsAndMasks
 from whence.comparison.paired_runs import PairedRuns
 from whence.dtypes import Array
@@ -195,9 +196,10 @@ class RootInputs:
         if different.size == 0 and arrays[0].ndim:
             return f"{where} ({arrays[0].dtype} against {arrays[1].dtype})"
         index = tuple(int(i) for i in different[0]) if arrays[0].ndim else ()
+        words = differing_mask(name, arrays)
         return (
             f"{where} at {list(index)}: {arrays[0][index]} against {arrays[1][index]} "
-            f"({len(different)} of {arrays[0].size} differ)"
+            f"({len(different)} of {arrays[0].size} differ){f': {words}' if words else ''}"
         )
 
     def _token_flip(self, pair: CallPair, slot: SlotPair) -> str:

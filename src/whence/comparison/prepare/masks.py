@@ -23,20 +23,34 @@ Bits = npt.NDArray[np.bool_]
 
 
 class UnifiedMasks(Over):
-    """A run in which some records are read in another form. base: the run as it is."""
+    """A run in which some records are read in another form. base: the run as it is.
+
+    Behind its records stand those that are read in another form, once more as they are: a mask may
+    be paired with one of its own form where it is made, and of the other where it is used.
+    """
 
     def __init__(self, base: Run, read: dict[int, tuple[Record, Array]]) -> None:
-        super().__init__(
-            base,
-            records=Looked(
-                len(base.records),
-                lambda number: read[number][0] if number in read else base.records[number],
-            ),
-        )
         self._arrays = {number: array for number, (_, array) in read.items()}
+        self._as_they_are, self._first = list(read), len(base.records)
+
+        def record(number: int) -> Record:
+            if number >= self._first:
+                original = base.records[self._as_they_are[number - self._first]]
+                return msgspec.structs.replace(original, id=number)
+            return read[number][0] if number in read else base.records[number]
+
+        super().__init__(base, records=Looked(self._first + len(read), record))
+
+    def in_own_form(self, record: int) -> int:
+        """The number under which a record is read as it is."""
+        if record not in self._arrays:
+            return record
+        return self._first + self._as_they_are.index(record)
 
     def array(self, record: int) -> Array:
         """Elements of a record, in the form it is read in. Raises ElementsMissing."""
+        if record >= self._first:
+            return self.base.array(self._as_they_are[record - self._first])
         mask = self._arrays.get(record)
         return self.base.array(record) if mask is None else mask
 
@@ -93,7 +107,7 @@ def in_form_of(reference: Array, target: Array) -> Array | None:
     -inf), or 0 and 1. True may mean "look" or "look away": the meaning that agrees with the
     reference in more places is taken.
     """
-    allowed, allowed_target = _bits(reference), _bits(target)
+    allowed, allowed_target = visible(reference), visible(target)
     if allowed is None or allowed_target is None:
         return None
     if 2 * np.count_nonzero(allowed == allowed_target) < allowed.size:
@@ -109,7 +123,37 @@ def in_form_of(reference: Array, target: Array) -> Array | None:
     )
 
 
-def _bits(mask: Array) -> Bits | None:
+def hide_the_same(reference: Array, target: Array) -> bool:
+    """Do two masks of other shapes let every query see the same keys?
+
+    (batch, keys) says which keys are no padding, and each query sees those up to itself, the last
+    the last; (batch, heads, queries, keys) says it for each query. Keys that only the wider one has
+    (a cache with room) have to be hidden.
+    """
+    masks = [visible(mask) for mask in (reference, target)]
+    shapes = [mask.shape for mask in masks if mask is not None and mask.ndim in (2, 4)]
+    if len(shapes) < 2 or shapes[0][0] != shapes[1][0]:
+        return False
+    queries = {shape[2] for shape in shapes if len(shape) == 4}
+    if len(queries) != 1:
+        return False
+    width = max(shape[-1] for shape in shapes)
+    a, b = (_by_query(m, next(iter(queries)), width) for m in masks if m is not None)
+    return a is not None and b is not None and bool(np.all(a == b))
+
+
+def _by_query(mask: Bits, queries: int, width: int) -> Bits | None:
+    """(batch, heads, queries, width) of a mask; None where it has fewer keys than queries."""
+    keys = mask.shape[-1]
+    if mask.ndim == 2:
+        if keys < queries:
+            return None
+        up_to = np.arange(keys) <= np.arange(keys - queries, keys)[:, None]
+        mask = mask[:, None, None, :] & up_to
+    return np.pad(mask, [(0, 0)] * 3 + [(0, width - keys)])
+
+
+def visible(mask: Array) -> Bits | None:
     """True where a mask lets attention look, as far as its form tells; None when it is no mask."""
     if mask.dtype.kind == "b":
         return np.asarray(mask)

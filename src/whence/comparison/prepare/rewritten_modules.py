@@ -18,6 +18,7 @@ from whence import align
 from whence.comparison.prepare.earlier_tensors import Writers
 from whence.errors import ReplayRefused
 from whence.records import Call, Over, Program, Ref, Run, children
+from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_output, is_param, is_read
 from whence.replay.composed import compose
 from whence.results import Plan
@@ -59,6 +60,8 @@ def written_otherwise(
         call, partner = reference.calls[pair.reference], target.calls[pair.target]
         if call.kind != "module" or partner.kind != "module":
             continue
+        if _is_graph(reference, below.get(call.id, ())):
+            continue  # each node says what it computes, and passes of an engine fuse some
         operators = [k for k in below.get(call.id, ()) if reference.calls[k].kind == "operator"]
         partner_operators = [
             k for k in below_target.get(partner.id, ()) if target.calls[k].kind == "operator"
@@ -81,6 +84,11 @@ def written_otherwise(
         "as a whole, by its operators run again"
     )
     return set(sites), set(sites.values()), (sentence,)
+
+
+def _is_graph(run: Run, calls: Sequence[int]) -> bool:
+    """Are these calls nodes of an ONNX graph?"""
+    return any(has_mark(run.calls[k], Mark.OPSET) for k in calls)
 
 
 def _is_wired_otherwise(

@@ -16,6 +16,7 @@ import msgspec
 
 from whence import align
 from whence._version import __version__
+from whence.comparison.programs.onnx_attributes import with_node_programs
 from whence.comparison.programs.operator_pairing import operators
 from whence.comparison.programs.paddle_attributes import with_programs
 from whence.comparison.programs.program_diff import EQUAL, Difference, diff_programs
@@ -188,8 +189,9 @@ class Programs(NamedTuple):
 
 def apply_programs(reference: Run, target: Run, chosen: Sequence[Run]) -> tuple[Run, Run, Programs]:
     """Both runs with what their programs say, and the programs: those given, else those that a
-    capture saved with its run.
+    capture saved with its run. Nodes of ONNX graphs say themselves what they compute.
     """
+    reference, target = with_node_programs(reference), with_node_programs(target)
     if chosen:
         pair = (("", chosen[0], chosen[-1]),)
         files = tuple(run.path for run in chosen[:2])

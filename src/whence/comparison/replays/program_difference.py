@@ -86,8 +86,7 @@ def difference(reference: Program, target: Program) -> str:
 def written_anew(reference: Program, target: Program) -> bool:
     """Do two programs share too few operators in order to be compared one by one?"""
     reference_names, target_names = (
-        [op.name for op in p.operations if not op.name.startswith((*CASTS, *_MOVES))]
-        for p in (reference, target)
+        [op.name for op in p.operations if _is_compared(op)] for p in (reference, target)
     )
     if (
         not reference_names
@@ -140,12 +139,10 @@ def first_parting(
     reference_places = [
         i
         for i, op in enumerate(reference.operations)
-        if not op.name.startswith((*CASTS, *_MOVES)) and i in reference_results
+        if _is_compared(op) and i in reference_results
     ]
     target_places = [
-        i
-        for i, op in enumerate(target.operations)
-        if not op.name.startswith((*CASTS, *_MOVES)) and i in target_results
+        i for i, op in enumerate(target.operations) if _is_compared(op) and i in target_results
     ]
     names = [
         [p.operations[i].name for i in places]
@@ -189,7 +186,7 @@ def first_parting(
 
 def only_operator(program: Program) -> str:
     """The operator of a program that runs just one (casts and moves aside), else ""."""
-    names = [op.name for op in program.operations if not op.name.startswith((*CASTS, *_MOVES))]
+    names = [op.name for op in program.operations if _is_compared(op)]
     return names[0] if len(names) == 1 else ""
 
 
@@ -210,7 +207,22 @@ def _distance(a: Array, b: Array) -> float:
 
 
 def _steps(program: Program) -> list[Operation]:
-    return [op for op in program.operations if not op.name.startswith(CASTS)]
+    passed_over = (*CASTS, "aten.empty.", "aten.new_empty.", "aten.empty_like.")
+    return [
+        op for op in program.operations if not op.name.startswith(passed_over) and not _counts(op)
+    ]
+
+
+def _counts(operation: Operation) -> bool:
+    """Does it only count the batches that a norm has seen? No output depends on that."""
+    first = operation.args[0] if operation.args else None
+    slot = first.get("param", "") if isinstance(first, dict) else ""
+    return isinstance(slot, str) and slot.endswith("num_batches_tracked")
+
+
+def _is_compared(operation: Operation) -> bool:
+    """Does it compute something, as casts, moves of elements and counters do not?"""
+    return not operation.name.startswith((*CASTS, *_MOVES)) and not _counts(operation)
 
 
 def _short(name: str) -> str:

@@ -263,7 +263,9 @@ class Replayer:
         equal_inputs = all(map(self.sides.is_equal, (*prepared.pairs.values(), *cached.values())))
         records = {slot: pair.reference_record for slot, pair in prepared.outputs.items()}
         try:
-            whole.measure(result, produced, records, equal_inputs=equal_inputs)
+            whole.measure(
+                result, produced, records, equal_inputs=equal_inputs, semantics=request.semantics
+            )
         except ReplayRefused as refused:
             raise run.unserved(refused) from refused
 

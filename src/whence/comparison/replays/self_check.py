@@ -189,7 +189,7 @@ def _other_pieces(call: Call, program: Program) -> str:
     joined from several calls, or ran on other kernels. "" where it may not.
     """
     if marks.has_mark(program, Mark.TRANSLATED):
-        return Mark.TRANSLATED.value
+        return marks.mark(Mark.TRANSLATED, marks.mark_value(program, Mark.TRANSLATED))
     if marks.is_gathered(call):
         return marks.mark(Mark.JOINED, "several calls")
     return "recorded from compiled code" if marks.is_hidden_by_compiler(call) else ""

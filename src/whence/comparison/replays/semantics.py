@@ -86,6 +86,15 @@ class Semantics:
                 dtypes.named(recorded if working == "recorded" else working).numpy
             )
 
+    def shown(self, slot: str, shape: tuple[int, ...]) -> Callable[[Array], Array]:
+        """Takes a tensor of this slot and shape, and gives it with zeros where nothing counts."""
+        keep = self.keep(slot, shape) if self.keep is not None else None
+        if keep is None:
+            return lambda array: array
+        return lambda array: (
+            np.where(keep, array, array.dtype.type(0)) if array.shape == keep.shape else array
+        )
+
     def measure(
         self,
         slot: str,
@@ -103,23 +112,12 @@ class Semantics:
         """`judge.local`, with masked elements left out and a declared tolerance in the place of the
         noise floor.
         """
-        keep = self.keep(slot, produced.shape) if self.keep is not None else None
-        if keep is not None:
-
-            def shown(array: Array) -> Array:
-                return np.where(keep, array, array.dtype.type(0))
-
-            produced, wide, working = shown(produced), shown(wide), shown(working)
-            reference = (
-                shown(reference)
-                if reference is not None and reference.shape == keep.shape
-                else None
-            )
-            reference_wide = (
-                shown(reference_wide)
-                if reference_wide is not None and reference is not None
-                else None
-            )
+        shown = self.shown(slot, produced.shape)
+        if self.keep is not None and (reference is None or reference.shape != produced.shape):
+            reference = reference_wide = None
+        produced, wide, working = shown(produced), shown(wide), shown(working)
+        reference = shown(reference) if reference is not None else None
+        reference_wide = shown(reference_wide) if reference_wide is not None else None
         local = judge.local(
             produced,
             wide,

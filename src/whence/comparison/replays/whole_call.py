@@ -11,7 +11,7 @@ from whence import dtypes, judge
 from whence.comparison.replays.both_sides import BothSides
 from whence.comparison.replays.call_tree import REPLICAS, TreeReplay
 from whence.comparison.replays.program_run import ProgramRun
-from whence.comparison.replays.semantics import ReplayResult
+from whence.comparison.replays.semantics import PLAIN, ReplayResult, Semantics
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.records import Call
@@ -87,9 +87,10 @@ class WholeCall:
         records: Mapping[str, int],
         *,
         equal_inputs: bool,
+        semantics: Semantics = PLAIN,
     ) -> None:
         """Figures of the outputs `produced`, into `result`. records: the reference's. equal_inputs:
-        do both runs have the same inputs?
+        do both runs have the same inputs? semantics: says which elements count.
         """
         r = self._run(self._wide, records, None)
         copies = [self._run(self._working, records, seed) for seed in (None, *range(REPLICAS))]
@@ -98,9 +99,10 @@ class WholeCall:
             if slot not in r or any(slot not in c or c[slot].shape != y.shape for c in copies):
                 result.refused[slot] = "made inside, where it could not be followed"
                 continue
-            reference = side.run.array(records[slot]) if equal_inputs else None
+            shown = semantics.shown(slot, y.shape)
+            reference = shown(side.run.array(records[slot])) if equal_inputs else None
             result.local[slot] = judge.whole(
-                y, r[slot], [c[slot] for c in copies], reference=reference
+                shown(y), shown(r[slot]), [shown(c[slot]) for c in copies], reference=reference
             )
         result.inside, result.ran = len(self._ran), self._ran
 

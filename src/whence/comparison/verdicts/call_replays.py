@@ -16,11 +16,12 @@ from whence.comparison.replays.fault_cause import fault_cause
 from whence.comparison.replays.formulas import Formulas
 from whence.comparison.replays.replayer import Replayer, ReplayRequest
 from whence.comparison.replays.sampling import Sampling
-from whence.comparison.replays.semantics import FaultCause, ReplayResult, Semantics
+from whence.comparison.replays.semantics import PLAIN, FaultCause, ReplayResult, Semantics
 from whence.comparison.verdicts.declared.candidates import CallReplay
+from whence.comparison.verdicts.padded_rows import PaddedRows
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.parameters import Parameters
-from whence.comparison.verdicts.region_evidence import RegionEvidence
+from whence.comparison.verdicts.region_evidence import RegionEvidence, RegionOutput
 from whence.comparison.verdicts.repeated_runs import RepeatedRuns
 from whence.results import CauseKind, Verdict, VerdictKind
 
@@ -35,7 +36,7 @@ class CallReplays:
     replayer: None where replay is switched off. figures: of every replay, by call and output slot.
     inside: by call, how many calls without a partner
     ran as part of it. not_replayed: calls of which something was not. widened: (root, scope) of
-    modules that are replayed in every step.
+    modules that are replayed in every step. padded: rows that nobody reads.
     """
 
     def __init__(
@@ -54,11 +55,12 @@ class CallReplays:
                 paired.target,
                 paired=paired.pair_of,
                 inner=paired.inner_parameter,
-                pair_of=lambda call, slot: paired.slot(paired.pair_of[call.id], slot),
+                pair_of=lambda call, slot: paired.replayed(paired.pair_of[call.id], slot),
                 allow=options.allow,
                 spread=repeated.elementwise,
                 model=options.model,
             )
+        self.padded = PaddedRows(paired)
         self.formulas = Formulas(self.replayer.sides) if self.replayer is not None else None
         self.sampling = Sampling(
             align.selected(paired.calls), everything=options.sample == "all", budget=options.budget
@@ -106,7 +108,8 @@ class CallReplays:
         assert self.replayer is not None
         call, declared = pair.call, self.errors.declared
         replaying = self.of(pair)
-        result = replaying.figures(declared.masked.semantics(call, pair.partner))
+        semantics = declared.masked.semantics(call, pair.partner)
+        result = replaying.figures(semantics)
         if not call.leaf:
             result = declared.containers.replayed(result, pair, replaying)
         if self._is_surprising(pair.index, result):
@@ -115,12 +118,43 @@ class CallReplays:
                 return self.replay(pair)
         if not result.local:
             return result
+        if semantics is PLAIN:
+            self._leave_padding_out(pair, replaying, result)
         self.figures[call.id] = {
             slot: figures for slot, figures in result.local.items() if not figures.whole
         }
         if result.inside:
             self.inside[call.id] = len(self.paired.alone(call.id))
         return result
+
+    def _leave_padding_out(
+        self, pair: PairedCall, replaying: CallReplay, result: ReplayResult
+    ) -> None:
+        """Where flagged outputs are right in every row that is read, their figures are those of
+        these rows.
+        """
+        flagged = [slot for slot, error in result.local.items() if error.score > 1]
+        semantics = self.padded.semantics(pair) if flagged else None
+        if semantics is None:
+            return
+        read = replaying.figures(semantics).local
+        if all(slot in read and read[slot].score <= 1 for slot in flagged):
+            self.padded.excuse(pair)
+            result.local.update({slot: read[slot] for slot in flagged})
+
+    def growth_where_read(
+        self, evidence: RegionEvidence, outputs: Sequence[RegionOutput]
+    ) -> judge.ErrorGrowth | None:
+        """The growth of the error in rows that are read, where that alone introduces nothing."""
+        read = [self.padded.error(evidence.pair, output.slot) for output in outputs]
+        if not any(read):
+            return None
+        errors = [error or output.error for error, output in zip(read, outputs, strict=True)]
+        growth = judge.grow(evidence.leaf.inputs, errors, evidence.leaf.u)
+        if growth.verdict == VerdictKind.INTRODUCED:
+            return None
+        self.padded.excuse(evidence.pair)
+        return growth
 
     def own_operators(self, pair: PairedCall) -> ReplayResult:
         """The replay of a container's own operators, once for all its segments."""
@@ -133,7 +167,7 @@ class CallReplays:
         """The replays of one call, under whatever semantics, and what is asked beside them."""
         replayer = self.replayer
         assert replayer is not None
-        slot_of = functools.partial(self.paired.slot, pair.index)
+        slot_of = functools.partial(self.paired.replayed, pair.index)
         given = self._parameters.given(pair.call, self.paired.slots[pair.index])
 
         def figures(semantics: Semantics) -> ReplayResult:
@@ -188,10 +222,9 @@ class CallReplays:
         """
         assert self.formulas is not None
         semantics = self.errors.declared.masked.semantics(pair.call, pair.partner)
-        slot_of = functools.partial(self.paired.slot, pair.index)
-        difference = self.formulas.difference(
-            pair.call, pair.partner, slot_of, outputs, semantics.keep
-        )
+        slot_of = functools.partial(self.paired.replayed, pair.index)
+        keep = semantics.keep or self.padded.keep(pair)
+        difference = self.formulas.difference(pair.call, pair.partner, slot_of, outputs, keep)
         if difference is None:
             return verdict
         fault = self.cause(pair, [difference.slot])
@@ -204,7 +237,7 @@ class CallReplays:
     def cause(self, pair: PairedCall, flagged: Sequence[str], own_limit: float = 1.0) -> FaultCause:
         """Why these outputs of a call are wrong. own_limit: as `fault_cause` takes it."""
         assert self.replayer is not None
-        slot_of = functools.partial(self.paired.slot, pair.index)
+        slot_of = functools.partial(self.paired.replayed, pair.index)
         return fault_cause(
             self.replayer.sides, pair.call, pair.partner, slot_of, flagged, own_limit
         )

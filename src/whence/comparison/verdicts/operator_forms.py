@@ -40,6 +40,8 @@ def formed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
                 verdict = verdict.replace(
                     verdict=VerdictKind.STRUCTURAL, cause=cause, sentence=f"{missing}; {sentence}"
                 )
+            elif verdict.evidence == Evidence.REPLAY and (words := _used_alone(pair, paired)):
+                verdict = verdict.replace(sentence=f"{words}; {verdict.sentence}")
         if verdict.verdict in GUILTY and (words := _arguments(call, partner)):
             verdict = verdict.replace(sentence=f"{words}; {verdict.sentence}")
         out[key] = verdict
@@ -54,6 +56,25 @@ def _missing(verdict: Verdict, pair: CallPair, paired: PairedRuns) -> tuple[Caus
             return CauseKind.INPUT, missing
     lone = "" if verdict.cause == CauseKind.KERNEL else lone_parameters(pair, paired)
     return CauseKind.STRUCTURAL, lone
+
+
+def _used_alone(pair: CallPair, paired: PairedRuns) -> str:
+    """Which input only one side's call has, and computes with, in words; "" for none. A replay
+    judges the other side on the value that this one had.
+    """
+    sides = (
+        (paired.reference, paired.calls[pair.reference], pair.only_reference, "not passed"),
+        (paired.target, paired.target.calls[pair.target], pair.only_target, "passed only"),
+    )
+    lone = []
+    for run, call, slots, how in sides:
+        program = run.programs.get(call.program)
+        read = program.inputs if program is not None else ()
+        used = [input_name(s) for s in slots if s in read and is_input(s) and not is_cache(s)]
+        if used:
+            names = " and ".join(f"`{name}`" for name in used[:3])
+            lone.append(f"{names} {'is' if len(used) == 1 else 'are'} {how} in the target")
+    return lone[0] if len(lone) == 1 else ""  # else one tensor under two names
 
 
 def not_passed(pair: CallPair, call: Call) -> str:
@@ -164,8 +185,30 @@ def _arguments(call: Call, partner: Call) -> str:
         and not _same(value, partner.arguments[name])
         and not (_is_dtype(value) and _is_dtype(partner.arguments[name]))
     ]
+    differ += _lone_arguments(call, partner)
     others = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
     return f"{', '.join(differ[:3])}{others}"
+
+
+def _lone_arguments(call: Call, partner: Call) -> list[str]:
+    """Arguments of modules that only one side passes, in words. One of None asks for nothing, and
+    one of the same value may be passed under another name.
+    """
+    if call.kind != "module" or call.op_type != partner.op_type:
+        return []
+    both = (
+        (call, partner, "not passed in the target"),
+        (partner, call, "not passed in the reference"),
+    )
+    said = []
+    for giver, other, how in both:
+        slots = {ref.slot for ref in other.refs}
+        for name, value in giver.arguments.items():
+            known = name in other.arguments or name in slots
+            if not known and value is not None and value not in other.arguments.values():
+                side = "reference" if giver is call else "target"
+                said.append(f"argument {input_name(name)} is {_shown(value)} in the {side}, {how}")
+    return said
 
 
 def _is_dtype(value: Any) -> bool:

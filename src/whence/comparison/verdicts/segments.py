@@ -78,6 +78,8 @@ class SegmentJudge:
         growth = leaf.growth
         if outputs is not evidence.outputs:
             growth = judge.grow(leaf.inputs, [o.error for o in outputs], leaf.u)
+        if growth.verdict == VerdictKind.INTRODUCED:
+            growth = self._replays.growth_where_read(evidence, outputs) or growth
         slots = [(o.name, o.slot) for o in outputs]
         verdict = self._indices.judged(
             judge.judge_region(pair.index, evidence.segment, growth, note=why),

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
 
 from whence.records import RunInfo
-from whence.results import Confidence, Coverage, Finding, Status, Verdict, VerdictKind
+from whence.results import (
+    Confidence,
+    Coverage,
+    Finding,
+    Status,
+    Undecided,
+    Verdict,
+    VerdictKind,
+)
+
+
+def _whole_model(_pair: int) -> Undecided:
+    return Undecided("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,21 +29,29 @@ class Gaps:
     """What was not compared, in words, for an answer that has to say so.
 
     calls: of the reference and of the target. tensor: the first that could not be measured, with
-    the reason, and `output` the first such output of a model; "" where there is none. partly: of
-    how many tensors text shows a part. name_of: a call by the index of its pair. ended: how the
+    the reason, and `output` the first such output of a model; None where there is none. partly: of
+    how many tensors text shows a part. about: a call by the index of its pair. ended: how the
     reference ended before its time, "" for a clean end; then `target_share` is the share of the
     target's calls that have a partner. failed: which of the two commands failed, as the other did
     not.
     """
 
     calls: tuple[int, int] = (0, 0)
-    tensor: str = ""
-    output: str = ""
+    tensor: Undecided | None = None
+    output: Undecided | None = None
     partly: int = 0
-    name_of: Callable[[int], str] = str
+    about: Callable[[int], Undecided] = _whole_model
     ended: str = ""
     target_share: float = 1.0
     failed: str = ""
+
+
+class Decision(NamedTuple):
+    """A status, why it is that, and what an undecided one is about where that is one call."""
+
+    status: Status
+    why: str = ""
+    undecided: Undecided | None = None
 
 
 def failed_alone(reference: RunInfo, target: RunInfo) -> str:
@@ -55,15 +78,15 @@ def decide(
     inputs_differ: bool,
     strict: bool = False,
     min_coverage: float = 0.9,
-) -> tuple[str, str]:
-    """(status, why) of a comparison.
+) -> Decision:
+    """The status of a comparison, and why.
 
     different: a finding that is likely or certain (with `strict`, also precision and suspects).
     undecided: no pairs, root outputs unmeasured, coverage below `min_coverage`, differing root
     inputs, or nothing better than suspects. Else same.
     """
     if any(f.confidence in (Confidence.CERTAIN, Confidence.LIKELY) for f in findings):
-        return Status.DIFFERENT, ""
+        return Decision(Status.DIFFERENT)
     if strict and (
         findings
         or any(
@@ -71,56 +94,83 @@ def decide(
             for v in verdicts
         )
     ):
-        return Status.DIFFERENT, "strict: precision losses and suspects count"
-    why = _not_compared(
+        return Decision(Status.DIFFERENT, "strict: precision losses and suspects count")
+    gap = _not_compared(
         coverage, gaps, min_coverage, inputs_differ=inputs_differ, is_silent=not findings
     )
-    if why:
-        return Status.UNDECIDED, why
+    if gap is not None:
+        return gap
     if findings:
-        return Status.UNDECIDED, (
-            f"{findings[0].name or 'the model'} is beyond its limit for noise, but not by enough "
-            "to be called a fault"
+        first = findings[0]
+        return Decision(
+            Status.UNDECIDED,
+            f"{first.name or 'the model'} is beyond its limit for noise, but not by enough to be "
+            "called a fault",
+            _of_finding(first, len(findings) - 1),
         )
     return _open_regions(verdicts, gaps)
 
 
 def _not_compared(
     coverage: Coverage, gaps: Gaps, min_coverage: float, *, inputs_differ: bool, is_silent: bool
-) -> str:
-    """What was not compared and could hide a fault, "" when that is nothing. is_silent: there is
-    no finding.
+) -> Decision | None:
+    """Undecided where something was not compared and could hide a fault. is_silent: there is no
+    finding.
     """
+
+    def undecided(why: str, tensor: Undecided | None = None) -> Decision:
+        return Decision(Status.UNDECIDED, why, tensor)
+
     too_few = coverage.share < min_coverage
     if coverage.paired == 0:
-        return f"no call could be paired ({gaps.calls[0]} against {gaps.calls[1]})"
+        return undecided(f"no call could be paired ({gaps.calls[0]} against {gaps.calls[1]})")
     if gaps.ended and gaps.target_share < min_coverage:
         # Coverage counts the reference's calls, and those that it lost are not among them.
-        return (
+        return undecided(
             f"the reference was read in part, and only {gaps.target_share:.0%} of the target's "
             f"calls are in it: {gaps.ended}"
         )
     if inputs_differ:
-        return "the inputs of the model differ, so outputs that differ prove nothing"
+        return undecided("the inputs of the model differ, so outputs that differ prove nothing")
     if gaps.partly and is_silent and (too_few or not coverage.root_outputs_measured):
         were = "tensor was" if gaps.partly == 1 else "tensors were"
-        return (
+        return undecided(
             f"no fault in what was printed, but {gaps.partly} {were} printed in part: print all "
             "elements to know"
         )
     if not coverage.root_outputs_measured:
-        tensor = f": {gaps.output}" if gaps.output else ""
-        return f"not every output of the model could be measured{tensor}"
+        what = f": {_in_words(gaps.output)}" if gaps.output else ""
+        return undecided(f"not every output of the model could be measured{what}", gaps.output)
     if too_few:
-        tensor = f"; the first that could not: {gaps.tensor}" if gaps.tensor else ""
-        return (
+        what = f"; the first that could not: {_in_words(gaps.tensor)}" if gaps.tensor else ""
+        return undecided(
             f"only {coverage.measured} of {coverage.calls} calls could be measured "
-            f"({coverage.share:.0%}, --min-coverage {min_coverage:.0%}){tensor}"
+            f"({coverage.share:.0%}, --min-coverage {min_coverage:.0%}){what}",
+            gaps.tensor,
         )
-    return ""
+    return None
 
 
-def _open_regions(verdicts: Sequence[Verdict], gaps: Gaps) -> tuple[str, str]:
+def _in_words(tensor: Undecided) -> str:
+    return f"{tensor.place} ({tensor.why})" if tensor.why else tensor.place
+
+
+def _of_finding(finding: Finding, others: int) -> Undecided:
+    return Undecided(
+        finding.name,
+        finding.op_type,
+        finding.slot,
+        finding.step,
+        finding.rank,
+        finding.root,
+        finding.source,
+        finding.sentence,
+        others,
+        finding.pair,
+    )
+
+
+def _open_regions(verdicts: Sequence[Verdict], gaps: Gaps) -> Decision:
     """Undecided where a region differs and could not be judged."""
     # None is infinite
     beyond = [
@@ -129,11 +179,18 @@ def _open_regions(verdicts: Sequence[Verdict], gaps: Gaps) -> tuple[str, str]:
         if v.verdict == VerdictKind.UNDETERMINED and v.numbers.get("e_out", 0.0) != 0.0
     ]
     if not beyond:
-        return (Status.UNDECIDED, gaps.failed) if gaps.failed else (Status.SAME, "")
-    first = gaps.name_of(beyond[0].pair) or "the model"
-    if len(beyond) == 1:
-        return Status.UNDECIDED, f"{first} could not be judged: {beyond[0].sentence}"
-    return (
+        return Decision(Status.UNDECIDED, gaps.failed) if gaps.failed else Decision(Status.SAME)
+    first = msgspec.structs.replace(
+        gaps.about(beyond[0].pair),
+        slot=beyond[0].slot,
+        why=beyond[0].sentence,
+        others=len(beyond) - 1,
+        pair=beyond[0].pair,
+    )
+    return Decision(
         Status.UNDECIDED,
-        f"{len(beyond)} regions could not be judged; the first is {first}: {beyond[0].sentence}",
+        f"{first.place} could not be judged: {first.why}"
+        if len(beyond) == 1
+        else f"{len(beyond)} regions could not be judged; the first is {first.place}: {first.why}",
+        first,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from whence.comparison.replays.semantics import PLAIN, Semantics
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.judge.policy import Entry, Policy
-from whence.records import Call, Run
+from whence.records import Call, Record, Run
 from whence.records.slots import is_input, is_of_child, is_output, split_child
 from whence.results import Plan, SlotPair
 
@@ -61,15 +62,11 @@ class MaskedRows:
             return None
         if reference.shape != target.shape or reference.shape != keep.shape:
             return None
-        x, y = (np.where(keep, x, x.dtype.type(0)) for x in (reference, target))
-        if x.dtype == y.dtype and x.tobytes() == y.tobytes():
-            return judge.PairError(0.0, exact=True, u=u)
-        return judge.error_of(
-            measure(x, y),
+        records = (
             self.reference.records[slot.reference_record],
             self.target.records[slot.target_record],
-            u,
         )
+        return error_where(keep, (reference, target), records, measure, u)
 
     def keeper(self, call: Call, partner: Call, entry: Entry) -> Keep:
         """Which elements of the tensors of a call count, by the mask that the entry names."""
@@ -80,7 +77,9 @@ class MaskedRows:
         def keep(slot: str, shape: tuple[int, ...]) -> Array | None:
             name = split_child(slot)[1] if is_of_child(slot) else slot
             return (
-                _rows(visible, shape) if visible is not None and entry.covers_slot(name) else None
+                along_rows(visible, shape)
+                if visible is not None and entry.covers_slot(name)
+                else None
             )
 
         return keep
@@ -89,6 +88,21 @@ class MaskedRows:
         """The reference's own semantics, with masked rows left out where that is declared."""
         entry = self._entry(call, partner)
         return Semantics(keep=self.keeper(call, partner, entry)) if entry is not None else PLAIN
+
+
+def error_where(
+    keep: Array,
+    arrays: tuple[Array, Array],
+    records: tuple[Record, Record],
+    measure: Callable[[Array, Array], Any],
+    u: float,
+) -> judge.PairError:
+    """The error of a pair of tensors over the elements that count."""
+    x, y = (np.where(keep, array, array.dtype.type(0)) for array in arrays)
+    if x.dtype == y.dtype and x.tobytes() == y.tobytes():
+        return judge.PairError(0.0, exact=True, u=u)
+    # Statistics of the records are those of the whole tensors.
+    return dataclasses.replace(judge.error_of(measure(x, y), *records, u), drift=None)
 
 
 def _visible(run: Run, call: Call, name: str) -> Array | None:
@@ -119,9 +133,9 @@ def _as_rows(mask: Array) -> Array | None:
     return counts if counts.ndim == 2 else None
 
 
-def _rows(visible: Array, shape: tuple[int, ...]) -> Array | None:
-    """The mask over a tensor of this shape: (batch, ..., position, ...), or with both axes
-    flattened into the first.
+def along_rows(visible: Array, shape: tuple[int, ...]) -> Array | None:
+    """The mask over a tensor of this shape: (batch, ..., position, ...), with both axes flattened
+    into the first, or (position, batch, ...).
     """
     batch, positions = visible.shape
     if visible.all():
@@ -135,4 +149,6 @@ def _rows(visible: Array, shape: tuple[int, ...]) -> Array | None:
                 return np.broadcast_to(spread, shape)
     if shape and shape[0] == batch * positions:
         return np.broadcast_to(visible.reshape(-1, *([1] * (len(shape) - 1))), shape)
+    if shape[:2] == (positions, batch):
+        return np.broadcast_to(visible.T.reshape(*shape[:2], *([1] * (len(shape) - 2))), shape)
     return None

@@ -1,0 +1,218 @@
+"""Evidence against an order of rows: what lies along the same axis and did not move with them.
+
+An order of the outputs of a module is a layout only where all that has this axis agrees with it.
+Rows in another order beside a bias in the given one are a fault of the weight.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whence.align.layout.distances import resembles
+from whence.align.layout.layout_state import LayoutState, TensorPair
+from whence.align.layout.permutations import Order
+from whence.records import Record
+from whence.records.slots import is_input, is_output, is_param
+from whence.results import SlotPair
+
+
+def is_refuted(state: LayoutState, call: int, slot: SlotPair, places: Order) -> bool:
+    """Does anything in the module itself speak against this order of a parameter's rows?"""
+    return _vector_stays(state, call, slot, places) or _mixes_groups(state, call, slot, places)
+
+
+def is_equal(a: Record, b: Record) -> bool:
+    """Are these bit by bit the same as recorded?"""
+    return bool(a.hash) and a.hash == b.hash and a.shape == b.shape and a.dtype == b.dtype
+
+
+def undo_moves_of_equal_parameters(state: LayoutState) -> None:
+    """Take back the orders of modules in which a parameter would differ only because it was moved
+    here.
+    """
+    for calls in state.modules.values():
+        tensors = [
+            (is_param(s.reference_slot), (s.reference_record, s.target_record))
+            for call in calls
+            for s in state.pairs[call].slots
+        ]
+        moved = [
+            pair
+            for is_parameter, pair in tensors
+            if is_parameter and pair in state.decided and is_equal(*state.records(pair))
+        ]
+        if moved:
+            for pair in dict.fromkeys(p for _, p in tensors):
+                state.decided.pop(pair, None)
+
+
+def _vector_stays(state: LayoutState, call: int, slot: SlotPair, places: Order) -> bool:
+    """Is a bias or another vector of the module's outputs equal in the given order?"""
+    slots = [
+        s
+        for sibling in state.modules[state.module(state.pairs[call])]
+        for s in state.pairs[sibling].slots
+        if is_param(s.reference_slot)
+    ]
+    matrices = {
+        s.reference_slot
+        for s in slots
+        if len(state.reference.records[s.reference_record].shape) > 1
+    }
+    shape = state.reference.records[slot.reference_record].shape
+    # A vector as long as the inputs may belong to these, and one of several weights to another.
+    is_alone = len(matrices) == 1 and shape[0] != shape[1]
+    return any(
+        _stays(state, (s.reference_record, s.target_record), places)
+        for s in slots
+        if is_alone
+        or (
+            "bias" in s.reference_slot
+            and s.reference_slot.replace("bias", "weight") == slot.reference_slot
+        )
+    )
+
+
+def _stays(state: LayoutState, tensors: TensorPair, places: Order) -> bool:
+    """Is this vector equal on both sides, and would another order have changed it?"""
+    a, b = state.records(tensors)
+    if a.shape != (len(places),) or not is_equal(a, b):
+        return False
+    array = state.array("reference", tensors[0])
+    if array is not None:
+        return not np.array_equal(array, array[places], equal_nan=array.dtype.kind in "fc")
+    return a.statistics is not None and a.statistics.min != a.statistics.max
+
+
+def _mixes_groups(state: LayoutState, call: int, slot: SlotPair, places: Order) -> bool:
+    """Does the order give rows of a grouped convolution other inputs than they had?
+
+    Whole groups may change places only where the channels of the input do.
+    """
+    shape = state.reference.records[slot.reference_record].shape
+    if len(shape) < 3 or shape[0] != len(places):
+        return False
+    axis = 1 - len(shape)
+    for s in state.pairs[call].slots:
+        a, b = state.records((s.reference_record, s.target_record))
+        if not is_input(s.reference_slot) or len(a.shape) < -axis or a.shape != b.shape:
+            continue
+        groups, rest = divmod(a.shape[axis], shape[1])
+        if rest or groups < 2 or len(places) % groups:
+            continue
+        sources = places.reshape(groups, -1) // (len(places) // groups)
+        if (sources != sources[:, :1]).any():
+            return True
+        if (sources[:, 0] != np.arange(groups)).any() and is_equal(a, b):
+            return not _repeats(state, (s.reference_record, s.target_record), sources[:, 0], axis)
+    return False
+
+
+def _repeats(state: LayoutState, tensors: TensorPair, groups: Order, axis: int) -> bool:
+    """Is this input the same with its groups of channels in this order?"""
+    array = state.array("reference", tensors[0])
+    if array is None:
+        return False
+    channels = np.moveaxis(array, axis, 0)
+    parts = channels.reshape(len(groups), -1)
+    return bool(np.array_equal(parts, parts[groups]))
+
+
+def is_read_unmoved(state: LayoutState, call: int, places: Order) -> bool:
+    """Do modules read these outputs with weights that did not move, so that none undoes the order?
+
+    Modules without parameters between them are passed through, unless what they return agrees.
+    """
+    if any(_receives_moved(state, reader, places) for reader in _later_siblings(state, call)):
+        return True
+    frontier = _outputs(state, call)
+    visited = set(frontier)
+    while frontier:
+        tensors = frontier.pop()
+        for reader in state.readers.get(tensors[0], []):
+            slots = state.pairs[reader].slots
+            if not any(
+                is_input(s.reference_slot) and (s.reference_record, s.target_record) == tensors
+                for s in slots
+            ):
+                continue
+            outputs, parameters = _outputs(state, reader), _parameters(state, reader)
+            if any(state.resemble(pair) for pair in outputs):
+                continue
+            if _keeps_columns(state, parameters, outputs, places):
+                return True
+            if not parameters:
+                frontier += [pair for pair in outputs if pair not in visited]
+                visited.update(outputs)
+    return False
+
+
+def _later_siblings(state: LayoutState, call: int) -> list[int]:
+    maker = state.reference.calls[call]
+    return [
+        sibling
+        for sibling in state.kids_reference.get(maker.parent, ())
+        if sibling in state.pairs
+        and state.reference.calls[sibling].order > maker.order
+        and state.reference.calls[sibling].scope != maker.scope
+    ]
+
+
+def _receives_moved(state: LayoutState, reader: int, places: Order) -> bool:
+    """Does code between modules hand the channels on in this order to parameters that did not
+    move?
+    """
+    outputs, parameters = _outputs(state, reader), _parameters(state, reader)
+    if not _keeps_columns(state, parameters, outputs, places):
+        return False
+    # A matrix has its channels last, a filter in front of its places, a vector either way.
+    dims = max(len(state.reference.records[r].shape) for r, _ in parameters)
+    for s in state.pairs[reader].slots:
+        tensors = s.reference_record, s.target_record
+        a, b = state.records(tensors)
+        if not is_input(s.reference_slot) or a.shape != b.shape or is_equal(a, b):
+            continue
+        axes = {1 - len(a.shape), -1} if dims < 2 else {1 - dims if dims > 2 else -1}
+        axes = {i for i in axes if 0 < -i <= len(a.shape) and a.shape[i] == len(places)}
+        arrays = state.arrays(tensors) if axes else None
+        if (
+            arrays is not None
+            and not resembles(*arrays)
+            and any(resembles(arrays[0], np.take(arrays[1], places, i)) for i in axes)
+            and not any(state.resemble(pair) for pair in outputs)
+        ):
+            return True
+    return False
+
+
+def _parameters(state: LayoutState, call: int) -> list[TensorPair]:
+    return [
+        (s.reference_record, s.target_record)
+        for s in state.pairs[call].slots
+        if is_param(s.reference_slot)
+    ]
+
+
+def _outputs(state: LayoutState, call: int) -> list[TensorPair]:
+    return [
+        (s.reference_record, s.target_record)
+        for s in state.pairs[call].slots
+        if is_output(s.reference_slot)
+    ]
+
+
+def _keeps_columns(
+    state: LayoutState, parameters: list[TensorPair], outputs: list[TensorPair], places: Order
+) -> bool:
+    """Have the parameters of a reader this axis, and are they equal in the given order?"""
+    for tensors in parameters:
+        a, b = state.records(tensors)
+        if len(a.shape) < 2 or a.shape[1] != len(places) or not is_equal(a, b):
+            continue
+        axis = -1 if len(a.shape) == 2 else 1 - len(a.shape)
+        for output in outputs:
+            shape = state.reference.records[output[0]].shape
+            if len(shape) >= -axis and shape[axis] == a.shape[0]:
+                return True
+    are_vectors = all(len(state.reference.records[r].shape) < 2 for r, _ in parameters)
+    return are_vectors and any(_stays(state, tensors, places) for tensors in parameters)

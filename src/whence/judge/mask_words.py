@@ -1,0 +1,128 @@
+"""What one mask lets attention see that another does not, in words."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Bits = npt.NDArray[np.bool_]
+
+
+def mask_words(reference: Bits, target: Bits) -> str:
+    """How the target's mask differs, "" where that has no plain words. Both of one shape, True
+    where attention looks, or where it looks away.
+
+    The last two axes are queries and keys; of (row, key), and where there is one query, a mask of
+    keys alone.
+    """
+    if reference.shape != target.shape or reference.ndim < 2:
+        return ""
+    queries, keys = reference.shape[-2:]
+    is_matrix = reference.ndim > 2 or _is_causal(reference) or _is_causal(target)
+    if queries == 1 or not is_matrix:
+        return _of_keys(reference.reshape(-1, keys), target.reshape(-1, keys))
+    if keys < queries:
+        return ""
+    ref, tgt = (x.reshape(-1, queries, keys) for x in (reference, target))
+    own = np.arange(queries) + keys - queries
+    if ref[:, np.arange(queries), own].mean() < 0.5:  # True where it looks away
+        ref, tgt = ~ref, ~tgt
+    more, fewer = tgt & ~ref, ref & ~tgt
+    later = np.arange(keys)[None, :] > own[:, None]
+    alone = np.eye(queries, keys, keys - queries, dtype=bool)
+    # Padding: keys that no other query of the reference's row sees, of those that could.
+    others = ~alone if (ref & later).any() else ~alone & ~later
+    unseen = _any(others, 0) & ~_any(ref & others, 1)
+    padded = unseen & _any(~unseen, 1)[:, None]
+    said = []
+    if more.any():
+        said += _seen(more, ref, later, padded)
+    if fewer.any():
+        said += _hidden(fewer, tgt, later, alone)
+    return f"the target's mask {' and '.join(said)}" if said else ""
+
+
+def _is_causal(mask: Bits) -> bool:
+    """Is a matrix square, with each position seen by itself and none by those before it? Rows of a
+    batch look so only where each is one token longer than the one above.
+    """
+    queries, keys = mask.shape[-2:]
+    if mask.ndim != 2 or queries != keys or queries < 2:
+        return False
+    looks = mask if mask[0, 0] else ~mask
+    return bool(looks.diagonal().all() and not np.triu(looks, 1).any())
+
+
+def _of_keys(reference: Bits, target: Bits) -> str:
+    """Of masks of (row, key). A row in which all keys are alike is one without padding, and says
+    which value looks.
+    """
+    full = [row[0] for mask in (reference, target) for row in mask if row.min() == row.max()]
+    if not full or len({bool(value) for value in full}) > 1:
+        return ""
+    ref, tgt = (reference, target) if full[0] else (~reference, ~target)
+    said = []
+    for which, words in ((tgt & ~ref, "lets padding be seen"), (ref & ~tgt, "takes for padding")):
+        if which.any():
+            said.append(f"{words} ({_places(which)})")
+    return f"the target's mask {' and '.join(said)}" if said else ""
+
+
+def _seen(more: Bits, ref: Bits, later: Bits, padded: Bits) -> list[str]:
+    """What the target lets be seen too."""
+    of_padding = more & padded[:, None, :]
+    others = more & ~padded[:, None, :]
+    said = []
+    is_causal = not (ref & later).any()
+    if is_causal and (others & later).any() and not (others & ~later).any():
+        last = _any(later, -1)  # every query but the last has a later key
+        each = bool(_any(_any(others & later, 0)[last], -1).all())
+        reach = int(np.max(np.where(others, _ahead(others), 0)))
+        how_far = "the next one" if reach == 1 else f"up to {reach} later ones"
+        said.append(f"lets {'each position' if each else 'some positions'} see {how_far}")
+    elif others.any():
+        said.append(f"lets {_share(others)} be seen that the reference's hides")
+    if of_padding.any():
+        said.append(f"lets padding be seen ({_places(_any(of_padding, 1))})")
+    return said
+
+
+def _hidden(fewer: Bits, tgt: Bits, later: Bits, alone: Bits) -> list[str]:
+    """What the target hides too."""
+    if (fewer & ~later).any() and not (fewer & later).any():
+        gone = ~_any(tgt & ~alone, 1) & _any(fewer, 1)
+        columns = np.flatnonzero(_any(gone, 0))
+        if columns.size and (fewer <= gone[:, None, :]).all():
+            return [f"hides key{'s' if len(columns) > 1 else ''} {_listed(columns)} from all"]
+        return ["hides earlier positions"]
+    if (fewer & later).any() and not (fewer & ~later).any():
+        return ["hides later positions"]
+    return [f"hides {_share(fewer)} that the reference's lets be seen"]
+
+
+def _any(mask: Bits, axis: int) -> Bits:
+    return np.asarray(mask.any(axis), dtype=np.bool_)
+
+
+def _places(which: Bits) -> str:
+    """Keys and rows that a mask of (row, key) has True."""
+    rows, columns = np.flatnonzero(_any(which, 1)), np.flatnonzero(_any(which, 0))
+    keys = "keys" if len(columns) > 1 else "key"
+    return f"{keys} {_listed(columns)} of row{'s' if len(rows) > 1 else ''} {_listed(rows)}"
+
+
+def _ahead(mask: Bits) -> npt.NDArray[np.int64]:
+    """How far ahead of its query each key is."""
+    queries, keys = mask.shape[-2:]
+    ahead = np.arange(keys)[None, :] - (np.arange(queries) + keys - queries)[:, None]
+    return np.broadcast_to(ahead, mask.shape)
+
+
+def _share(which: Bits) -> str:
+    count = int(np.count_nonzero(which))
+    return f"{count} of {which.size} pairs of positions"
+
+
+def _listed(numbers: npt.NDArray[np.int64]) -> str:
+    shown = ", ".join(map(str, numbers[:4].tolist()))
+    return f"{shown} ..." if len(numbers) > 4 else shown

@@ -1,0 +1,1 @@
+"""Nodes of ONNX graphs as programs of aten operators."""

@@ -1,0 +1,127 @@
+"""Convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whence.replay.onnx_translation.activations import activated
+from whence.replay.onnx_translation.windows import padded, windows
+from whence.replay.onnx_translation.writer import Value, Writer, Writes
+
+
+def convolved(
+    w: Writer,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    extents: Sequence[int],
+    kernel: Sequence[int],
+) -> Value:
+    """The convolution that a node says, of tensors with channels first."""
+    if len(kernel) not in (1, 2, 3):
+        raise w.refuse(f"over {len(kernel)} axes it is not known to whence")
+    if list(w.integers("kernel_shape", list(kernel))) != list(kernel):
+        raise w.refuse("its kernel is of another shape than it says")
+    found = windows(w, extents, kernel)
+    pads: Sequence[int] = found.before
+    if found.before != found.behind:
+        x, pads = padded(w, x, found.before, found.behind), [0] * len(kernel)
+    return w.do(
+        "convolution.default",
+        x,
+        weight,
+        bias,
+        list(found.strides),
+        list(pads),
+        list(found.dilations),
+        False,
+        [0] * len(kernel),
+        w.whole("group", 1),
+    )
+
+
+def _conv(w: Writer) -> Value:
+    return convolved(w, w(0), w(1), w.optional(2), w.shape(0)[2:], w.shape(1)[2:])
+
+
+def _fused_conv(w: Writer) -> Value:
+    out = _conv(w)
+    if w.has(3):
+        out = w.add(out, w(3))
+    return activated(w, out, w.text("activation", ""), w.attribute("activation_params", ()))
+
+
+def _channels_last(w: Writer) -> Value:
+    """Convolution of a tensor whose channels are its last axis."""
+    rank = w.rank(0)
+    first = [0, rank - 1, *range(1, rank - 1)]
+    last = [0, *range(2, rank), 1]
+    x = w.permute(w(0), first)
+    out = convolved(w, x, w(1), w.optional(2), w.shape(0)[1:-1], w.shape(1)[2:])
+    out = w.permute(out, last)
+    if w.has(3):
+        out = w.add(out, w(3))
+    return activated(w, out, w.text("activation", ""), w.attribute("activation_params", ()))
+
+
+def _conv_transpose(w: Writer) -> Value:
+    extents, kernel = w.shape(0)[2:], w.shape(1)[2:]
+    count = len(kernel)
+    if count not in (1, 2, 3):
+        raise w.refuse(f"over {count} axes it is not known to whence")
+    strides = w.integers("strides", [1] * count)
+    dilations = w.integers("dilations", [1] * count)
+    extra = w.integers("output_padding", [0] * count)
+    full = [s * (n - 1) + (k - 1) * d + 1
+            for s, n, k, d in zip(strides, extents, kernel, dilations)]  # fmt: skip
+    before, behind = _transposed_pads(w, [f + e for f, e in zip(full, extra)], extents, strides)
+    zeros = [0] * count
+    group = w.whole("group", 1)
+    out = w.do(
+        "convolution.default", w(0), w(1), None, strides, zeros, dilations, True, zeros, group
+    )
+    out = padded(w, out, [-n for n in before], [e - n for e, n in zip(extra, behind)])
+    return w.add(out, w.reshape(w(2), [-1, *([1] * count)])) if w.has(2) else out
+
+
+def _transposed_pads(
+    w: Writer, full: Sequence[int], extents: Sequence[int], strides: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """What is cut off at both ends. full: extents of the whole result."""
+    count = len(full)
+    auto = w.text("auto_pad", "NOTSET")
+    wanted = w.attribute("output_shape", None)
+    if wanted is None and auto in ("SAME_UPPER", "SAME_LOWER"):
+        wanted = list(w.made().shape[2:])  # an engine makes no more than there is
+        said = [n * s for n, s in zip(extents, strides)]
+        if any(n not in (a, min(a, f)) for n, a, f in zip(wanted, said, full)):
+            raise w.refuse(f"it made {wanted}, and says {said}")
+    if wanted is None:
+        pads = w.integers("pads", [0] * (2 * count)) if auto == "NOTSET" else [0] * (2 * count)
+        return pads[:count], pads[count:]
+    wanted = list(wanted)[-count:]
+    totals = [max(f - n, 0) for f, n in zip(full, wanted)]
+    before = [n // 2 if auto == "SAME_UPPER" else n - n // 2 for n in totals]
+    return before, [f - n - b for f, n, b in zip(full, wanted, before)]
+
+
+def _col2im(w: Writer) -> Value:
+    image, block = w.integers_of(1), w.integers_of(2)
+    if len(image) != 2:
+        raise w.refuse(f"over {len(image)} axes it is not known to whence")
+    strides, dilations = w.integers("strides", [1, 1]), w.integers("dilations", [1, 1])
+    pads = w.integers("pads", [0] * 4)
+    if pads[:2] != pads[2:]:
+        raise w.refuse("uneven pads are not known to whence")
+    return w.do("col2im.default", w(0), image, block, dilations, pads[:2], strides)
+
+
+KNOWN: dict[str, Writes] = {
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "Col2Im": _col2im,
+    "com.microsoft.FusedConv": _fused_conv,
+    "com.microsoft.nchwc.Conv": _fused_conv,  # shown with channels first
+    "com.microsoft.NhwcFusedConv": _channels_last,
+    "com.microsoft.NhwcConv": _channels_last,
+}

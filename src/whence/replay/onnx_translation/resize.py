@@ -1,0 +1,276 @@
+"""Resizing, and sampling at given places."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from whence.replay.onnx_translation.writer import Value, Writer, Writes
+
+_MODES = ("nearest", "linear", "cubic")
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """One axis that is resized. scale: of its extents."""
+
+    axis: int
+    extent: int
+    made: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Coordinates:
+    """Where in the input the elements of the output lie: as the program computes it, and as numbers
+    in float32 and float64.
+    """
+
+    value: Value
+    coarse: npt.NDArray[np.float64]
+    fine: npt.NDArray[np.float64]
+
+
+def _coordinates(w: Writer, mode: str, a: _Axis, dtype: str) -> _Coordinates:
+    """dtype: in which the program computes them."""
+    factor, shift = _line(w, mode, a)
+    begin = 0.5 if mode in _FROM_CENTRES and factor != 0 else 0.0
+    value = w.plus(w.cast(w.counted(a.made), dtype), begin)
+    if factor < 0:  # asymmetric and its like divide by the scale
+        value = w.plus(w.do("div.Scalar", value, -factor), shift)
+    else:
+        value = w.plus(w.times(value, factor), shift)
+    numbers: list[npt.NDArray[np.float64]] = []
+    kinds: tuple[Any, ...] = (np.float32, np.float64)
+    for kind in kinds:
+        places: Any = np.arange(a.made, dtype=kind) + kind(begin)
+        places = places / kind(-factor) if factor < 0 else places * kind(factor)
+        numbers.append((places + kind(shift)).astype(np.float64))
+    return _Coordinates(value, numbers[0], numbers[1])
+
+
+def _line(w: Writer, mode: str, a: _Axis) -> tuple[float, float]:
+    """(factor, shift) of the coordinates; a negative factor divides."""
+    single = a.made <= 1
+    if mode == "asymmetric":
+        return -a.scale, 0.0
+    if mode == "half_pixel" or (mode == "pytorch_half_pixel" and not single):
+        return -a.scale, -0.5
+    if mode == "tf_half_pixel_for_nn":
+        return -a.scale, 0.0
+    if mode == "half_pixel_symmetric":
+        whole = a.scale * a.extent
+        return -a.scale, a.extent / 2 * (1 - a.made / whole) - 0.5
+    if mode in ("align_corners", "pytorch_half_pixel") and single:
+        return 0.0, 0.0
+    if mode == "align_corners":
+        if abs(a.scale * a.extent - a.made) > 1e-3:
+            raise w.refuse("corners aligned at a fraction of an element mean several things")
+        return (a.extent - 1) / (a.made - 1), 0.0
+    if mode == "tf_crop_and_resize":
+        raise w.refuse("engines differ in what they crop")
+    raise w.refuse(f"coordinate_transformation_mode {mode[:40]} is not known to whence")
+
+
+_FROM_CENTRES = (
+    "half_pixel", "pytorch_half_pixel", "tf_half_pixel_for_nn", "half_pixel_symmetric",
+)  # fmt: skip
+_ROUNDED: dict[str, Callable[[Any], Any]] = {
+    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+
+
+def _rounded(w: Writer, x: _Coordinates, how: str) -> Value:
+    """Coordinates as numbers of elements. Refuses where float32 and float64 would round to other
+    ones.
+    """
+    if how not in _ROUNDED:
+        raise w.refuse(f"nearest_mode {how[:40]} is not known to whence")
+    slack = 4e-6 * (1 + np.abs(x.fine))
+    low, high = (_ROUNDED[how](x.fine + sign * slack) for sign in (-1, 1))
+    exact = (x.fine * 4096 == np.round(x.fine * 4096)) & (x.fine == x.coarse)
+    if ((low != high) & ~exact).any():
+        raise w.refuse("which element is nearest is decided by rounding")
+    if how == "round_prefer_floor":
+        return w.do("ceil.default", w.plus(x.value, -0.5))
+    if how == "round_prefer_ceil":
+        return w.do("floor.default", w.plus(x.value, 0.5))
+    return w.do(f"{how}.default", x.value)
+
+
+def _picked(w: Writer, value: Value, a: _Axis, places: Value) -> Value:
+    inside = w.do("clamp.default", w.cast(places, "int64"), 0, a.extent - 1)
+    return w.do("index_select.default", value, a.axis, inside)
+
+
+def _taps(w: Writer, kind: str, x: Value) -> tuple[Value, list[tuple[int, Value]]]:
+    """(element before each coordinate, (steps from it, weight) of each neighbour)"""
+    low = w.do("floor.default", x)
+    t = w.sub(x, low)
+    if kind == "linear":
+        return low, [(0, w.do("rsub.Scalar", t, 1)), (1, t)]
+    a = w.number("cubic_coeff_a", -0.75)
+
+    def power(factors: Sequence[float], s: Value) -> Value:
+        total = w.plus(w.times(s, factors[0]), factors[1])
+        for factor in factors[2:]:
+            total = w.plus(w.mul(total, s), factor)
+        return total
+
+    near, far = (a + 2, -(a + 3), 0, 1), (a, -5 * a, 8 * a, -4 * a)
+    rest = w.do("rsub.Scalar", t, 1)
+    return low, [
+        (-1, power(far, w.plus(t, 1))),
+        (0, power(near, t)),
+        (1, power(near, rest)),
+        (2, power(far, w.plus(rest, 1))),
+    ]
+
+
+def _blended(w: Writer, value: Value, a: _Axis, x: Value, kind: str, rank: int) -> Value:
+    """The sum of neighbours along one axis, weighted."""
+    exclude = w.whole("exclude_outside", 0)
+    if kind == "linear":
+        x = w.do("clamp.default", x, 0, a.extent - 1)
+    low, taps = _taps(w, kind, x)
+    weights = []
+    for step, weight in taps:
+        place = w.plus(low, step)
+        if exclude:
+            inside = w.do("logical_and.default", w.do("ge.Scalar", place, 0),
+                          w.do("le.Scalar", place, a.extent - 1))  # fmt: skip
+            weight = w.where(inside, weight, w.do("zeros_like.default", weight))
+        weights.append((place, weight))
+    if exclude:
+        total = weights[0][1]
+        for _, weight in weights[1:]:
+            total = w.add(total, weight)
+        weights = [(place, w.div(weight, total)) for place, weight in weights]
+    out: Value | None = None
+    for place, weight in weights:
+        term = w.mul(_picked(w, value, a, place), w.along(weight, rank, a.axis))
+        out = term if out is None else w.add(out, term)
+    assert out is not None
+    return out
+
+
+def _resized(w: Writer, axes: Sequence[_Axis], kind: str, mode: str, nearest: str) -> Value:
+    if kind not in _MODES:
+        raise w.refuse(f"mode {kind[:40]} is not known to whence")
+    if kind != "nearest" and not w.is_float(0):
+        raise w.refuse("of integers it rounds in a way that is not known to whence")
+    rank, value = w.rank(0), w(0)
+    dtype = w.dtype(0) if kind != "nearest" and w.dtype(0) == "float64" else "float32"
+    for a in axes:
+        if a.scale == 1 and a.extent == a.made:
+            continue
+        x = _coordinates(w, mode, a, dtype)
+        if kind == "nearest":
+            value = _picked(w, value, a, _rounded(w, x, nearest))
+        else:
+            value = _blended(w, value, a, _as(w, x.value, dtype), kind, rank)
+    return w.do("clone.default", value)
+
+
+def _as(w: Writer, x: Value, dtype: str) -> Value:
+    return x if w.dtype(0) == dtype else w.cast(x, w.dtype(0))
+
+
+def _sizes(w: Writer) -> list[_Axis]:
+    """The axes that a Resize says, with their scales."""
+    rank = w.rank(0)
+    axes = [w.axis(a, rank) for a in w.integers("axes", list(range(rank)))]
+    places = (1, 1, 1) if w.opset < 11 else (1, 2, 3)
+    extents = [w.extent(0, a) for a in axes]
+    by_size = w.opset >= 11 and w.has(places[2]) and math.prod(w.operand(places[2]).shape) > 0
+    if by_size:
+        made = w.integers_of(places[2])
+        scales = [float(np.float32(m) / np.float32(n)) for m, n in zip(made, extents)]
+        policy = w.text("keep_aspect_ratio_policy", "stretch")
+        if policy != "stretch":
+            scale = (min if policy == "not_larger" else max)(scales)
+            made = [math.floor(scale * n + 0.5) for n in extents]
+            scales = [scale] * len(axes)
+    else:
+        scales = [float(s) for s in w.elements(places[1]).reshape(-1)]
+        made = [math.floor(np.float32(n) * np.float32(s)) for n, s in zip(extents, scales)]
+    if len(scales) != len(axes):
+        raise w.refuse(f"{len(scales)} scales for {len(axes)} axes")
+    if w.made().shape != tuple(
+        made[axes.index(a)] if a in axes else n for a, n in enumerate(w.shape(0))
+    ):
+        raise w.refuse(f"it made a tensor of shape {w.made().shape}, and says another")
+    return [_Axis(a, n, m, s) for a, n, m, s in zip(axes, extents, made, scales)]
+
+
+def _asymmetric(w: Writer, axes: Sequence[_Axis], kind: str) -> Value:
+    """As opsets before 11 resize."""
+    if kind == "nearest" and any(a.scale < 1 for a in axes):
+        raise w.refuse("before opset 11 it is open which elements it leaves out")
+    return _resized(w, axes, kind, "asymmetric", "floor")
+
+
+def _resize(w: Writer) -> Value:
+    if w.whole("antialias", 0):
+        raise w.refuse("with antialias it is not known to whence")
+    kind = w.text("mode", "nearest")
+    if w.opset < 11:
+        return _asymmetric(w, _sizes(w), kind)
+    mode = w.text("coordinate_transformation_mode", "half_pixel")
+    return _resized(w, _sizes(w), kind, mode, w.text("nearest_mode", "round_prefer_floor"))
+
+
+def _upsample(w: Writer) -> Value:
+    if w.opset < 9:
+        scales = [float(s) for s in w.attribute("scales")]
+    else:
+        scales = [float(s) for s in w.elements(1).reshape(-1)]
+    axes = [
+        _Axis(i, n, math.floor(np.float32(n) * np.float32(s)), s)
+        for i, (n, s) in enumerate(zip(w.shape(0), scales, strict=True))
+    ]
+    return _asymmetric(w, axes, w.text("mode", "nearest"))
+
+
+def _blocked_upsample(w: Writer) -> Value:
+    """Upsample of blocks of channels, by whole numbers."""
+    axes = [
+        _Axis(i, n, n * scale, float(scale))
+        for i, (n, scale) in enumerate(zip(w.shape(0), w.integers("scales"), strict=True))
+    ]
+    kind = w.text("mode", "nearest")
+    mode = w.text("coordinate_transformation_mode", "half_pixel")
+    return _resized(w, axes, kind, "asymmetric" if kind == "nearest" else mode, "floor")
+
+
+def _grid_sample(w: Writer) -> Value:
+    names = {"bilinear": 0, "linear": 0, "nearest": 1, "bicubic": 2, "cubic": 2}
+    kind = names[w.text("mode", "linear" if w.opset >= 20 else "bilinear")]
+    padding = {"zeros": 0, "border": 1, "reflection": 2}[w.text("padding_mode", "zeros")]
+    corners = bool(w.whole("align_corners", 0))
+    if w.rank(0) not in (4, 5) or (w.rank(0) == 5 and kind == 2):
+        raise w.refuse("over these axes it is not known to whence")
+    return w.do("grid_sampler.default", w(0), w(1), kind, padding, corners)
+
+
+def _affine_grid(w: Writer) -> Value:
+    corners = bool(w.whole("align_corners", 0))
+    return w.do("affine_grid_generator.default", w(0), w.integers_of(1), corners)
+
+
+KNOWN: dict[str, Writes] = {
+    "Resize": _resize,
+    "Upsample": _upsample,
+    "com.microsoft.nchwc.Upsample": _blocked_upsample,
+    "GridSample": _grid_sample,
+    "com.microsoft.GridSample": _grid_sample,
+    "AffineGrid": _affine_grid,
+}

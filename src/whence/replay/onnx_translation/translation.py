@@ -1,0 +1,156 @@
+"""Nodes of ONNX graphs as programs of aten operators, so that a call of an engine that runs such a
+graph can be replayed like any other.
+
+Read from the node's type, opset, attributes and operands alone; neither onnx nor an engine is
+needed. Semantics: the specification of ONNX operators and of ONNX Runtime's own; a fused operator
+is written out. Elements of inputs that say what an operator does (the axes of a reduction, the
+shape of a Reshape) are read by the program: it serves only these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from whence import dtypes
+from whence.errors import ReplayRefused
+from whence.records import Program
+from whence.records.marks import Mark, mark
+from whence.replay.onnx_translation import (
+    attention,
+    convolution,
+    elementwise,
+    fused,
+    fused_attention,
+    indexing,
+    normalisation,
+    pooling,
+    products,
+    quantised,
+    quantised_fused,
+    recurrent,
+    reductions,
+    resize,
+    shape,
+    signal,
+)
+from whence.replay.onnx_translation.writer import Node, Value, Writer, Writes
+
+TRANSLATED = mark(Mark.TRANSLATED, "ONNX")
+"""The note of a program that was not recorded but made of what the node says."""
+
+_MODULES = (
+    elementwise, shape, indexing, products, convolution, pooling, normalisation, reductions,
+    resize, recurrent, quantised, quantised_fused, attention, fused, fused_attention,
+    signal,
+)  # fmt: skip
+_KNOWN: dict[str, Writes] = {}
+for _module in _MODULES:
+    _KNOWN |= _module.KNOWN
+_ANY_BITS = elementwise.ANY_BITS | shape.ANY_BITS | indexing.ANY_BITS
+_DOMAINS = {"": "", "ai.onnx": "", "com.microsoft": "com.microsoft.",
+            "com.microsoft.nchwc": "com.microsoft.nchwc."}  # fmt: skip
+_REFUSED = {
+    **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), "its branches are not recorded"),
+    **dict.fromkeys(
+        ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
+         "Bernoulli", "com.microsoft.Sampling"),
+        "it draws random numbers",
+    ),
+    **dict.fromkeys(
+        ("SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert",
+         "SequenceLength", "SplitToSequence", "ConcatFromSequence"),
+        "it works on a sequence of tensors",
+    ),
+    **dict.fromkeys(
+        ("Optional", "OptionalGetElement", "OptionalHasElement"), "it works on an optional value"
+    ),
+    **dict.fromkeys(
+        ("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer"),
+        "it works on text",
+    ),
+    "NonMaxSuppression": "one box after the other decides what is kept",
+}  # fmt: skip
+
+
+def known() -> tuple[str, ...]:
+    """Operators whose calls can be replayed, with their domain where that is not ONNX's own."""
+    return tuple(sorted(_KNOWN))
+
+
+def families() -> list[tuple[str, tuple[str, ...]]]:
+    """(what its operators do, its operators) of each file of operators."""
+    first = [str(module.__doc__).split(". ")[0].split("\n\n")[0] for module in _MODULES]
+    return [
+        (" ".join(title.split()).rstrip("."), tuple(sorted(module.KNOWN)))
+        for title, module in zip(first, _MODULES)
+    ]
+
+
+def qualified(op_type: str, domain: str) -> str:
+    """The name of an operator with its domain, "" for ONNX's own."""
+    prefix = _DOMAINS.get(domain)
+    return f"{domain}.{op_type}" if prefix is None else f"{prefix}{op_type}"
+
+
+def program(node: Node) -> Program:
+    """What one node computes. Raises ReplayRefused for an operator that is not known here, or used
+    in a way that is not.
+    """
+    name = qualified(node.op_type, node.domain)
+    write = _KNOWN.get(name)
+    if write is None:
+        reason = _REFUSED.get(name, "not known to whence")
+        raise ReplayRefused(f"operator {name[:100]} of ONNX: {reason}")
+    writer = Writer(node, any_bits=name in _ANY_BITS)
+    try:
+        results = write(writer)
+    except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
+        raise ReplayRefused(
+            f"{node.op_type}: its attributes make no sense ({type(error).__name__}: {error})"
+        ) from error
+    outputs = _outputs(writer, [results] if isinstance(results, dict) else results)
+    read = [o for o in node.inputs if o is not None]
+    taken = [o for o in read if o.slot in writer.params]
+    taken += [o for o in read if o.slot in writer.inputs]
+    base = next((o.dtype for o in taken if dtypes.named(o.dtype).is_floating), "")
+    by_slot = {o.slot: o.dtype for o in read}
+    input_dtypes = tuple(by_slot[slot] for slot in writer.inputs)
+    body = (
+        tuple(writer.operations),
+        tuple(writer.inputs),
+        outputs,
+        tuple(writer.params),
+        base,
+        input_dtypes,
+        tuple(writer.fixed),
+    )
+    digest = hashlib.sha256(msgspec.json.encode(body)).hexdigest()[:32]
+    return Program(
+        digest,
+        body[0],
+        body[1],
+        outputs,
+        body[3],
+        base=base,
+        input_dtypes=input_dtypes,
+        fixed=body[6],
+        inference=True,
+        notes=(TRANSLATED,),
+    )
+
+
+def _outputs(writer: Writer, results: Sequence[Value | None]) -> tuple[tuple[str, Value], ...]:
+    """The outputs that the node has, as far as they are known."""
+    outputs = []
+    for made, value in zip(writer.node.outputs, results):
+        if made is None or value is None:
+            continue
+        if made.dtype in ("uint16", "uint32", "uint64"):
+            value = writer.cast(value, made.dtype)
+        outputs.append((made.slot, value))
+    if not outputs:
+        raise writer.refuse("none of the outputs that it has is known to whence")
+    return tuple(outputs)

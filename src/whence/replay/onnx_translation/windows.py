@@ -1,0 +1,92 @@
+"""Where the windows of convolutions and poolings lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from whence.replay.onnx_translation.writer import Value, Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows over the spatial axes. before, behind: pads. ceiled: does a window that is cut off at
+    the end count?
+    """
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    before: tuple[int, ...]
+    behind: tuple[int, ...]
+    ceiled: bool
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """How many elements a window spans."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations))
+
+    def counts(self, extents: Sequence[int]) -> tuple[int, ...]:
+        """How many windows there are, by axis; none begins behind the last element."""
+        made = []
+        for i, n in enumerate(extents):
+            steps = (n + self.before[i] + self.behind[i] - self.reach[i]) / self.strides[i]
+            count = (math.ceil(steps) if self.ceiled else math.floor(steps)) + 1
+            if self.ceiled and (count - 1) * self.strides[i] >= n + self.before[i]:
+                count -= 1
+            made.append(count)
+        return tuple(made)
+
+
+def windows(w: Writer, extents: Sequence[int], kernel: Sequence[int] | None = None) -> Windows:
+    """The windows that a node says. extents: of the spatial axes."""
+    count = len(extents)
+    kernel = tuple(w.integers("kernel_shape")) if kernel is None else tuple(kernel)
+    strides = tuple(w.integers("strides", [1] * count))
+    dilations = tuple(w.integers("dilations", [1] * count))
+    pads = w.integers("pads", [0] * (2 * count))
+    if {len(kernel), len(strides), len(dilations), len(pads) // 2} != {count} or len(pads) % 2:
+        raise w.refuse(f"its windows are not of {count} axes")
+    before, behind = pads[:count], pads[count:]
+    auto = w.text("auto_pad", "NOTSET")
+    if auto == "VALID":
+        before, behind = [0] * count, [0] * count
+    elif auto in ("SAME_UPPER", "SAME_LOWER"):
+        before, behind = _same(auto, extents, kernel, strides, dilations)
+        if "Pool" in w.node.op_type and any(
+            (-(-n // s) - 1) * s + (k - 1) * d + 1 < n
+            for n, k, s, d in zip(extents, kernel, strides, dilations)
+        ):
+            raise w.refuse(f"with {auto} and windows that leave out elements engines differ")
+    elif auto != "NOTSET":
+        raise w.refuse(f"auto_pad {auto[:40]} is not known to whence")
+    ceiled = bool(w.whole("ceil_mode", 0)) and auto == "NOTSET"
+    return Windows(kernel, strides, dilations, tuple(before), tuple(behind), ceiled)
+
+
+def _same(
+    auto: str,
+    extents: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> tuple[list[int], list[int]]:
+    """Pads with which there are as many windows as steps; an odd one lies at the named end."""
+    before, behind = [], []
+    for n, k, s, d in zip(extents, kernel, strides, dilations):
+        total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
+        less, more = total // 2, total - total // 2
+        before.append(less if auto == "SAME_UPPER" else more)
+        behind.append(more if auto == "SAME_UPPER" else less)
+    return before, behind
+
+
+def padded(
+    w: Writer, value: Value, before: Sequence[int], behind: Sequence[int], filled: object = 0
+) -> Value:
+    """The last axes with these pads; negative ones cut off."""
+    if not any([*before, *behind]):
+        return value
+    sides = [n for pair in reversed([*zip(before, behind)]) for n in pair]
+    return w.do("constant_pad_nd.default", value, sides, filled)
