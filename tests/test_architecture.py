@@ -128,6 +128,7 @@ FOLDERS = {
             "overload",
             "module_calls",
             "known_tensors",
+            "staged_tensors",
         },
         {"program_writer", "operator_recording"},
         {"operator_call", "tensor_identity", "program_recorder"},
@@ -156,7 +157,7 @@ FOLDERS = {
         {"opening"},
     ],
     "workflows": [
-        {"saved", "latest"},
+        {"saved", "latest", "notebook_progress"},
         {"capture", "contents", "faults", "convert", "maintenance", "operator_tests", "tokens"},
         {"reopen", "rerun", "feeding"},
         {"page", "repro"},
@@ -166,6 +167,7 @@ FOLDERS = {
             "locate",
             "doctor",
             "two_models",
+            "live",
             "msit_report",
             "trace",
             "weights",
@@ -175,7 +177,11 @@ FOLDERS = {
     ],
 }
 # What shows itself in a notebook finds the renderer by name, in methods only.
-LATE = {("display", "report.notebook"), ("results.lookup", "report.frames")}
+LATE = {
+    ("display", "report.notebook"),
+    ("display", "report.prompt"),
+    ("results.lookup", "report.frames"),
+}
 # Words, slots and notes that code asks for stand in one file each; elsewhere their members or
 # functions are used. Files and packages that still have bare text; the lists may only shrink.
 BARE = {

@@ -6,6 +6,8 @@ import ast
 import dataclasses
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -33,11 +35,38 @@ TEXT = "\n".join(page.read_text() for page in PAGES)
 # A block, with the comment above it ("<!-- not run: why -->", "<!-- file: infer.py -->").
 BLOCK = re.compile(r"(?:<!-- ([^\n]*?) -->\n)?^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d[\d.]*(e[+-]?\d+)?")
-# What a block of a reference page takes as given.
+# What a block takes as given, by page and a piece of the block.
 _PAIR = "import numpy as np\nreference, target = np.ones(4, np.float32), np.ones(4, np.float64)\n"
+_RUNS = """import torch
+import whence
+
+for name, form in (("{0}", "none"), ("{1}", "tanh")):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(approximate=form))
+    with torch.no_grad(), whence.capture(model, name):
+        model(torch.randn(8, 64))
+"""
 GIVEN = {
-    "docs/metrics.md-0": _PAIR,
-    "docs/metrics.md-1": _PAIR + "from whence.metrics import measure\n",
+    ("docs/ci.md", "def test_the_port"): """import torch
+from pathlib import Path
+
+model, ported, batch = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2), torch.ones(1, 4)
+ported.load_state_dict(model.state_dict())
+Path("quantised.toml").write_text('[[allow]]\\nop = "Linear"\\ndeclare = "tf32"\\n')
+""",
+    ("docs/labels.md", "compare_labels"): """import numpy as np
+import whence
+
+for side in ("ref", "tgt"):
+    with whence.recording(f"runs/{side}"):
+        whence.label("y", np.ones(3))
+""",
+    ("docs/metrics.md", "import measure"): _PAIR,
+    ("docs/metrics.md", "custom="): _PAIR + "from whence.metrics import measure\n",
+    ("docs/notebook.md", "whence.open_run"): _RUNS.format("runs/erf", "runs/tanh"),
+    ("docs/notebook.md", "whence.watch"): _RUNS.format("runs/ref", "runs/now"),
+    ("docs/operators.md", "whence.repro"): _RUNS.format("runs/ref", "runs/tgt")
+    + 'whence.compare("runs/ref", "runs/tgt", output="cmp")\n',
 }
 CONTEXT = click.Context(cli.group, info_name="whence")
 COMMANDS = cli.group.list_commands(CONTEXT)
@@ -45,10 +74,15 @@ COMMANDS = cli.group.list_commands(CONTEXT)
 
 def blocks(language: str):
     for page in PAGES:
+        path = str(page.relative_to(ROOT))
         for number, (remark, kind, body) in enumerate(BLOCK.findall(page.read_text())):
             if kind == language:
-                name = f"{page.relative_to(ROOT)}-{number}"
-                yield pytest.param(remark, GIVEN.get(name, "") + body, id=name)
+                given = (
+                    text for (of, piece), text in GIVEN.items() if of == path and piece in body
+                )
+                slow = pytest.mark.slow if remark.startswith("slow: ") else ()
+                whole = next(given, "") + body
+                yield pytest.param(remark, whole, id=f"{path}-{number}", marks=slow)
 
 
 def skeleton(answer: str) -> str:
@@ -128,10 +162,40 @@ def test_python_in_the_docs_runs(remark, body, tmp_path):
     if remark.startswith(("not run: ", "file: ")):  # a file is run by the story it belongs to
         pytest.skip(remark)
     pytest.importorskip("torch")
-    done = inside.program(tmp_path, body)
-    assert done.returncode == 0, done.stderr
-    said = re.findall(r"^print\(.*\)  # (.+)$", body, re.MULTILINE)
+    if remark == "pytest":
+        (tmp_path / "test_it.py").write_text(body)
+        words = [warm.TORCH, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py"]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    else:
+        done = inside.program(tmp_path, body)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = re.findall(r"^ *print\(.*\)  +# (.+)$", body, re.MULTILINE)
     assert [line for line in said if line not in done.stdout.splitlines()] == []
+
+
+@pytest.mark.slow
+def test_python_in_the_docs_is_typed(tmp_path):
+    """mypy --strict finds nothing in any block, with what is public of whence as it stands."""
+    pytest.importorskip("mypy")
+    names = {}
+    for number, block in enumerate(blocks("python")):
+        names[f"block_{number}.py"] = block.id
+        (tmp_path / f"block_{number}.py").write_text(block.values[1])
+    words = (
+        "--strict",
+        "--follow-imports=silent",
+        "--allow-subclassing-any",
+        "--scripts-are-modules",
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *words, *(str(tmp_path / name) for name in names)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = re.sub(r"^\S*(block_\d+\.py)", lambda m: names[m[1]], done.stdout, flags=re.MULTILINE)
+    assert done.returncode == 0, found
 
 
 @pytest.mark.torch
@@ -354,6 +418,16 @@ def test_the_layers_in_contributing_are_those_of_the_code(monkeypatch):
     assert between.strip() == layers.table(), "python docs/layers.py --write"
 
 
+def test_the_table_of_onnx_operators_is_the_one_of_the_code(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import onnx_operators
+
+    page = onnx_operators.PAGE.read_text(encoding="utf-8")
+    _, _, rest = page.partition(onnx_operators.MARKS[0])
+    between, _, _ = rest.partition(onnx_operators.MARKS[1])
+    assert between.strip() == onnx_operators.table(), "python docs/onnx_operators.py --write"
+
+
 # What reads as translated, or as a riddle, and the better word.
 BANNED = {
     r"face to face|fac(e|es|ed|ing) (each other|one another)": "paired, aligned",
@@ -444,21 +518,62 @@ def test_no_page_but_references_is_longer_than_three_screens():
 
 
 GLOSSARY = ROOT / "docs" / "glossary.md"
-# Words of whence's own that no reader can know, as they stand in sentences.
-TERMS = r"\b(slots?|regions?|own rounding|replay(s|ed)?|inherited|introduced|amplified)\b"
-DEFINE = {"glossary.md", "how-it-works.md", "verdicts.md", "format.md", "benchmarks.md"}
-"""Pages that say themselves what these words mean, or are for those who work on whence."""
+DEFINE = {
+    "glossary.md",
+    "how-it-works.md",
+    "verdicts.md",
+    "format.md",
+    "benchmarks.md",
+    "reference.md",
+}
+"""Pages that say themselves what these words mean, are for those who work on whence, or are a list
+of links.
+"""
+OWN = ("slot", "region", "own rounding", "replay", "inherited", "introduced", "amplified", "root")
+"""Words that mean something of whence's own, as their section of the glossary says."""
 
 
-def test_a_page_that_uses_words_of_whence_links_to_the_glossary():
-    assert [
-        str(page.relative_to(ROOT))
-        for page in sorted((ROOT / "docs").rglob("*.md"))
-        if "decisions" not in page.parts
-        and page.name not in DEFINE
-        and re.search(TERMS, re.sub(r"`[^`\n]*`|^#.*$", "", prose(page), flags=re.MULTILINE))
-        and "glossary.md" not in page.read_text()
-    ] == []
+def terms_of_the_glossary() -> dict[str, str]:
+    """{term: anchor of the section that defines it}"""
+    terms, anchor = {}, ""
+    for title, names in re.findall(
+        r"^## (.+)$|^\*\*(.+?)\.\*\*", GLOSSARY.read_text(), re.MULTILINE
+    ):
+        anchor = title.lower().replace(" ", "-") or anchor
+        words = (re.sub(r"\(.*?\)", "", name).strip().lower() for name in names.split(","))
+        terms |= {word: anchor for word in words if word}
+    return terms
+
+
+def used_on(page: Path, terms) -> set[str]:
+    """Terms that stand in the sentences of a page."""
+    arithmetic = "root mean square|square root|inverse root"
+    text = re.sub(rf"`[^`\n]*`|^#.*$|<!--.*?-->|{arithmetic}", "", prose(page), flags=re.MULTILINE)
+    endings = {"replay": "(s|ed)?"}
+    return {
+        term
+        for term in terms
+        if re.search(rf"\b{re.escape(term)}{endings.get(term, 's?')}\b", text, re.IGNORECASE)
+    }
+
+
+def test_a_page_that_uses_terms_of_the_glossary_links_to_it():
+    """Words that every engineer uses somehow: one link is enough. Of whence's own words the page
+    links the section that defines them.
+    """
+    terms = terms_of_the_glossary()
+    assert {"run", "region", "rho", "finding"} <= set(terms) and {*OWN} <= set(terms)
+    missing = {}
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        if "decisions" in page.parts or page.name in DEFINE:
+            continue
+        text = page.read_text()
+        if used_on(page, terms) and "glossary.md" not in text:
+            missing[str(page.relative_to(ROOT))] = "glossary.md"
+        wanted = {f"glossary.md#{terms[word]}" for word in used_on(page, OWN)}
+        if absent := {link for link in wanted if link not in text}:
+            missing[str(page.relative_to(ROOT))] = absent
+    assert missing == {}
 
 
 def test_every_term_of_the_glossary_has_a_sentence_and_an_example():
