@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import whence
+from whence.report.answer import answer
 
 pytestmark = pytest.mark.torch
 
@@ -111,3 +112,33 @@ def test_a_container_that_spoils_what_its_child_made_is_named_not_those_who_hand
     assert [f.name for f in whence.compare(tmp_path / "ref", tmp_path / "tgt").findings] == [
         "0.inner.inner"
     ]
+
+
+class Blocks(nn.Module):
+    """Code of its own before the first block."""
+
+    def __init__(self, factor):
+        super().__init__()
+        torch.manual_seed(0)
+        self.factor, self.blocks = factor, nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x):
+        if self.factor != 1:
+            x = x * self.factor
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_code_of_the_model_itself_is_named_with_its_operator(tmp_path):
+    """What only the target computes cannot be run again as the reference did: no repro is named."""
+    with torch.no_grad():
+        for name, factor in (("ref", 1), ("tgt", 1.01)):
+            net = Blocks(factor).eval()
+            with whence.capture(net, tmp_path / name):
+                net(torch.ones(2, 8))
+    result = whence.compare(tmp_path / "ref", tmp_path / "tgt")
+    text = answer(result)
+    assert text.startswith("FAULT              Blocks   its own code (mul)   step 0, rank 0\n")
+    assert "before blocks.0: mul.Tensor runs only in the target; introduced here" in text
+    assert not any(step.command.startswith("whence repro") for step in result.next)

@@ -79,6 +79,21 @@ def test_siblings_are_one_finding():
     ]
 
 
+def test_modules_of_one_type_with_one_change_of_code_are_one_finding():
+    """An eps that every norm was given is one fault, whatever the norms are called."""
+    calls = chain(scopes=["stem", "layers.0.norm1", "layers.0.norm2", "final"])
+    eps = introduced(cause="semantic").replace(reason="eps is 1e-05 in the reference, 0.01 in ..")
+    result = found(calls, {(i, -1): eps for i in range(1, 5)})
+    assert [(f.name, f.also) for f in result] == [
+        ("stem", ("layers.0.norm1", "layers.0.norm2", "final"))
+    ]
+    other = eps.replace(reason="eps is 1e-05 in the reference, 0.1 in ..")
+    unknown = eps.replace(reason="")
+    kernel = eps.replace(cause="kernel")
+    verdicts = {(1, -1): eps, (2, -1): other, (3, -1): unknown, (4, -1): kernel}
+    assert [f.name for f in found(calls, verdicts)] == [c.scope for c in calls[1:]]
+
+
 def test_from_two_dumps_the_largest_growth_is_the_answer():
     # Two branches from one input: neither depends on the other.
     calls = [

@@ -225,7 +225,9 @@ def test_agreement_in_one_place_is_none_in_another(compared):
     )
     assert names(result) == [("1", "semantic")]
     sentence = result.findings[0].sentence
-    assert sentence.startswith("between 3 and 4: only the target runs pow.Tensor_Scalar; ")
+    assert sentence.startswith(
+        "between layers.3 and layers.4: pow.Tensor_Scalar (operator 6 of 8) "
+    )
     assert "; introduced here, below its rounding" in sentence
 
 

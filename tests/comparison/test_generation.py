@@ -334,3 +334,79 @@ def test_again_says_how_far_the_reference_is_from_itself(reference, tmp_path):
     assert (
         whence.compare(reference[0], tmp_path / "tgt", again=[tmp_path / "again"]).status == "same"
     )
+
+
+class Experts(torch.nn.Module):
+    """A model that sends each token to one of two experts, whose scores are a hair apart."""
+
+    class Router(torch.nn.Module):
+        def __init__(self, tilt: float) -> None:
+            super().__init__()
+            self.tilt = tilt
+
+        def forward(self, x: Any) -> Any:
+            return (x[..., 0] + self.tilt >= 0).long()
+
+    def __init__(self, tilt: float = 0.0, wrong: float = 1.0, score: float = -1e-7) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.wrong = wrong
+        self.embed = torch.nn.Embedding(16, 8)
+        self.router = Experts.Router(tilt)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+        self.head = torch.nn.Linear(8, 16)
+        for parameter in self.parameters():
+            torch.nn.init.normal_(parameter, generator=generator)
+        torch.nn.init.constant_(self.embed.weight[:, 0].detach(), score)
+
+    def forward(self, input_ids: Any) -> Any:
+        x = self.embed(input_ids)
+        chosen = self.router(x).unsqueeze(-1)
+        y = torch.where(chosen == 0, self.experts[0](x), self.experts[1](x)) * self.wrong
+        return self.head(y)
+
+
+def _asked(net: Any) -> None:
+    with torch.no_grad():
+        for step in range(6):
+            net((torch.arange(10).reshape(2, 5) + step) % 16)
+
+
+@pytest.mark.parametrize("tilt, wrong", ((1e-6, 1.0), (0.0, 1.5)))
+def test_logits_of_experts_do_not_tell_a_near_tie_from_a_fault(tmp_path, tilt, wrong):
+    """Neither another expert at a near tie nor a wrong factor: both move logits alike."""
+    for name, net in (("ref", Experts()), ("tgt", Experts(tilt, wrong))):
+        _captured(tmp_path / name, net, _asked)
+    result = whence.compare(tmp_path / "ref", tmp_path / "tgt")
+    assert result.status == "undecided" and result.findings[0].confidence == "suspect"
+    assert "the model sends tokens to experts" in result.headline
+    assert result.next[0].command.startswith("whence run --keep full ")
+    text = answer(result)
+    assert "\nSUSPECT " in text and "FAULT" not in text
+
+
+def test_not_a_number_is_a_fault_of_experts_too(tmp_path):
+    for name, wrong in (("ref", 1.0), ("tgt", float("nan"))):
+        _captured(tmp_path / name, Experts(0.0, wrong), _asked)
+    result = whence.compare(tmp_path / "ref", tmp_path / "tgt")
+    assert result.status == "different"
+
+
+def _written(net: Any) -> None:
+    ids = torch.arange(8).reshape(4, 2)
+    with torch.no_grad():
+        for _ in range(6):
+            ids = torch.cat([ids, net(ids)[:, -1:].argmax(-1)], 1)
+
+
+def test_tokens_that_no_module_gets_wrong_are_inherited(tmp_path):
+    """bfloat16 rounds a score across the threshold: another expert, and no operator is wrong."""
+    for name, dtype in (("ref", torch.float32), ("tgt", torch.bfloat16)):
+        net = Experts(-0.3335, score=0.33305)
+        _captured(tmp_path / name, net.to(dtype), _written, logits=False)
+    result = whence.compare(tmp_path / "ref", tmp_path / "tgt")
+    generation = result.generation
+    assert result.status == "same" and all(prompt.passes for prompt in generation.prompts)
+    assert {t.verdict for t in generation.tokens if t.reference != t.target} == {"inherited"}
+    text = answer(result)
+    assert "\n  inherited " in text and "not explained by" not in text and "FAIL" not in text

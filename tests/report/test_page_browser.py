@@ -280,9 +280,10 @@ def test_the_tree_unfolds_to_the_fault_and_follows_the_error(opened):
     assert tab.locator(f"#modules [data-call='{hit}'] > .row.on").is_visible()
     tab.click("#modules button[data-kind=down]")
     behind = len(made.calls) - hit - 1
-    assert f"{behind} calls after layers.2.q_proj" in tab.inner_text("#modules .controls")
+    controls = tab.locator("#modules .controls")
+    controls.filter(has_text=f"{behind} calls after layers.2.q_proj").wait_for()
     tab.click("#modules button[data-kind=up]")
-    assert f"{hit - 1} calls before" in tab.inner_text("#modules .controls")
+    controls.filter(has_text=f"{hit - 1} calls before").wait_for()
     tab.focus(f"#modules [data-call='{hit}']")
     tab.keyboard.press("Enter")
     assert tab.inner_text(".drawer h2").startswith("layers.2.q_proj")

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from whence.records.marks import OBSERVER
-from whence.records.slots import input_name, is_input, is_inside
+from whence.records.slots import input_name, is_input
 from whence.report import effect, evidence, generation, origin
 from whence.report import occurrences as counts
 from whence.report.tables import AT_LINE, clean, count, folded, from_here, listed
@@ -110,8 +110,9 @@ def headline(result: Comparison) -> str:
         others = len(result.findings) - 1
         tail = f"; {count(others, 'more finding')}" if others else ""
         what_differs = f"{first.cause}: {cause}" if cause else f"{first.verdict}"
+        kind = f" ({first.op_type})" if first.op_type != first.name else ""
         return (
-            f"{first.name} ({first.op_type}), step {first.step}, rank {first.rank}: {what_differs} "
+            f"{first.name}{kind}, step {first.step}, rank {first.rank}: {what_differs} "
             f"({first.confidence}){tail}"
         )
     return next(iter(_head(result)), "")[LEFT:].strip() or result.status
@@ -164,18 +165,19 @@ def same_words(result: Comparison) -> str:
 
 
 def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[str]:
-    title = ("FIRST FAULT" if len(result.findings) > 1 else "FAULT") if first else "also"
-    call = f"{clean(finding.op_type)}" + (f" #{finding.occurrence}" if finding.occurrence else "")
+    title = "also"
+    if first:
+        title = "FIRST FAULT" if len(result.findings) > 1 else "FAULT"
+        title = title if result.status == Status.DIFFERENT else "SUSPECT"
+    call = clean(finding.op_type) if finding.op_type != finding.name else ""
+    call += f" #{finding.occurrence}" if finding.occurrence else ""
     where = f"step {finding.step}, rank {finding.rank}"
     if finding.phase:
         where += f", {clean(finding.phase)}"
     if finding.side == "reference":
         where += ", in the reference"
-    slot = finding.slot
-    if is_inside(slot) and finding.operator:
-        parts = finding.operator.split(".")
-        slot = f"its {parts[1] if len(parts) > 2 else finding.operator}"
-    yield _row(title, "   ".join(x for x in (clean(finding.name), call, clean(slot), where) if x))
+    part = clean(evidence.part_of_call(finding))
+    yield _row(title, "   ".join(x for x in (clean(finding.name), call, part, where) if x))
     cause = CAUSES.get(finding.cause, "")
     sure = "" if first and evidence.says_how_sure(result) else f" ({evidence.confidence(finding)})"
     if AT_LINE.search(finding.source):

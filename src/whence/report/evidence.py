@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from whence.records.marks import OBSERVER
+from whence.records.slots import is_inside, is_of_child
 from whence.report.tables import clean, count, listed
 from whence.results import Comparison, Confidence, Evidence, Finding, Status, VerdictKind
 
@@ -17,6 +18,17 @@ _BLIND: dict[str, str] = {
 
 _RARE = 1e-3
 """Chance from which on a finding is said to be rare."""
+
+
+def part_of_call(finding: Finding) -> str:
+    """Which part of the call a finding is about: a slot, or the operator in code of its own."""
+    parts = finding.operator.split(".")
+    operator = parts[1] if len(parts) > 2 else finding.operator
+    if is_inside(finding.slot) and operator:
+        return f"its {operator}"
+    if is_of_child(finding.slot):
+        return f"its own code ({operator})" if operator else "its own code"
+    return finding.slot
 
 
 def basis(result: Comparison) -> str:

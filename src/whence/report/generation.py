@@ -18,6 +18,7 @@ _WORDS = {
     "sampled": "sampled or searched: another token from the same logits",
     "unexplained": "not explained by rounding",
     "off": "its logits are off",
+    "inherited": "inherited: no module is wrong",
 }
 _FIGURES = (
     "cosine_similarity",
@@ -44,7 +45,9 @@ def lines(comparison: Comparison) -> Iterator[tuple[str, str]]:
         return
     passing = [p for p in result.prompts if p.passes]
     flips = [sum(p.flips[k] for p in result.prompts) for k in range(3)]
-    parts = [f"{flips[0]} explained by rounding", f"{flips[1]} not explained"] + (
+    inherited = any(t.verdict == TokenKind.INHERITED for t in result.tokens)
+    explained = "explained by rounding" + (" or inherited from it" if inherited else "")
+    parts = [f"{flips[0]} {explained}", f"{flips[1]} not explained"] + (
         [f"{flips[2]} sampled"] if flips[2] else []
     )
     if result.noise is not None:
@@ -68,7 +71,8 @@ def lines(comparison: Comparison) -> Iterator[tuple[str, str]]:
         if result.compared and set(comparison.counts) != {VerdictKind.IDENTICAL}:
             yield "  how sure", f"logits alone; could not have seen {UNSEEN_IN_LOGITS}"
     elif result.suspect >= 0:
-        yield "  unexplained", clean(result.sentence)
+        is_inherited = result.tokens[result.suspect].verdict == TokenKind.INHERITED
+        yield ("  inherited" if is_inherited else "  unexplained"), clean(result.sentence)
         yield (
             "  behind it",
             clean(result.led_to) or "no module: each computes right on the inputs that it had",
@@ -127,8 +131,9 @@ def _what(prompt: Prompted, result: Generation) -> str:
             if prompt.compared
             else "nothing to compare"
         )
+    further = "further apart than rounding" if prompt.outcome == TokenKind.INHERITED else "off"
     off = (
-        f"logits off from token {_place(result.tokens[prompt.off], prompt)}"
+        f"logits {further} from token {_place(result.tokens[prompt.off], prompt)}"
         if prompt.off >= 0
         else ""
     )

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from whence.report.answer import CAUSES, answer, headline
 from whence.report.drift import drift
+from whence.report.evidence import part_of_call
 from whence.report.tables import AT_LINE, clean, count
 from whence.results import Comparison, Finding
 
@@ -67,7 +68,8 @@ def _finding(number: int, finding: Finding) -> tuple[str, ...]:
     cause = (
         f"{finding.cause}: {CAUSES[finding.cause]}" if finding.cause in CAUSES else finding.verdict
     )
-    name = code(finding.name) + (f" {code(finding.slot)}" if finding.slot else "")
+    part = part_of_call(finding)
+    name = code(finding.name) + (f" {code(part)}" if part else "")
     also = f"; also in {', '.join(code(n) for n in finding.also[:4])}" if finding.also else ""
     return (
         str(number),

@@ -16,6 +16,7 @@ class TokenKind(Word):
     UNEXPLAINED = "unexplained"
     SAMPLED = "sampled"
     OFF = "off"
+    INHERITED = "inherited"
     INCOMPARABLE = "incomparable"
 
 
@@ -27,9 +28,10 @@ class Token(msgspec.Struct, frozen=True, omit_defaults=True):
     reference, target: the tokens that came next, or would have. verdict: "identical" (bitwise equal
     logits), "noise", "explained" (another token, the gap is within the noise), "unexplained",
     "sampled" (another token although the logits agree: not the largest was taken), "off" (logits
-    further apart than rounding takes them, the token is the same or could have been),
-    "incomparable". score: over what is allowed, > 1 is flagged. numbers: figures
-    (docs/generation.md).
+    further apart than rounding takes them, the token is the same or could have been), "inherited"
+    (unexplained or off, and every module computes right on the inputs that it had: a choice inside
+    the model came out otherwise), "incomparable". score: over what is allowed, > 1 is flagged.
+    numbers: figures (docs/generation.md).
     """
 
     prompt: int
@@ -52,7 +54,8 @@ class Prompted(msgspec.Struct, frozen=True, omit_defaults=True):
 
     tokens, target_tokens: generated behind it; compared: how many choices of both were compared, of
     `of` in the reference. outcome: "equal", "explained", "sampled" (parted, and no fault of the
-    model), "unexplained", "off" (no token unexplained, but logits that are off), "not compared".
+    model), "inherited", "unexplained", "off" (no token unexplained, but logits that are off), "not
+    compared".
     flips: (explained, unexplained, sampled). first: place in Generation.tokens of the first token
     that differs, off: of the first from logits that are off; -1 for none. no_effect: modules in its
     calls whose error changed none of its tokens. number: from 1, in the order in which the
@@ -80,7 +83,7 @@ class Prompted(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def passes(self) -> bool:
         """Is no token another one, save where that is no fault of the model?"""
-        return self.outcome in ("equal", "explained", "sampled") or (
+        return self.outcome in ("equal", "explained", "sampled", TokenKind.INHERITED) or (
             self.outcome == "off" and self.first < 0
         )
 

@@ -146,7 +146,8 @@ class Verdict(Described, msgspec.Struct, frozen=True, omit_defaults=True):
     that name, -1 where it is none. operator: the operator inside that it is due to
     ("aten.mul.Tensor"), "" where that is not known. side: whose error it is, "target" or
     "reference". source: where the code of that side calls the operator ("file:line"), "" where that
-    is not known.
+    is not known. reason: what the target's code does otherwise, in words that every call with the
+    same change shares ("eps is 1e-05 in the reference, 0.01 in the target"); "" where unknown.
     """
 
     pair: int
@@ -164,6 +165,7 @@ class Verdict(Described, msgspec.Struct, frozen=True, omit_defaults=True):
     side: str = "target"
     named: int = -1
     source: str = ""
+    reason: str = ""
 
     def __post_init__(self) -> None:
         _as_words(self)

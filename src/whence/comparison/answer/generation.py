@@ -17,6 +17,7 @@ from whence.comparison.answer.paired_prompts import PairedPrompts
 from whence.comparison.answer.token_verdicts import BAD, finite, judged
 from whence.comparison.verdicts.status import Gaps, decide, failed_alone
 from whence.records import Call, Run
+from whence.records.experts import has_experts
 from whence.results import (
     CauseKind,
     Comparison,
@@ -44,6 +45,10 @@ _FAULTY = (
 _WRONG = (VerdictKind.INTRODUCED, VerdictKind.STRUCTURAL)
 _CLEAR = 1.5  # times what is allowed, from which on one token is more than a suspect
 _SEVERAL = 3
+_EXPERTS = (
+    "the model sends tokens to experts: where two experts are nearly tied, rounding sends a token "
+    "to another one, and its logits differ by more than rounding; logits alone do not show that"
+)
 
 
 def logits_alone(*runs: Run) -> bool:
@@ -85,6 +90,8 @@ def compare_logits(
         strict=options.strict,
         min_coverage=options.min_coverage,
     )
+    if status == Status.UNDECIDED and findings and any(map(has_experts, prompts.runs)):
+        why = _EXPERTS
     if status == Status.UNDECIDED and not findings and why != gaps.failed:
         why = _too_few(generation, coverage, options.min_coverage)
         if prompts.reasons and not compared:
@@ -163,11 +170,32 @@ def generated(
     generation = judged(prompts, (), logits_only=False, faulty=_faulty(result, reach))
     if not generation.compared:
         return None, notes
+    if result.status == Status.SAME:
+        generation = _inherited(generation)
     return msgspec.structs.replace(
         generation,
         led_to=_led_to(generation, prompts, result, reach),
         prompts=tuple(_with_no_effect(generation, prompts, result, reach)),
     ), notes
+
+
+def _inherited(generation: Generation) -> Generation:
+    """Tokens beyond the rounding of logits, where every module computes right on the inputs that it
+    had: a choice inside the model, as among experts, came out otherwise.
+    """
+    tokens = tuple(
+        msgspec.structs.replace(t, verdict=TokenKind.INHERITED) if t.verdict in BAD else t
+        for t in generation.tokens
+    )
+    prompts = tuple(
+        msgspec.structs.replace(
+            p,
+            outcome=TokenKind.INHERITED if p.outcome in BAD else p.outcome,
+            flips=(p.flips[0] + p.flips[1], 0, p.flips[2]),
+        )
+        for p in generation.prompts
+    )
+    return msgspec.structs.replace(generation, tokens=tokens, prompts=prompts)
 
 
 def _findings(generation: Generation, prompts: PairedPrompts) -> list[Finding]:
@@ -184,6 +212,8 @@ def _findings(generation: Generation, prompts: PairedPrompts) -> list[Finding]:
         if t.score > (4.0 if first and t.verdict == TokenKind.OFF else _CLEAR) or t.why
     ]
     likely = bool(clear) or (len(bad) >= _SEVERAL and not first)
+    if any(map(has_experts, prompts.runs)):
+        likely = any(t.why for t in bad)
     flipped = any(t.reference != t.target for t in bad)
     sentence = generation.sentence + f"; {len(bad)} of {generation.compared} tokens are so"
     if not flipped:

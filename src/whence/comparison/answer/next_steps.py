@@ -27,7 +27,7 @@ from whence.comparison.answer.commands import (
 )
 from whence.records import Run
 from whence.records.marks import hidden_inside
-from whence.records.slots import is_input
+from whence.records.slots import is_input, is_of_child
 from whence.results import (
     Comparison,
     Evidence,
@@ -72,11 +72,16 @@ def _reproduce(answer: AnsweredRuns) -> Iterator[NextStep]:
 
 
 def _can_run_again(answer: AnsweredRuns, first: Finding) -> bool:
-    """Has the reference a program of the call that runs operators? Integers that a container only
-    hands to a child (positions, indices) come of none that could be run alone.
+    """Has the reference a program of the call that runs operators? What a container only hands to a
+    child (positions, or where only the target computes on the way) comes of none that could be run
+    alone.
     """
     if first.numbers.get("floor_rel") == 0 and not first.operator:
         return False
+    calls = answer.calls_of(first.pair)
+    program = answer.reference.programs.get(calls[0].program) if calls is not None else None
+    if program is not None and is_of_child(first.slot):
+        return "op" in dict(program.outputs).get(first.slot, {})
     return bool(answer.reference.programs)
 
 
@@ -133,11 +138,21 @@ def _capture_operators(answer: AnsweredRuns) -> Iterator[NextStep]:
     first = answer.first
     if first is None or first.operator or _is_parameter(first):
         return
-    if _is_compiled(answer):
+    if _is_compiled(answer) or _is_of_logits(answer.result):
         return
     if any(is_of_operators(run) for run in answer.runs) or not are_captures(answer):
         return
     yield captured_again(answer, _OPERATORS, f"which operator inside {name_of(first.name)} differs")
+
+
+def _capture_modules(answer: AnsweredRuns) -> Iterator[NextStep]:
+    """Of logits alone: every module, which says where they differ first."""
+    if _is_of_logits(answer.result) and are_captures(answer):
+        yield captured_again(answer, _FULL, "which module makes the difference, if one does")
+
+
+def _is_of_logits(result: Comparison) -> bool:
+    return result.generation is not None and result.generation.logits_only
 
 
 def _explain_outputs(answer: AnsweredRuns) -> Iterator[NextStep]:
@@ -301,6 +316,7 @@ _AFTER_A_FAULT: tuple[Rule, ...] = (
     _reproduce,
     _open_compiled,
     _trace,
+    _capture_modules,
     _capture_operators,
     _explain_outputs,
     _draw,

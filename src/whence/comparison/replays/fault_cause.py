@@ -77,10 +77,10 @@ def fault_cause(
                 parting = _parting(sides, call, slots, flagged, target_program, right, wide)
     except (ReplayRefused, ElementsMissing, KeyError, ValueError):
         return FaultCause(CauseKind.UNKNOWN, words)
-    because = "; ".join(w for w in (words, parting.words) if w)
     return FaultCause(
         CauseKind.SEMANTIC,
-        because or "the target's own operators reproduce it, so its code computes something else",
+        parting.after(words)
+        or "the target's own operators reproduce it, so its code computes something else",
         parting.operator,
         source_line(partner, target_program, parting.place),
     )

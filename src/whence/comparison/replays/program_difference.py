@@ -14,6 +14,7 @@ from whence.frameworks.operator_names import base_name
 from whence.records import Call, Operation, Program
 
 _DEFAULT = "its default"
+_ONLY, _INSTEAD = "only the", "the reference runs"
 _MOVES = (
     "aten.view.", "aten._unsafe_view.", "aten.reshape.", "aten.transpose.", "aten.permute.",
     "aten.expand.", "aten.slice.", "aten.select.", "aten.unsqueeze.", "aten.squeeze.",
@@ -56,12 +57,19 @@ class _Step(Protocol):
 
 class Parting(NamedTuple):
     """The first operator in which two programs differ, in words. place: its place in the target's
-    program, -1 where it has none.
+    program, -1 where it has none. on_one_side: only one of the programs runs it.
     """
 
     operator: str = ""
     words: str = ""
     place: int = -1
+    on_one_side: bool = False
+
+    def after(self, clause: str) -> str:
+        """The words behind those of `difference`, which may name the same operator already."""
+        if self.on_one_side and _is_of_operators(clause) and _short(self.operator) in clause:
+            return self.words
+        return "; ".join(words for words in (clause, self.words) if words)
 
 
 def difference(reference: Program, target: Program) -> str:
@@ -73,13 +81,13 @@ def difference(reference: Program, target: Program) -> str:
     reference_steps, target_steps = _steps(reference), _steps(target)
     for a, b in zip(reference_steps, target_steps):
         if a.name != b.name:
-            return f"the reference runs {_short(a.name)} where the target runs {_short(b.name)}"
+            return f"{_INSTEAD} {_short(a.name)} where the target runs {_short(b.name)}"
         if clauses := differing_arguments(a, b):
             return f"{_short(a.name)}: {', and '.join(clauses)}"
     common = min(len(reference_steps), len(target_steps))
     for side, steps in (("reference", reference_steps), ("target", target_steps)):
         if len(steps) > common:
-            return f"only the {side} runs {_short(steps[common].name)}"
+            return f"{_ONLY} {side} runs {_short(steps[common].name)}"
     return ""
 
 
@@ -163,25 +171,32 @@ def first_parting(
                         if error < np.inf
                         else "has another shape"
                     )
-                    place = f"operator {b + 1} of {len(target.operations)}"
-                    words = f"{_short(name)} ({place}) is the first whose result {size}"
+                    words = f"{_numbered(target, b)} is the first whose result {size}"
                     return Parting(name, words, b)
         elif b1 > b0:
             name = target.operations[target_places[b0]].name
             instead = f" in place of {_short(names[0][a0])}" if a1 > a0 else ""
-            words = (
-                f"{_short(name)} (operator {target_places[b0] + 1} of {len(target.operations)}) "
-                f"runs only in the target{instead}"
-            )
-            return Parting(name, words, target_places[b0])
+            words = f"{_numbered(target, target_places[b0])} runs only in the target{instead}"
+            return Parting(name, words, target_places[b0], on_one_side=True)
         else:
             name = reference.operations[reference_places[a0]].name
             words = (
                 f"{_short(name)} (operator {reference_places[a0] + 1} of the reference's "
                 f"{len(reference.operations)}) is missing in the target"
             )
-            return Parting(name, words)
+            return Parting(name, words, on_one_side=True)
     return Parting()
+
+
+def _numbered(program: Program, place: int) -> str:
+    """An operator with its place in a program that runs several."""
+    count, name = len(program.operations), _short(program.operations[place].name)
+    return f"{name} (operator {place + 1} of {count})" if count > 1 else name
+
+
+def _is_of_operators(clause: str) -> bool:
+    """Does a clause of `difference` name operators, and no arguments of one that both run?"""
+    return clause.startswith((_ONLY, _INSTEAD))
 
 
 def only_operator(program: Program) -> str:

@@ -212,7 +212,9 @@ class CallReplays:
             return verdict
         fault = self.cause(evidence.pair, [s for s, error in figures if error.score > 1])
         leaf = leaf.replace(cause=CauseKind(fault.cause), cause_words=fault.words)
-        return judge.judge_leaf(leaf).replace(operator=fault.operator, source=fault.source)
+        return judge.judge_leaf(leaf).replace(
+            operator=fault.operator, source=fault.source, reason=fault.words
+        )
 
     def _unless_other_formula(
         self, pair: PairedCall, verdict: Verdict, outputs: Sequence[str]
@@ -231,7 +233,7 @@ class CallReplays:
         if fault.cause != CauseKind.SEMANTIC:
             return verdict
         return judge.of_formula(verdict, difference, fault.words).replace(
-            operator=fault.operator, source=fault.source
+            operator=fault.operator, source=fault.source, reason=fault.words
         )
 
     def cause(self, pair: PairedCall, flagged: Sequence[str], own_limit: float = 1.0) -> FaultCause:

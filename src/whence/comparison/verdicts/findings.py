@@ -84,8 +84,9 @@ def findings(
 
     A region is at fault when its verdict is guilty and it is not downstream of another, or when a
     replay on the target's own inputs shows with certainty that it adds an error of its own. What is
-    left over from two dumps alone is a consequence. Calls of one module (other steps), and siblings
-    with one signature (numbers in the name starred), are one finding.
+    left over from two dumps alone is a consequence. Calls of one module (other steps), siblings
+    with one signature (numbers in the name starred), and modules of one type whose code differs in
+    the same words (an eps that every norm was given) are one finding.
     """
     groups: dict[tuple[str, ...], list[Judged]] = {}
     wrong = {
@@ -106,7 +107,7 @@ def findings(
         key = (starred(call.scope), call.op_type, str(item.region.stretch))
         groups.setdefault(key, []).append(item)
     ranked = []
-    for members in groups.values():
+    for members in _joined_by_reason(groups, calls):
         upstream = [m for m in members if not m.downstream]
         by_growth = _from_dumps(members) and not _labels(members, calls)
         chosen = max(upstream or members, key=_weight) if by_growth else (upstream or members)[0]
@@ -119,6 +120,23 @@ def findings(
     # happened.
     ranked.sort(key=lambda r: (r[0], -_weight(r[3]) if dumps_only else 0.0, r[1]))
     return [_finding(chosen, members, calls, plan) for _, _, members, chosen in ranked]
+
+
+def _joined_by_reason(
+    groups: Mapping[tuple[str, ...], list[Judged]], calls: Sequence[Call]
+) -> list[list[Judged]]:
+    """The groups, those of one type of module whose code differs in the same words as one; members
+    in the order of execution.
+    """
+    joined: dict[tuple[str, ...], list[Judged]] = {}
+    for key, members in groups.items():
+        reason = next((m.verdict.reason for m in members if _is_other_code(m)), "")
+        joined.setdefault((key[1], reason) if reason else key, []).extend(members)
+    return [sorted(members, key=lambda m: _order(m, calls)) for members in joined.values()]
+
+
+def _is_other_code(item: Judged) -> bool:
+    return item.verdict.cause == CauseKind.SEMANTIC and item.region.stretch < 0
 
 
 def remarks(
@@ -268,9 +286,10 @@ def between(region: Region, calls: Sequence[Call]) -> str:
     """Where a stretch lies: "between self_attn and post_attention_layernorm", in the container's
     own words.
     """
+    above = calls[region.call].scope
     kids = [c for c in calls if c.parent == region.call]
     kids.sort(key=lambda c: c.order)
-    short = [c.scope.rpartition(".")[2] or c.op_type for c in kids]
+    short = [c.scope.removeprefix(f"{above}." if above else "") or c.op_type for c in kids]
     if region.stretch == 0:
         return f"before {short[0]}" if short else "in its own code"
     if region.stretch >= len(short):

@@ -45,6 +45,7 @@ def blame_those_that_stand_out(
             cause=fault.cause,
             operator=fault.operator,
             source=fault.source or verdict.source,
+            reason=fault.words,
             sentence=f"introduced here: {rho:.3g} times this operator's own rounding, where "
             f"{others} in this run {'have' if len(quiet) > 1 else 'has'} {max(quiet):.3g} at most"
             f"{words}",

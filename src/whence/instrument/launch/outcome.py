@@ -20,6 +20,7 @@ from whence.records import Run
 LOG = "launch.jsonl"
 ERRORS = "attach-errors.txt"
 _MOST_ERRORS = 3
+_SIGNAL = 128  # exit codes above are of commands that the signal of that number stopped
 _FULL_BYTES = 1 << 16  # a disk with less is full: a process cannot even begin to write
 
 
@@ -125,7 +126,7 @@ def _captured(outcome: Outcome, run: Run) -> str:
 def ended_words(exit_code: int) -> str:
     """ "ended with exit code 1", "was stopped by SIGINT"."""
     try:
-        return f"was stopped by {signal.Signals(exit_code - 128).name}"
+        return f"was stopped by {signal.Signals(exit_code - _SIGNAL).name}"
     except ValueError:
         return f"ended with exit code {exit_code}"
 
@@ -155,6 +156,8 @@ def why_nothing(run: Run | None, outcome: Outcome) -> str:
             "PYTHONPATH (write PYTHONPATH=folder:$PYTHONPATH), clear the environment, or run "
             "Python with -I, -S or -E?"
         )
+    if not processes.attached and outcome.ended.exit_code > _SIGNAL:
+        return f"none of {', '.join(FRAMEWORKS)} was imported yet"
     if not processes.attached:
         return (
             f"none of {', '.join(FRAMEWORKS)} was ever imported "

@@ -20,6 +20,7 @@ from whence.instrument.paddle.layer_tensors import LayerFrame, LayerRoot, LayerT
 from whence.instrument.session import Session
 from whence.instrument.wording import raised
 from whence.records import Call
+from whence.records.experts import note_of_experts
 from whence.records.marks import Mark
 
 
@@ -198,6 +199,9 @@ class Listener:
             self._roots.append(root)
             settings = paddle_facts.versions() | paddle_facts.of_layer(layer)
             self.session.note("settings", msgspec.json.encode(settings).decode(), root.name)
+            inside = () if self._modules else layer.named_sublayers(include_self=True)
+            if (note := note_of_experts(inside, root.name)) is not None:
+                self.session.note(note.kind, note.text, note.scope)
         self._learn(layer, root, "")
 
     def _learn(self, layer: Any, root: LayerRoot, scope: str) -> None:

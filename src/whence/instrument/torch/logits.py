@@ -21,6 +21,7 @@ from whence.instrument.torch.modules import Listener
 from whence.instrument.torch.program_cache import NoPrograms
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.records import Ref
+from whence.records.experts import note_of_experts
 from whence.records.slots import input_name
 
 TOKENS = ("decoder_input_ids", "input_ids", "ids", "tokens", "token_ids", "input_tokens")
@@ -40,6 +41,7 @@ class LogitsListener(Listener):
     """
 
     def __init__(self, session: Session, model: Any = None, **how: Any) -> None:
+        self._of_experts: set[str] = set()  # names of roots that were noted
         super().__init__(session, model, **how)
         head = session.options.logits_module
         self._is_head = matcher(head) if head else None
@@ -63,6 +65,13 @@ class LogitsListener(Listener):
                 )
                 self.session.note("logits", f"{name} {text}")
         super().remove()
+
+    def _new_root(self, module: Any) -> None:
+        super()._new_root(module)
+        note = note_of_experts(module.named_modules(), type(module).__name__)
+        if note is not None and note.scope not in self._of_experts:
+            self._of_experts.add(note.scope)
+            self.session.note(note.kind, note.text, note.scope)
 
     def _observe(
         self, previous: Callable[..., Any], module: Any, args: Args, kwargs: Kwargs

@@ -6,6 +6,7 @@ import re
 from pathlib import PurePath
 from typing import Any
 
+from whence.records.slots import is_of_child
 from whence.report import effect
 from whence.report.answer import CAUSES, same_words
 from whence.report.evidence import basis, chance, visible
@@ -152,7 +153,7 @@ def _more(finding: Finding) -> list[str]:
     operator = finding.operator.removeprefix("aten.").removesuffix(".default")
     parts = [
         f"operator {clean(operator)}" if operator else "",
-        clean(finding.slot),
+        "in its own code" if is_of_child(finding.slot) else clean(finding.slot),
         f"step {finding.step}, rank {finding.rank}",
         clean(finding.phase),
         f"also in {count(len(finding.also), 'sibling')}" if finding.also else "",

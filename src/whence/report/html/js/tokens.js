@@ -11,7 +11,7 @@ function tokensLead(g) {
   return `${count(passing)} of ${count(g.passes.length, "prompt")} ${passing === 1 ? "passes" : "pass"}. Of ${count(g.of, "token")}, ${g.compared === g.of ? "all" : count(g.compared)} were compared: ${parts.join(", ") || "all are the same"}.`;
 }
 
-const TOKEN_WORDS = { identical: "equal logits", noise: "logits differ by rounding", explained: "another token; the gap lies within the noise", unexplained: "another token that rounding does not explain", sampled: "sampled: another token from the same logits", off: "the same token, from logits that differ by more than rounding", incomparable: "not comparable" };
+const TOKEN_WORDS = { identical: "equal logits", noise: "logits differ by rounding", explained: "another token; the gap lies within the noise", unexplained: "another token that rounding does not explain", sampled: "sampled: another token from the same logits", off: "the same token, from logits that differ by more than rounding", inherited: "logits differ by more than their rounding, and every module computes right on its own inputs", incomparable: "not comparable" };
 
 // The text of a token where a tokenizer was at hand, with blanks that are seen; else its number.
 const tokenText = (id) => { const text = DATA.vocabulary[id]; return text === undefined ? String(id) : text.replaceAll("\n", "\u21b5").replaceAll("\t", "\u21e5").replace(/^ /, "\u2423").replace(/ $/, "\u2423") || '""'; };
