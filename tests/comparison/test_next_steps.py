@@ -123,6 +123,17 @@ def test_differing_inputs_are_seeded_and_shown():
     assert steps[2].command.startswith("whence run --seed 0 -o a-seed -- python infer.py && ")
 
 
+@pytest.mark.torch
+def test_inputs_of_another_shape_are_not_seeded(tmp_path):
+    torch = pytest.importorskip("torch")
+    for name, shape in (("ref", (3, 4)), ("tgt", (2, 7))):
+        net = torch.nn.Tanh()
+        with api.capture(net, tmp_path / name):
+            net(torch.rand(shape))
+    steps = steps_of(tmp_path / "ref", tmp_path / "tgt")
+    assert [shlex.split(s.command)[1] for s in steps] == ["show", "show"]
+
+
 def test_statistics_alone_ask_for_elements():
     steps = steps_of(
         captured("a", keep=False, command=("python", "x.py")),

@@ -206,10 +206,26 @@ def _give_equal_inputs(answer: AnsweredRuns) -> Iterator[NextStep]:
     if not result.inputs_differ:
         return
     yield from _look_at_inputs(answer)
-    if are_captures(answer):
+    if are_captures(answer) and _may_be_drawn(answer):
         yield captured_again(
             answer, ("--seed", "0"), "whether both get the same inputs when the seed is the same"
         )
+
+
+def _may_be_drawn(answer: AnsweredRuns) -> bool:
+    """Can the inputs that differ have been drawn at random? Other shapes and masks are not."""
+    records = tuple(run.records for run in answer.runs)
+    for row in answer.result.rows:
+        calls = answer.calls_of(row.pair)
+        if row.measured.identical or not is_input(row.reference_slot):
+            continue
+        if calls is None or calls[0].parent != -1:
+            continue
+        sides = zip(records, calls, (row.reference_slot, row.target_slot), strict=True)
+        shapes = {of[r.record].shape for of, c, slot in sides for r in c.refs if r.slot == slot}
+        if len(shapes) > 1 or "mask" in row.reference_slot:
+            return False
+    return True
 
 
 def _look_at_inputs(answer: AnsweredRuns) -> Iterator[NextStep]:
