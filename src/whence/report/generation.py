@@ -73,16 +73,21 @@ def lines(comparison: Comparison) -> Iterator[tuple[str, str]]:
     elif result.suspect >= 0:
         is_inherited = result.tokens[result.suspect].verdict == TokenKind.INHERITED
         yield ("  inherited" if is_inherited else "  unexplained"), clean(result.sentence)
-        yield (
-            "  behind it",
-            clean(result.led_to) or "no module: each computes right on the inputs that it had",
-        )
+        yield "  behind it", clean(result.led_to) or _behind_no_finding(comparison)
     yield from _prompt_lines(result)
     names = list(dict.fromkeys(name for p in passing for name in p.no_effect))
     if names:
         numbers = [str(p.number) for p in result.prompts if p.no_effect]
         prompts = ", ".join(numbers[:8]) + (" ..." if len(numbers) > 8 else "")
         yield "  no effect", f"on the tokens of prompts {prompts}: {listed(names, 4)}"
+
+
+def _behind_no_finding(comparison: Comparison) -> str:
+    unknown = comparison.counts.get(VerdictKind.UNDETERMINED, 0)
+    if unknown:
+        verb = "was" if unknown == 1 else "were"
+        return f"not known: {count(unknown, 'call')} {verb} not judged"
+    return "no module: each computes right on the inputs that it had"
 
 
 def _prompt_lines(result: Generation) -> Iterator[tuple[str, str]]:

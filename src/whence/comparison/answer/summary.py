@@ -12,6 +12,7 @@ from typing import Any
 from whence import align
 from whence._version import __version__
 from whence.align.environment import observer_effects
+from whence.comparison.answer.coverage import is_count_of_cache
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.source_lines import of_call
@@ -193,9 +194,9 @@ def _unmeasured_output(
             key = slot.reference_record, slot.target_record
             if key in unmeasured_pairs and is_output(slot.reference_slot):
                 return _about(paired, index, slot.reference_slot, paired.measured[key].why)
-        alone = next(filter(is_output, pair.only_reference), "")
-        if alone:
-            return _about(paired, index, alone, "the target has no such output")
+        for ref in paired.calls[pair.reference].slots("output"):
+            if ref.slot in pair.only_reference and not is_count_of_cache(paired.reference, ref):
+                return _about(paired, index, ref.slot, "the target has no such output")
     return None
 
 

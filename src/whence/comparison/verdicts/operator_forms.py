@@ -12,7 +12,15 @@ from whence.align import is_cache
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.records import Call, Run
-from whence.records.slots import input_name, is_input, is_output, is_param, param_name
+from whence.records.slots import (
+    input_name,
+    is_input,
+    is_of_child,
+    is_output,
+    is_param,
+    param_name,
+    split_child,
+)
 from whence.results import GUILTY, CallPair, CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
 _SHOWN = 40  # characters of an argument
@@ -50,12 +58,18 @@ def formed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
 
 def _missing(verdict: Verdict, pair: CallPair, paired: PairedRuns) -> tuple[CauseKind, str]:
     """What only one side's call has, an input or a parameter, in words; "" for nothing."""
-    if verdict.evidence != Evidence.REPLAY:
+    if verdict.evidence != Evidence.REPLAY and not _is_held_from_before(verdict.slot):
         missing = not_passed(pair, paired.calls[pair.reference])
         if missing:
             return CauseKind.INPUT, missing
     lone = "" if verdict.cause == CauseKind.KERNEL else lone_parameters(pair, paired)
     return CauseKind.STRUCTURAL, lone
+
+
+def _is_held_from_before(slot: str) -> bool:
+    """Is it what a cache held when a call was given it? Steps before this one wrote that."""
+    own = split_child(slot)[1] if is_of_child(slot) else slot
+    return is_input(own) and is_cache(own)
 
 
 def _used_alone(pair: CallPair, paired: PairedRuns) -> str:
