@@ -89,7 +89,7 @@ FOLDERS = {
         {"pipeline"},
     ],
     "comparison": [
-        {"prepare", "programs"},
+        {"onnx_files", "prepare", "programs"},
         {"replays"},
         {"options"},
         {"paired_runs"},

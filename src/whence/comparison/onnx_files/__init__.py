@@ -1,0 +1,1 @@
+"""Two ONNX graphs held against each other before anything is computed."""
