@@ -166,6 +166,7 @@ FOLDERS = {
             "watch",
             "locate",
             "doctor",
+            "export_check",
             "two_models",
             "live",
             "msit_report",

@@ -153,7 +153,7 @@ def _without_codes(graph: Graph) -> None:
         source = node.inputs[0]
         maker = makers.get(source)
         if source in graph.weights:
-            weight = _decoded(graph, node)
+            weight = decoded(graph, node)
             if weight is None:
                 left.append(node)
             else:
@@ -167,7 +167,7 @@ def _without_codes(graph: Graph) -> None:
     graph.outputs = [alias.get(v, v) for v in graph.outputs]
 
 
-def _decoded(graph: Graph, node: Node) -> Weight | None:
+def decoded(graph: Graph, node: Node) -> Weight | None:
     """What the codes of a weight stand for."""
     operands = [graph.weights.get(v) for v in node.inputs[:3]]
     codes, scale = operands[0], operands[1] if len(operands) > 1 else None
