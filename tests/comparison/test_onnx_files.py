@@ -248,6 +248,22 @@ def test_a_quantised_copy(wrong, reference, tmp_path):
         assert "1 weight: codes of it, each within half a step" in result.headline
 
 
+@pytest.mark.parametrize("least", [-128, 0], ids=["from the least code", "symmetric"])
+def test_a_relu_that_codes_apply(least, reference, tmp_path):
+    """Quantisers leave a Relu out where the codes behind it begin at zero."""
+    every = [n for n in nodes() if n.op_type != "Relu"]
+    every[1:2] = [
+        node("QuantizeLinear", "c step zero", "cq"),
+        node("DequantizeLinear", "cq step zero", "r"),
+        every[1],
+    ]
+    more = {"step": np.float32(0.05), "zero": np.int8(least)}
+    result = whence.compare(reference, model(tmp_path / "q.onnx", every, more=more))
+    assert result.status == ("undecided" if least else "different"), result.headline
+    if not least:
+        assert [f.name for f in result.findings] == ["r"]
+
+
 # ---- single edits
 
 EDITS = {

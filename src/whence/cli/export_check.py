@@ -47,9 +47,9 @@ from whence.cli import _answers, _options
 @click.option(
     "--optimisation",
     type=click.Choice(["off", "basic", "extended", "all"]),
-    default="all",
+    default="off",
     show_default=True,
-    help="How far ONNX Runtime rewrites the graph.",
+    help="How far ONNX Runtime may rewrite the graph; off: as it was exported.",
 )
 @_options.STRICT
 @_options.TEXT_OR_JSON

@@ -45,7 +45,7 @@ def export_check(
     output: str | os.PathLike[str] | None = None,
     force: bool = False,
     opset: int | None = None,
-    optimisation: str = "all",
+    optimisation: str = "off",
     **how: Any,
 ) -> Comparison:
     """Run a torch model and its export on the same inputs, both captured with all that they
@@ -57,7 +57,8 @@ def export_check(
     that makes them, or "module:function"; None draws them, of the forms that the file
     states (open extents are 2, integers 0 or 1). output: folder for the comparison, with the runs
     in `reference` and `target` below it; None keeps nothing. opset: to export for. optimisation:
-    "off", "basic", "extended" or "all". how: arguments of `whence.compare`. Raises UsageError,
+    how far ONNX Runtime may rewrite the graph: "off" runs the file as it was exported, "basic",
+    "extended" or "all" as it is served. how: arguments of `whence.compare`. Raises UsageError,
     MissingDependency, UnreadableRun, OutputExists, CaptureError, and what the model raises.
     """
     from whence.comparison.replays import user_model

@@ -1,1 +1,1 @@
-"""Two ONNX graphs held against each other before anything is computed."""
+"""Two ONNX graphs compared before anything is computed."""

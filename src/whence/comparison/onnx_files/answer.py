@@ -214,7 +214,7 @@ def _sentence(
     )
     if doubts:
         return (
-            f"{_count(len(doubts), 'place')} could not be held against each other; the first: "
+            f"{_count(len(doubts), 'place')} could not be compared; the first: "
             f"{_said(doubts[0])}; of {held}, all else is the same; {_NOT_RUN}"
         )
     if reasons:
@@ -262,17 +262,14 @@ def _count(n: int, noun: str) -> str:
 
 
 def _next(reference: Run, target: Run) -> tuple[NextStep, ...]:
-    """Both models run on one input, and compared."""
-    run = "whence run -o {} -- python serve.py {}"
-    commands = [
-        run.format(side, shlex.quote(run_.path))
-        for side, run_ in (("runs/ref", reference), ("runs/tgt", target))
-    ]
-    return (
-        NextStep(
-            f"{' && '.join(commands)} && whence compare runs/ref runs/tgt",
-            "what the difference does to the outputs (serve.py: your program, with the model as "
-            "its argument)",
-            fill_in=True,
-        ),
-    )
+    """Both models run on one input, and compared; what is captured already stays."""
+    commands, paths = [], []
+    for side, run in (("runs/ref", reference), ("runs/tgt", target)):
+        is_file = is_onnx_file(run)
+        paths.append(side if is_file else shlex.quote(run.path))
+        if is_file:
+            words = f"python serve.py {shlex.quote(run.path)}"
+            commands.append(f"whence run -o {side} -- {words}")
+    commands.append(f"whence compare {' '.join(paths)}")
+    decides = "what comes of it at the outputs (serve.py: your program, given the model)"
+    return (NextStep(" && ".join(commands), decides, fill_in=True),)

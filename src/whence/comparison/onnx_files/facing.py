@@ -175,7 +175,9 @@ class _Facing:
         kinds = {b.weight.dtype for b in self.target}
         out: list[tuple[Held, Held, str]] = []
         used: set[tuple[int, str]] = set()
-        for a in self._free()[0]:
+        names = {b.name for b in self.target}
+        # what has a name first: norms are often alike
+        for a in sorted(self._free()[0], key=lambda a: a.full not in names):
             for view in self._of(a)[:1]:
                 found = [
                     place
@@ -184,7 +186,7 @@ class _Facing:
                     if (id(place[0]), place[1]) not in used
                 ]
                 named = [p for p in found if p[0].name == a.full]
-                if found:
+                if named or (found and a.full not in names and not _is_constant(view.array)):
                     b, dims = (named or found)[0]
                     out.append((a, b, dims))
                     views = {dims} if dims.startswith("x[") else {"", "x.T"}
@@ -311,6 +313,11 @@ def _is_scaled(views: Sequence[_View], other: np.ndarray[Any, Any]) -> bool:
         return False
     sizes = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     return bool((sizes > 0).all() and (np.abs((x * y).sum(axis=1)) > _ALIGNED * sizes).all())
+
+
+def _is_constant(array: np.ndarray[Any, Any]) -> bool:
+    """Are all elements one? Then it could be any norm's."""
+    return array.size > 1 and bool((array == array.flat[0]).all())
 
 
 def _taken(views: Sequence[_View], dims: str) -> np.ndarray[Any, Any]:

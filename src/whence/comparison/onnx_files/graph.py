@@ -68,7 +68,8 @@ class Node:
 class Graph:
     """Nodes in an order in which they can run. shapes, ranks: of values, as far as they are known.
     functions: a hash of each that the model defines, by name. casts: floating types that values are
-    cast to on the way. quantised: values that are rounded to codes and back.
+    cast to on the way. quantised: nodes that bring values back from codes; clipped: values whose
+    codes hold nothing below zero.
     """
 
     path: str
@@ -83,6 +84,7 @@ class Graph:
     functions: dict[str, str] = field(default_factory=dict)
     casts: list[str] = field(default_factory=list)
     quantised: list[str] = field(default_factory=list)
+    clipped: set[str] = field(default_factory=set)
 
     def rank(self, value: str) -> int | None:
         """How many axes a value has, None where that is not known."""

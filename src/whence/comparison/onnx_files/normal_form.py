@@ -39,7 +39,7 @@ def normal_form(graph: Graph, *, without_codes: bool) -> Graph:
     out = copy.copy(graph)
     out.nodes = [copy.copy(node) for node in graph.nodes]
     out.weights = dict(graph.weights)
-    out.casts, out.quantised = [], []
+    out.casts, out.quantised, out.clipped = [], [], set()
     _in_order(out)
     fold(out)
     if without_codes:
@@ -161,10 +161,24 @@ def _without_codes(graph: Graph) -> None:
         elif maker is not None and "QuantizeLinear" in maker.op_type:
             alias[node.outputs[0]] = maker.inputs[0]
             graph.quantised.append(node.name)
+            if _has_no_negative(graph, maker):
+                graph.clipped.add(maker.inputs[0])
         else:
             left.append(node)
     graph.nodes = left
     graph.outputs = [alias.get(v, v) for v in graph.outputs]
+
+
+def _has_no_negative(graph: Graph, node: Node) -> bool:
+    """Do the codes that a QuantizeLinear makes begin at zero? It then is a Relu, too."""
+    zero = graph.weights.get(node.inputs[2]) if len(node.inputs) > 2 else None
+    if zero is None:
+        return len(node.inputs) < 3  # uint8 from 0 on
+    try:
+        kind = zero.load()
+    except ElementsMissing:
+        return False
+    return kind.dtype.kind in "iu" and bool((kind == np.iinfo(kind.dtype).min).all())
 
 
 def decoded(graph: Graph, node: Node) -> Weight | None:
@@ -178,11 +192,13 @@ def decoded(graph: Graph, node: Node) -> Weight | None:
 
     def form(weight: Weight) -> Any:
         array = weight.load()
-        if array.ndim != 1 or not codes.shape:
+        if array.size == 1:
+            return array.reshape(())
+        if array.ndim != 1:
             return array
         shape = [1] * len(codes.shape)
         shape[axis] = -1
-        return array.reshape(shape if array.size > 1 else ())
+        return array.reshape(shape)
 
     def load() -> Any:
         offset = form(zero).astype(np.int64) if zero is not None else 0

@@ -93,12 +93,21 @@ def loose_nodes(pairs: Pairs, merged: set[int]) -> list[Difference]:
             words = f"{_types(own)} of the reference are {_types(others)} in the target"
             out.append(Difference(Kind.REWRITTEN, own[-1], words, False))
             continue
+        if not others and _is_in_codes(pairs, own):
+            continue
         passed = _is_passed(pairs, own or others, bool(own))
         kind, only = (Kind.REMOVED, "reference") if own else (Kind.INSERTED, "target")
         for node in own or others:
             proves = passed and node.op_type not in _MAY_BE_NOTHING and not _is_fused(node)
             out.append(Difference(kind, node, f"only the {only} has it", proves, bool(own)))
     return out
+
+
+def _is_in_codes(pairs: Pairs, nodes: list[Node]) -> bool:
+    """Is this a Relu that the target's codes, which begin at zero, apply?"""
+    if len(nodes) != 1 or nodes[0].op_type != "Relu":
+        return False
+    return any(pairs.are_equal(nodes[0].inputs[0], value) for value in pairs.target.clipped)
 
 
 def _are_unlike(a: Node, b: Node) -> bool:

@@ -47,7 +47,7 @@ class Compared(NamedTuple):
 
 
 def compare(reference: Weight, target: Weight) -> Compared:
-    """Hold two weights of one place against each other."""
+    """Compare two weights of one place."""
     try:
         a, b = reference.load(), target.load()
     except ElementsMissing as error:
