@@ -13,7 +13,7 @@ from whence import dtypes
 from whence.comparison.onnx_files import operator_sets as sets
 from whence.comparison.onnx_files import weights
 from whence.comparison.onnx_files.graph import Graph, Node
-from whence.comparison.onnx_files.pairing import Pairs, facing_operands, is_told
+from whence.comparison.onnx_files.pairing import Pairs, digest, facing_operands, is_told
 from whence.comparison.onnx_files.regions import Difference, Kind, loose_nodes, merged_nodes
 from whence.comparison.onnx_files.weights import Compared, State
 
@@ -68,6 +68,8 @@ class _Partners:
     def __init__(self, pairs: Pairs, out: Differences, rewritten: bool) -> None:
         self.pairs, self.out, self.rewritten = pairs, out, rewritten
         self._seen: dict[tuple[str, str], Compared] = {}
+        held = pairs.reference.weights.values() if rewritten else ()
+        self._elsewhere = {digest(weight) for weight in held}
 
     def differ(self, a: Node, b: Node) -> Iterator[Difference]:
         anchored = not self.rewritten or _is_anchored(self.pairs, a, b)
@@ -102,7 +104,9 @@ class _Partners:
                     out.copies[compared.words] += 1
                 if compared.state in (State.DIFFERS, State.UNKNOWN):
                     name = x.name if x.name == y.name else f"{x.name} ({y.name} in the target)"
-                    certain = compared.state == State.DIFFERS and anchored
+                    # it is a weight of another node: pairs beside what was rewritten are off
+                    moved = self.rewritten and digest(y) in self._elsewhere
+                    certain = compared.state == State.DIFFERS and anchored and not moved
                     words = f"weight {name}: {compared.words}"
                     yield Difference(Kind.WEIGHT, a, words, certain, weight=x.name)
         elif x is not None or y is not None or not pairs.are_equal(value, other):
@@ -110,7 +114,8 @@ class _Partners:
                 f"its input {place} is {_said(pairs.reference, pairs.reference_makers, value)} in "
                 f"the reference, {_said(pairs.target, pairs.target_makers, other)} in the target"
             )
-            yield Difference(Kind.WIRING, a, words, anchored)
+            certain = anchored and (not self.rewritten or (x is None and y is None))
+            yield Difference(Kind.WIRING, a, words, certain)
 
 
 def _attribute(pairs: Pairs, a: Node, b: Node, name: str) -> bool | None:

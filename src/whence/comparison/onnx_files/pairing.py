@@ -129,11 +129,11 @@ class _Keys:
         if weight is None:
             return str(self.values.get(value, ""))
         if value not in self._digests:
-            self._digests[value] = _digest(weight) if self.strong else f"weight {weight.shape}"
+            self._digests[value] = digest(weight) if self.strong else f"weight {weight.shape}"
         return self._digests[value]
 
 
-def _digest(weight: Weight) -> str:
+def digest(weight: Weight) -> str:
     """The elements of a weight; of a large one, of every n-th."""
     try:
         array = weight.load()
