@@ -264,6 +264,13 @@ def test_a_relu_that_codes_apply(least, reference, tmp_path):
         assert [f.name for f in result.findings] == ["r"]
 
 
+def test_codes_whose_scale_lies_elsewhere_are_no_fault(reference, tmp_path):
+    weights = {**WEIGHTS, "out.weight": np.round(WEIGHTS["out.weight"] * 10).astype(np.int8)}
+    result = whence.compare(reference, model(tmp_path / "t.onnx", nodes(), weights))
+    assert result.status == "undecided"
+    assert "codes, whose scale lies elsewhere" in result.headline
+
+
 # ---- single edits
 
 EDITS = {

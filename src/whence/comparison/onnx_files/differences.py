@@ -74,7 +74,7 @@ class _Partners:
     def differ(self, a: Node, b: Node) -> Iterator[Difference]:
         anchored = not self.rewritten or _is_anchored(self.pairs, a, b)
         versions = a.opset, b.opset
-        if all(versions) and len({sets.meaning(a.op_type, v) for v in versions}) > 1:
+        if all(versions) and self._meanings(a, b) > 1:
             words = f"opset {a.opset} and opset {b.opset} give it another meaning"
             yield Difference(Kind.UNKNOWN, a, words, False)
         names = list(dict.fromkeys((*a.attributes, *b.attributes)))
@@ -90,6 +90,10 @@ class _Partners:
         for place, (value, other) in enumerate(facing_operands(self.pairs, a, b)):
             if not is_told(self.pairs, value, other):
                 yield from self._operand(a, place, value, other, anchored)
+
+    @staticmethod
+    def _meanings(a: Node, b: Node) -> int:
+        return len({sets.meaning(n.op_type, n.opset, n.attributes) for n in (a, b)})
 
     def _operand(
         self, a: Node, place: int, value: str, other: str, anchored: bool

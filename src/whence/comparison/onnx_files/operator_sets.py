@@ -7,6 +7,7 @@ against the installed one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 _REDUCE = {"keepdims": 1, "noop_with_empty_axes": 0}
@@ -160,8 +161,10 @@ KEEPS_RANK = frozenset((
 COMMUTE = frozenset(("Add", "Mul", "Min", "Max", "Sum", "And", "Or", "Xor", "Equal", "Mean"))
 
 
-def meaning(op_type: str, opset: int) -> int:
-    """Which meaning of an operator a version has, counted from 0."""
+def meaning(op_type: str, opset: int, attributes: Mapping[str, Any]) -> int:
+    """Which meaning of an operator with these attributes a version has, counted from 0."""
+    if op_type == "AveragePool" and not attributes.get("ceil_mode"):
+        return 0
     return sum(opset >= version for version in NEW_MEANING.get(op_type, ()))
 
 

@@ -14,7 +14,7 @@ from whence.comparison.onnx_files.pairing import Pairs, facing_operands
 
 _MAY_BE_NOTHING = frozenset((
     "Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Flatten", "Tile", "Slice",
-    "Pad", "Dropout", "Shape", "Where",
+    "Pad", "Dropout", "Shape", "Where", "QuantizeLinear", "DequantizeLinear",
 ))  # fmt: skip
 _UNLIKE = (
     frozenset((

@@ -56,7 +56,10 @@ def compare(reference: Weight, target: Weight) -> Compared:
         forms = f"{list(a.shape)} in the reference, {list(b.shape)} in the target"
         return Compared(State.DIFFERS, f"its shape is {forms}")
     a, b = a.reshape(-1), np.ascontiguousarray(b).reshape(-1)
-    if not is_floating(reference.dtype) or not is_floating(target.dtype):
+    if is_floating(reference.dtype) != is_floating(target.dtype):
+        kinds = f"{reference.dtype} in the reference, {target.dtype} in the target"
+        return Compared(State.UNKNOWN, f"it is {kinds}: codes, whose scale lies elsewhere")
+    if not is_floating(reference.dtype):
         wide = [x.astype(np.complex128 if x.dtype.kind == "c" else object) for x in (a, b)]
         return _differing(a, b, reference.shape, wide[0] != wide[1])
     x, y = a.astype(np.float64), b.astype(np.float64)
