@@ -89,7 +89,7 @@ FOLDERS = {
         {"pipeline"},
     ],
     "comparison": [
-        {"prepare", "programs"},
+        {"onnx_files", "prepare", "programs"},
         {"replays"},
         {"options"},
         {"paired_runs"},
@@ -166,6 +166,7 @@ FOLDERS = {
             "watch",
             "locate",
             "doctor",
+            "export_check",
             "two_models",
             "live",
             "msit_report",

@@ -29,6 +29,7 @@ from whence.workflows.compare_labels import (
 from whence.workflows.contents import contents
 from whence.workflows.convert import convert, formats
 from whence.workflows.doctor import doctor, doctor_command
+from whence.workflows.export_check import export_check
 from whence.workflows.faults import fault_sites, planted
 from whence.workflows.ladder.ladder import ladder, ladder_command
 from whence.workflows.latest import keep_latest, latest
@@ -77,6 +78,7 @@ __all__ = [
     "doctor",
     "doctor_command",
     "end_dump",
+    "export_check",
     "fault_sites",
     "first_difference",
     "formats",

@@ -42,7 +42,7 @@ AGAIN = {"docs/locate.md"}
 """Pages whose commands run the programs again, as the runs say that they were run."""
 PROGRAMS = ("infer.py", "generate.py")
 SLOW = {
-    *("docs/agents.md", "docs/capture.md", "docs/labels.md"),
+    *("docs/agents.md", "docs/capture.md", "docs/howto/exported.md", "docs/labels.md"),
     *("docs/locate.md", "docs/notebook.md", "docs/operators.md"),
 }
 """Pages that start other programs, or draw."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 GROUPS = {
     "Capture": ("run",),
-    "Compare": ("compare", "tokens", "labels", "ladder", "align", "map-weights"),
+    "Compare": ("compare", "tokens", "labels", "ladder", "align", "map-weights", "export-check"),
     "Inspect": ("show", "report", "trace", "repro", "locate"),
     "Operators": ("ops",),
     "Other tools": ("convert", "xray", "msprobe", "msit", "ait"),

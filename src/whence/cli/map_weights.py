@@ -3,10 +3,12 @@
 \b
     whence map-weights runs/torch runs/paddle -o map.yaml
     whence compare runs/torch runs/paddle --map map.yaml
+    whence map-weights model.safetensors model.onnx
 
-It finds transposed weights, fused weights, and names and orders of another framework. A comment at
-each parameter says whether the two are equal. Correct the file where it is wrong, and pass it to
-`whence compare --map` (docs/alignment.md).
+It finds transposed weights, fused weights, and names and orders of another framework; those of an
+ONNX file by their elements, whatever an exporter made of them. A comment at each parameter says
+whether the two are equal, or the one holds codes of the other within half a step. Correct the file
+where it is wrong, and pass it to `whence compare --map` (docs/alignment.md).
 
 Exit code: 0 all parameters are paired and equal, 1 one differs, 2 one has no partner or could not
 be compared, 3 none could be paired.
@@ -39,6 +41,6 @@ def command(reference: str, target: str, output: str | None, force: bool, chart:
         2
         if weights.only_reference
         or weights.only_target
-        or any(w.state != "equal" for w in weights.pairs)
+        or any(w.state not in ("equal", "codes") for w in weights.pairs)
         else 0
     )

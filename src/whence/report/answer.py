@@ -17,6 +17,7 @@ from whence.results import (
     Comparison,
     Confidence,
     Declared,
+    Evidence,
     Finding,
     Status,
     Undecided,
@@ -119,7 +120,9 @@ def headline(result: Comparison) -> str:
 
 
 def _head(result: Comparison) -> Iterator[str]:
-    if result.status == Status.SAME:
+    if result.status == Status.SAME and result.evidence == Evidence.PROGRAM:
+        yield _row("SAME", clean(result.headline))
+    elif result.status == Status.SAME:
         exact = set(result.counts) <= {VerdictKind.IDENTICAL}
         yield _row(
             "SAME",

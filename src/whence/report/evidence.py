@@ -57,6 +57,8 @@ def basis(result: Comparison) -> str:
         return f"{replayed}{inside}{dumps}; {measured}"
     if not result.evidence:
         return ""
+    if result.evidence == Evidence.PROGRAM and result.status == Status.SAME:
+        return _BASES[Evidence.PROGRAM]
     hides = result.evidence == Evidence.TEXT or set(result.counts) != {VerdictKind.IDENTICAL}
     blind = _BLIND.get(result.evidence, "") if result.status == Status.SAME and hides else ""
     if result.counts and set(result.counts) == {VerdictKind.IDENTICAL} and not hides:

@@ -25,7 +25,11 @@ def weights_map(result: WeightMap) -> str:
     lines.append("pairs:" if groups else "pairs: []")
     for (reference, target), weights in groups.items():
         entry: dict[str, Any] = {"reference": reference, "target": target}
-        slots = {f"param.{w.name}": _made(w) for w in weights if w.dims or w.name != w.target_name}
+        slots = {
+            f"param.{w.name}": _made(w)
+            for w in weights
+            if not w.rows and (w.dims or w.name != w.target_name)
+        }
         text = yaml.safe_dump(
             [{**entry, "slots": slots} if slots else entry], sort_keys=False, width=140
         )
@@ -46,6 +50,6 @@ def _said(weight: FacedWeight) -> str:
     how = f", {clean(weight.dims)}" if weight.dims else ""
     state = weight.state if not weight.rel_l2 else f"{weight.state}, rel_l2 {weight.rel_l2:.2g}"
     return (
-        f"{clean(weight.name)} {list(weight.shape)}: {clean(weight.target_name)} "
+        f"{clean(weight.name)}{weight.rows} {list(weight.shape)}: {clean(weight.target_name)} "
         f"{list(weight.target_shape)}{how}: {state}"
     )

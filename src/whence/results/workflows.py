@@ -14,8 +14,10 @@ class FacedWeight(msgspec.Struct, frozen=True):
     """A parameter of a call of the reference and its partner. dims: how that is brought
     to its axes, "" when it is there already.
 
-    state: "equal" (bit for bit after rounding to the target's dtype), "differs" with the relative
-    2-norm, or "not compared".
+    state: "equal" (bit for bit after rounding to the target's dtype), "codes" (each within half a
+    step), "scaled" (each row is a multiple, as where a norm was folded in), "differs" with the
+    relative 2-norm, or "not compared". rows: of the reference's, which the target has as this one,
+    "" where it has them all.
     """
 
     reference: str
@@ -27,6 +29,7 @@ class FacedWeight(msgspec.Struct, frozen=True):
     target_shape: tuple[int, ...]
     state: str
     rel_l2: float | None
+    rows: str = ""
 
 
 class WeightMap(Described, msgspec.Struct, frozen=True):

@@ -75,6 +75,7 @@ def compare(
     UsageError, OutputExists.
     """
     from whence.align import load_map
+    from whence.comparison.onnx_files import answer as onnx_files
     from whence.comparison.options import CompareOptions
     from whence.comparison.pipeline import compare_runs
     from whence.comparison.prepare import partial_prints
@@ -118,7 +119,9 @@ def compare(
             progress=count,
             occurrences=occurrences,
         )
-        if programs.is_program(a) or programs.is_program(b):
+        if onnx_files.can_compare(a, b):
+            result = onnx_files.compare(a, b)
+        elif programs.is_program(a) or programs.is_program(b):
             result = programs.compare(a, b)
         else:
             result = compare_runs(a, b, options, again=list(map(_opened, again)), third=third_run)

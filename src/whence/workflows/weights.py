@@ -23,12 +23,22 @@ def map_weights(
 ) -> WeightMap:
     """Pair the parameters of two runs, also of other frameworks or under other names.
 
-    mapping: a map to start from (docs/alignment.md). Raises UnreadableRun, UsageError (no two
-    parameters could be paired).
+    mapping: a map to start from (docs/alignment.md). The weights of an ONNX file are found by their
+    elements, since exporters fuse, transpose and rename them. Raises UnreadableRun, UsageError (no
+    two parameters could be paired).
     """
+    from whence.comparison.onnx_files import facing
+    from whence.comparison.onnx_files.answer import is_onnx_file
     from whence.results import WeightMap
     from whence.workflows.compare import align_runs
+    from whence.workflows.saved import as_run
 
+    runs = as_run(reference), as_run(target)
+    if mapping is None and any(map(is_onnx_file, runs)):
+        found = facing.map_weights(*runs)
+        if not found.pairs:
+            raise UsageError("no weight of the one is one of the other: they are other models")
+        return found
     aligned = align_runs(reference, target, mapping=mapping)
     weights = _paired(aligned)
     if not weights:

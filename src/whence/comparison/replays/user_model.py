@@ -161,18 +161,23 @@ class Models:
 
 
 def read(model: Any) -> Models:
-    """A model from what the user gave: "module:factory", a callable without arguments that makes
-    it, or the model itself.
+    """The modules of a model that the user gave, as `made` takes it."""
+    return Models(*made(model))
+
+
+def made(model: Any, what: str = "replay") -> tuple[Any, str]:
+    """(a model, what the user called it) from what the user gave: "module:factory", a callable
+    without arguments that makes it, or the model itself. what: the torch model is needed for.
 
     A name imports the module, looked for in the current folder first, which runs the user's code.
     Raises UsageError saying what was imported or called and what failed; MissingDependency without
     torch.
     """
     if isinstance(model, str):
-        words, factory = model, _imported(model)
+        words, factory = model, imported(model)
     else:
         words, factory = getattr(model, "__qualname__", type(model).__name__), model
-    torch = extras.needed("torch", f"model {words}: replay")
+    torch = extras.needed("torch", f"model {words}: {what}")
     instance = factory
     if not isinstance(factory, torch.nn.Module):
         if not callable(factory):
@@ -193,10 +198,13 @@ def read(model: Any) -> Models:
             f"model {words}: {_call(words)} returned a {type(instance).__name__}, not a "
             "torch.nn.Module"
         )
-    return Models(instance, words)
+    return instance, words
 
 
-def _imported(words: str) -> Any:
+def imported(words: str) -> Any:
+    """What "module:name" stands for. Imports the module, looked for in the current folder first.
+    Raises UsageError.
+    """
     name, colon, path = words.partition(":")
     if not colon or not name or not path:
         raise UsageError(

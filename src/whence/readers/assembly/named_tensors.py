@@ -25,7 +25,7 @@ _WEIGHTS = re.compile(
     r"(weight|bias|gamma|beta|kernel|embedding|running_mean|running_var|num_batches_tracked|inv_freq|A_log|dt_bias|rotary_emb"
     r"|q?weight_(scale|scale_inv|packed|shape|zero_point|g_idx)|qweight|qzeros|scales|g_idx|absmax|quant_map|quant_state|input_scale"
     r"|lora_[AB]|weight_[gv]|in_proj_(weight|bias)|logit_scale|class_embedding|cls_token|mask_token|position_ids"
-    r"|exp_avg|exp_avg_sq|momentum_buffer)$"
+    r"|(weight|bias)_(ih|hh)(_l\d{1,3})?(_reverse)?|exp_avg|exp_avg_sq|momentum_buffer)$"
 )
 _WRAPPERS = ("state_dict", "model_state_dict", "module_state_dict")
 _SLOT = re.compile(r"(?:^|[._-])(?P<kind>input|output)s?(?:[._-](?P<slot>\d{1,4}))?$")

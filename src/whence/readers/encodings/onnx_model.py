@@ -7,6 +7,7 @@ twice is merged, as protobuf does.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,8 +43,8 @@ class OnnxNode:
 
 @dataclass(slots=True)
 class OnnxGraph:
-    """Nodes in the order of the file, which is one of execution. initializers: by name. shapes: of
-    values, as far as they are stated; -1 of an extent that is not.
+    """Nodes in the order of the file, which is one of execution. initializers: by name. shapes,
+    dtypes: of values, as far as they are stated; -1 of an extent that is not.
     """
 
     nodes: list[OnnxNode] = field(default_factory=list)
@@ -52,11 +53,14 @@ class OnnxGraph:
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class OnnxModel:
-    """A model. opsets: version by domain. functions: names of functions that it defines itself."""
+    """A model. opsets: version by domain. functions: names of functions that it defines itself;
+    bodies: a hash of what each does, by that name.
+    """
 
     ir_version: int = 0
     producer: str = ""
@@ -64,6 +68,7 @@ class OnnxModel:
     opsets: dict[str, int] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     functions: list[str] = field(default_factory=list)
+    bodies: dict[str, str] = field(default_factory=dict)
 
 
 def parse(message: protobuf.Buffer) -> OnnxModel:
@@ -95,6 +100,7 @@ def parse(message: protobuf.Buffer) -> OnnxModel:
                 if n in (1, 10) and k == protobuf.BYTES
             }
             model.functions.append(".".join(filter(None, (names.get(10), names.get(1)))))
+            model.bodies[model.functions[-1]] = hashlib.sha256(value).hexdigest()
     if not model.graph.nodes and not model.graph.outputs:
         raise ValueError("it holds no graph")
     model.producer = " ".join(filter(None, producer))
@@ -120,11 +126,13 @@ def _graph(message: protobuf.Buffer, graph: OnnxGraph, depth: int) -> None:
         elif number == 15:
             graph.sparse.add(_sparse_name(value))
         elif number in (11, 12, 13):
-            name, shape = _value(value)
+            name, dtype, shape = _value(value)
             if number != 13:
                 (graph.inputs if number == 11 else graph.outputs).append(name)
             if shape is not None:
                 graph.shapes[name] = shape
+            if dtype:
+                graph.dtypes[name] = dtype
 
 
 def _sparse_name(message: protobuf.Buffer) -> str:
@@ -134,16 +142,20 @@ def _sparse_name(message: protobuf.Buffer) -> str:
     return ""
 
 
-def _value(message: protobuf.Buffer) -> tuple[str, tuple[int, ...] | None]:
-    """Name and shape of a value; None where that is no tensor, or has no shape."""
-    name, shape = "", None
+def _value(message: protobuf.Buffer) -> tuple[str, str, tuple[int, ...] | None]:
+    """Name, dtype and shape of a value; "" and None where that is no tensor, or has none."""
+    name, dtype, shape = "", "", None
     for number, kind, value in protobuf.fields(message):
         if kind == protobuf.BYTES and number == 1:
             name = protobuf.text(value)
         elif kind == protobuf.BYTES and number == 2:
-            for form in _messages(_messages_of(value, 1), 2):
+            kinds = _messages_of(value, 1)
+            for n, k, number_of_type in (f for kind in kinds for f in protobuf.fields(kind)):
+                if n == 1 and k == protobuf.VARINT:
+                    dtype = onnx_tensor.dtype_of(number_of_type)
+            for form in _messages(kinds, 2):
                 shape = tuple(_extent(extent) for extent in _messages([form], 1))
-    return name, shape
+    return name, dtype, shape
 
 
 def _messages_of(message: protobuf.Buffer, number: int) -> list[protobuf.Buffer]:

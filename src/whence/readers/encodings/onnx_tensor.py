@@ -152,6 +152,12 @@ def _unpacked(data: np.ndarray[Any, np.dtype[np.uint8]], stored: str, count: int
     return codes.astype(dtypes.named(dtype).numpy)
 
 
+def dtype_of(number: int) -> str:
+    """whence's name of a type that ONNX has by number; "" of one that is not known."""
+    stored = _NAMES.get(number, "")
+    return _PACKED[stored][1] if stored in _PACKED else stored
+
+
 def parse(message: protobuf.Buffer) -> OnnxTensor:
     """A TensorProto; nothing but its header is decoded. Raises ValueError when it is none."""
     tensor, shape = OnnxTensor(), list[int]()

@@ -1,0 +1,1 @@
+"""Two ONNX graphs compared before anything is computed."""
