@@ -16,9 +16,13 @@ from typing import NamedTuple
 import msgspec
 
 from whence.align.call_sites import match_roots, selected
+from whence.align.calls.folded_parameters import settled_parameters
 from whence.align.calls.input_order import ordered_like
+from whence.align.calls.inner_calls import InnerCalls
+from whence.align.calls.joined_programs import joined_program
 from whence.align.derived_run import Derived, renumbered
-from whence.records import Call, Ref, Run
+from whence.errors import ReplayRefused
+from whence.records import Call, Program, Ref, Run
 from whence.records.fused_names import segments
 from whence.records.marks import Mark, mark
 from whence.records.slots import is_input, is_param, is_written, slot_kind
@@ -58,9 +62,9 @@ def joined(reference: Run, target: Run) -> Fused:
     groups = [g for lane in _lanes(reference, target) for g in _groups(lane, reference, target)]
     new_reference, ids = _joined(reference, [g.reference for g in groups])
     new_target, target_ids = _joined(target, [g.target for g in groups])
-    new_reference, new_target = _same_input_order(
-        new_reference, new_target, list(zip(groups, ids, target_ids))
-    )
+    placed = list(zip(groups, ids, target_ids))
+    new_reference, new_target = _same_input_order(new_reference, new_target, placed)
+    new_reference, new_target = _with_settled_parameters(new_reference, new_target, placed)
     pairs, sentences = [], Counter[str]()
     for group, a, b in zip(groups, ids, target_ids):
         if a < 0 or b < 0:
@@ -108,11 +112,28 @@ def _same_input_order(
     return _with(reference, calls), _with(target, target_calls)
 
 
-def _with(run: Run, changed: Mapping[int, Call]) -> Run:
+def _with(
+    run: Run, changed: Mapping[int, Call], programs: Mapping[str, Program] | None = None
+) -> Run:
     calls = {k: c for k, c in changed.items() if c is not run.calls[k]}
     if not calls:
         return run
-    return Derived(run, (), (), [calls.get(c.id, c) for c in run.calls])
+    return _changed(run, [calls.get(c.id, c) for c in run.calls], programs or {})
+
+
+def _with_settled_parameters(
+    reference: Run, target: Run, placed: Sequence[tuple[_Group, int, int]]
+) -> tuple[Run, Run]:
+    """Both runs, with parameters of paired calls left that face each other."""
+    calls, partners = dict[int, Call](), dict[int, Call]()
+    programs: dict[str, Program] = {}
+    for _, a, b in placed:
+        if a >= 0 and b >= 0 and reference.calls[a].program:
+            settled = settled_parameters(reference, reference.calls[a], target, target.calls[b])
+            calls[a], partners[b] = settled.call, settled.partner
+            if settled.program is not None:
+                programs[settled.program.id] = settled.program
+    return _with(reference, calls, programs), _with(target, partners)
 
 
 class _Lane(NamedTuple):
@@ -155,9 +176,13 @@ def _groups(lane: _Lane, reference: Run, target: Run) -> Iterable[_Group]:
             _bind_concatenated(lane.reference, lane.target, names, target_names, target),
             _bind_concatenated(lane.target, lane.reference, target_names, names, reference),
         )
+    inside = (
+        InnerCalls(reference, lane.reference, target_names),
+        InnerCalls(target, lane.target, names),
+    )
     for group in _connected(names, target_names):
-        a = sorted((c for in_reference, c in group if in_reference), key=lambda c: c.order)
-        b = sorted((c for in_reference, c in group if not in_reference), key=lambda c: c.order)
+        a = inside[0].with_inner([c for in_reference, c in group if in_reference])
+        b = inside[1].with_inner([c for in_reference, c in group if not in_reference])
         # else they only share a name
         is_stated = any(c.origins or c.id in cut[not in_reference] for in_reference, c in group)
         if a and b and is_stated and not _same_names(a, b):
@@ -277,6 +302,7 @@ def _joined(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]
     if not heads:
         return run, [g[0] if len(g) == 1 else -1 for g in groups]
     begun: list[Call] = []  # in the order of beginning; joined calls have ids behind all others
+    programs: dict[str, Program] = {}
     first = len(run.calls)
     for call in sorted(run.calls, key=lambda c: c.order):
         if call.id not in member_of:
@@ -284,8 +310,11 @@ def _joined(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]
         elif call.id in heads:
             number = heads[call.id]
             members = [run.calls[k] for k in groups[number]]
-            whole = _whole(run, members, first + number)
+            whole, program = _with_program(run, members, _whole(run, members, first + number))
             begun.append(whole)
+            if program is not None:  # it is one operator now
+                programs[program.id] = program
+                continue
             begun += (
                 msgspec.structs.replace(
                     m, parent=whole.id, notes=(*m.notes, mark(Mark.NOT_SELECTED))
@@ -297,7 +326,31 @@ def _joined(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]
         new_ids[first + n] if n in heads.values() else new_ids[g[0]] if len(g) == 1 else -1
         for n, g in enumerate(groups)
     ]
-    return Derived(run, (), (), calls), placed
+    return _changed(run, calls, programs), placed
+
+
+def _with_program(
+    run: Run, members: Sequence[Call], whole: Call
+) -> tuple[Call, Program | None]:
+    """The call with the program of its members, and that; None with the reason where one of them
+    cannot be run again.
+    """
+    if not any(member.program for member in members):
+        return whole, None
+    try:
+        program = joined_program(run, members, whole.refs, _content)
+    except ReplayRefused as refused:
+        return msgspec.structs.replace(whole, program="", no_program=str(refused)), None
+    whole = msgspec.structs.replace(whole, program=program.id, no_program="", leaf=True)
+    return whole, program
+
+
+def _changed(run: Run, calls: Sequence[Call], programs: Mapping[str, Program]) -> Run:
+    """The run with other calls, and with programs beside its own."""
+    derived = Derived(run, (), (), calls)
+    if programs:
+        derived.programs = {**run.programs, **programs}
+    return derived
 
 
 def _whole(run: Run, members: Sequence[Call], number: int) -> Call:

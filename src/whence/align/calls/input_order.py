@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import msgspec
 
-from whence.records import Call, Record, Ref, Run
+from whence.records import Call, Record, Run
 from whence.records.slots import is_input
 
 _CLOSE = 1e-3
@@ -31,9 +31,9 @@ def ordered_like(run: Run, call: Call, other_run: Run, other: Call) -> Call:
         places += alike
     if sorted(places) != list(range(len(inputs))) or places == sorted(places):
         return call
-    records = iter([inputs[k].record for k in places])
-    refs = tuple(Ref(r.slot, next(records)) if is_input(r.slot) else r for r in call.refs)
-    return msgspec.structs.replace(call, refs=refs, files={})
+    ordered = iter([inputs[k] for k in places])
+    refs = tuple(next(ordered) if is_input(r.slot) else r for r in call.refs)
+    return msgspec.structs.replace(call, refs=refs)
 
 
 def _alike(a: Record, b: Record) -> bool:

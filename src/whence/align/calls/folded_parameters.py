@@ -1,0 +1,92 @@
+"""Parameters of a fused call and of what it was fused from that are not one for one the same: a
+scale folded into a weight, a constant that the kernel has built in.
+
+Their elements say nothing of each other. The program takes the reference's own instead, so that
+what the target's amount to shows in what it computes from the target's inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from whence.align.calls.tensor_slots import pair_in_order
+from whence.records import Call, Program, Record, Run
+from whence.records.slots import is_param
+
+
+class Settled(NamedTuple):
+    """Both calls without the parameters that have no like across. program: of the reference's call,
+    with these as constants; None where it is as it was.
+    """
+
+    call: Call
+    partner: Call
+    program: Program | None
+
+
+def settled_parameters(reference: Run, call: Call, target: Run, partner: Call) -> Settled:
+    """Two calls that carry out the same operators, with parameters left that face each other."""
+    pairs, only, only_target = pair_in_order(call, partner, reference, target)
+    params = [p for p in pairs if is_param(p.reference_slot)]
+    alone = {slot for slot in only if is_param(slot)}
+    alone_target = {slot for slot in only_target if is_param(slot)}
+    sides = ((reference, call, alone), (target, partner, alone_target))
+    is_folded = any(
+        run.records[ref.record].count > 1
+        for run, of, slots in sides
+        for ref in of.slots("param")
+        if ref.slot in slots
+    )
+    if is_folded:
+        for pair in params:
+            a = reference.records[pair.reference_record]
+            b = target.records[pair.target_record]
+            if not _have_one_content(a, b):
+                alone.add(pair.reference_slot)
+                alone_target.add(pair.target_slot)
+    program = reference.programs.get(call.program)
+    changed = _with_constants(program, call, alone) if program is not None and alone else None
+    new_call = _without(call, alone)
+    if changed is not None:
+        new_call = msgspec.structs.replace(new_call, program=changed.id)
+    return Settled(new_call, _without(partner, alone_target), changed)
+
+
+def _have_one_content(a: Record, b: Record) -> bool:
+    return bool(a.hash) and (a.hash, a.dtype, a.shape) == (b.hash, b.dtype, b.shape)
+
+
+def _without(call: Call, slots: set[str]) -> Call:
+    if not slots:
+        return call
+    refs = tuple(r for r in call.refs if r.slot not in slots)
+    return msgspec.structs.replace(call, refs=refs)
+
+
+def _with_constants(program: Program, call: Call, slots: set[str]) -> Program | None:
+    """The program with parameters as constants; None where it reads none of them."""
+    records = {r.slot: r.record for r in call.slots("param") if r.slot in slots}
+    taken = [slot for slot in program.params if slot in records]
+    if not taken:
+        return None
+    constants = list(program.constants)
+    places = {slot: len(constants) + k for k, slot in enumerate(taken)}
+    constants += [records[slot] for slot in taken]
+
+    def replaced(kind: str, value: Any) -> Any:
+        if kind == "param" and value in places:
+            return {"const": places[value]}
+        return {kind: value}
+
+    return msgspec.structs.replace(
+        program,
+        id=f"{program.id} with {' '.join(map(str, constants))}",
+        operations=tuple(o.with_operands(replaced) for o in program.operations),
+        outputs=tuple(
+            (slot, replaced(*next(iter(operand.items())))) for slot, operand in program.outputs
+        ),
+        params=tuple(slot for slot in program.params if slot not in places),
+        constants=tuple(constants),
+    )
