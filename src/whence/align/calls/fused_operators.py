@@ -10,17 +10,16 @@ and a side that has several calls in it gets them joined. See docs/decisions/001
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from whence.align.call_sites import match_roots, selected
-from whence.align.calls.folded_parameters import settled_parameters
-from whence.align.calls.input_order import ordered_like
+from whence.align.calls.facing_tensors import facing, with_programs
 from whence.align.calls.inner_calls import InnerCalls
 from whence.align.calls.joined_programs import joined_program
-from whence.align.derived_run import Derived, renumbered
+from whence.align.derived_run import renumbered
 from whence.errors import ReplayRefused
 from whence.records import Call, Program, Ref, Run
 from whence.records.fused_names import segments
@@ -62,9 +61,9 @@ def joined(reference: Run, target: Run) -> Fused:
     groups = [g for lane in _lanes(reference, target) for g in _groups(lane, reference, target)]
     new_reference, ids = _joined(reference, [g.reference for g in groups])
     new_target, target_ids = _joined(target, [g.target for g in groups])
-    placed = list(zip(groups, ids, target_ids))
-    new_reference, new_target = _same_input_order(new_reference, new_target, placed)
-    new_reference, new_target = _with_settled_parameters(new_reference, new_target, placed)
+    new_reference, new_target = facing(
+        new_reference, new_target, [(a, b) for a, b in zip(ids, target_ids) if a >= 0 and b >= 0]
+    )
     pairs, sentences = [], Counter[str]()
     for group, a, b in zip(groups, ids, target_ids):
         if a < 0 or b < 0:
@@ -93,47 +92,6 @@ def joined(reference: Run, target: Run) -> Fused:
         f"{text} ({count} calls)" if count > 1 else text for text, count in sentences.items()
     )
     return Fused(new_reference, new_target, tuple(pairs), notes)
-
-
-def _same_input_order(
-    reference: Run, target: Run, placed: Sequence[tuple[_Group, int, int]]
-) -> tuple[Run, Run]:
-    """Both runs, with inputs of joined calls in the order in which their partners read them."""
-    calls, target_calls = dict[int, Call](), dict[int, Call]()
-    for group, a, b in placed:
-        if a < 0 or b < 0:
-            continue
-        if len(group.reference) > 1:
-            call = ordered_like(reference, reference.calls[a], target, target.calls[b])
-            calls[a] = call
-        elif len(group.target) > 1:
-            call = ordered_like(target, target.calls[b], reference, reference.calls[a])
-            target_calls[b] = call
-    return _with(reference, calls), _with(target, target_calls)
-
-
-def _with(
-    run: Run, changed: Mapping[int, Call], programs: Mapping[str, Program] | None = None
-) -> Run:
-    calls = {k: c for k, c in changed.items() if c is not run.calls[k]}
-    if not calls:
-        return run
-    return _changed(run, [calls.get(c.id, c) for c in run.calls], programs or {})
-
-
-def _with_settled_parameters(
-    reference: Run, target: Run, placed: Sequence[tuple[_Group, int, int]]
-) -> tuple[Run, Run]:
-    """Both runs, with parameters of paired calls left that face each other."""
-    calls, partners = dict[int, Call](), dict[int, Call]()
-    programs: dict[str, Program] = {}
-    for _, a, b in placed:
-        if a >= 0 and b >= 0 and reference.calls[a].program:
-            settled = settled_parameters(reference, reference.calls[a], target, target.calls[b])
-            calls[a], partners[b] = settled.call, settled.partner
-            if settled.program is not None:
-                programs[settled.program.id] = settled.program
-    return _with(reference, calls, programs), _with(target, partners)
 
 
 class _Lane(NamedTuple):
@@ -181,11 +139,12 @@ def _groups(lane: _Lane, reference: Run, target: Run) -> Iterable[_Group]:
         InnerCalls(target, lane.target, names),
     )
     for group in _connected(names, target_names):
-        a = inside[0].with_inner([c for in_reference, c in group if in_reference])
-        b = inside[1].with_inner([c for in_reference, c in group if not in_reference])
+        a = sorted((c for in_reference, c in group if in_reference), key=lambda c: c.order)
+        b = sorted((c for in_reference, c in group if not in_reference), key=lambda c: c.order)
         # else they only share a name
         is_stated = any(c.origins or c.id in cut[not in_reference] for in_reference, c in group)
         if a and b and is_stated and not _same_names(a, b):
+            a, b = inside[0].with_inner(a), inside[1].with_inner(b)
             yield _Group(tuple(c.id for c in a), tuple(c.id for c in b))
 
 
@@ -326,12 +285,10 @@ def _joined(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]
         new_ids[first + n] if n in heads.values() else new_ids[g[0]] if len(g) == 1 else -1
         for n, g in enumerate(groups)
     ]
-    return _changed(run, calls, programs), placed
+    return with_programs(run, calls, programs), placed
 
 
-def _with_program(
-    run: Run, members: Sequence[Call], whole: Call
-) -> tuple[Call, Program | None]:
+def _with_program(run: Run, members: Sequence[Call], whole: Call) -> tuple[Call, Program | None]:
     """The call with the program of its members, and that; None with the reason where one of them
     cannot be run again.
     """
@@ -343,14 +300,6 @@ def _with_program(
         return msgspec.structs.replace(whole, program="", no_program=str(refused)), None
     whole = msgspec.structs.replace(whole, program=program.id, no_program="", leaf=True)
     return whole, program
-
-
-def _changed(run: Run, calls: Sequence[Call], programs: Mapping[str, Program]) -> Run:
-    """The run with other calls, and with programs beside its own."""
-    derived = Derived(run, (), (), calls)
-    if programs:
-        derived.programs = {**run.programs, **programs}
-    return derived
 
 
 def _whole(run: Run, members: Sequence[Call], number: int) -> Call:

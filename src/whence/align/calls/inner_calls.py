@@ -32,8 +32,6 @@ class InnerCalls:
         Only calls that can be replayed are taken in: in the others a fault could hide.
         """
         within = {call.id: call for call in members}
-        if len(within) < 2:
-            return list(members)
         waiting = list(members)
         while waiting:
             for ref in waiting.pop().slots("input"):
