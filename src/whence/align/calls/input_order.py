@@ -9,6 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import msgspec
 
 from whence.records import Call, Record, Ref, Run
+from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_input, is_output
 
 MOVES = frozenset((
@@ -39,8 +40,11 @@ def origins(
     }
     for call in run.calls:
         at = (call.rank, roots.get(call.root, call.root), call.step, call.micro, call.phase)
+        # What was put together has its inputs in the order in which its calls read them.
+        is_model = call.parent == -1 and not call.leaf and not has_mark(call, Mark.PUT_TOGETHER)
+        is_model &= call.id not in placed
         for ref in call.refs:
-            if call.parent == -1 and not call.leaf and is_input(ref.slot):
+            if is_model and is_input(ref.slot):
                 labels.setdefault(ref.record, (*at, "", ref.slot))
             elif call.leaf and is_output(ref.slot) and ref.record not in sources:
                 place = placed.get(call.id, (call.scope, call.op, call.occurrence))
