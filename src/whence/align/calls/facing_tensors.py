@@ -13,14 +13,21 @@ from whence.align.derived_run import Derived
 from whence.records import Call, Program, Run
 
 
-def facing(reference: Run, target: Run, pairs: Sequence[tuple[int, int]]) -> tuple[Run, Run]:
-    """Both runs, with the tensors of paired calls facing each other. pairs: (call, partner)."""
-    reference, target = _same_input_order(reference, target, pairs)
+def facing(
+    reference: Run, target: Run, pairs: Sequence[tuple[int, int]], *, is_one_file: bool = True
+) -> tuple[Run, Run]:
+    """Both runs, with the tensors of paired calls facing each other. pairs: (call, partner).
+    is_one_file: do both run one file of weights? Else inputs are in one order already, and weights
+    may have been folded by each side.
+    """
+    if is_one_file:
+        reference, target = _same_input_order(reference, target, pairs)
     calls, partners = dict[int, Call](), dict[int, Call]()
     programs: dict[str, Program] = {}
     for a, b in pairs:
         if reference.calls[a].program:
-            settled = settled_parameters(reference, reference.calls[a], target, target.calls[b])
+            call, partner = reference.calls[a], target.calls[b]
+            settled = settled_parameters(reference, call, target, partner, is_one_file=is_one_file)
             calls[a], partners[b] = settled.call, settled.partner
             if settled.program is not None:
                 programs[settled.program.id] = settled.program

@@ -10,10 +10,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
+from whence import dtypes
 from whence.align.calls.tensor_slots import pair_in_order
+from whence.errors import ElementsMissing
 from whence.records import Call, Program, Record, Run
 from whence.records.slots import is_param
+
+_ROUNDINGS = 6
+"""Of a weight that was scaled by what a square root and a quotient gave, in unit roundoffs."""
 
 
 class Settled(NamedTuple):
@@ -26,8 +32,12 @@ class Settled(NamedTuple):
     program: Program | None
 
 
-def settled_parameters(reference: Run, call: Call, target: Run, partner: Call) -> Settled:
-    """Two calls that carry out the same operators, with parameters left that face each other."""
+def settled_parameters(
+    reference: Run, call: Call, target: Run, partner: Call, *, is_one_file: bool
+) -> Settled:
+    """Two calls that carry out the same operators, with parameters left that face each other.
+    is_one_file: as `facing` has it.
+    """
     pairs, only, only_target = pair_in_order(call, partner, reference, target)
     params = [p for p in pairs if is_param(p.reference_slot)]
     alone = {slot for slot in only if is_param(slot)}
@@ -39,13 +49,13 @@ def settled_parameters(reference: Run, call: Call, target: Run, partner: Call) -
         for ref in of.slots("param")
         if ref.slot in slots
     )
-    if is_folded:
-        for pair in params:
-            a = reference.records[pair.reference_record]
-            b = target.records[pair.target_record]
-            if not _have_one_content(a, b):
-                alone.add(pair.reference_slot)
-                alone_target.add(pair.target_slot)
+    for pair in params:
+        a, b = reference.records[pair.reference_record], target.records[pair.target_record]
+        if _have_one_content(a, b):
+            continue
+        if is_folded or (not is_one_file and _are_rounded_alike(reference, a, target, b)):
+            alone.add(pair.reference_slot)
+            alone_target.add(pair.target_slot)
     program = reference.programs.get(call.program)
     changed = _with_constants(program, call, alone) if program is not None and alone else None
     new_call = _without(call, alone)
@@ -56,6 +66,18 @@ def settled_parameters(reference: Run, call: Call, target: Run, partner: Call) -
 
 def _have_one_content(a: Record, b: Record) -> bool:
     return bool(a.hash) and (a.hash, a.dtype, a.shape) == (b.hash, b.dtype, b.shape)
+
+
+def _are_rounded_alike(reference: Run, a: Record, target: Run, b: Record) -> bool:
+    """Do two parameters differ by the rounding of the few operations that folded them?"""
+    if a.shape != b.shape or a.dtype != b.dtype or not dtypes.is_floating(a.dtype):
+        return False
+    try:
+        x, y = (run.array(r.id).astype(np.float64) for run, r in ((reference, a), (target, b)))
+    except ElementsMissing:
+        return False
+    u = dtypes.named(a.dtype).unit_roundoff or 0.0
+    return bool((np.abs(x - y) <= _ROUNDINGS * u * np.abs(x)).all())
 
 
 def _without(call: Call, slots: set[str]) -> Call:

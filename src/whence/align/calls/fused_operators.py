@@ -333,8 +333,15 @@ def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
         Ref(f"param.{k}", r) for k, r in enumerate(params)
     ]
     refs += [Ref(f"output.{k}", r) for k, r in enumerate(outputs)]
+    whole = whole_call(members, refs, number)
+    of_record = {(_kind(r), r.record): r.slot for r in refs}
+    placed = {of_record[key]: file for key, file in files.items() if key in of_record}
+    return msgspec.structs.replace(whole, files=placed)
+
+
+def whole_call(members: Sequence[Call], refs: Sequence[Ref], number: int) -> Call:
+    """A call in the place of the last of its members, with these tensors."""
     names = [c.scope for c in members]
-    origins = tuple(dict.fromkeys(n for c in members for n in (c.origins or (c.scope,))))
     return msgspec.structs.replace(
         members[-1],
         id=number,
@@ -345,10 +352,15 @@ def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
         refs=tuple(refs),
         leaf=False,
         arguments={},
-        origins=origins,
+        origins=tuple(dict.fromkeys(n for c in members for n in (c.origins or (c.scope,)))),
         notes=(f"{_listed(names)} taken together",),
-        files={r.slot: files[_kind(r), r.record] for r in refs if (_kind(r), r.record) in files},
+        files={},
     )
+
+
+def joined_names(members: Sequence[Call]) -> str:
+    """The names of calls in a sentence."""
+    return _listed([call.scope for call in members])
 
 
 def _kind(ref: Ref) -> str:

@@ -1,0 +1,177 @@
+"""Which values of two graphs correspond: by their figures, which survive another order of the
+elements; behind a fault, where figures say nothing, by what they are computed of.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from whence.align.values.value_graph import ValueGraph, kind_of
+from whence.records import Call, Record
+
+_CLOSE = 1e-4
+"""How far sums over the elements of one value may lie apart in two runs that round."""
+
+
+def corresponding(reference: ValueGraph, target: ValueGraph) -> dict[int, int]:
+    """Values of the reference -> those of the target that hold the same in sound runs."""
+    pairing = _Pairing(reference, target)
+    pairing.by_ends()
+    pairing.by_figures()
+    while pairing.by_parameters() + pairing.by_inputs():
+        pass
+    return pairing.partner
+
+
+class _Pairing:
+    def __init__(self, reference: ValueGraph, target: ValueGraph) -> None:
+        self.reference, self.target = reference, target
+        self.partner: dict[int, int] = {}
+        self._taken: set[int] = set()
+
+    def _pair(self, value: int, other: int) -> None:
+        self.partner[value] = other
+        self._taken.add(other)
+
+    def _free(self, values: Iterable[int]) -> list[int]:
+        return [v for v in values if v not in self._taken]
+
+    def _is_open(self, value: int) -> bool:
+        return value not in self.partner
+
+    def by_ends(self) -> None:
+        """What the models were given and what they return, by name or place."""
+        for kind in ("input", "output"):
+            refs = self.reference.root.slots(kind)
+            others = {ref.slot: ref for ref in self.target.root.slots(kind)}
+            by_name = [(ref, others[ref.slot]) for ref in refs if ref.slot in others]
+            if len(by_name) != len(refs):
+                by_name = list(zip(refs, others.values()))
+            for ref, other in by_name:
+                a, b = self.reference.record(ref.record), self.target.record(other.record)
+                if a.count == b.count and self._is_open(a.id) and b.id not in self._taken:
+                    self._pair(a.id, b.id)
+
+    def by_figures(self) -> None:
+        """Values that hold the same elements in some order, but for rounding. Of several, the one
+        that is made of partners by an operator of the same kind, else the first.
+        """
+        by_count: defaultdict[int, list[int]] = defaultdict(list)
+        for value in self.target.values:
+            by_count[self.target.record(value).count].append(value)
+        for value in filter(self._is_open, self.reference.values):
+            record = self.reference.record(value)
+            alike = [
+                other
+                for other in self._free(by_count[record.count])
+                if _alike(record, self.target.record(other))
+            ]
+            if alike:
+                self._pair(value, max(alike, key=lambda other: self._agreement(value, other)))
+
+    def _agreement(self, value: int, other: int) -> tuple[bool, bool]:
+        call, partner = self.reference.makers[value], self.target.makers[other]
+        return self._has_partners(call, partner), kind_of(call) == kind_of(partner)
+
+    def _has_partners(self, call: Call, partner: Call) -> bool:
+        """Does each of two calls read what the other reads?"""
+        sources = Counter(self.reference.source(r.record) for r in self.reference.inputs(call))
+        others = Counter(self.target.source(r.record) for r in self.target.inputs(partner))
+        if not sources or not all(source in self.partner for source in sources):
+            return False
+        return Counter({self.partner[s]: n for s, n in sources.items()}) == others
+
+    def by_parameters(self) -> int:
+        """Values made by the last calls that read the same parameters. Returns how many."""
+        readers, others = _readers(self.reference), _readers(self.target)
+        count = 0
+        for value in filter(self._is_open, self.reference.values):
+            call = self.reference.makers[value]
+            partner = _last_reader(call, self.reference, others)
+            if partner is None:
+                continue
+            back = _last_reader(partner, self.target, readers)
+            free = self._free(ref.record for ref in partner.slots("output"))
+            made = [ref.record for ref in call.slots("output")]
+            if back is call and len(free) == len(made) and self._fits(value, free, made):
+                self._pair(value, free[made.index(value)])
+                count += 1
+        return count
+
+    def _fits(self, value: int, free: list[int], made: list[int]) -> bool:
+        other = free[made.index(value)]
+        return self.reference.record(value).count == self.target.record(other).count
+
+    def by_inputs(self) -> int:
+        """Values that operators of the same kind make of partners; of several such, by their order.
+        Returns how many.
+        """
+        candidates: defaultdict[object, list[int]] = defaultdict(list)
+        for other in self._free(self.target.values):
+            call = self.target.makers[other]
+            sources = [self.target.source(r.record) for r in self.target.inputs(call)]
+            key = kind_of(call), _place(call, other), tuple(sorted(sources))
+            candidates[key].append(other)
+        wanted: defaultdict[object, list[int]] = defaultdict(list)
+        for value in filter(self._is_open, self.reference.values):
+            call = self.reference.makers[value]
+            sources = [self.reference.source(r.record) for r in self.reference.inputs(call)]
+            if sources and all(source in self.partner for source in sources):
+                partners = tuple(sorted(self.partner[source] for source in sources))
+                wanted[kind_of(call), _place(call, value), partners].append(value)
+        count = 0
+        for key, values in wanted.items():
+            found = candidates.get(key, [])
+            if len(found) != len(values):
+                continue
+            for value, other in zip(values, found):
+                if self.reference.record(value).count == self.target.record(other).count:
+                    self._pair(value, other)
+                    count += 1
+        return count
+
+
+def _place(call: Call, value: int) -> int:
+    return [ref.record for ref in call.slots("output")].index(value)
+
+
+def _readers(graph: ValueGraph) -> dict[int, list[Call]]:
+    """The calls that read a parameter, by a checksum of its elements in any order."""
+    readers: defaultdict[int, list[Call]] = defaultdict(list)
+    for call in graph.calls:
+        for record in graph.parameters(call):
+            if record.sketch is not None:
+                readers[record.sketch.checksum].append(call)
+    return readers
+
+
+def _last_reader(call: Call, graph: ValueGraph, across: dict[int, list[Call]]) -> Call | None:
+    """The last call of the other graph that reads a parameter of this one, where of each there is
+    only one reader.
+    """
+    found: list[Call] = []
+    for record in graph.parameters(call):
+        readers = across.get(record.sketch.checksum, []) if record.sketch is not None else []
+        if len(readers) > 1:
+            return None
+        found += readers
+    return max(found, key=lambda reader: reader.order, default=None)
+
+
+def _alike(a: Record, b: Record) -> bool:
+    """May two values hold the same elements, but for rounding and their order?"""
+    if a.sketch is None or b.sketch is None or a.count < 2:
+        return False
+    if a.sketch.checksum == b.sketch.checksum and a.dtype == b.dtype:
+        return True
+    sums = (a.sketch.abs_sum, a.sketch.fourth_sum), (b.sketch.abs_sum, b.sketch.fourth_sum)
+    for x, y in zip(*sums):
+        if x is None or y is None or not abs(x - y) <= _CLOSE * max(abs(x), abs(y)):
+            return False
+    cubes = a.sketch.cube_sum, b.sketch.cube_sum
+    if cubes[0] is None or cubes[1] is None or sums[0][1] is None:
+        return False
+    # no sum of cubes is larger, by Hölder's inequality
+    largest = float(sums[0][1] ** 0.75 * a.count**0.25)
+    return abs(cubes[0] - cubes[1]) <= _CLOSE * largest

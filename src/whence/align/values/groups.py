@@ -1,0 +1,185 @@
+"""Two graphs of one function that name nothing alike, such as two exports of a model: between
+values that correspond, what each computes is taken together and paired.
+
+So nothing lies between two pairs, whatever operators either graph has: a norm that one writes out,
+a constant that one folded, a transpose that only one needs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from whence.align.call_sites import match_roots, selected, step_of
+from whence.align.calls.facing_tensors import facing, with_programs
+from whence.align.calls.fused_operators import Fused, joined_names, whole_call
+from whence.align.calls.input_order import MOVES
+from whence.align.calls.joined_programs import joined_program
+from whence.align.derived_run import renumbered
+from whence.align.values.corresponding import corresponding
+from whence.align.values.value_graph import ValueGraph
+from whence.errors import ReplayRefused
+from whence.records import Call, Program, Ref, Run
+from whence.records.marks import Mark, has_mark
+from whence.records.slots import is_input
+
+_SHARED = 0.5
+"""Share of names from which on two graphs are paired by their names."""
+
+
+def applies(reference: Run, target: Run) -> bool:
+    """Are these operators of two graphs that share few names, with programs on the reference's
+    side?
+    """
+    sides = []
+    for run in (reference, target):
+        calls = [c for c in selected(run.calls) if c.leaf and c.kind == "operator"]
+        if not any(has_mark(c, Mark.OPSET) for c in calls):
+            return False
+        sides.append({c.scope for c in calls if c.op_type not in MOVES})
+    names, others = sides
+    return len(names & others) < _SHARED * min(len(names), len(others))
+
+
+class _Part(NamedTuple):
+    """A stretch of one graph: its calls, the values that it reads and those that it makes."""
+
+    calls: Sequence[Call]
+    reads: Sequence[int]
+    makes: Sequence[int]
+
+
+def joined(reference: Run, target: Run) -> Fused:
+    """Both runs with what lies between values that correspond as one call each."""
+    parts, target_parts = list[_Part](), list[_Part]()
+    for graph, other in _steps(reference, target):
+        for part, target_part in _parts(graph, other):
+            parts.append(part)
+            target_parts.append(target_part)
+    reference, ids = _with_wholes(reference, parts)
+    target, target_ids = _with_wholes(target, target_parts)
+    placed = list(zip(ids, target_ids, strict=True))
+    reference, target = facing(reference, target, placed, is_one_file=False)
+    sentences = Counter(
+        f"{joined_names(part.calls)} against {joined_names(other.calls)}: taken together, between "
+        "values that correspond"
+        for part, other in zip(parts, target_parts, strict=True)
+        if len(part.calls) + len(other.calls) > 2
+    )
+    notes = tuple(f"{text} ({n} calls)" if n > 1 else text for text, n in sentences.items())
+    pairs = tuple((a, b, "what they read and make corresponds") for a, b in placed)
+    return Fused(reference, target, pairs, notes)
+
+
+def _steps(reference: Run, target: Run) -> Iterator[tuple[ValueGraph, ValueGraph]]:
+    """The graphs of each step that both runs have."""
+    roots = match_roots(reference.calls, target.calls)
+    others = dict(_graphs(target, {}))
+    for key, graph in _graphs(reference, roots):
+        if key in others:
+            yield graph, others[key]
+
+
+def _graphs(run: Run, roots: Mapping[str, str]) -> Iterator[tuple[object, ValueGraph]]:
+    calls: dict[object, list[Call]] = {}
+    for call in sorted(selected(run.calls), key=lambda c: c.order):
+        if call.leaf:
+            calls.setdefault(step_of(call), []).append(call)
+    for call in run.calls:
+        if call.parent == -1 and not call.leaf and step_of(call) in calls:
+            root = roots.get(call.root, call.root)
+            yield (root, call.step, call.micro), ValueGraph(run, call, calls[step_of(call)])
+
+
+def _parts(graph: ValueGraph, other: ValueGraph) -> Iterator[tuple[_Part, _Part]]:
+    """What lies between values that correspond, in both graphs: one part for each operator of the
+    reference that makes such values.
+    """
+    partner = corresponding(graph, other)
+    by_maker: dict[tuple[int, int], list[int]] = {}
+    for value in sorted(partner, key=lambda v: _order(graph, v)):
+        maker, other_maker = graph.makers.get(value), other.makers.get(partner[value])
+        if maker is not None and other_maker is not None:
+            by_maker.setdefault((maker.id, other_maker.id), []).append(value)
+    taken: set[int] = set()
+    target_taken: set[int] = set()
+    for (maker_id, other_id), values in by_maker.items():
+        if maker_id in taken or other_id in target_taken:
+            continue  # its results correspond to those of several
+        taken.add(maker_id)
+        target_taken.add(other_id)
+        calls, reads = graph.behind(values, partner.keys())
+        others = [partner[value] for value in values]
+        target_calls, target_reads = other.behind(others, set(partner.values()))
+        faced = [partner[read] for read in reads if read in partner]
+        rest = [read for read in target_reads if read not in faced]
+        yield _Part(calls, reads, values), _Part(target_calls, [*faced, *rest], others)
+
+
+def _order(graph: ValueGraph, value: int) -> int:
+    return graph.makers[value].order if value in graph.makers else -1
+
+
+def _with_wholes(run: Run, parts: Sequence[_Part]) -> tuple[Run, list[int]]:
+    """(the run with each part as one call, those calls)."""
+    first = len(run.calls)
+    programs: dict[str, Program] = {}
+    heads: dict[int, int] = {}  # last call of a part -> part
+    members: set[int] = set()
+    for number, part in enumerate(parts):
+        heads[_maker(part).id] = number
+        members.update(call.id for call in part.calls)
+    begun: list[Call] = []
+    for call in sorted(run.calls, key=lambda c: c.order):
+        if call.id in heads:
+            number = heads[call.id]
+            whole, program = _whole(run, parts[number], first + number)
+            if program is not None:
+                programs[program.id] = program
+            begun.append(whole)
+        elif call.id not in members:
+            begun.append(call)
+    calls, new_ids = renumbered(begun)
+    return with_programs(run, calls, programs), [new_ids[first + n] for n in range(len(parts))]
+
+
+def _maker(part: _Part) -> Call:
+    """The call of a part that makes what it is paired for: the last."""
+    return next(
+        call
+        for call in reversed(part.calls)
+        if any(ref.record == part.makes[0] for ref in call.slots("output"))
+    )
+
+
+def _whole(run: Run, part: _Part, number: int) -> tuple[Call, Program | None]:
+    """One call for a part. A single call stays as it is, with its inputs in the part's order."""
+    if len(part.calls) == 1:
+        (call,) = part.calls
+        inputs = {ref.record: ref for ref in reversed(call.slots("input"))}
+        ordered = [inputs[record] for record in part.reads if record in inputs]
+        ordered += [ref for ref in call.slots("input") if ref not in ordered]
+        lent = [
+            Ref(f"input.beside.{k}", record)
+            for k, record in enumerate(part.reads)
+            if record not in inputs
+        ]
+        others = [ref for ref in call.refs if not is_input(ref.slot)]
+        refs = (*ordered, *lent, *others)
+        return msgspec.structs.replace(call, id=number, refs=refs), None
+    params = [ref for call in part.calls for ref in call.slots("param")]
+    unmade = dict.fromkeys(r.record for r in params)
+    refs = (
+        *(Ref(f"input.{k}", record) for k, record in enumerate(part.reads)),
+        *(Ref(f"param.{k}", record) for k, record in enumerate(unmade)),
+        *(Ref(f"output.{k}", record) for k, record in enumerate(part.makes)),
+    )
+    whole = msgspec.structs.replace(whole_call(part.calls, refs, number), leaf=True)
+    try:
+        program = joined_program(run, part.calls, refs, lambda _, record: record)
+    except ReplayRefused as refused:
+        return msgspec.structs.replace(whole, program="", no_program=str(refused)), None
+    return msgspec.structs.replace(whole, program=program.id, no_program=""), program
