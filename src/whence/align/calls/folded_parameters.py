@@ -22,6 +22,9 @@ _ROUNDINGS = 6
 """Of a weight that was scaled by what a square root and a quotient gave, in unit roundoffs."""
 
 
+_MOST_INTEGERS = 64
+
+
 class Settled(NamedTuple):
     """Both calls without the parameters that have no like across. program: of the reference's call,
     with these as constants; None where it is as it was.
@@ -53,7 +56,10 @@ def settled_parameters(
         a, b = reference.records[pair.reference_record], target.records[pair.target_record]
         if _have_one_content(a, b):
             continue
-        if is_folded or (not is_one_file and _are_rounded_alike(reference, a, target, b)):
+        is_other_form = not is_one_file and (
+            _says_what_to_do(a) or _are_rounded_alike(reference, a, target, b)
+        )
+        if is_folded or is_other_form:
             alone.add(pair.reference_slot)
             alone_target.add(pair.target_slot)
     program = reference.programs.get(call.program)
@@ -66,6 +72,14 @@ def settled_parameters(
 
 def _have_one_content(a: Record, b: Record) -> bool:
     return bool(a.hash) and (a.hash, a.dtype, a.shape) == (b.hash, b.dtype, b.shape)
+
+
+def _says_what_to_do(record: Record) -> bool:
+    """Is this a number or a list of integers, such as a shape, that two graphs of one function may
+    say in several ways?
+    """
+    few = record.count <= _MOST_INTEGERS and not dtypes.is_floating(record.dtype)
+    return few or record.count == 1
 
 
 def _are_rounded_alike(reference: Run, a: Record, target: Run, b: Record) -> bool:
