@@ -56,10 +56,11 @@ def settled_parameters(
         a, b = reference.records[pair.reference_record], target.records[pair.target_record]
         if _have_one_content(a, b):
             continue
-        is_other_form = not is_one_file and (
-            _says_what_to_do(a) or _are_rounded_alike(reference, a, target, b)
-        )
-        if is_folded or is_other_form:
+        if (
+            is_folded
+            or _says_what_to_do(a)
+            or (not is_one_file and _are_rounded_alike(reference, a, target, b))
+        ):
             alone.add(pair.reference_slot)
             alone_target.add(pair.target_slot)
     program = reference.programs.get(call.program)

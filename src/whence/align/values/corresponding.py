@@ -12,6 +12,8 @@ from whence.records import Call, Record
 
 _CLOSE = 1e-4
 """How far sums over the elements of one value may lie apart in two runs that round."""
+_FAR = (1e-3, 1e-2, 0.1, 0.5)
+"""The same behind a fault, where operators of one kind may make the value: least first."""
 
 
 def corresponding(reference: ValueGraph, target: ValueGraph) -> dict[int, int]:
@@ -19,8 +21,10 @@ def corresponding(reference: ValueGraph, target: ValueGraph) -> dict[int, int]:
     pairing = _Pairing(reference, target)
     pairing.by_ends()
     pairing.by_figures()
-    while pairing.by_parameters() + pairing.by_inputs():
-        pass
+    pairing.by_structure()
+    for far in _FAR:
+        while pairing.by_nearness(far):
+            pairing.by_structure()
     return pairing.partner
 
 
@@ -81,6 +85,37 @@ class _Pairing:
         if not sources or not all(source in self.partner for source in sources):
             return False
         return Counter({self.partner[s]: n for s, n in sources.items()}) == others
+
+    def by_structure(self) -> None:
+        """Values by what they are computed of, as far as that tells."""
+        while self.by_parameters() + self.by_inputs():
+            pass
+
+    def by_nearness(self, far: float) -> int:
+        """Values made by operators of one kind, of which neither reads what only the other does,
+        where both are the only ones so near. Returns how many.
+        """
+        free = self._free(self.target.values)
+        near: dict[int, list[int]] = {}
+        for value in filter(self._is_open, self.reference.values):
+            near[value] = [other for other in free if self._may_be(value, other, far)]
+        wanted = Counter(other for others in near.values() for other in others)
+        count = 0
+        for value, others in near.items():
+            if len(others) == 1 and wanted[others[0]] == 1:
+                self._pair(value, others[0])
+                count += 1
+        return count
+
+    def _may_be(self, value: int, other: int, far: float) -> bool:
+        a, b = self.reference.record(value), self.target.record(other)
+        call, partner = self.reference.makers[value], self.target.makers[other]
+        if a.count != b.count or kind_of(call) != kind_of(partner) or not _alike(a, b, far):
+            return False
+        sources = {self.reference.source(r.record) for r in self.reference.inputs(call)}
+        others = {self.target.source(r.record) for r in self.target.inputs(partner)}
+        known = {self.partner[source] for source in sources if source in self.partner}
+        return known == {other for other in others if other in self._taken}
 
     def by_parameters(self) -> int:
         """Values made by the last calls that read the same parameters. Returns how many."""
@@ -159,7 +194,7 @@ def _last_reader(call: Call, graph: ValueGraph, across: dict[int, list[Call]]) -
     return max(found, key=lambda reader: reader.order, default=None)
 
 
-def _alike(a: Record, b: Record) -> bool:
+def _alike(a: Record, b: Record, far: float = _CLOSE) -> bool:
     """May two values hold the same elements, but for rounding and their order?"""
     if a.sketch is None or b.sketch is None or a.count < 2:
         return False
@@ -167,11 +202,11 @@ def _alike(a: Record, b: Record) -> bool:
         return True
     sums = (a.sketch.abs_sum, a.sketch.fourth_sum), (b.sketch.abs_sum, b.sketch.fourth_sum)
     for x, y in zip(*sums):
-        if x is None or y is None or not abs(x - y) <= _CLOSE * max(abs(x), abs(y)):
+        if x is None or y is None or not abs(x - y) <= far * max(abs(x), abs(y)):
             return False
     cubes = a.sketch.cube_sum, b.sketch.cube_sum
     if cubes[0] is None or cubes[1] is None or sums[0][1] is None:
         return False
     # no sum of cubes is larger, by Hölder's inequality
     largest = float(sums[0][1] ** 0.75 * a.count**0.25)
-    return abs(cubes[0] - cubes[1]) <= _CLOSE * largest
+    return abs(cubes[0] - cubes[1]) <= far * largest
