@@ -66,6 +66,8 @@ class _Pairing:
             by_count[self.target.record(value).count].append(value)
         for value in filter(self._is_open, self.reference.values):
             record = self.reference.record(value)
+            if not self.reference.is_floating(value) or not _varies(record):
+                continue  # what many tensors are
             alike = [
                 other
                 for other in self._free(by_count[record.count])
@@ -192,6 +194,11 @@ def _last_reader(call: Call, graph: ValueGraph, across: dict[int, list[Call]]) -
             return None
         found += readers
     return max(found, key=lambda reader: reader.order, default=None)
+
+
+def _varies(record: Record) -> bool:
+    """Does it hold more than one number over and over?"""
+    return record.statistics is not None and bool(record.statistics.std)
 
 
 def _alike(a: Record, b: Record, far: float = _CLOSE) -> bool:

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from whence.align.call_sites import match_roots, selected, step_of
 from whence.align.calls.facing_tensors import facing, with_programs
 from whence.align.calls.fused_operators import Fused, joined_names, whole_call
-from whence.align.calls.input_order import MOVES
 from whence.align.calls.joined_programs import joined_program
 from whence.align.derived_run import renumbered
 from whence.align.values.corresponding import corresponding
-from whence.align.values.value_graph import ValueGraph
+from whence.align.values.flat_calls import flat
+from whence.align.values.value_graph import Stretch, ValueGraph, is_move
 from whence.errors import ReplayRefused
 from whence.records import Call, Program, Ref, Run
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_input
 
+_KINDS = ("operator", "module")
 _SHARED = 0.5
 """Share of names from which on two graphs are paired by their names."""
 
@@ -34,27 +34,23 @@ def applies(reference: Run, target: Run) -> bool:
     """Are these operators of two graphs that share few names, with programs on the reference's
     side?
     """
-    sides = []
-    for run in (reference, target):
-        calls = [c for c in selected(run.calls) if c.leaf and c.kind == "operator"]
-        if not any(has_mark(c, Mark.OPSET) for c in calls):
-            return False
-        sides.append({c.scope for c in calls if c.op_type not in MOVES})
-    names, others = sides
-    return len(names & others) < _SHARED * min(len(names), len(others))
-
-
-class _Part(NamedTuple):
-    """A stretch of one graph: its calls, the values that it reads and those that it makes."""
-
-    calls: Sequence[Call]
-    reads: Sequence[int]
-    makes: Sequence[int]
+    calls, others = (
+        [c for c in selected(run.calls) if c.leaf and c.kind in _KINDS]
+        for run in (reference, target)
+    )
+    if not others or not any(has_mark(c, Mark.OPSET) for c in others):
+        return False
+    if not any(has_mark(c, Mark.OPSET) for c in calls):
+        return any(c.program for c in calls)
+    names, target_names = ({c.scope for c in side if not is_move(c)} for side in (calls, others))
+    return len(names & target_names) < _SHARED * min(len(names), len(target_names))
 
 
 def joined(reference: Run, target: Run) -> Fused:
     """Both runs with what lies between values that correspond as one call each."""
-    parts, target_parts = list[_Part](), list[_Part]()
+    if not any(has_mark(call, Mark.OPSET) for call in reference.calls):
+        reference = flat(reference)
+    parts, target_parts = list[Stretch](), list[Stretch]()
     for graph, other in _steps(reference, target):
         for part, target_part in _parts(graph, other):
             parts.append(part)
@@ -94,7 +90,7 @@ def _graphs(run: Run, roots: Mapping[str, str]) -> Iterator[tuple[object, ValueG
             yield (root, call.step, call.micro), ValueGraph(run, call, calls[step_of(call)])
 
 
-def _parts(graph: ValueGraph, other: ValueGraph) -> Iterator[tuple[_Part, _Part]]:
+def _parts(graph: ValueGraph, other: ValueGraph) -> Iterator[tuple[Stretch, Stretch]]:
     """What lies between values that correspond, in both graphs: one part for each operator of the
     reference that makes such values.
     """
@@ -111,19 +107,18 @@ def _parts(graph: ValueGraph, other: ValueGraph) -> Iterator[tuple[_Part, _Part]
             continue  # its results correspond to those of several
         taken.add(maker_id)
         target_taken.add(other_id)
-        calls, reads = graph.behind(values, partner.keys())
-        others = [partner[value] for value in values]
-        target_calls, target_reads = other.behind(others, set(partner.values()))
-        faced = [partner[read] for read in reads if read in partner]
-        rest = [read for read in target_reads if read not in faced]
-        yield _Part(calls, reads, values), _Part(target_calls, [*faced, *rest], others)
+        part = graph.behind(values, partner.keys())
+        across = other.behind([partner[value] for value in values], set(partner.values()))
+        faced = [partner[read] for read in part.reads if read in partner]
+        rest = [read for read in across.reads if read not in faced]
+        yield part, across._replace(reads=[*faced, *rest])
 
 
 def _order(graph: ValueGraph, value: int) -> int:
     return graph.makers[value].order if value in graph.makers else -1
 
 
-def _with_wholes(run: Run, parts: Sequence[_Part]) -> tuple[Run, list[int]]:
+def _with_wholes(run: Run, parts: Sequence[Stretch]) -> tuple[Run, list[int]]:
     """(the run with each part as one call, those calls)."""
     first = len(run.calls)
     programs: dict[str, Program] = {}
@@ -146,7 +141,7 @@ def _with_wholes(run: Run, parts: Sequence[_Part]) -> tuple[Run, list[int]]:
     return with_programs(run, calls, programs), [new_ids[first + n] for n in range(len(parts))]
 
 
-def _maker(part: _Part) -> Call:
+def _maker(part: Stretch) -> Call:
     """The call of a part that makes what it is paired for: the last."""
     return next(
         call
@@ -155,10 +150,10 @@ def _maker(part: _Part) -> Call:
     )
 
 
-def _whole(run: Run, part: _Part, number: int) -> tuple[Call, Program | None]:
+def _whole(run: Run, part: Stretch, number: int) -> tuple[Call, Program | None]:
     """One call for a part. A single call stays as it is, with its inputs in the part's order."""
-    if len(part.calls) == 1:
-        (call,) = part.calls
+    (call, *others) = part.calls
+    if not others and set(part.params) <= {ref.record for ref in call.slots("param")}:
         inputs = {ref.record: ref for ref in reversed(call.slots("input"))}
         ordered = [inputs[record] for record in part.reads if record in inputs]
         ordered += [ref for ref in call.slots("input") if ref not in ordered]
@@ -167,14 +162,11 @@ def _whole(run: Run, part: _Part, number: int) -> tuple[Call, Program | None]:
             for k, record in enumerate(part.reads)
             if record not in inputs
         ]
-        others = [ref for ref in call.refs if not is_input(ref.slot)]
-        refs = (*ordered, *lent, *others)
+        refs = (*ordered, *lent, *(ref for ref in call.refs if not is_input(ref.slot)))
         return msgspec.structs.replace(call, id=number, refs=refs), None
-    params = [ref for call in part.calls for ref in call.slots("param")]
-    unmade = dict.fromkeys(r.record for r in params)
     refs = (
         *(Ref(f"input.{k}", record) for k, record in enumerate(part.reads)),
-        *(Ref(f"param.{k}", record) for k, record in enumerate(unmade)),
+        *(Ref(f"param.{k}", record) for k, record in enumerate(part.params)),
         *(Ref(f"output.{k}", record) for k, record in enumerate(part.makes)),
     )
     whole = msgspec.structs.replace(whole_call(part.calls, refs, number), leaf=True)

@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from whence import dtypes
 from whence.align.calls.input_order import MOVES
 from whence.records import Call, Record, Ref, Run
 from whence.records.slots import is_output, is_param
 
+_ATEN_MOVES = frozenset((
+    "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "clone",
+    "contiguous", "detach", "alias", "lift_fresh", "flatten", "unflatten",
+))  # fmt: skip
 _KINDS = {
+    "addmm": "MatMul",
+    "mm": "MatMul",
+    "bmm": "MatMul",
+    "baddbmm": "MatMul",
+    "convolution": "Conv",
+    "native_layer_norm": "LayerNormalization",
+    "_softmax": "Softmax",
+    "embedding": "Gather",
+    "Linear": "MatMul",
+    "Conv1d": "Conv",
+    "Conv2d": "Conv",
+    "LayerNorm": "LayerNormalization",
+    "Embedding": "Gather",
+    "ReLU": "Relu",
+    "relu": "Relu",
+    "GELU": "Gelu",
+    "gelu": "Gelu",
     "Gemm": "MatMul",
     "com.microsoft.FusedMatMul": "MatMul",
     "com.microsoft.FusedGemm": "MatMul",
@@ -17,6 +39,17 @@ _KINDS = {
     "com.microsoft.nchwc.Conv": "Conv",
 }
 """Operators of several names. The others are known by their own."""
+
+
+class Stretch(NamedTuple):
+    """A part of a graph: its calls in order, the values that it reads, its parameters, and the
+    values that it makes.
+    """
+
+    calls: Sequence[Call]
+    reads: Sequence[int]
+    params: Sequence[int]
+    makes: Sequence[int]
 
 
 class ValueGraph:
@@ -40,7 +73,7 @@ class ValueGraph:
             ref.record
             for call in calls
             for ref in call.slots("output")
-            if ref.record in ends or not _moves(call)
+            if ref.record in ends or not is_move(call)
         ]
         self._is_value = set(self.values)
 
@@ -59,20 +92,22 @@ class ValueGraph:
             record = inputs[0].record
         return record
 
+    def is_parameter(self, record: int) -> bool:
+        """Is it a parameter, as it is or with its elements moved?"""
+        return self.source(record) in self._parameters
+
     def inputs(self, call: Call) -> list[Ref]:
         """What a call reads, without parameters."""
-        return [ref for ref in call.slots("input") if ref.record not in self._parameters]
+        return [ref for ref in call.slots("input") if not self.is_parameter(ref.record)]
 
     def parameters(self, call: Call) -> list[Record]:
         """The parameters of a call that hold more than one number."""
-        read = (r for r in call.refs if r.record in self._parameters and not is_output(r.slot))
-        records = (self.record(ref.record) for ref in read)
+        read = (r.record for r in call.refs if not is_output(r.slot))
+        records = (self.record(self.source(r)) for r in read if self.is_parameter(r))
         return [record for record in records if record.count > 1]
 
-    def behind(self, values: Sequence[int], stops: Collection[int]) -> tuple[list[Call], list[int]]:
-        """(the calls that make values of others, in order; these others: `stops`, and what no call
-        made).
-        """
+    def behind(self, values: Sequence[int], stops: Collection[int]) -> Stretch:
+        """What makes values of others: of `stops`, and of what no call made."""
         found: dict[int, Call] = {}
         ends: dict[int, None] = {}
         waiting = [(value, True) for value in reversed(values)]
@@ -80,15 +115,21 @@ class ValueGraph:
             record, is_first = waiting.pop()
             maker = self.makers.get(record)
             if maker is None or (record in stops and not is_first):
-                if record not in self._parameters:
-                    ends[record] = None
+                ends[record] = None
             elif maker.id not in found:
                 found[maker.id] = maker
                 waiting += [(ref.record, False) for ref in reversed(maker.slots("input"))]
-        return sorted(found.values(), key=lambda call: call.order), list(ends)
+        calls = sorted(found.values(), key=lambda call: call.order)
+        params = [ref.record for call in calls for ref in call.slots("param")]
+        params += [record for record in ends if record in self._parameters]
+        reads = [record for record in ends if record not in self._parameters]
+        return Stretch(calls, reads, list(dict.fromkeys(params)), values)
 
 
-def _moves(call: Call) -> bool:
+def is_move(call: Call) -> bool:
+    """Does an operator only hand on elements, in whatever order?"""
+    if call.op.startswith("aten."):
+        return call.op_type in _ATEN_MOVES
     return call.op_type in MOVES
 
 
