@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from whence.align.values.value_graph import ValueGraph, kind_of
+from whence.align.values.value_graph import ValueGraph, is_move, kind_of
 from whence.records import Call, Record
 
 _CLOSE = 1e-4
@@ -33,6 +33,9 @@ class _Pairing:
         self.reference, self.target = reference, target
         self.partner: dict[int, int] = {}
         self._taken: set[int] = set()
+        # What the models only move once more before they return it.
+        self._ends = {self.reference.source(v) for v in _moved_ends(reference)}
+        self._taken |= {self.target.source(v) for v in _moved_ends(target)}
 
     def _pair(self, value: int, other: int) -> None:
         self.partner[value] = other
@@ -42,7 +45,7 @@ class _Pairing:
         return [v for v in values if v not in self._taken]
 
     def _is_open(self, value: int) -> bool:
-        return value not in self.partner
+        return value not in self.partner and value not in self._ends
 
     def by_ends(self) -> None:
         """What the models were given and what they return, by name or place."""
@@ -148,7 +151,7 @@ class _Pairing:
         for other in self._free(self.target.values):
             call = self.target.makers[other]
             sources = [self.target.source(r.record) for r in self.target.inputs(call)]
-            key = kind_of(call), _place(call, other), tuple(sorted(sources))
+            key = _form(self.target, other), tuple(sorted(sources))
             candidates[key].append(other)
         wanted: defaultdict[object, list[int]] = defaultdict(list)
         for value in filter(self._is_open, self.reference.values):
@@ -156,7 +159,7 @@ class _Pairing:
             sources = [self.reference.source(r.record) for r in self.reference.inputs(call)]
             if sources and all(source in self.partner for source in sources):
                 partners = tuple(sorted(self.partner[source] for source in sources))
-                wanted[kind_of(call), _place(call, value), partners].append(value)
+                wanted[_form(self.reference, value), partners].append(value)
         count = 0
         for key, values in wanted.items():
             found = candidates.get(key, [])
@@ -169,8 +172,17 @@ class _Pairing:
         return count
 
 
-def _place(call: Call, value: int) -> int:
-    return [ref.record for ref in call.slots("output")].index(value)
+def _form(graph: ValueGraph, value: int) -> object:
+    """What values of operators of one kind have in common: which result, of how many parameters."""
+    call = graph.makers[value]
+    place = [ref.record for ref in call.slots("output")].index(value)
+    return kind_of(call), place, tuple(sorted(r.count for r in graph.parameters(call)))
+
+
+def _moved_ends(graph: ValueGraph) -> list[int]:
+    """What a model returns of what it only moved at last: where that comes from."""
+    ends = [ref.record for ref in graph.root.slots("output") if ref.record in graph.makers]
+    return [graph.moved_from(end) for end in ends if is_move(graph.makers[end])]
 
 
 def _readers(graph: ValueGraph) -> dict[int, list[Call]]:

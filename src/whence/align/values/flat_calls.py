@@ -7,8 +7,8 @@ that it calls is one operator for each tensor that it hands on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,55 +17,89 @@ from whence.align.calls.facing_tensors import with_programs
 from whence.align.derived_run import renumbered
 from whence.records import Call, Program, Ref, Run, children
 from whence.records.program import map_operands
-from whence.records.slots import is_of_child, is_param, split_child
+from whence.records.slots import is_of_child, is_output, is_param, split_child
 
 _OPERATORS = ("operator", "region")
+_FLAT = "what it computes between the calls inside is replayed as calls of their own"
+
+
+class _Part(NamedTuple):
+    """A call of the flat run. place: sorts it among the others."""
+
+    place: tuple[int, int, int]
+    call: Call
 
 
 def flat(run: Run) -> Run:
     """The run with every model as a call right above all that it computes."""
     chosen = selected(run.calls)
+    programs: dict[str, Program] = {}
     if any(call.kind in _OPERATORS for call in chosen):
-        parts = [c for c in chosen if c.kind in _OPERATORS]
-        programs: dict[str, Program] = {}
+        parts = [_Part((c.order, 1, 0), c) for c in chosen if c.kind in _OPERATORS]
     else:
-        parts, programs = _cut(run, chosen)
+        parts = _cut(run, chosen, programs)
     roots = {(c.rank, c.root, c.step, c.micro): c for c in chosen if c.parent == -1}
-    below = []
-    for part in parts:
-        root = roots.get((part.rank, part.root, part.step, part.micro))
-        if root is not None and part.id != root.id:
-            below.append(msgspec.structs.replace(part, parent=root.id, leaf=True))
-    begun = [msgspec.structs.replace(root, leaf=False) for root in roots.values()]
-    ordered = sorted([*begun, *below], key=lambda c: (c.order, c.parent != -1))
+    read = {ref.record for part in parts for ref in part.call.refs if not is_output(ref.slot)}
+    read |= {ref.record for root in roots.values() for ref in root.refs}
+    begun = [
+        _Part(
+            (root.order, -1, 0),
+            msgspec.structs.replace(root, leaf=False, program="", no_program=_FLAT),
+        )
+        for root in roots.values()
+    ]
+    for place, call in parts:
+        root = roots.get((call.rank, call.root, call.step, call.micro))
+        refs = tuple(r for r in call.refs if r.record in read or not is_output(r.slot))
+        if root is not None and call.id != root.id and _computes(call, refs):
+            call = msgspec.structs.replace(call, parent=root.id, leaf=True, refs=refs)
+            begun.append(_Part(place, call))
+    ordered = [part.call for part in sorted(begun, key=lambda part: part.place)]
     return with_programs(run, renumbered(ordered)[0], programs)
 
 
-def _cut(run: Run, calls: Sequence[Call]) -> tuple[list[Call], dict[str, Program]]:
-    """The innermost modules, and the stretches of the others; with the programs of these."""
+def _computes(call: Call, refs: Sequence[Ref]) -> bool:
+    """Does a call make a tensor that anything reads, other than those that it was given?"""
+    given = {ref.record for ref in call.slots("input")}
+    return any(is_output(ref.slot) and ref.record not in given for ref in refs)
+
+
+def _cut(run: Run, calls: Sequence[Call], programs: dict[str, Program]) -> list[_Part]:
+    """The innermost modules, and the stretches of the others; adds the programs of these."""
     kids = children(run.calls)
-    parts: list[Call] = []
-    programs: dict[str, Program] = {}
+    parts: list[_Part] = []
+    number = len(run.calls)
     for call in calls:
         inside = [run.calls[k] for k in kids.get(call.id, ())]
         if not inside:
-            parts.append(call)
+            parts.append(_Part((call.order, 1, 0), call))
             continue
         program = run.programs.get(call.program)
-        for number, (slot, _) in enumerate(program.outputs if program is not None else ()):
-            stretch = _stretch(call, inside, program, slot, len(run.calls) + 100_000 * call.id)
+        for slot, _ in program.outputs if program is not None else ():
+            stretch = _stretch(call, inside, program, slot, number)
             if stretch is not None:
                 part, own = stretch
-                parts.append(msgspec.structs.replace(part, id=part.id + number))
+                if is_of_child(slot):
+                    place = (inside[split_child(slot)[0]].order, 0, 0)
+                else:  # behind all that is inside, before what is around it
+                    place = (_last_order(run, kids, call), 2, -call.number.count("_"))
+                parts.append(_Part(place, part))
                 programs[own.id] = own
-    return parts, programs
+                number += 1
+    return parts
+
+
+def _last_order(run: Run, kids: Mapping[int, Sequence[int]], call: Call) -> int:
+    while below := kids.get(call.id):
+        call = run.calls[below[-1]]
+    return call.order
 
 
 def _stretch(
     call: Call, inside: Sequence[Call], program: Program | None, slot: str, number: int
 ) -> tuple[Call, Program] | None:
     """What a module computes of one tensor that it hands on, as a call; None where it passes on
-    what it was given. number: the least id that is free.
+    what it was given. number: an id that is free.
     """
     if program is None:
         return None
@@ -86,12 +120,10 @@ def _stretch(
         inputs=tuple(names[source] for source in own.inputs),
         outputs=(("output.0", own.outputs[0][1]),),
     )
-    order = inside[split_child(slot)[0]].order if is_of_child(slot) else inside[-1].order
     return (
         msgspec.structs.replace(
             call,
             id=number,
-            order=order,
             refs=(*refs, Ref("output.0", made.record)),
             op=slot,
             kind="operator",

@@ -8,7 +8,7 @@ a constant that one folded, a transpose that only one needs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -23,7 +23,7 @@ from whence.align.values.value_graph import Stretch, ValueGraph, is_move
 from whence.errors import ReplayRefused
 from whence.records import Call, Program, Ref, Run
 from whence.records.marks import Mark, has_mark
-from whence.records.slots import is_input
+from whence.records.slots import is_input, is_param
 
 _KINDS = ("operator", "module")
 _SHARED = 0.5
@@ -48,10 +48,11 @@ def applies(reference: Run, target: Run) -> bool:
 
 def joined(reference: Run, target: Run) -> Fused:
     """Both runs with what lies between values that correspond as one call each."""
+    parameters = _parameters(reference)
     if not any(has_mark(call, Mark.OPSET) for call in reference.calls):
         reference = flat(reference)
     parts, target_parts = list[Stretch](), list[Stretch]()
-    for graph, other in _steps(reference, target):
+    for graph, other in _steps(reference, target, parameters):
         for part, target_part in _parts(graph, other):
             parts.append(part)
             target_parts.append(target_part)
@@ -70,16 +71,24 @@ def joined(reference: Run, target: Run) -> Fused:
     return Fused(reference, target, pairs, notes)
 
 
-def _steps(reference: Run, target: Run) -> Iterator[tuple[ValueGraph, ValueGraph]]:
+def _parameters(run: Run) -> set[int]:
+    return {ref.record for call in run.calls for ref in call.refs if is_param(ref.slot)}
+
+
+def _steps(
+    reference: Run, target: Run, parameters: Collection[int]
+) -> Iterator[tuple[ValueGraph, ValueGraph]]:
     """The graphs of each step that both runs have."""
     roots = match_roots(reference.calls, target.calls)
-    others = dict(_graphs(target, {}))
-    for key, graph in _graphs(reference, roots):
+    others = dict(_graphs(target, {}, _parameters(target)))
+    for key, graph in _graphs(reference, roots, parameters):
         if key in others:
             yield graph, others[key]
 
 
-def _graphs(run: Run, roots: Mapping[str, str]) -> Iterator[tuple[object, ValueGraph]]:
+def _graphs(
+    run: Run, roots: Mapping[str, str], parameters: Collection[int]
+) -> Iterator[tuple[object, ValueGraph]]:
     calls: dict[object, list[Call]] = {}
     for call in sorted(selected(run.calls), key=lambda c: c.order):
         if call.leaf:
@@ -87,7 +96,10 @@ def _graphs(run: Run, roots: Mapping[str, str]) -> Iterator[tuple[object, ValueG
     for call in run.calls:
         if call.parent == -1 and not call.leaf and step_of(call) in calls:
             root = roots.get(call.root, call.root)
-            yield (root, call.step, call.micro), ValueGraph(run, call, calls[step_of(call)])
+            yield (
+                (root, call.step, call.micro),
+                ValueGraph(run, call, calls[step_of(call)], parameters),
+            )
 
 
 def _parts(graph: ValueGraph, other: ValueGraph) -> Iterator[tuple[Stretch, Stretch]]:

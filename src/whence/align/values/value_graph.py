@@ -8,7 +8,7 @@ from typing import NamedTuple
 from whence import dtypes
 from whence.align.calls.input_order import MOVES
 from whence.records import Call, Record, Ref, Run
-from whence.records.slots import is_output, is_param
+from whence.records.slots import is_output
 
 _ATEN_MOVES = frozenset((
     "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "clone",
@@ -56,18 +56,18 @@ class ValueGraph:
     """The values of one call of a model: tensors that an operator made, not those that it only
     moved.
 
-    root: the model's call. calls: its operators, in order. values: records in the order in which
-    they were made. makers: by record, also of those that were moved.
+    root: the model's call. calls: its operators, in order. parameters: records. values: records, in
+    the order in which they were made. makers: by record, also of those that were moved.
     """
 
-    def __init__(self, run: Run, root: Call, calls: Sequence[Call]) -> None:
+    def __init__(
+        self, run: Run, root: Call, calls: Sequence[Call], parameters: Collection[int]
+    ) -> None:
         self.run, self.root, self.calls = run, root, calls
         self.makers = {
             ref.record: call for call in calls for ref in call.refs if is_output(ref.slot)
         }
-        self._parameters = {
-            ref.record for call in run.calls for ref in call.refs if is_param(ref.slot)
-        }
+        self._parameters = parameters
         ends = {ref.record for ref in root.slots("output")}
         self.values = [
             ref.record
@@ -82,6 +82,10 @@ class ValueGraph:
 
     def is_floating(self, value: int) -> bool:
         return dtypes.is_floating(self.record(value).dtype)
+
+    def moved_from(self, record: int) -> int:
+        """What the call that made a record read first."""
+        return self.makers[record].slots("input")[0].record
 
     def source(self, record: int) -> int:
         """The value whose elements a record holds."""
