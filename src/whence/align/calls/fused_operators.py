@@ -341,7 +341,7 @@ def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
 
 def whole_call(members: Sequence[Call], refs: Sequence[Ref], number: int) -> Call:
     """A call in the place of the last of its members, with these tensors."""
-    names = [c.scope for c in members]
+    names = list(dict.fromkeys(c.scope for c in members))
     return msgspec.structs.replace(
         members[-1],
         id=number,

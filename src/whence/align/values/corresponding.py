@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from whence.align.values.value_graph import ValueGraph, is_move, kind_of
+from whence.align.values.value_graph import ValueGraph, has_activation, is_move, kind_of
 from whence.records import Call, Record
 
 _CLOSE = 1e-4
@@ -25,6 +25,7 @@ def corresponding(reference: ValueGraph, target: ValueGraph) -> dict[int, int]:
     for far in _FAR:
         while pairing.by_nearness(far):
             pairing.by_structure()
+    pairing.drop_what_makes_the_same()
     return pairing.partner
 
 
@@ -112,6 +113,25 @@ class _Pairing:
                 count += 1
         return count
 
+    def drop_what_makes_the_same(self) -> None:
+        """Take pairs apart that hold other elements and of which values are made that hold the
+        same: one of them is a step further than the other, not wrong.
+        """
+        unlike = {
+            v
+            for v, other in self.partner.items()
+            if v in self.reference.makers and not self._are_alike(v, other)
+        }
+        for value in reversed(self.reference.values):
+            if value in self.partner and value not in unlike:
+                for read in self.reference.behind([value], self.partner.keys()).reads:
+                    if read in unlike:
+                        del self.partner[read]
+                        unlike.discard(read)
+
+    def _are_alike(self, value: int, other: int) -> bool:
+        return _alike(self.reference.record(value), self.target.record(other))
+
     def _may_be(self, value: int, other: int, far: float) -> bool:
         a, b = self.reference.record(value), self.target.record(other)
         call, partner = self.reference.makers[value], self.target.makers[other]
@@ -129,7 +149,7 @@ class _Pairing:
         for value in filter(self._is_open, self.reference.values):
             call = self.reference.makers[value]
             partner = _last_reader(call, self.reference, others)
-            if partner is None:
+            if partner is None or has_activation(call) != has_activation(partner):
                 continue
             back = _last_reader(partner, self.target, readers)
             free = self._free(ref.record for ref in partner.slots("output"))

@@ -140,13 +140,16 @@ def _with_wholes(run: Run, parts: Sequence[Stretch]) -> tuple[Run, list[int]]:
         heads[_maker(part).id] = number
         members.update(call.id for call in part.calls)
     begun: list[Call] = []
+    names: Counter[object] = Counter()
     for call in sorted(run.calls, key=lambda c: c.order):
         if call.id in heads:
             number = heads[call.id]
             whole, program = _whole(run, parts[number], first + number)
             if program is not None:
                 programs[program.id] = program
-            begun.append(whole)
+            key = step_of(whole), whole.scope, whole.op
+            begun.append(msgspec.structs.replace(whole, occurrence=names[key]))
+            names[key] += 1
         elif call.id not in members:
             begun.append(call)
     calls, new_ids = renumbered(begun)
@@ -181,9 +184,20 @@ def _whole(run: Run, part: Stretch, number: int) -> tuple[Call, Program | None]:
         *(Ref(f"param.{k}", record) for k, record in enumerate(part.params)),
         *(Ref(f"output.{k}", record) for k, record in enumerate(part.makes)),
     )
-    whole = msgspec.structs.replace(whole_call(part.calls, refs, number), leaf=True)
+    whole = whole_call(
+        [_named(call) for call in part.calls if len(part.calls) == 1 or not is_move(call)]
+        or part.calls,
+        refs,
+        number,
+    )
+    whole = msgspec.structs.replace(whole, leaf=True)
     try:
         program = joined_program(run, part.calls, refs, lambda _, record: record)
     except ReplayRefused as refused:
         return msgspec.structs.replace(whole, program="", no_program=str(refused)), None
     return msgspec.structs.replace(whole, program=program.id, no_program=""), program
+
+
+def _named(call: Call) -> Call:
+    """The call under a name of its own, where it has none but the model's."""
+    return call if call.scope else msgspec.structs.replace(call, scope=call.op_type)

@@ -14,6 +14,9 @@ _ATEN_MOVES = frozenset((
     "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "clone",
     "contiguous", "detach", "alias", "lift_fresh", "flatten", "unflatten",
 ))  # fmt: skip
+_WITH_ACTIVATION = frozenset((
+    "com.microsoft.BiasGelu", "com.microsoft.BiasSplitGelu", "com.microsoft.FastGelu",
+))  # fmt: skip
 _KINDS = {
     "addmm": "MatMul",
     "mm": "MatMul",
@@ -64,16 +67,17 @@ class ValueGraph:
         self, run: Run, root: Call, calls: Sequence[Call], parameters: Collection[int]
     ) -> None:
         self.run, self.root, self.calls = run, root, calls
-        self.makers = {
-            ref.record: call for call in calls for ref in call.refs if is_output(ref.slot)
-        }
+        self.makers: dict[int, Call] = {}
+        for call in calls:  # the first: later ones hand on what is there
+            for ref in call.slots("output"):
+                self.makers.setdefault(ref.record, call)
         self._parameters = parameters
         ends = {ref.record for ref in root.slots("output")}
         self.values = [
             ref.record
             for call in calls
             for ref in call.slots("output")
-            if ref.record in ends or not is_move(call)
+            if self.makers[ref.record] is call and (ref.record in ends or not is_move(call))
         ]
         self._is_value = set(self.values)
 
@@ -135,6 +139,11 @@ def is_move(call: Call) -> bool:
     if call.op.startswith("aten."):
         return call.op_type in _ATEN_MOVES
     return call.op_type in MOVES
+
+
+def has_activation(call: Call) -> bool:
+    """Was an activation fused into an operator that has parameters?"""
+    return bool(call.arguments.get("activation")) or call.op_type in _WITH_ACTIVATION
 
 
 def kind_of(call: Call) -> str:
