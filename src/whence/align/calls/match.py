@@ -78,10 +78,16 @@ def plan(
         ):
             if not pairing.settled():
                 rule(pairing)
-    return _call_plan(pairing, reference, target, match)
+    return _call_plan(pairing, reference, target, match, fused)
 
 
-def _call_plan(pairing: SitePairing, reference: Run, target: Run, match: str) -> Plan:
+def _call_plan(
+    pairing: SitePairing,
+    reference: Run,
+    target: Run,
+    match: str,
+    fused: Sequence[tuple[int, int, str]],
+) -> Plan:
     """From sites back to calls: partners are paired step by step."""
     sites, target_sites = pairing.reference, pairing.target
     pairs: Pairs = {}
@@ -92,6 +98,7 @@ def _call_plan(pairing: SitePairing, reference: Run, target: Run, match: str) ->
     ambiguous = realign(pairing, pairs) if match == "auto" else {}
     if match == "auto":
         by_arguments(pairing, pairs)
+        _keep(pairs, fused)
     back = {b for b, _, _ in pairs.values()}
     ambiguous = _still_open(ambiguous, pairs, back)
     for site, others in pairing.doubtful.items():
@@ -113,6 +120,16 @@ def _call_plan(pairing: SitePairing, reference: Run, target: Run, match: str) ->
         selected(sites.calls),
         selected(target_sites.calls),
     )
+
+
+def _keep(pairs: Pairs, fused: Sequence[tuple[int, int, str]]) -> None:
+    """Calls that carry out the same operators stay partners, whatever order says."""
+    partner = {a: b for a, b, _ in fused}
+    taken = set(partner.values())
+    for a, (b, _, _) in list(pairs.items()):
+        if partner.get(a, b) != b or (b in taken and a not in partner):
+            del pairs[a]
+    pairs.update((a, (b, RULE, evidence)) for a, b, evidence in fused)
 
 
 def _still_open(

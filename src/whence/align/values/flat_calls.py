@@ -39,8 +39,8 @@ def flat(run: Run) -> Run:
     else:
         parts = _cut(run, chosen, programs)
     roots = {(c.rank, c.root, c.step, c.micro): c for c in chosen if c.parent == -1}
-    read = {ref.record for part in parts for ref in part.call.refs if not is_output(ref.slot)}
-    read |= {ref.record for root in roots.values() for ref in root.refs}
+    parts = [part for part in parts if _computes(part.call)]
+    read = _read(parts, {ref.record for root in roots.values() for ref in root.slots("output")})
     begun = [
         _Part(
             (root.order, -1, 0),
@@ -51,17 +51,34 @@ def flat(run: Run) -> Run:
     for place, call in parts:
         root = roots.get((call.rank, call.root, call.step, call.micro))
         refs = tuple(r for r in call.refs if r.record in read or not is_output(r.slot))
-        if root is not None and call.id != root.id and _computes(call, refs):
+        is_read = any(is_output(ref.slot) for ref in refs)
+        if root is not None and call.id != root.id and is_read:
             call = msgspec.structs.replace(call, parent=root.id, leaf=True, refs=refs)
             begun.append(_Part(place, call))
     ordered = [part.call for part in sorted(begun, key=lambda part: part.place)]
     return with_programs(run, renumbered(ordered)[0], programs)
 
 
-def _computes(call: Call, refs: Sequence[Ref]) -> bool:
-    """Does a call make a tensor that anything reads, other than those that it was given?"""
+def _computes(call: Call) -> bool:
+    """Does a call make a tensor, other than those that it was given?"""
     given = {ref.record for ref in call.slots("input")}
-    return any(is_output(ref.slot) and ref.record not in given for ref in refs)
+    return any(ref.record not in given for ref in call.slots("output"))
+
+
+def _read(parts: Sequence[_Part], ends: set[int]) -> set[int]:
+    """The records that what a model returns depends on. What nothing depends on hides nothing."""
+    makers: dict[int, Call] = {}
+    for part in sorted(parts, key=lambda part: part.place):
+        for ref in part.call.slots("output"):
+            makers.setdefault(ref.record, part.call)
+    read, waiting = set(ends), list(ends)
+    while waiting:
+        maker = makers.get(waiting.pop())
+        for ref in maker.refs if maker is not None else ():
+            if not is_output(ref.slot) and ref.record not in read:
+                read.add(ref.record)
+                waiting.append(ref.record)
+    return read
 
 
 def _cut(run: Run, calls: Sequence[Call], programs: dict[str, Program]) -> list[_Part]:

@@ -107,18 +107,8 @@ def _parts(graph: ValueGraph, other: ValueGraph) -> Iterator[tuple[Stretch, Stre
     reference that makes such values.
     """
     partner = corresponding(graph, other)
-    by_maker: dict[tuple[int, int], list[int]] = {}
-    for value in sorted(partner, key=lambda v: _order(graph, v)):
-        maker, other_maker = graph.makers.get(value), other.makers.get(partner[value])
-        if maker is not None and other_maker is not None:
-            by_maker.setdefault((maker.id, other_maker.id), []).append(value)
-    taken: set[int] = set()
-    target_taken: set[int] = set()
-    for (maker_id, other_id), values in by_maker.items():
-        if maker_id in taken or other_id in target_taken:
-            continue  # its results correspond to those of several
-        taken.add(maker_id)
-        target_taken.add(other_id)
+    made = [v for v in partner if v in graph.makers and partner[v] in other.makers]
+    for values in _of_one_maker(graph, other, partner, sorted(made, key=graph.place)):
         part = graph.behind(values, partner.keys())
         across = other.behind([partner[value] for value in values], set(partner.values()))
         faced = [partner[read] for read in part.reads if read in partner]
@@ -126,8 +116,20 @@ def _parts(graph: ValueGraph, other: ValueGraph) -> Iterator[tuple[Stretch, Stre
         yield part, across._replace(reads=[*faced, *rest])
 
 
-def _order(graph: ValueGraph, value: int) -> int:
-    return graph.makers[value].order if value in graph.makers else -1
+def _of_one_maker(
+    graph: ValueGraph, other: ValueGraph, partner: Mapping[int, int], values: Sequence[int]
+) -> list[list[int]]:
+    """Values that one call makes, in either graph, together."""
+    groups: dict[tuple[bool, int], list[int]] = {}
+    for value in values:
+        keys = (True, graph.makers[value].id), (False, other.makers[partner[value]].id)
+        together = [value]
+        for group in {id(groups[k]): groups[k] for k in keys if k in groups}.values():
+            together = [*group, *together]
+        for member in together:
+            groups[True, graph.makers[member].id] = together
+            groups[False, other.makers[partner[member]].id] = together
+    return list({id(group): group for group in groups.values()}.values())
 
 
 def _with_wholes(run: Run, parts: Sequence[Stretch]) -> tuple[Run, list[int]]:
@@ -157,18 +159,20 @@ def _with_wholes(run: Run, parts: Sequence[Stretch]) -> tuple[Run, list[int]]:
 
 
 def _maker(part: Stretch) -> Call:
-    """The call of a part that makes what it is paired for: the last."""
+    """The last call of a part that makes what it is paired for."""
+    makes = set(part.makes)
     return next(
         call
         for call in reversed(part.calls)
-        if any(ref.record == part.makes[0] for ref in call.slots("output"))
+        if any(ref.record in makes for ref in call.slots("output"))
     )
 
 
 def _whole(run: Run, part: Stretch, number: int) -> tuple[Call, Program | None]:
     """One call for a part. A single call stays as it is, with its inputs in the part's order."""
     (call, *others) = part.calls
-    if not others and set(part.params) <= {ref.record for ref in call.slots("param")}:
+    is_whole = len(part.makes) == 1 and not others
+    if is_whole and set(part.params) <= {ref.record for ref in call.slots("param")}:
         inputs = {ref.record: ref for ref in reversed(call.slots("input"))}
         ordered = [inputs[record] for record in part.reads if record in inputs]
         ordered += [ref for ref in call.slots("input") if ref not in ordered]

@@ -87,6 +87,10 @@ class ValueGraph:
     def is_floating(self, value: int) -> bool:
         return dtypes.is_floating(self.record(value).dtype)
 
+    def place(self, value: int) -> int:
+        """When it was made, among the others."""
+        return self.makers[value].order
+
     def moved_from(self, record: int) -> int:
         """What the call that made a record read first."""
         return self.makers[record].slots("input")[0].record
