@@ -13,7 +13,9 @@ from whence.records import Call, Record
 _CLOSE = 1e-4
 """How far sums over the elements of one value may lie apart in two runs that round."""
 _FAR = (1e-3, 1e-2, 0.1, 0.5)
-"""The same behind a fault, where operators of one kind may make the value: least first."""
+"""The same behind a fault, least first."""
+_NEAR = 1e-2
+"""Up to here operators of any kind may make the two, further off those of one kind only."""
 
 
 def corresponding(reference: ValueGraph, target: ValueGraph) -> dict[int, int]:
@@ -98,8 +100,8 @@ class _Pairing:
             pass
 
     def by_nearness(self, far: float) -> int:
-        """Values made by operators of one kind, of which neither reads what only the other does,
-        where both are the only ones so near. Returns how many.
+        """Values made by operators of which neither reads what only the other does, where both are
+        the only ones so near. Returns how many.
         """
         free = self._free(self.target.values)
         near: dict[int, list[int]] = {}
@@ -135,7 +137,9 @@ class _Pairing:
     def _may_be(self, value: int, other: int, far: float) -> bool:
         a, b = self.reference.record(value), self.target.record(other)
         call, partner = self.reference.makers[value], self.target.makers[other]
-        if a.count != b.count or kind_of(call) != kind_of(partner) or not _alike(a, b, far):
+        if a.count != b.count or not _alike(a, b, far):
+            return False
+        if kind_of(call) != kind_of(partner) and far > _NEAR:
             return False
         sources = {self.reference.source(r.record) for r in self.reference.inputs(call)}
         others = {self.target.source(r.record) for r in self.target.inputs(partner)}
