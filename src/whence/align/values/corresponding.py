@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from whence.align.values.value_graph import ValueGraph, has_activation, is_move, kind_of
+from whence.align.values.value_graph import Form, ValueGraph, has_activation, is_move, kind_of
 from whence.records import Call, Record
 
 _CLOSE = 1e-4
@@ -171,36 +171,30 @@ class _Pairing:
         """Values that operators of the same kind make of partners; of several such, by their order.
         Returns how many.
         """
-        candidates: defaultdict[object, list[int]] = defaultdict(list)
+        candidates: defaultdict[Form, list[int]] = defaultdict(list)
         for other in self._free(self.target.values):
-            call = self.target.makers[other]
-            sources = [self.target.source(r.record) for r in self.target.inputs(call)]
-            key = _form(self.target, other), tuple(sorted(sources))
-            candidates[key].append(other)
-        wanted: defaultdict[object, list[int]] = defaultdict(list)
+            for form in self.target.forms(other):
+                if form.sources:
+                    candidates[form._replace(sources=tuple(sorted(form.sources)))].append(other)
+        wanted: defaultdict[Form, list[int]] = defaultdict(list)
         for value in filter(self._is_open, self.reference.values):
-            call = self.reference.makers[value]
-            sources = [self.reference.source(r.record) for r in self.reference.inputs(call)]
-            if sources and all(source in self.partner for source in sources):
-                partners = tuple(sorted(self.partner[source] for source in sources))
-                wanted[_form(self.reference, value), partners].append(value)
+            for form in self.reference.forms(value):
+                if form.sources and all(source in self.partner for source in form.sources):
+                    partners = sorted(self.partner[source] for source in form.sources)
+                    wanted[form._replace(sources=tuple(partners))].append(value)
         count = 0
         for key, values in wanted.items():
             found = candidates.get(key, [])
             if len(found) != len(values):
                 continue
             for value, other in zip(values, found):
-                if self.reference.record(value).count == self.target.record(other).count:
+                if self._is_open(value) and other not in self._taken and self._fit(value, other):
                     self._pair(value, other)
                     count += 1
         return count
 
-
-def _form(graph: ValueGraph, value: int) -> object:
-    """What values of operators of one kind have in common: which result, of how many parameters."""
-    call = graph.makers[value]
-    place = [ref.record for ref in call.slots("output")].index(value)
-    return kind_of(call), place, tuple(sorted(r.count for r in graph.parameters(call)))
+    def _fit(self, value: int, other: int) -> bool:
+        return self.reference.record(value).count == self.target.record(other).count
 
 
 def _moved_ends(graph: ValueGraph) -> list[int]:

@@ -32,6 +32,15 @@ _KINDS = {
     "LayerNorm": "LayerNormalization",
     "Embedding": "Gather",
     "ReLU": "Relu",
+    "ReLU6": "Clip",
+    "hardtanh": "Clip",
+    "Hardswish": "HardSwish",
+    "hardswish": "HardSwish",
+    "LeakyReLU": "LeakyRelu",
+    "leaky_relu": "LeakyRelu",
+    "BatchNorm1d": "BatchNormalization",
+    "BatchNorm2d": "BatchNormalization",
+    "native_batch_norm": "BatchNormalization",
     "relu": "Relu",
     "GELU": "Gelu",
     "gelu": "Gelu",
@@ -42,6 +51,21 @@ _KINDS = {
     "com.microsoft.nchwc.Conv": "Conv",
 }
 """Operators of several names. The others are known by their own."""
+
+
+_ACTIVATED = " and activation"
+_ACTIVATIONS = frozenset(("Relu", "Clip", "HardSwish", "LeakyRelu", "Sigmoid", "HardSigmoid"))
+
+
+class Form(NamedTuple):
+    """What values of one meaning have in common. kind: of the operator that makes it. place: which
+    of its results. parameters: numbers of elements. sources: values that it is made of.
+    """
+
+    kind: str
+    place: int
+    parameters: tuple[int, ...]
+    sources: tuple[int, ...]
 
 
 class Stretch(NamedTuple):
@@ -118,6 +142,36 @@ class ValueGraph:
         records = (self.record(self.source(r)) for r in read if self.is_parameter(r))
         return [record for record in records if record.count > 1]
 
+    def forms(self, value: int) -> list[Form]:
+        """The form of a value by the operator that makes it; and, of a convolution with a norm or
+        an activation behind it, that of one operator that does all of it.
+        """
+        call = self.makers[value]
+        place = [ref.record for ref in call.slots("output")].index(value)
+        forms = [self._form(call, kind_of(call), place, self._sizes(call))]
+        maker, kind, sizes = call, "", tuple[int, ...]()
+        if kind_of(maker) in _ACTIVATIONS:
+            kind, maker = _ACTIVATED, self._maker_behind(maker)
+        if kind_of(maker) == "BatchNormalization":
+            sizes = (self.record(value).shape[1],)
+            maker = self._maker_behind(maker)
+        if maker is not call and kind_of(maker) == "Conv":
+            sizes = tuple(sorted(dict.fromkeys((*sizes, *self._sizes(maker)))))
+            forms.append(self._form(maker, f"Conv{kind}", 0, sizes))
+        return forms
+
+    def _maker_behind(self, call: Call) -> Call:
+        """What made the only value that a call reads; the call itself where that is not so."""
+        inputs = self.inputs(call)
+        return self.makers.get(self.source(inputs[0].record), call) if len(inputs) == 1 else call
+
+    def _sizes(self, call: Call) -> tuple[int, ...]:
+        return tuple(sorted(record.count for record in self.parameters(call)))
+
+    def _form(self, call: Call, kind: str, place: int, sizes: tuple[int, ...]) -> Form:
+        sources = tuple(self.source(ref.record) for ref in self.inputs(call))
+        return Form(kind, place, sizes, sources)
+
     def behind(self, values: Sequence[int], stops: Collection[int]) -> Stretch:
         """What makes values of others: of `stops`, and of what no call made."""
         found: dict[int, Call] = {}
@@ -151,5 +205,6 @@ def has_activation(call: Call) -> bool:
 
 
 def kind_of(call: Call) -> str:
-    """What an operator computes, apart from what was fused into it."""
-    return _KINDS.get(call.op_type, call.op_type)
+    """What an operator computes, whatever it is called."""
+    kind = _KINDS.get(call.op_type, call.op_type)
+    return f"{kind}{_ACTIVATED}" if has_activation(call) else kind
