@@ -15,6 +15,7 @@ import msgspec
 from whence.align.call_sites import selected
 from whence.align.calls.facing_tensors import with_programs
 from whence.align.derived_run import renumbered
+from whence.align.values.value_graph import ATEN_MOVES
 from whence.records import Call, Program, Ref, Run, children
 from whence.records.program import map_operands
 from whence.records.slots import is_of_child, is_output, is_param, split_child
@@ -144,13 +145,20 @@ def _stretch(
             refs=(*refs, Ref("output.0", made.record)),
             op=slot,
             kind="operator",
-            op_type=f"code of {call.op_type}",
+            op_type=_only_operator(own) or f"code of {call.op_type}",
             program=own.id,
             arguments={},
             leaf=True,
         ),
         own,
     )
+
+
+def _only_operator(program: Program) -> str:
+    """The operator of a program that has only one, apart from moves; "" of others."""
+    names = [operation.name.removeprefix("aten.").split(".")[0] for operation in program.operations]
+    names = [name for name in names if name not in ATEN_MOVES]
+    return names[0] if len(names) == 1 else ""
 
 
 def _ref(call: Call, inside: Sequence[Call], slot: str) -> Ref | None:

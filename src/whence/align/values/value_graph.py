@@ -10,7 +10,7 @@ from whence.align.calls.input_order import MOVES
 from whence.records import Call, Record, Ref, Run
 from whence.records.slots import is_output
 
-_ATEN_MOVES = frozenset((
+ATEN_MOVES = frozenset((
     "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "clone",
     "contiguous", "detach", "alias", "lift_fresh", "flatten", "unflatten",
 ))  # fmt: skip
@@ -31,6 +31,17 @@ _KINDS = {
     "Conv2d": "Conv",
     "LayerNorm": "LayerNormalization",
     "Embedding": "Gather",
+    "MaxPool2d": "MaxPool",
+    "max_pool2d_with_indices": "MaxPool",
+    "com.microsoft.nchwc.MaxPool": "MaxPool",
+    "add": "Add",
+    "sub": "Sub",
+    "mul": "Mul",
+    "div": "Div",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "hardsigmoid": "HardSigmoid",
+    "softmax": "Softmax",
     "ReLU": "Relu",
     "ReLU6": "Clip",
     "hardtanh": "Clip",
@@ -143,22 +154,40 @@ class ValueGraph:
         return [record for record in records if record.count > 1]
 
     def forms(self, value: int) -> list[Form]:
-        """The form of a value by the operator that makes it; and, of a convolution with a norm or
-        an activation behind it, that of one operator that does all of it.
+        """The form of a value by the operator that makes it; and, of a convolution with a norm, a
+        sum or an activation behind it, those of one operator that does all of it.
         """
         call = self.makers[value]
         place = [ref.record for ref in call.slots("output")].index(value)
         forms = [self._form(call, kind_of(call), place, self._sizes(call))]
-        maker, kind, sizes = call, "", tuple[int, ...]()
-        if kind_of(maker) in _ACTIVATIONS:
-            kind, maker = _ACTIVATED, self._maker_behind(maker)
+        is_active = kind_of(call) in _ACTIVATIONS
+        maker = self._maker_behind(call) if is_active else call
+        suffix = _ACTIVATED if is_active else ""
+        if kind_of(maker) == "Add":
+            sources = [self.source(ref.record) for ref in self.inputs(maker)]
+            for k, source in enumerate(sources):
+                if len(sources) == 2 and source in self.makers:
+                    forms += self._folded(source, suffix, (sources[1 - k],))
+        elif maker is not call or kind_of(maker) == "BatchNormalization":
+            forms += self._folded(self._made_by(maker, value), suffix, ())
+        return forms
+
+    def _made_by(self, maker: Call, value: int) -> int:
+        """The value that a call behind this one, or its own, makes."""
+        own = [ref.record for ref in maker.slots("output")]
+        return value if value in own else own[0]
+
+    def _folded(self, value: int, suffix: str, summed: tuple[int, ...]) -> list[Form]:
+        """The form of a convolution that makes a value, with the norm behind it folded in."""
+        maker, sizes = self.makers[value], tuple[int, ...]()
         if kind_of(maker) == "BatchNormalization":
             sizes = (self.record(value).shape[1],)
             maker = self._maker_behind(maker)
-        if maker is not call and kind_of(maker) == "Conv":
-            sizes = tuple(sorted(dict.fromkeys((*sizes, *self._sizes(maker)))))
-            forms.append(self._form(maker, f"Conv{kind}", 0, sizes))
-        return forms
+        if kind_of(maker) != "Conv":
+            return []
+        sizes = tuple(sorted(dict.fromkeys((*sizes, *self._sizes(maker)))))
+        form = self._form(maker, f"Conv{suffix}", 0, sizes)
+        return [form._replace(sources=(*form.sources, *summed))]
 
     def _maker_behind(self, call: Call) -> Call:
         """What made the only value that a call reads; the call itself where that is not so."""
@@ -195,7 +224,7 @@ class ValueGraph:
 def is_move(call: Call) -> bool:
     """Does an operator only hand on elements, in whatever order?"""
     if call.op.startswith("aten."):
-        return call.op_type in _ATEN_MOVES
+        return call.op_type in ATEN_MOVES
     return call.op_type in MOVES
 
 
