@@ -84,7 +84,7 @@ def align(
             together = fused_operators.joined(batched.reference, batched.target)
             together = layout_operators.pair_moves(together)
         reference, target = together.reference, together.target
-    matched = plan(reference, target, match, together.pairs)
+    matched = plan(reference, target, match, together)
     if user_map is not None:
         target, matched = apply_map.applied(reference, target, matched, user_map, named)
     if is_free:

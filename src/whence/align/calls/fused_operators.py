@@ -27,6 +27,8 @@ from whence.records.marks import Mark, mark
 from whence.records.slots import is_input, is_param, is_written, slot_kind
 
 RULE = "original operators"
+VALUES = "values"
+"""The rule of pairs that were found by what they read and make (`align/values`)."""
 _MOST = 256  # members of one group; more are not joined
 _PART = "part "  # before a name that another is made of, which no origin is
 _SHOWN = 4  # names in a sentence
@@ -37,12 +39,15 @@ _Table = dict[str, list[Call]]
 
 
 class Fused(NamedTuple):
-    """The two runs with members joined. pairs: (reference call, target call, evidence)."""
+    """The two runs with members joined. pairs: (reference call, target call, evidence). rule: by
+    which they were found.
+    """
 
     reference: Run
     target: Run
     pairs: tuple[tuple[int, int, str], ...] = ()
     notes: tuple[str, ...] = ()
+    rule: str = RULE
 
 
 class _Group(NamedTuple):

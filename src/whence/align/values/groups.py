@@ -14,7 +14,7 @@ import msgspec
 
 from whence.align.call_sites import match_roots, selected, step_of
 from whence.align.calls.facing_tensors import facing, with_programs
-from whence.align.calls.fused_operators import Fused, joined_names, whole_call
+from whence.align.calls.fused_operators import VALUES, Fused, joined_names, whole_call
 from whence.align.calls.joined_programs import joined_program
 from whence.align.derived_run import renumbered
 from whence.align.values.corresponding import corresponding
@@ -68,7 +68,7 @@ def joined(reference: Run, target: Run) -> Fused:
     )
     notes = tuple(f"{text} ({n} calls)" if n > 1 else text for text, n in sentences.items())
     pairs = tuple((a, b, "what they read and make corresponds") for a, b in placed)
-    return Fused(reference, target, pairs, notes)
+    return Fused(reference, target, pairs, notes, VALUES)
 
 
 def _parameters(run: Run) -> set[int]:
