@@ -1,6 +1,7 @@
 """Decides which calls of the two runs are paired, from names and metadata alone. Reads no tensors.
 
 Rules by falling strictness: "original operators" (both say that they carry out the same ones),
+"values" (what they read and make corresponds, `align/values`),
 "exact key" (rank, root, step, micro, phase, scope, op, occurrence all equal), "normalised name"
 (wrappers, index styles, class suffixes and a root's prefix taken out), "similar name" (a typo, a
 word more), "order" (the calls that paired calls make, aligned in the order in which they ran, and

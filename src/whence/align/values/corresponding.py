@@ -144,6 +144,8 @@ class _Pairing:
         sources = {self.reference.source(r.record) for r in self.reference.inputs(call)}
         others = {self.target.source(r.record) for r in self.target.inputs(partner)}
         known = {self.partner[source] for source in sources if source in self.partner}
+        if not known and far > _NEAR:
+            return False
         return known == {other for other in others if other in self._taken}
 
     def by_parameters(self) -> int:
