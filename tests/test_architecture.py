@@ -82,6 +82,7 @@ FOLDERS = {
         {"derived_run"},
         {"plan_editor"},
         {"calls"},
+        {"values"},
         {"layout"},
         {"batches", "ranks", "tensors"},
         {"user_map"},

@@ -25,6 +25,7 @@ from whence.align.tensors.elements import Inside
 from whence.align.tensors.graph_modules import by_module, graphs_in_one
 from whence.align.tensors.modules_as_graphs import as_graphs
 from whence.align.user_map import Map
+from whence.align.values import groups as value_groups
 from whence.records import Run
 from whence.results import Made, Plan
 
@@ -77,10 +78,13 @@ def align(
     if is_free:
         dense = padding.dense(reference, target), padding.dense(target, reference)
         batched = batches.align_batches(*dense)
-        together = fused_operators.joined(batched.reference, batched.target)
-        together = layout_operators.pair_moves(together)
+        if value_groups.applies(batched.reference, batched.target):
+            together = value_groups.joined(batched.reference, batched.target)
+        else:
+            together = fused_operators.joined(batched.reference, batched.target)
+            together = layout_operators.pair_moves(together)
         reference, target = together.reference, together.target
-    matched = plan(reference, target, match, together.pairs)
+    matched = plan(reference, target, match, together)
     if user_map is not None:
         target, matched = apply_map.applied(reference, target, matched, user_map, named)
     if is_free:

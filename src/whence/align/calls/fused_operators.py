@@ -10,20 +10,25 @@ and a side that has several calls in it gets them joined. See docs/decisions/001
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from whence.align.call_sites import match_roots, selected
-from whence.align.calls.input_order import ordered_like
-from whence.align.derived_run import Derived, renumbered
-from whence.records import Call, Ref, Run
+from whence.align.calls.facing_tensors import facing, with_programs
+from whence.align.calls.inner_calls import InnerCalls
+from whence.align.calls.joined_programs import joined_program
+from whence.align.derived_run import renumbered
+from whence.errors import ReplayRefused
+from whence.records import Call, Program, Ref, Run
 from whence.records.fused_names import segments
 from whence.records.marks import Mark, mark
 from whence.records.slots import is_input, is_param, is_written, slot_kind
 
 RULE = "original operators"
+VALUES = "values"
+"""The rule of pairs that were found by what they read and make (`align/values`)."""
 _MOST = 256  # members of one group; more are not joined
 _PART = "part "  # before a name that another is made of, which no origin is
 _SHOWN = 4  # names in a sentence
@@ -34,12 +39,15 @@ _Table = dict[str, list[Call]]
 
 
 class Fused(NamedTuple):
-    """The two runs with members joined. pairs: (reference call, target call, evidence)."""
+    """The two runs with members joined. pairs: (reference call, target call, evidence). rule: by
+    which they were found.
+    """
 
     reference: Run
     target: Run
     pairs: tuple[tuple[int, int, str], ...] = ()
     notes: tuple[str, ...] = ()
+    rule: str = RULE
 
 
 class _Group(NamedTuple):
@@ -58,8 +66,8 @@ def joined(reference: Run, target: Run) -> Fused:
     groups = [g for lane in _lanes(reference, target) for g in _groups(lane, reference, target)]
     new_reference, ids = _joined(reference, [g.reference for g in groups])
     new_target, target_ids = _joined(target, [g.target for g in groups])
-    new_reference, new_target = _same_input_order(
-        new_reference, new_target, list(zip(groups, ids, target_ids))
+    new_reference, new_target = facing(
+        new_reference, new_target, [(a, b) for a, b in zip(ids, target_ids) if a >= 0 and b >= 0]
     )
     pairs, sentences = [], Counter[str]()
     for group, a, b in zip(groups, ids, target_ids):
@@ -89,30 +97,6 @@ def joined(reference: Run, target: Run) -> Fused:
         f"{text} ({count} calls)" if count > 1 else text for text, count in sentences.items()
     )
     return Fused(new_reference, new_target, tuple(pairs), notes)
-
-
-def _same_input_order(
-    reference: Run, target: Run, placed: Sequence[tuple[_Group, int, int]]
-) -> tuple[Run, Run]:
-    """Both runs, with inputs of joined calls in the order in which their partners read them."""
-    calls, target_calls = dict[int, Call](), dict[int, Call]()
-    for group, a, b in placed:
-        if a < 0 or b < 0:
-            continue
-        if len(group.reference) > 1:
-            call = ordered_like(reference, reference.calls[a], target, target.calls[b])
-            calls[a] = call
-        elif len(group.target) > 1:
-            call = ordered_like(target, target.calls[b], reference, reference.calls[a])
-            target_calls[b] = call
-    return _with(reference, calls), _with(target, target_calls)
-
-
-def _with(run: Run, changed: Mapping[int, Call]) -> Run:
-    calls = {k: c for k, c in changed.items() if c is not run.calls[k]}
-    if not calls:
-        return run
-    return Derived(run, (), (), [calls.get(c.id, c) for c in run.calls])
 
 
 class _Lane(NamedTuple):
@@ -155,12 +139,17 @@ def _groups(lane: _Lane, reference: Run, target: Run) -> Iterable[_Group]:
             _bind_concatenated(lane.reference, lane.target, names, target_names, target),
             _bind_concatenated(lane.target, lane.reference, target_names, names, reference),
         )
+    inside = (
+        InnerCalls(reference, lane.reference, target_names),
+        InnerCalls(target, lane.target, names),
+    )
     for group in _connected(names, target_names):
         a = sorted((c for in_reference, c in group if in_reference), key=lambda c: c.order)
         b = sorted((c for in_reference, c in group if not in_reference), key=lambda c: c.order)
         # else they only share a name
         is_stated = any(c.origins or c.id in cut[not in_reference] for in_reference, c in group)
         if a and b and is_stated and not _same_names(a, b):
+            a, b = inside[0].with_inner(a), inside[1].with_inner(b)
             yield _Group(tuple(c.id for c in a), tuple(c.id for c in b))
 
 
@@ -277,6 +266,7 @@ def _joined(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]
     if not heads:
         return run, [g[0] if len(g) == 1 else -1 for g in groups]
     begun: list[Call] = []  # in the order of beginning; joined calls have ids behind all others
+    programs: dict[str, Program] = {}
     first = len(run.calls)
     for call in sorted(run.calls, key=lambda c: c.order):
         if call.id not in member_of:
@@ -284,8 +274,11 @@ def _joined(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]
         elif call.id in heads:
             number = heads[call.id]
             members = [run.calls[k] for k in groups[number]]
-            whole = _whole(run, members, first + number)
+            whole, program = _with_program(run, members, _whole(run, members, first + number))
             begun.append(whole)
+            if program is not None:  # it is one operator now
+                programs[program.id] = program
+                continue
             begun += (
                 msgspec.structs.replace(
                     m, parent=whole.id, notes=(*m.notes, mark(Mark.NOT_SELECTED))
@@ -297,7 +290,21 @@ def _joined(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]
         new_ids[first + n] if n in heads.values() else new_ids[g[0]] if len(g) == 1 else -1
         for n, g in enumerate(groups)
     ]
-    return Derived(run, (), (), calls), placed
+    return with_programs(run, calls, programs), placed
+
+
+def _with_program(run: Run, members: Sequence[Call], whole: Call) -> tuple[Call, Program | None]:
+    """The call with the program of its members, and that; None with the reason where one of them
+    cannot be run again.
+    """
+    if not any(member.program for member in members):
+        return whole, None
+    try:
+        program = joined_program(run, members, whole.refs, _content)
+    except ReplayRefused as refused:
+        return msgspec.structs.replace(whole, program="", no_program=str(refused)), None
+    whole = msgspec.structs.replace(whole, program=program.id, no_program="", leaf=True)
+    return whole, program
 
 
 def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
@@ -331,8 +338,15 @@ def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
         Ref(f"param.{k}", r) for k, r in enumerate(params)
     ]
     refs += [Ref(f"output.{k}", r) for k, r in enumerate(outputs)]
-    names = [c.scope for c in members]
-    origins = tuple(dict.fromkeys(n for c in members for n in (c.origins or (c.scope,))))
+    whole = whole_call(members, refs, number)
+    of_record = {(_kind(r), r.record): r.slot for r in refs}
+    placed = {of_record[key]: file for key, file in files.items() if key in of_record}
+    return msgspec.structs.replace(whole, files=placed)
+
+
+def whole_call(members: Sequence[Call], refs: Sequence[Ref], number: int) -> Call:
+    """A call in the place of the last of its members, with these tensors."""
+    names = list(dict.fromkeys(c.scope for c in members))
     return msgspec.structs.replace(
         members[-1],
         id=number,
@@ -343,10 +357,15 @@ def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
         refs=tuple(refs),
         leaf=False,
         arguments={},
-        origins=origins,
+        origins=tuple(dict.fromkeys(n for c in members for n in (c.origins or (c.scope,)))),
         notes=(f"{_listed(names)} taken together",),
-        files={r.slot: files[_kind(r), r.record] for r in refs if (_kind(r), r.record) in files},
+        files={},
     )
+
+
+def joined_names(members: Sequence[Call]) -> str:
+    """The names of calls in a sentence."""
+    return _listed([call.scope for call in members])
 
 
 def _kind(ref: Ref) -> str:

@@ -4,36 +4,108 @@ the order in which its members ran, a fused one as its kernel takes them.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping, Sequence
+
 import msgspec
 
 from whence.records import Call, Record, Ref, Run
-from whence.records.slots import is_input
+from whence.records.marks import Mark, has_mark
+from whence.records.slots import is_input, is_output
 
+MOVES = frozenset((
+    "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze",
+    "com.microsoft.nchwc.ReorderInput", "com.microsoft.nchwc.ReorderOutput",
+))  # fmt: skip
+"""Operators whose output holds the elements of their first input, whatever the order."""
 _CLOSE = 1e-3
 """How far sums over the elements of one tensor may lie apart in two runs that round: figures of two
 tensors that are not the same lie further apart, or nothing is changed.
 """
 
 
-def ordered_like(run: Run, call: Call, other_run: Run, other: Call) -> Call:
-    """The call with its inputs in the order of another's, where each is like exactly one of those
-    by its figures, whatever its shape; the call as it is anywhere else.
+def origins(
+    run: Run, placed: Mapping[int, Hashable], roots: Mapping[str, str]
+) -> dict[int, Hashable]:
+    """Where each record comes from, in words that both runs share: the partners that made it, or
+    what the model was given. A tensor whose elements were only moved comes from where they were.
+
+    placed: calls that were joined, or paired with such a one -> what they have in common. roots:
+    names of root calls as the other run has them.
+    """
+    labels: dict[int, Hashable] = {}
+    sources = {
+        call.slots("output")[0].record: call.slots("input")[0].record
+        for call in run.calls
+        if call.op_type in MOVES and call.slots("input") and call.slots("output")
+    }
+    for call in run.calls:
+        at = (call.rank, roots.get(call.root, call.root), call.step, call.micro, call.phase)
+        # What was put together has its inputs in the order in which its calls read them.
+        is_model = call.parent == -1 and not call.leaf and not has_mark(call, Mark.PUT_TOGETHER)
+        is_model &= call.id not in placed
+        for ref in call.refs:
+            if is_model and is_input(ref.slot):
+                labels.setdefault(ref.record, (*at, "", ref.slot))
+            elif call.leaf and is_output(ref.slot) and ref.record not in sources:
+                place = placed.get(call.id, (call.scope, call.op, call.occurrence))
+                labels.setdefault(ref.record, (*at, place, ref.slot))
+    for record in sources:
+        if (label := labels.get(_source(record, sources))) is not None:
+            labels[record] = label
+    return labels
+
+
+def _source(record: int, sources: Mapping[int, int]) -> int:
+    for _ in sources:
+        if record not in sources:
+            break
+        record = sources[record]
+    return record
+
+
+def ordered_like(
+    run: Run,
+    call: Call,
+    other_run: Run,
+    other: Call,
+    labels: Mapping[int, Hashable],
+    other_labels: Mapping[int, Hashable],
+) -> Call:
+    """The call with its inputs in the order of another's, where each is that of exactly one of
+    those: made by the partner of its maker, or else like it by its figures, whatever its shape. The
+    call as it is anywhere else.
+
+    labels: where records come from (`origins`).
     """
     inputs, across = call.slots("input"), other.slots("input")
     if len(inputs) < 2 or len(inputs) != len(across):
         return call
     places: list[int] = []
     for ref in across:
-        record = other_run.records[ref.record]
-        alike = [k for k, own in enumerate(inputs) if _alike(run.records[own.record], record)]
+        alike = _of_one_origin(ref, inputs, labels, other_labels)
+        if len(alike) != 1:
+            record = other_run.records[ref.record]
+            alike = [k for k, own in enumerate(inputs) if _alike(run.records[own.record], record)]
         if len(alike) != 1:
             return call
         places += alike
     if sorted(places) != list(range(len(inputs))) or places == sorted(places):
         return call
-    records = iter([inputs[k].record for k in places])
-    refs = tuple(Ref(r.slot, next(records)) if is_input(r.slot) else r for r in call.refs)
-    return msgspec.structs.replace(call, refs=refs, files={})
+    ordered = iter([inputs[k] for k in places])
+    refs = tuple(next(ordered) if is_input(r.slot) else r for r in call.refs)
+    return msgspec.structs.replace(call, refs=refs)
+
+
+def _of_one_origin(
+    ref: Ref,
+    inputs: Sequence[Ref],
+    labels: Mapping[int, Hashable],
+    other_labels: Mapping[int, Hashable],
+) -> list[int]:
+    label = other_labels.get(ref.record)
+    if label is None:
+        return []
+    return [k for k, own in enumerate(inputs) if labels.get(own.record) == label]
 
 
 def _alike(a: Record, b: Record) -> bool:

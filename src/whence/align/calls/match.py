@@ -1,6 +1,7 @@
 """Decides which calls of the two runs are paired, from names and metadata alone. Reads no tensors.
 
 Rules by falling strictness: "original operators" (both say that they carry out the same ones),
+"values" (what they read and make corresponds, `align/values`),
 "exact key" (rank, root, step, micro, phase, scope, op, occurrence all equal), "normalised name"
 (wrappers, index styles, class suffixes and a root's prefix taken out), "similar name" (a typo, a
 word more), "order" (the calls that paired calls make, aligned in the order in which they ran, and
@@ -11,8 +12,6 @@ pairs is listed as unmatched, what several candidates fit equally as ambiguous.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from whence.align.call_sites import selected
 from whence.align.calls.by_arguments import by_arguments
 from whence.align.calls.by_content import same_content
@@ -21,7 +20,7 @@ from whence.align.calls.by_index import shifted
 from whence.align.calls.by_name import exact, normalised, spelt_alike
 from whence.align.calls.by_order import Pairs, counted, line_by_line, realign
 from whence.align.calls.by_structure import containers, learn, leaves, structure
-from whence.align.calls.fused_operators import RULE
+from whence.align.calls.fused_operators import RULE, VALUES, Fused
 from whence.align.calls.site_pairing import SitePairing
 from whence.align.calls.tensor_slots import pair_in_order, pair_slots
 from whence.errors import UsageError
@@ -31,14 +30,12 @@ from whence.results import CallPair, Plan
 MATCHES = ("auto", "exact", "names", "order")
 
 
-def plan(
-    reference: Run, target: Run, match: str = "auto", fused: Sequence[tuple[int, int, str]] = ()
-) -> Plan:
+def plan(reference: Run, target: Run, match: str = "auto", fused: Fused | None = None) -> Plan:
     """Pair two runs. Every selected call of either side ends up in exactly one of pairs, unmatched,
     ambiguous.
 
-    fused: calls that carry out the same operators, with evidence; their sites are paired
-    before any rule is asked. match: "auto" all rules; "exact" equal keys only; "names" these, and
+    fused: calls that carry out the same operators; their sites are paired before any rule is
+    asked. match: "auto" all rules; "exact" equal keys only; "names" these, and
     names that differ in spelling; "order" the k-th call is paired with the k-th, which is refused
     unless both have as many and every line agrees in kind and output shapes. Raises UsageError:
     another word for `match`; a line that disagrees.
@@ -51,10 +48,10 @@ def plan(
             reference, target, pairs, {}, selected(reference.calls), selected(target.calls)
         )
     pairing = SitePairing(reference, target)
-    for call, partner, evidence in fused:
-        pairing.pair(
-            pairing.reference.site_of[call], pairing.target.site_of[partner], RULE, evidence
-        )
+    together = fused or Fused(reference, target)
+    for call, partner, evidence in together.pairs:
+        site, other = pairing.reference.site_of[call], pairing.target.site_of[partner]
+        pairing.pair(site, other, together.rule, evidence)
     exact(pairing)
     if match != "exact":
         normalised(pairing)
@@ -78,10 +75,16 @@ def plan(
         ):
             if not pairing.settled():
                 rule(pairing)
-    return _call_plan(pairing, reference, target, match)
+    return _call_plan(pairing, reference, target, match, together)
 
 
-def _call_plan(pairing: SitePairing, reference: Run, target: Run, match: str) -> Plan:
+def _call_plan(
+    pairing: SitePairing,
+    reference: Run,
+    target: Run,
+    match: str,
+    fused: Fused,
+) -> Plan:
     """From sites back to calls: partners are paired step by step."""
     sites, target_sites = pairing.reference, pairing.target
     pairs: Pairs = {}
@@ -92,6 +95,7 @@ def _call_plan(pairing: SitePairing, reference: Run, target: Run, match: str) ->
     ambiguous = realign(pairing, pairs) if match == "auto" else {}
     if match == "auto":
         by_arguments(pairing, pairs)
+        _keep(pairs, fused)
     back = {b for b, _, _ in pairs.values()}
     ambiguous = _still_open(ambiguous, pairs, back)
     for site, others in pairing.doubtful.items():
@@ -113,6 +117,16 @@ def _call_plan(pairing: SitePairing, reference: Run, target: Run, match: str) ->
         selected(sites.calls),
         selected(target_sites.calls),
     )
+
+
+def _keep(pairs: Pairs, fused: Fused) -> None:
+    """Calls that carry out the same operators stay partners, whatever order says."""
+    partner = {a: b for a, b, _ in fused.pairs}
+    taken = set(partner.values())
+    for a, (b, _, _) in list(pairs.items()):
+        if partner.get(a, b) != b or (b in taken and a not in partner):
+            del pairs[a]
+    pairs.update((a, (b, fused.rule, evidence)) for a, b, evidence in fused.pairs)
 
 
 def _still_open(
@@ -152,7 +166,7 @@ def pair_of(
     call: Call, partner: Call, rule: str, reference: Run, target: Run, evidence: str | None = None
 ) -> CallPair:
     """A pair of calls and their tensors. evidence: None for the classes where these differ."""
-    slots, only, only_target = (pair_in_order if rule == RULE else pair_slots)(
+    slots, only, only_target = (pair_in_order if rule in (RULE, VALUES) else pair_slots)(
         call, partner, reference, target
     )
     if evidence is None:

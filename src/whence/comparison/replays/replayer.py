@@ -282,7 +282,8 @@ class Replayer:
         wide, refused_otherwise = run.wide_or_routed()
         # A kernel of another library may be off by a few roundings.
         translated = has_mark(loaded.program, Mark.TRANSLATED)
-        terms = max(loaded.length, _OTHER_LIBRARY) if translated else loaded.length
+        is_other = translated or has_mark(request.partner, Mark.OPSET)
+        terms = max(loaded.length, _OTHER_LIBRARY) if is_other else loaded.length
         measurement = noise_floors.Measurement(
             run,
             produced,

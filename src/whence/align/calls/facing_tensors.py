@@ -1,0 +1,66 @@
+"""The tensors of calls that carry out the same operators, brought to face each other: inputs in one
+order, and parameters that can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from whence.align.call_sites import match_roots
+from whence.align.calls.folded_parameters import settled_parameters
+from whence.align.calls.input_order import ordered_like, origins
+from whence.align.derived_run import Derived
+from whence.records import Call, Program, Run
+
+
+def facing(
+    reference: Run, target: Run, pairs: Sequence[tuple[int, int]], *, is_one_file: bool = True
+) -> tuple[Run, Run]:
+    """Both runs, with the tensors of paired calls facing each other. pairs: (call, partner).
+    is_one_file: do both run one file of weights? Else inputs are in one order already, and weights
+    may have been folded by each side.
+    """
+    if is_one_file:
+        reference, target = _same_input_order(reference, target, pairs)
+    calls, partners = dict[int, Call](), dict[int, Call]()
+    programs: dict[str, Program] = {}
+    for a, b in pairs:
+        if reference.calls[a].program or not is_one_file:
+            call, partner = reference.calls[a], target.calls[b]
+            settled = settled_parameters(reference, call, target, partner, is_one_file=is_one_file)
+            calls[a], partners[b] = settled.call, settled.partner
+            if settled.program is not None:
+                programs[settled.program.id] = settled.program
+    return _with(reference, calls, programs), _with(target, partners, {})
+
+
+def with_programs(run: Run, calls: Sequence[Call], programs: Mapping[str, Program]) -> Run:
+    """The run with other calls, and with programs beside its own."""
+    derived = Derived(run, (), (), calls)
+    if programs:
+        derived.programs = {**run.programs, **programs}
+    return derived
+
+
+def _same_input_order(
+    reference: Run, target: Run, pairs: Sequence[tuple[int, int]]
+) -> tuple[Run, Run]:
+    """Both runs, with inputs of joined calls in the order in which their partners read them."""
+    roots = match_roots(reference.calls, target.calls)
+    labels = origins(reference, {a: number for number, (a, _) in enumerate(pairs)}, roots)
+    target_labels = origins(target, {b: number for number, (_, b) in enumerate(pairs)}, {})
+    calls, partners = dict[int, Call](), dict[int, Call]()
+    for a, b in pairs:
+        call, partner = reference.calls[a], target.calls[b]
+        if len(call.origins) > 1:
+            calls[a] = ordered_like(reference, call, target, partner, labels, target_labels)
+        elif len(partner.origins) > 1:
+            partners[b] = ordered_like(target, partner, reference, call, target_labels, labels)
+    return _with(reference, calls, {}), _with(target, partners, {})
+
+
+def _with(run: Run, changed: Mapping[int, Call], programs: Mapping[str, Program]) -> Run:
+    calls = {k: c for k, c in changed.items() if c is not run.calls[k]}
+    if not calls:
+        return run
+    return with_programs(run, [calls.get(c.id, c) for c in run.calls], programs)

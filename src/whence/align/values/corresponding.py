@@ -1,0 +1,251 @@
+"""Which values of two graphs correspond: by their figures, which survive another order of the
+elements; behind a fault, where figures say nothing, by what they are computed of.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from whence.align.values.value_graph import Form, ValueGraph, has_activation, is_move, kind_of
+from whence.records import Call, Record
+
+_CLOSE = 1e-4
+"""How far sums over the elements of one value may lie apart in two runs that round."""
+_FAR = (1e-3, 1e-2, 0.1, 0.5)
+"""The same behind a fault, least first."""
+_NEAR = 1e-2
+"""Up to here operators of any kind may make the two, further off those of one kind only."""
+
+
+def corresponding(reference: ValueGraph, target: ValueGraph) -> dict[int, int]:
+    """Values of the reference -> those of the target that hold the same in sound runs."""
+    pairing = _Pairing(reference, target)
+    pairing.by_ends()
+    pairing.by_figures()
+    pairing.by_structure()
+    for far in _FAR:
+        while pairing.by_nearness(far):
+            pairing.by_structure()
+    pairing.drop_what_makes_the_same()
+    return pairing.partner
+
+
+class _Pairing:
+    def __init__(self, reference: ValueGraph, target: ValueGraph) -> None:
+        self.reference, self.target = reference, target
+        self.partner: dict[int, int] = {}
+        self._taken: set[int] = set()
+        # What the models only move once more before they return it.
+        self._ends = {self.reference.source(v) for v in _moved_ends(reference)}
+        self._taken |= {self.target.source(v) for v in _moved_ends(target)}
+
+    def _pair(self, value: int, other: int) -> None:
+        self.partner[value] = other
+        self._taken.add(other)
+
+    def _free(self, values: Iterable[int]) -> list[int]:
+        return [v for v in values if v not in self._taken]
+
+    def _is_open(self, value: int) -> bool:
+        return value not in self.partner and value not in self._ends
+
+    def by_ends(self) -> None:
+        """What the models were given and what they return, by name or place."""
+        for kind in ("input", "output"):
+            refs = self.reference.root.slots(kind)
+            others = {ref.slot: ref for ref in self.target.root.slots(kind)}
+            by_name = [(ref, others[ref.slot]) for ref in refs if ref.slot in others]
+            if len(by_name) != len(refs):
+                by_name = list(zip(refs, others.values()))
+            for ref, other in by_name:
+                a, b = self.reference.record(ref.record), self.target.record(other.record)
+                if a.count == b.count and self._is_open(a.id) and b.id not in self._taken:
+                    self._pair(a.id, b.id)
+
+    def by_figures(self) -> None:
+        """Values that hold the same elements in some order, but for rounding. Of several, the one
+        that is made of partners by an operator of the same kind, else the first.
+        """
+        by_count: defaultdict[int, list[int]] = defaultdict(list)
+        for value in self.target.values:
+            by_count[self.target.record(value).count].append(value)
+        for value in filter(self._is_open, self.reference.values):
+            record = self.reference.record(value)
+            if not self.reference.is_floating(value) or not _varies(record):
+                continue  # what many tensors are
+            alike = [
+                other
+                for other in self._free(by_count[record.count])
+                if _alike(record, self.target.record(other))
+            ]
+            if alike:
+                self._pair(value, max(alike, key=lambda other: self._agreement(value, other)))
+
+    def _agreement(self, value: int, other: int) -> tuple[bool, bool]:
+        call, partner = self.reference.makers[value], self.target.makers[other]
+        return self._has_partners(call, partner), kind_of(call) == kind_of(partner)
+
+    def _has_partners(self, call: Call, partner: Call) -> bool:
+        """Does each of two calls read what the other reads?"""
+        sources = Counter(self.reference.source(r.record) for r in self.reference.inputs(call))
+        others = Counter(self.target.source(r.record) for r in self.target.inputs(partner))
+        if not sources or not all(source in self.partner for source in sources):
+            return False
+        return Counter({self.partner[s]: n for s, n in sources.items()}) == others
+
+    def by_structure(self) -> None:
+        """Values by what they are computed of, as far as that tells."""
+        while self.by_parameters() + self.by_inputs():
+            pass
+
+    def by_nearness(self, far: float) -> int:
+        """Values made by operators of which neither reads what only the other does, where both are
+        the only ones so near. Returns how many.
+        """
+        free = self._free(self.target.values)
+        near: dict[int, list[int]] = {}
+        for value in filter(self._is_open, self.reference.values):
+            near[value] = [other for other in free if self._may_be(value, other, far)]
+        wanted = Counter(other for others in near.values() for other in others)
+        count = 0
+        for value, others in near.items():
+            if len(others) == 1 and wanted[others[0]] == 1:
+                self._pair(value, others[0])
+                count += 1
+        return count
+
+    def drop_what_makes_the_same(self) -> None:
+        """Take pairs apart that hold other elements and of which values are made that hold the
+        same: one of them is a step further than the other, not wrong.
+        """
+        unlike = {
+            v
+            for v, other in self.partner.items()
+            if v in self.reference.makers and not self._are_alike(v, other)
+        }
+        for value in reversed(self.reference.values):
+            if value in self.partner and value not in unlike:
+                for read in self.reference.behind([value], self.partner.keys()).reads:
+                    if read in unlike:
+                        del self.partner[read]
+                        unlike.discard(read)
+
+    def _are_alike(self, value: int, other: int) -> bool:
+        return _alike(self.reference.record(value), self.target.record(other))
+
+    def _may_be(self, value: int, other: int, far: float) -> bool:
+        a, b = self.reference.record(value), self.target.record(other)
+        call, partner = self.reference.makers[value], self.target.makers[other]
+        if a.count != b.count or not _alike(a, b, far):
+            return False
+        if kind_of(call) != kind_of(partner) and far > _NEAR:
+            return False
+        sources = {self.reference.source(r.record) for r in self.reference.inputs(call)}
+        others = {self.target.source(r.record) for r in self.target.inputs(partner)}
+        known = {self.partner[source] for source in sources if source in self.partner}
+        if not known and far > _NEAR:
+            return False
+        return known == {other for other in others if other in self._taken}
+
+    def by_parameters(self) -> int:
+        """Values made by the last calls that read the same parameters. Returns how many."""
+        readers, others = _readers(self.reference), _readers(self.target)
+        count = 0
+        for value in filter(self._is_open, self.reference.values):
+            call = self.reference.makers[value]
+            partner = _last_reader(call, self.reference, others)
+            if partner is None or has_activation(call) != has_activation(partner):
+                continue
+            back = _last_reader(partner, self.target, readers)
+            free = self._free(ref.record for ref in partner.slots("output"))
+            made = [ref.record for ref in call.slots("output")]
+            if back is call and len(free) == len(made) and self._fits(value, free, made):
+                self._pair(value, free[made.index(value)])
+                count += 1
+        return count
+
+    def _fits(self, value: int, free: list[int], made: list[int]) -> bool:
+        other = free[made.index(value)]
+        return self.reference.record(value).count == self.target.record(other).count
+
+    def by_inputs(self) -> int:
+        """Values that operators of the same kind make of partners; of several such, by their order.
+        Returns how many.
+        """
+        candidates: defaultdict[Form, list[int]] = defaultdict(list)
+        for other in self._free(self.target.values):
+            for form in self.target.forms(other):
+                if form.sources:
+                    candidates[form._replace(sources=tuple(sorted(form.sources)))].append(other)
+        wanted: defaultdict[Form, list[int]] = defaultdict(list)
+        for value in filter(self._is_open, self.reference.values):
+            for form in self.reference.forms(value):
+                if form.sources and all(source in self.partner for source in form.sources):
+                    partners = sorted(self.partner[source] for source in form.sources)
+                    wanted[form._replace(sources=tuple(partners))].append(value)
+        count = 0
+        for key, values in wanted.items():
+            found = candidates.get(key, [])
+            if len(found) != len(values):
+                continue
+            for value, other in zip(values, found):
+                if self._is_open(value) and other not in self._taken and self._fit(value, other):
+                    self._pair(value, other)
+                    count += 1
+        return count
+
+    def _fit(self, value: int, other: int) -> bool:
+        return self.reference.record(value).count == self.target.record(other).count
+
+
+def _moved_ends(graph: ValueGraph) -> list[int]:
+    """What a model returns of what it only moved at last: where that comes from."""
+    ends = [ref.record for ref in graph.root.slots("output") if ref.record in graph.makers]
+    return [graph.moved_from(end) for end in ends if is_move(graph.makers[end])]
+
+
+def _readers(graph: ValueGraph) -> dict[int, list[Call]]:
+    """The calls that read a parameter, by a checksum of its elements in any order."""
+    readers: defaultdict[int, list[Call]] = defaultdict(list)
+    for call in graph.calls:
+        for record in graph.parameters(call):
+            if record.sketch is not None:
+                readers[record.sketch.checksum].append(call)
+    return readers
+
+
+def _last_reader(call: Call, graph: ValueGraph, across: dict[int, list[Call]]) -> Call | None:
+    """The last call of the other graph that reads a parameter of this one, where of each there is
+    only one reader.
+    """
+    found: list[Call] = []
+    for record in graph.parameters(call):
+        readers = across.get(record.sketch.checksum, []) if record.sketch is not None else []
+        if len(readers) > 1:
+            return None
+        found += readers
+    return max(found, key=lambda reader: reader.order, default=None)
+
+
+def _varies(record: Record) -> bool:
+    """Does it hold more than one number over and over?"""
+    return record.statistics is not None and bool(record.statistics.std)
+
+
+def _alike(a: Record, b: Record, far: float = _CLOSE) -> bool:
+    """May two values hold the same elements, but for rounding and their order?"""
+    if a.sketch is None or b.sketch is None or a.count < 2:
+        return False
+    if a.sketch.checksum == b.sketch.checksum and a.dtype == b.dtype:
+        return True
+    sums = (a.sketch.abs_sum, a.sketch.fourth_sum), (b.sketch.abs_sum, b.sketch.fourth_sum)
+    for x, y in zip(*sums):
+        if x is None or y is None or not abs(x - y) <= far * max(abs(x), abs(y)):
+            return False
+    cubes = a.sketch.cube_sum, b.sketch.cube_sum
+    if cubes[0] is None or cubes[1] is None or sums[0][1] is None:
+        return False
+    # no sum of cubes is larger, by Hölder's inequality
+    largest = float(sums[0][1] ** 0.75 * a.count**0.25)
+    return abs(cubes[0] - cubes[1]) <= far * largest

@@ -1,0 +1,229 @@
+"""A run of modules as one list of operators below each model: what a graph is, to be held against
+one.
+
+Modules that call no other stay, and so do recorded operators; what a module computes between those
+that it calls is one operator for each tensor that it hands on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from whence.align.call_sites import selected
+from whence.align.calls.facing_tensors import with_programs
+from whence.align.derived_run import renumbered
+from whence.align.values.value_graph import ATEN_MOVES
+from whence.records import Call, Program, Ref, Run, children
+from whence.records.program import map_operands
+from whence.records.slots import is_of_child, is_output, is_param, split_child
+
+_OPERATORS = ("operator", "region")
+_FLAT = "what it computes between the calls inside is replayed as calls of their own"
+
+
+class _Part(NamedTuple):
+    """A call of the flat run. place: sorts it among the others."""
+
+    place: tuple[int, int, int]
+    call: Call
+
+
+def flat(run: Run) -> Run:
+    """The run with every model as a call right above all that it computes."""
+    chosen = selected(run.calls)
+    programs: dict[str, Program] = {}
+    if any(call.kind in _OPERATORS for call in chosen):
+        parts = [_Part((c.order, 1, 0), c) for c in chosen if c.kind in _OPERATORS]
+    else:
+        parts = _cut(run, chosen, programs)
+    roots = {(c.rank, c.root, c.step, c.micro): c for c in chosen if c.parent == -1}
+    parts = [part for part in parts if _computes(part.call)]
+    read = _read(parts, {ref.record for root in roots.values() for ref in root.slots("output")})
+    begun = [
+        _Part(
+            (root.order, -1, 0),
+            msgspec.structs.replace(root, leaf=False, program="", no_program=_FLAT),
+        )
+        for root in roots.values()
+    ]
+    for place, call in parts:
+        root = roots.get((call.rank, call.root, call.step, call.micro))
+        refs = tuple(r for r in call.refs if r.record in read or not is_output(r.slot))
+        is_read = any(is_output(ref.slot) for ref in refs)
+        if root is not None and call.id != root.id and is_read:
+            call = msgspec.structs.replace(call, parent=root.id, leaf=True, refs=refs)
+            begun.append(_Part(place, call))
+    ordered = [part.call for part in sorted(begun, key=lambda part: part.place)]
+    return with_programs(run, renumbered(ordered)[0], programs)
+
+
+def _computes(call: Call) -> bool:
+    """Does a call make a tensor, other than those that it was given?"""
+    given = {ref.record for ref in call.slots("input")}
+    return any(ref.record not in given for ref in call.slots("output"))
+
+
+def _read(parts: Sequence[_Part], ends: set[int]) -> set[int]:
+    """The records that what a model returns depends on. What nothing depends on hides nothing."""
+    makers: dict[int, Call] = {}
+    for part in sorted(parts, key=lambda part: part.place):
+        for ref in part.call.slots("output"):
+            makers.setdefault(ref.record, part.call)
+    read, waiting = set(ends), list(ends)
+    while waiting:
+        maker = makers.get(waiting.pop())
+        for ref in maker.refs if maker is not None else ():
+            if not is_output(ref.slot) and ref.record not in read:
+                read.add(ref.record)
+                waiting.append(ref.record)
+    return read
+
+
+def _cut(run: Run, calls: Sequence[Call], programs: dict[str, Program]) -> list[_Part]:
+    """The innermost modules, and the stretches of the others; adds the programs of these."""
+    kids = children(run.calls)
+    parts: list[_Part] = []
+    number = len(run.calls)
+    for call in calls:
+        inside = [run.calls[k] for k in kids.get(call.id, ())]
+        if not inside:
+            parts.append(_Part((call.order, 1, 0), call))
+            continue
+        program = run.programs.get(call.program)
+        for slot, _ in program.outputs if program is not None else ():
+            stretch = _stretch(call, inside, program, slot, number)
+            if stretch is not None:
+                part, own = stretch
+                if is_of_child(slot):
+                    place = (inside[split_child(slot)[0]].order, 0, 0)
+                else:  # behind all that is inside, before what is around it
+                    place = (_last_order(run, kids, call), 2, -call.number.count("_"))
+                parts.append(_Part(place, part))
+                programs[own.id] = own
+                number += 1
+    return parts
+
+
+def _last_order(run: Run, kids: Mapping[int, Sequence[int]], call: Call) -> int:
+    while below := kids.get(call.id):
+        call = run.calls[below[-1]]
+    return call.order
+
+
+def _stretch(
+    call: Call, inside: Sequence[Call], program: Program | None, slot: str, number: int
+) -> tuple[Call, Program] | None:
+    """What a module computes of one tensor that it hands on, as a call; None where it passes on
+    what it was given. number: an id that is free.
+    """
+    if program is None:
+        return None
+    own = _sliced(program, slot)
+    made = _ref(call, inside, slot)
+    if own is None or made is None:
+        return None
+    names: dict[str, str] = {}
+    refs: list[Ref] = []
+    for source in (*own.inputs, *own.params):
+        ref = _ref(call, inside, source)
+        if ref is None:
+            return None
+        names[source] = source if is_param(source) else f"input.{len(refs)}"
+        refs.append(Ref(names[source], ref.record))
+    own = msgspec.structs.replace(
+        own,
+        inputs=tuple(names[source] for source in own.inputs),
+        outputs=(("output.0", own.outputs[0][1]),),
+    )
+    return (
+        msgspec.structs.replace(
+            call,
+            id=number,
+            refs=(*refs, Ref("output.0", made.record)),
+            op=slot,
+            kind="operator",
+            op_type=_only_operator(own) or f"code of {call.op_type}",
+            program=own.id,
+            arguments={},
+            leaf=True,
+        ),
+        own,
+    )
+
+
+def _only_operator(program: Program) -> str:
+    """The operator of a program that has only one, apart from moves; "" of others."""
+    names = [operation.name.removeprefix("aten.").split(".")[0] for operation in program.operations]
+    names = [name for name in names if name not in ATEN_MOVES]
+    return names[0] if len(names) == 1 else ""
+
+
+def _ref(call: Call, inside: Sequence[Call], slot: str) -> Ref | None:
+    """The tensor in a slot of a module's program."""
+    of = call
+    if is_of_child(slot):
+        place, slot = split_child(slot)
+        if place >= len(inside):
+            return None
+        of = inside[place]
+    return next((ref for ref in of.refs if ref.slot == slot), None)
+
+
+def _sliced(program: Program, slot: str) -> Program | None:
+    """The part of a program that makes one of its outputs; None where it only passes it on."""
+    operand = dict(program.outputs)[slot]
+    if "op" not in operand:
+        return None
+    needed: set[int] = set()
+    waiting = [operand["op"][0]]
+    while waiting:
+        place = waiting.pop()
+        if place not in needed:
+            needed.add(place)
+            operands = program.operations[place].operands()
+            waiting += [value[0] for kind, value in operands if kind == "op"]
+    places = {old: new for new, old in enumerate(sorted(needed))}
+    inputs: list[int] = []
+    params: list[str] = []
+
+    def renumbered_operand(kind: str, value: Any) -> Any:
+        if kind == "op":
+            return {"op": [places[value[0]], value[1]]}
+        if kind in ("in", "dim"):
+            number = value if kind == "in" else value[0]
+            if number not in inputs:
+                inputs.append(number)
+            new = inputs.index(number)
+            return {"in": new} if kind == "in" else {"dim": [new, value[1]]}
+        if kind == "mul":
+            return {"mul": map_operands(renumbered_operand, value)}
+        if kind == "param" and value not in params:
+            params.append(value)
+        return {kind: value}
+
+    operations = tuple(
+        program.operations[old].with_operands(renumbered_operand) for old in sorted(needed)
+    )
+    output = map_operands(renumbered_operand, operand)
+    return msgspec.structs.replace(
+        program,
+        id=f"{program.id} for {slot}",
+        operations=operations,
+        inputs=tuple(program.inputs[k] for k in inputs),
+        outputs=((slot, output),),
+        params=tuple(params),
+        input_dtypes=tuple(program.input_dtypes[k] for k in inputs),
+        fixed=tuple((inputs.index(k), a, n) for k, a, n in program.fixed if k in inputs),
+        equal=(),
+        calls=(),
+        same=(),
+        lost=(),
+        names=(),
+        scopes=(),
+        picks=(),
+        lines=(),
+        call_lines=(),
+    )

@@ -1,0 +1,207 @@
+"""Two graphs of one function that name nothing alike, such as two exports of a model: between
+values that correspond, what each computes is taken together and paired.
+
+So nothing lies between two pairs, whatever operators either graph has: a norm that one writes out,
+a constant that one folded, a transpose that only one needs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import msgspec
+
+from whence.align.call_sites import match_roots, selected, step_of
+from whence.align.calls.facing_tensors import facing, with_programs
+from whence.align.calls.fused_operators import VALUES, Fused, joined_names, whole_call
+from whence.align.calls.joined_programs import joined_program
+from whence.align.derived_run import renumbered
+from whence.align.values.corresponding import corresponding
+from whence.align.values.flat_calls import flat
+from whence.align.values.value_graph import Stretch, ValueGraph, is_move
+from whence.errors import ReplayRefused
+from whence.records import Call, Program, Ref, Run
+from whence.records.marks import Mark, has_mark
+from whence.records.slots import is_input, is_param
+
+_KINDS = ("operator", "module")
+_SHARED = 0.5
+"""Share of names from which on two graphs are paired by their names."""
+
+
+def applies(reference: Run, target: Run) -> bool:
+    """Are these operators of two graphs that share few names, with programs on the reference's
+    side?
+    """
+    calls, others = (
+        [c for c in selected(run.calls) if c.leaf and c.kind in _KINDS]
+        for run in (reference, target)
+    )
+    if not others or not any(has_mark(c, Mark.OPSET) for c in others):
+        return False
+    if not any(has_mark(c, Mark.OPSET) for c in calls):
+        return any(c.program for c in calls)
+    names, target_names = ({c.scope for c in side if not is_move(c)} for side in (calls, others))
+    return len(names & target_names) < _SHARED * min(len(names), len(target_names))
+
+
+def joined(reference: Run, target: Run) -> Fused:
+    """Both runs with what lies between values that correspond as one call each."""
+    parameters = _parameters(reference)
+    if not any(has_mark(call, Mark.OPSET) for call in reference.calls):
+        reference = flat(reference)
+    parts, target_parts = list[Stretch](), list[Stretch]()
+    for graph, other in _steps(reference, target, parameters):
+        for part, target_part in _parts(graph, other):
+            parts.append(part)
+            target_parts.append(target_part)
+    reference, ids = _with_wholes(reference, parts)
+    target, target_ids = _with_wholes(target, target_parts)
+    placed = list(zip(ids, target_ids, strict=True))
+    reference, target = facing(reference, target, placed, is_one_file=False)
+    sentences = Counter(
+        f"{joined_names(part.calls)} against {joined_names(other.calls)}: taken together, between "
+        "values that correspond"
+        for part, other in zip(parts, target_parts, strict=True)
+        if len(part.calls) + len(other.calls) > 2
+    )
+    notes = tuple(f"{text} ({n} calls)" if n > 1 else text for text, n in sentences.items())
+    pairs = tuple((a, b, "what they read and make corresponds") for a, b in placed)
+    return Fused(reference, target, pairs, notes, VALUES)
+
+
+def _parameters(run: Run) -> set[int]:
+    return {ref.record for call in run.calls for ref in call.refs if is_param(ref.slot)}
+
+
+def _steps(
+    reference: Run, target: Run, parameters: Collection[int]
+) -> Iterator[tuple[ValueGraph, ValueGraph]]:
+    """The graphs of each step that both runs have."""
+    roots = match_roots(reference.calls, target.calls)
+    others = dict(_graphs(target, {}, _parameters(target)))
+    for key, graph in _graphs(reference, roots, parameters):
+        if key in others:
+            yield graph, others[key]
+
+
+def _graphs(
+    run: Run, roots: Mapping[str, str], parameters: Collection[int]
+) -> Iterator[tuple[object, ValueGraph]]:
+    calls: dict[object, list[Call]] = {}
+    for call in sorted(selected(run.calls), key=lambda c: c.order):
+        if call.leaf:
+            calls.setdefault(step_of(call), []).append(call)
+    for call in run.calls:
+        if call.parent == -1 and not call.leaf and step_of(call) in calls:
+            root = roots.get(call.root, call.root)
+            yield (
+                (root, call.step, call.micro),
+                ValueGraph(run, call, calls[step_of(call)], parameters),
+            )
+
+
+def _parts(graph: ValueGraph, other: ValueGraph) -> Iterator[tuple[Stretch, Stretch]]:
+    """What lies between values that correspond, in both graphs: one part for each operator of the
+    reference that makes such values.
+    """
+    partner = corresponding(graph, other)
+    made = [v for v in partner if v in graph.makers and partner[v] in other.makers]
+    for values in _of_one_maker(graph, other, partner, sorted(made, key=graph.place)):
+        part = graph.behind(values, partner.keys())
+        across = other.behind([partner[value] for value in values], set(partner.values()))
+        faced = [partner[read] for read in part.reads if read in partner]
+        rest = [read for read in across.reads if read not in faced]
+        yield part, across._replace(reads=[*faced, *rest])
+
+
+def _of_one_maker(
+    graph: ValueGraph, other: ValueGraph, partner: Mapping[int, int], values: Sequence[int]
+) -> list[list[int]]:
+    """Values that one call makes, in either graph, together."""
+    groups: dict[tuple[bool, int], list[int]] = {}
+    for value in values:
+        keys = (True, graph.makers[value].id), (False, other.makers[partner[value]].id)
+        together = [value]
+        for group in {id(groups[k]): groups[k] for k in keys if k in groups}.values():
+            together = [*group, *together]
+        for member in together:
+            groups[True, graph.makers[member].id] = together
+            groups[False, other.makers[partner[member]].id] = together
+    return list({id(group): group for group in groups.values()}.values())
+
+
+def _with_wholes(run: Run, parts: Sequence[Stretch]) -> tuple[Run, list[int]]:
+    """(the run with each part as one call, those calls)."""
+    first = len(run.calls)
+    programs: dict[str, Program] = {}
+    heads: dict[int, int] = {}  # last call of a part -> part
+    members: set[int] = set()
+    for number, part in enumerate(parts):
+        heads[_maker(part).id] = number
+        members.update(call.id for call in part.calls)
+    begun: list[Call] = []
+    names: Counter[object] = Counter()
+    for call in sorted(run.calls, key=lambda c: c.order):
+        if call.id in heads:
+            number = heads[call.id]
+            whole, program = _whole(run, parts[number], first + number)
+            if program is not None:
+                programs[program.id] = program
+            key = step_of(whole), whole.scope, whole.op
+            begun.append(msgspec.structs.replace(whole, occurrence=names[key]))
+            names[key] += 1
+        elif call.id not in members:
+            begun.append(call)
+    calls, new_ids = renumbered(begun)
+    return with_programs(run, calls, programs), [new_ids[first + n] for n in range(len(parts))]
+
+
+def _maker(part: Stretch) -> Call:
+    """The last call of a part that makes what it is paired for."""
+    makes = set(part.makes)
+    return next(
+        call
+        for call in reversed(part.calls)
+        if any(ref.record in makes for ref in call.slots("output"))
+    )
+
+
+def _whole(run: Run, part: Stretch, number: int) -> tuple[Call, Program | None]:
+    """One call for a part. A single call stays as it is, with its inputs in the part's order."""
+    (call, *others) = part.calls
+    is_whole = len(part.makes) == 1 and not others
+    if is_whole and set(part.params) <= {ref.record for ref in call.slots("param")}:
+        inputs = {ref.record: ref for ref in reversed(call.slots("input"))}
+        ordered = [inputs[record] for record in part.reads if record in inputs]
+        ordered += [ref for ref in call.slots("input") if ref not in ordered]
+        lent = [
+            Ref(f"input.beside.{k}", record)
+            for k, record in enumerate(part.reads)
+            if record not in inputs
+        ]
+        refs = (*ordered, *lent, *(ref for ref in call.refs if not is_input(ref.slot)))
+        return msgspec.structs.replace(call, id=number, refs=refs), None
+    refs = (
+        *(Ref(f"input.{k}", record) for k, record in enumerate(part.reads)),
+        *(Ref(f"param.{k}", record) for k, record in enumerate(part.params)),
+        *(Ref(f"output.{k}", record) for k, record in enumerate(part.makes)),
+    )
+    whole = whole_call(
+        [_named(call) for call in part.calls if len(part.calls) == 1 or not is_move(call)]
+        or part.calls,
+        refs,
+        number,
+    )
+    whole = msgspec.structs.replace(whole, leaf=True)
+    try:
+        program = joined_program(run, part.calls, refs, lambda _, record: record)
+    except ReplayRefused as refused:
+        return msgspec.structs.replace(whole, program="", no_program=str(refused)), None
+    return msgspec.structs.replace(whole, program=program.id, no_program=""), program
+
+
+def _named(call: Call) -> Call:
+    """The call under a name of its own, where it has none but the model's."""
+    return call if call.scope else msgspec.structs.replace(call, scope=call.op_type)

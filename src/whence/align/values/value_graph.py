@@ -1,0 +1,239 @@
+"""One step of a run as a graph of values: which call makes a value, and what it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from whence import dtypes
+from whence.align.calls.input_order import MOVES
+from whence.records import Call, Record, Ref, Run
+from whence.records.slots import is_output
+
+ATEN_MOVES = frozenset((
+    "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "clone",
+    "contiguous", "detach", "alias", "lift_fresh", "flatten", "unflatten",
+))  # fmt: skip
+_WITH_ACTIVATION = frozenset((
+    "com.microsoft.BiasGelu", "com.microsoft.BiasSplitGelu", "com.microsoft.FastGelu",
+))  # fmt: skip
+_KINDS = {
+    "addmm": "MatMul",
+    "mm": "MatMul",
+    "bmm": "MatMul",
+    "baddbmm": "MatMul",
+    "convolution": "Conv",
+    "native_layer_norm": "LayerNormalization",
+    "_softmax": "Softmax",
+    "embedding": "Gather",
+    "Linear": "MatMul",
+    "Conv1d": "Conv",
+    "Conv2d": "Conv",
+    "LayerNorm": "LayerNormalization",
+    "Embedding": "Gather",
+    "MaxPool2d": "MaxPool",
+    "max_pool2d_with_indices": "MaxPool",
+    "com.microsoft.nchwc.MaxPool": "MaxPool",
+    "add": "Add",
+    "sub": "Sub",
+    "mul": "Mul",
+    "div": "Div",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "hardsigmoid": "HardSigmoid",
+    "softmax": "Softmax",
+    "ReLU": "Relu",
+    "ReLU6": "Clip",
+    "hardtanh": "Clip",
+    "Hardswish": "HardSwish",
+    "hardswish": "HardSwish",
+    "LeakyReLU": "LeakyRelu",
+    "leaky_relu": "LeakyRelu",
+    "BatchNorm1d": "BatchNormalization",
+    "BatchNorm2d": "BatchNormalization",
+    "native_batch_norm": "BatchNormalization",
+    "relu": "Relu",
+    "GELU": "Gelu",
+    "gelu": "Gelu",
+    "Gemm": "MatMul",
+    "com.microsoft.FusedMatMul": "MatMul",
+    "com.microsoft.FusedGemm": "MatMul",
+    "com.microsoft.FusedConv": "Conv",
+    "com.microsoft.nchwc.Conv": "Conv",
+}
+"""Operators of several names. The others are known by their own."""
+
+
+_ACTIVATED = " and activation"
+_ACTIVATIONS = frozenset(("Relu", "Clip", "HardSwish", "LeakyRelu", "Sigmoid", "HardSigmoid"))
+
+
+class Form(NamedTuple):
+    """What values of one meaning have in common. kind: of the operator that makes it. place: which
+    of its results. parameters: numbers of elements. sources: values that it is made of.
+    """
+
+    kind: str
+    place: int
+    parameters: tuple[int, ...]
+    sources: tuple[int, ...]
+
+
+class Stretch(NamedTuple):
+    """A part of a graph: its calls in order, the values that it reads, its parameters, and the
+    values that it makes.
+    """
+
+    calls: Sequence[Call]
+    reads: Sequence[int]
+    params: Sequence[int]
+    makes: Sequence[int]
+
+
+class ValueGraph:
+    """The values of one call of a model: tensors that an operator made, not those that it only
+    moved.
+
+    root: the model's call. calls: its operators, in order. parameters: records. values: records, in
+    the order in which they were made. makers: by record, also of those that were moved.
+    """
+
+    def __init__(
+        self, run: Run, root: Call, calls: Sequence[Call], parameters: Collection[int]
+    ) -> None:
+        self.run, self.root, self.calls = run, root, calls
+        self.makers: dict[int, Call] = {}
+        for call in calls:  # the first: later ones hand on what is there
+            for ref in call.slots("output"):
+                self.makers.setdefault(ref.record, call)
+        self._parameters = parameters
+        ends = {ref.record for ref in root.slots("output")}
+        self.values = [
+            ref.record
+            for call in calls
+            for ref in call.slots("output")
+            if self.makers[ref.record] is call and (ref.record in ends or not is_move(call))
+        ]
+        self._is_value = set(self.values)
+
+    def record(self, value: int) -> Record:
+        return self.run.records[value]
+
+    def is_floating(self, value: int) -> bool:
+        return dtypes.is_floating(self.record(value).dtype)
+
+    def place(self, value: int) -> int:
+        """When it was made, among the others."""
+        return self.makers[value].order
+
+    def moved_from(self, record: int) -> int:
+        """What the call that made a record read first."""
+        return self.makers[record].slots("input")[0].record
+
+    def source(self, record: int) -> int:
+        """The value whose elements a record holds."""
+        while record not in self._is_value and record in self.makers:
+            inputs = self.makers[record].slots("input")
+            if not inputs:
+                break
+            record = inputs[0].record
+        return record
+
+    def is_parameter(self, record: int) -> bool:
+        """Is it a parameter, as it is or with its elements moved?"""
+        return self.source(record) in self._parameters
+
+    def inputs(self, call: Call) -> list[Ref]:
+        """What a call reads, without parameters."""
+        return [ref for ref in call.slots("input") if not self.is_parameter(ref.record)]
+
+    def parameters(self, call: Call) -> list[Record]:
+        """The parameters of a call that hold more than one number."""
+        read = (r.record for r in call.refs if not is_output(r.slot))
+        records = (self.record(self.source(r)) for r in read if self.is_parameter(r))
+        return [record for record in records if record.count > 1]
+
+    def forms(self, value: int) -> list[Form]:
+        """The form of a value by the operator that makes it; and, of a convolution with a norm, a
+        sum or an activation behind it, those of one operator that does all of it.
+        """
+        call = self.makers[value]
+        place = [ref.record for ref in call.slots("output")].index(value)
+        forms = [self._form(call, kind_of(call), place, self._sizes(call))]
+        is_active = kind_of(call) in _ACTIVATIONS
+        maker = self._maker_behind(call) if is_active else call
+        suffix = _ACTIVATED if is_active else ""
+        if kind_of(maker) == "Add":
+            sources = [self.source(ref.record) for ref in self.inputs(maker)]
+            for k, source in enumerate(sources):
+                if len(sources) == 2 and source in self.makers:
+                    forms += self._folded(source, suffix, (sources[1 - k],))
+        elif maker is not call or kind_of(maker) == "BatchNormalization":
+            forms += self._folded(self._made_by(maker, value), suffix, ())
+        return forms
+
+    def _made_by(self, maker: Call, value: int) -> int:
+        """The value that a call behind this one, or its own, makes."""
+        own = [ref.record for ref in maker.slots("output")]
+        return value if value in own else own[0]
+
+    def _folded(self, value: int, suffix: str, summed: tuple[int, ...]) -> list[Form]:
+        """The form of a convolution that makes a value, with the norm behind it folded in."""
+        maker, sizes = self.makers[value], tuple[int, ...]()
+        if kind_of(maker) == "BatchNormalization":
+            sizes = (self.record(value).shape[1],)
+            maker = self._maker_behind(maker)
+        if kind_of(maker) != "Conv":
+            return []
+        sizes = tuple(sorted(dict.fromkeys((*sizes, *self._sizes(maker)))))
+        form = self._form(maker, f"Conv{suffix}", 0, sizes)
+        return [form._replace(sources=(*form.sources, *summed))]
+
+    def _maker_behind(self, call: Call) -> Call:
+        """What made the only value that a call reads; the call itself where that is not so."""
+        inputs = self.inputs(call)
+        return self.makers.get(self.source(inputs[0].record), call) if len(inputs) == 1 else call
+
+    def _sizes(self, call: Call) -> tuple[int, ...]:
+        return tuple(sorted(record.count for record in self.parameters(call)))
+
+    def _form(self, call: Call, kind: str, place: int, sizes: tuple[int, ...]) -> Form:
+        sources = tuple(self.source(ref.record) for ref in self.inputs(call))
+        return Form(kind, place, sizes, sources)
+
+    def behind(self, values: Sequence[int], stops: Collection[int]) -> Stretch:
+        """What makes values of others: of `stops`, and of what no call made."""
+        found: dict[int, Call] = {}
+        ends: dict[int, None] = {}
+        waiting = [(value, True) for value in reversed(values)]
+        while waiting:
+            record, is_first = waiting.pop()
+            maker = self.makers.get(record)
+            if maker is None or (record in stops and not is_first):
+                ends[record] = None
+            elif maker.id not in found:
+                found[maker.id] = maker
+                waiting += [(ref.record, False) for ref in reversed(maker.slots("input"))]
+        calls = sorted(found.values(), key=lambda call: call.order)
+        params = [ref.record for call in calls for ref in call.slots("param")]
+        params += [record for record in ends if record in self._parameters]
+        reads = [record for record in ends if record not in self._parameters]
+        return Stretch(calls, reads, list(dict.fromkeys(params)), values)
+
+
+def is_move(call: Call) -> bool:
+    """Does an operator only hand on elements, in whatever order?"""
+    if call.op.startswith("aten."):
+        return call.op_type in ATEN_MOVES
+    return call.op_type in MOVES
+
+
+def has_activation(call: Call) -> bool:
+    """Was an activation fused into an operator that has parameters?"""
+    return bool(call.arguments.get("activation")) or call.op_type in _WITH_ACTIVATION
+
+
+def kind_of(call: Call) -> str:
+    """What an operator computes, whatever it is called."""
+    kind = _KINDS.get(call.op_type, call.op_type)
+    return f"{kind}{_ACTIVATED}" if has_activation(call) else kind
