@@ -25,7 +25,8 @@ def facing(
     calls, partners = dict[int, Call](), dict[int, Call]()
     programs: dict[str, Program] = {}
     for a, b in pairs:
-        if reference.calls[a].program or not is_one_file:
+        is_operator = reference.calls[a].kind == "operator" and reference.calls[a].program
+        if is_operator or not is_one_file:
             call, partner = reference.calls[a], target.calls[b]
             settled = settled_parameters(reference, call, target, partner, is_one_file=is_one_file)
             calls[a], partners[b] = settled.call, settled.partner

@@ -297,7 +297,7 @@ def _with_program(run: Run, members: Sequence[Call], whole: Call) -> tuple[Call,
     """The call with the program of its members, and that; None with the reason where one of them
     cannot be run again.
     """
-    if not any(member.program for member in members):
+    if not all(m.kind == "operator" for m in members) or not any(m.program for m in members):
         return whole, None
     try:
         program = joined_program(run, members, whole.refs, _content)

@@ -42,7 +42,9 @@ class InnerCalls:
         return sorted(within.values(), key=lambda call: call.order)
 
     def _is_inner(self, call: Call, within: Collection[int]) -> bool:
-        if not call.program or any(n in self._across for n in call.origins or (call.scope,)):
+        if call.kind != "operator" or not call.program:
+            return False
+        if any(n in self._across for n in call.origins or (call.scope,)):
             return False
         made = [ref.record for ref in call.refs if is_written(ref.slot)]
         return all(self._readers[record] <= set(within) for record in made)

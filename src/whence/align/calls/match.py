@@ -95,7 +95,8 @@ def _call_plan(
     ambiguous = realign(pairing, pairs) if match == "auto" else {}
     if match == "auto":
         by_arguments(pairing, pairs)
-        _keep(pairs, fused)
+        if fused.rule == VALUES:
+            _keep(pairs, fused)
     back = {b for b, _, _ in pairs.values()}
     ambiguous = _still_open(ambiguous, pairs, back)
     for site, others in pairing.doubtful.items():
