@@ -307,8 +307,8 @@ class PairedRuns:
         """Is this a call whose inside only the reference shows, with the same bits going in and
         coming out?
 
-        Also one of which the target shows the innermost calls alone: these are then the same to the
-        bit too, and what is missing are the calls around them.
+        Also one of which the target shows some calls, all the same to the bit: what is missing are
+        calls around them, or modules that the target's code writes otherwise between them.
         """
         if not self.kids.get(pair.reference) or not self._is_identical(index):
             return False
@@ -319,7 +319,7 @@ class PairedRuns:
         pairs = [self.pair_of[k] for k in within if k in self.pair_of]
         return (
             bool(around)
-            and all(self.kids.get(k) for k in around)
+            and all(self.kids.get(k) or self.calls[k].program for k in around)
             and all(map(self._is_identical, pairs))
         )
 
