@@ -108,6 +108,7 @@ FOLDERS = {
         {"session"},
         {"guard", "framework"},
         {"call_frames"},
+        {"engines"},
         set(FRAMEWORKS),
         {"labels", "launch"},
     ],

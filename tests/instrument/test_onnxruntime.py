@@ -22,7 +22,7 @@ import whence
 from whence.errors import UsageError
 from whence.instrument.framework import owner_of
 from whence.instrument.onnxruntime import insides, native_sessions
-from whence.instrument.onnxruntime.observer import neutral_values
+from whence.instrument.engines.effect import neutral_values
 from whence.records.marks import Mark, mark_value, mark_values
 from whence.store import open_run
 

@@ -14,7 +14,7 @@ from whence.instrument.onnxruntime import settings as session_facts
 from whence.instrument.onnxruntime.graph_plan import GraphPlan, planned
 from whence.instrument.onnxruntime.native_sessions import SavedGraph
 from whence.instrument.onnxruntime.observer import Observer
-from whence.instrument.onnxruntime.tensors import FindExternal
+from whence.instrument.engines.tensors import FindExternal
 from whence.instrument.onnxruntime.watched import Inside
 from whence.instrument.session import Session
 from whence.instrument.wording import counted, raised
