@@ -20,9 +20,9 @@ import pytest
 
 import whence
 from whence.errors import UsageError
+from whence.instrument.engines.effect import neutral_values
 from whence.instrument.framework import owner_of
 from whence.instrument.onnxruntime import insides, native_sessions
-from whence.instrument.engines.effect import neutral_values
 from whence.records.marks import Mark, mark_value, mark_values
 from whence.store import open_run
 

@@ -39,6 +39,8 @@ class Mark(StrEnum):
     """Before "NAME as PARAMETER": what its operator takes a variable as."""
     WRITES = "writes "
     """Before a further name that the operator writes its result to."""
+    EXECUTED_IN = "executed in "
+    """Before the dtype that an engine computed the call in, whatever its tensors are stored in."""
     OPSET = "opset "
     """Before the version of the operator set of ONNX that the node is of."""
     ONEDNN = "a kernel of oneDNN"
@@ -67,6 +69,7 @@ _ANYWHERE = (Mark.PATCHED, Mark.PATCHED_AS)  # several notes of a module stand i
 _BEFORE = (
     Mark.TAKES,
     Mark.WRITES,
+    Mark.EXECUTED_IN,
     Mark.OPSET,
     Mark.NODE,
     Mark.KERNEL,

@@ -1,4 +1,4 @@
-"""Values that models of an engine take, return and compute: their form, and where their bytes are."""
+"""Values that models of an engine take, return and compute: their form, and where they lie."""
 
 from __future__ import annotations
 

@@ -6,11 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from whence.instrument.call_frames import count
 from whence.instrument.engines.effect import Effect, Shown
 from whence.instrument.engines.roots import ModelRoot
 from whence.instrument.engines.tensors import Taken, Tensors
-from whence.instrument.engines.values import Seen
+from whence.instrument.engines.values import Seen, of_array
 from whence.instrument.session import Origin, Session
 from whence.instrument.wording import counted, raised
 from whence.records import Call, Ref
@@ -64,7 +66,8 @@ class Watched(ABC):
     NO_PROGRAM = ""
 
     def __init__(self, session: Session, tensors: Tensors, root: ModelRoot) -> None:
-        self.session, self._tensors, self.root = session, tensors, root
+        self.session, self.tensors, self.root = session, tensors, root
+        self.parameters: dict[str, int] = {}
         self._told_changes, self._changed = False, 0
 
     # ---- what an engine says of its models
@@ -92,6 +95,7 @@ class Watched(ABC):
         """Why a value of the graph can never be shown, "" of others."""
         return ""
 
+    @abstractmethod
     def recorded(self) -> None:
         """All nodes of a step are recorded."""
 
@@ -115,7 +119,7 @@ class Watched(ABC):
     def take(self, step: StepInProgress, name: str, slot: str, seen: Seen) -> None:
         """Record what the model was given or returned. name: of the value in the graph."""
         origin = Origin("", slot, self.KIND, step.keep)
-        take = self._tensors.given if is_input(slot) else self._tensors.returned
+        take = self.tensors.given if is_input(slot) else self.tensors.returned
         record, edge, digest = take(step.taken, seen, origin)
         if record >= 0:
             step.refs.append(Ref(slot, record, edge))
@@ -147,7 +151,7 @@ class Watched(ABC):
                 notes=() if step.selected else (Mark.NOT_SELECTED.value,),
             )
         )
-        self._tensors.ended(self.root.name, step.taken)
+        self.tensors.ended(self.root.name, step.taken)
         session.end_step(self.root.name, step.step)
 
     def close(self) -> None:
@@ -156,7 +160,7 @@ class Watched(ABC):
             self.session.note(
                 "observer",
                 f"{OBSERVER}the results of {counted(self._changed, 'further step')} differ from "
-                "those of the session alone",
+                "those of what the program runs",
                 self.root.name,
             )
         self._changed = 0
@@ -286,6 +290,19 @@ class Watched(ABC):
         if known is not None and not seen.why and seen.digest() == known[1]:
             return known[0], "identity"  # the result, as the session alone returned it
         origin = Origin(origin.scope, slot, origin.op_type, origin.keep)
-        record, digest = self._tensors.take(seen, origin)
+        record, digest = self.tensors.take(seen, origin)
         step.records[value] = record, digest
+        return record, ""
+
+    def shape_parameter(
+        self, name: str, shape: tuple[int, ...], slot: str, origin: Origin
+    ) -> tuple[int, str]:
+        """(record, edge) of a parameter that says a shape, as the extents that it came to."""
+        key = f"{name} as {shape}"
+        known = self.parameters.get(key)
+        if known is not None:
+            return known, "content"
+        origin = Origin(origin.scope, slot, origin.op_type, origin.keep)
+        seen = of_array(np.array(shape, np.int64))
+        record = self.parameters[key] = self.tensors.parameter(seen, origin, None)
         return record, ""

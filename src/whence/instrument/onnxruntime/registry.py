@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from whence.instrument.onnxruntime import settings as session_facts
-from whence.instrument.onnxruntime.insides import Reading, open_inside
 from whence.instrument.engines.roots import Roots
 from whence.instrument.engines.tensors import Tensors
+from whence.instrument.onnxruntime import settings as session_facts
+from whence.instrument.onnxruntime.insides import Reading, open_inside
 from whence.instrument.onnxruntime.watched import WatchedSession
 from whence.instrument.session import Session
 from whence.instrument.wording import raised

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-import numpy as np
-
 from whence.instrument.engines.effect import Effect, Shown
 from whence.instrument.engines.roots import ModelRoot
 from whence.instrument.engines.tensors import FindExternal, Tensors
@@ -60,7 +58,6 @@ class WatchedSession(Watched):
         self.output_names = [v.name for v in python_session.get_outputs()]
         # of the runtime itself: another one when the program changes providers
         self.native = python_session._sess
-        self._parameters: dict[str, int] = {}
 
     # ---- a step
 
@@ -139,21 +136,8 @@ class WatchedSession(Watched):
         node = cast(NodeForm, form)
         made = shown.get(node.outputs[0][1]) if slot == node.shape else None
         if made and not made[0][1].why:
-            return self._shape(name, made[0][1].shape, slot, origin)
+            return self.shape_parameter(name, made[0][1].shape, slot, origin)
         return self._parameter(name, slot, origin, node.convolution, shown)
-
-    def _shape(
-        self, name: str, shape: tuple[int, ...], slot: str, origin: Origin
-    ) -> tuple[int, str]:
-        """The parameter that says a shape, as the extents that it came to."""
-        key = f"{name} as {shape}"
-        known = self._parameters.get(key)
-        if known is not None:
-            return known, "content"
-        origin = Origin(origin.scope, slot, origin.op_type, origin.keep)
-        seen = of_array(np.array(shape, np.int64))
-        record = self._parameters[key] = self._tensors.parameter(seen, origin, None)
-        return record, ""
 
     def _parameter(
         self,
@@ -163,7 +147,7 @@ class WatchedSession(Watched):
         convolution: Convolution | None,
         shown: Shown,
     ) -> tuple[int, str]:
-        known = self._parameters.get(name)
+        known = self.parameters.get(name)
         if known is not None:
             return known, "content"
         inside = self.inside
@@ -178,7 +162,7 @@ class WatchedSession(Watched):
                 array = _plain_parameter(array, convolution, is_weight=name == convolution.weight)
             seen = Seen("", (), why=array) if isinstance(array, str) else of_array(array)
         origin = Origin(origin.scope, slot, origin.op_type, origin.keep)
-        record = self._parameters[name] = self._tensors.parameter(seen, origin, inside.find)
+        record = self.parameters[name] = self.tensors.parameter(seen, origin, inside.find)
         return record, ""
 
 
