@@ -113,6 +113,13 @@ def mark_value(noted: Call | Program, kind: Mark) -> str:
     return next(iter(mark_values(noted, kind)), "")
 
 
+class EngineModel(StrEnum):
+    """The type of the calls of a model that an engine loaded from a file."""
+
+    ONNX_RUNTIME = "InferenceSession"
+    OPENVINO = "CompiledModel"
+
+
 class NoProgram(StrEnum):
     """How a reason why a call has no program begins, where code asks for it."""
 

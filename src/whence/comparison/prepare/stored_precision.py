@@ -69,9 +69,9 @@ def as_computed(run: Run) -> Run:
 
     Where an engine says in what a call was executed, its outputs are of that dtype if they hold
     nothing else. Otherwise it is the narrowest of bfloat16, float16 and float32 that holds all
-    elements exactly and that they use up (`held`). Tensors that do not tell (few elements, zeros, powers of two) take what
-    the other labels stored in their dtype were computed in, if it holds them; whole numbers stay as
-    they are.
+    elements exactly and that they use up (`held`). Tensors that do not tell (few elements, zeros,
+    powers of two) take what the other labels stored in their dtype were computed in, if it holds
+    them; whole numbers stay as they are.
     """
     labels = dict.fromkeys(
         r.record

@@ -17,6 +17,7 @@ from whence.instrument.onnxruntime.graph_plan import GraphPlan, NodeForm
 from whence.instrument.onnxruntime.observer import Observer
 from whence.instrument.onnxruntime.values import seen_values
 from whence.instrument.session import Origin, Session
+from whence.records.marks import EngineModel
 
 
 class Inside(NamedTuple):
@@ -46,7 +47,7 @@ class RunInProgress(StepInProgress):
 class WatchedSession(Watched):
     """Records the runs of one session. inside: None where only inputs and outputs are taken."""
 
-    KIND = "InferenceSession"
+    KIND = EngineModel.ONNX_RUNTIME.value
     NO_PROGRAM = "nodes of ONNX are not recorded as programs"
 
     def __init__(

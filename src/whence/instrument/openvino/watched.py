@@ -18,6 +18,7 @@ from whence.instrument.openvino.observer import Given, Observer
 from whence.instrument.openvino.source_graph import SourceGraph
 from whence.instrument.openvino.values import dtype_of, of_bytes, of_tensor, port_name
 from whence.instrument.session import Origin, Session
+from whence.records.marks import EngineModel
 
 STATE = "state."
 """Before the name of a variable, in slots."""
@@ -48,7 +49,7 @@ class WatchedModel(Watched):
     taken.
     """
 
-    KIND = "CompiledModel"
+    KIND = EngineModel.OPENVINO.value
     NO_PROGRAM = "nodes of OpenVINO are not recorded as programs"
 
     def __init__(
