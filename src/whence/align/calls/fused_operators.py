@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from whence.align.call_sites import match_roots, selected
-from whence.align.calls.input_order import ordered_like
+from whence.align.calls.input_order import ordered_like, parameters_like
 from whence.align.derived_run import Derived, renumbered
 from whence.records import Call, Ref, Run
 from whence.records.fused_names import segments
@@ -101,6 +101,8 @@ def _same_input_order(
             continue
         if len(group.reference) > 1:
             call = ordered_like(reference, reference.calls[a], target, target.calls[b])
+            if len(group.target) > 1:
+                call = parameters_like(reference, call, target, target.calls[b])
             calls[a] = call
         elif len(group.target) > 1:
             call = ordered_like(target, target.calls[b], reference, reference.calls[a])

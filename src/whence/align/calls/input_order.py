@@ -1,5 +1,5 @@
 """Which input of a joined call is which of the call that it is paired with: a joined call reads in
-the order in which its members ran, a fused one as its kernel takes them.
+the order in which its members ran, a fused one as its kernel takes them. Parameters alike.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import msgspec
 
 from whence.records import Call, Record, Ref, Run
-from whence.records.slots import is_input
+from whence.records.slots import is_input, is_param
 
 _CLOSE = 1e-3
 """How far sums over the elements of one tensor may lie apart in two runs that round: figures of two
@@ -34,6 +34,33 @@ def ordered_like(run: Run, call: Call, other_run: Run, other: Call) -> Call:
     records = iter([inputs[k].record for k in places])
     refs = tuple(Ref(r.slot, next(records)) if is_input(r.slot) else r for r in call.refs)
     return msgspec.structs.replace(call, refs=refs, files={})
+
+
+def parameters_like(run: Run, call: Call, other_run: Run, other: Call) -> Call:
+    """The call with its numbered parameters in the order of another's: those of equal elements in
+    the places of these, the others in the places that are left, as they came.
+    """
+    own, across = call.slots("param"), other.slots("param")
+    if len(own) < 2 or len(own) != len(across):
+        return call
+    left = [ref.record for ref in own]
+    placed: list[int] = []
+    for ref in across:
+        sought = other_run.records[ref.record]
+        key = sought.hash, sought.dtype, sought.shape
+        same = (r for r in left if _key(run.records[r]) == key and sought.hash)
+        record = next(same, -1)
+        placed.append(record)
+        if record >= 0:
+            left.remove(record)
+    waiting = iter(left)
+    records = iter([r if r >= 0 else next(waiting) for r in placed])
+    refs = tuple(Ref(r.slot, next(records)) if is_param(r.slot) else r for r in call.refs)
+    return call if refs == call.refs else msgspec.structs.replace(call, refs=refs, files={})
+
+
+def _key(record: Record) -> tuple[str, str, tuple[int, ...]]:
+    return record.hash, record.dtype, record.shape
 
 
 def _alike(a: Record, b: Record) -> bool:

@@ -15,6 +15,7 @@ from whence.records.marks import Mark, mark
 
 _EXPORTED = re.compile(r"/(.+)_output_\d+")  # what torch's TorchScript exporter calls values
 _FLOATING = ("float", "bfloat")
+_COUNTS = ("int32", "int64")
 _SHOWN = 4  # types of nodes in the type of a fused one
 _INPUTS = ("Parameter", "ReadValue")
 
@@ -58,19 +59,18 @@ def planned(source: SourceGraph, executed: Executed) -> GraphPlan:
     """The calls of a graph, given what the device executes of it."""
     nodes = source.nodes
     constant = {
-        n.place for n in nodes if n.is_constant or (n.friendly in executed.constants and n.reads)
+        n.place
+        for n in nodes
+        if n.is_constant or (n.reads and n.friendly in executed.constants and not _counts(n))
     }
     runs = _materialised(source, executed, constant)
     used = {read for n in nodes for read in n.reads}
     places: dict[str, tuple[int, int]] = {
         name: (n.place, port) for n in nodes for port, name in enumerate(n.names)
     }
-    forms, constants = [], dict[str, int]()
-    for place in sorted(runs):
-        group = _group(source, place, runs, constant)
-        form = _form(source, group, runs[place], used)
-        forms.append(form)
-        constants |= {n.names[0]: n.place for n in group.constants}
+    groups = _groups(source, runs, constant)
+    forms = [_form(source, groups[place], runs[place], used) for place in sorted(runs)]
+    constants = {n.names[0]: n.place for group in groups.values() for n in group.constants}
     return GraphPlan(tuple(forms), places, constants)
 
 
@@ -86,7 +86,8 @@ def _materialised(
     source: SourceGraph, executed: Executed, constant: set[int]
 ) -> dict[int, Execution | None]:
     """The source nodes whose results the device holds in memory, with what executes each: the last
-    one of an executed node, and what makes outputs and states.
+    one of an executed node, and what makes outputs and states; and nodes of the user's that count:
+    shapes, positions, indices. The runtime computes these on the side or not at all.
     """
     by_name: defaultdict[str, list[int]] = defaultdict(list)
     for node in source.nodes:
@@ -101,9 +102,15 @@ def _materialised(
         if place not in constant and source.nodes[place].op_type != "Parameter":
             runs.setdefault(place, None)
     for node in source.nodes:
-        if node.op_type == "ReadValue":
+        if node.op_type == "ReadValue" or _counts(node):
             runs.setdefault(node.place, None)
     return runs
+
+
+def _counts(node: SourceNode) -> bool:
+    """Is it a node of the user's that computes shapes, positions or indices?"""
+    inner = bool(node.reads) and not node.is_constant and not node.has_bodies
+    return inner and node.is_own and all(name in _COUNTS for name in node.dtypes)
 
 
 def _is_shown(node: SourceNode) -> bool:
@@ -111,6 +118,24 @@ def _is_shown(node: SourceNode) -> bool:
     if node.op_type in ("Parameter", "Result", "Assign"):
         return False
     return node.is_own or any(name.startswith(_FLOATING) for name in node.dtypes)
+
+
+def _groups(
+    source: SourceGraph, runs: dict[int, Execution | None], constant: set[int]
+) -> dict[int, _Group]:
+    """The group of each node in `runs`, which gains nodes of the user's that several groups would
+    need: what the device left out as it changes nothing, or computes more than once.
+    """
+    while True:
+        groups = {place: _group(source, place, runs, constant) for place in runs}
+        needed = Counter(
+            m.place for place, g in groups.items() for m in g.members if m.place != place
+        )
+        shared = [p for p, count in needed.items() if count > 1 and source.nodes[p].is_own]
+        if not shared:
+            return groups
+        # the last of them first: what is before it may then be needed by it alone
+        runs[max(shared)] = None
 
 
 def _group(source: SourceGraph, place: int, runs: Mapping[int, Any], constant: set[int]) -> _Group:
