@@ -16,6 +16,7 @@ from whence.comparison.inputs.root_inputs import RootInputs
 from whence.comparison.options import CompareOptions
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.prepare import rewritten_modules
+from whence.comparison.prepare.joined_programs import with_joined_programs
 from whence.comparison.prepare.labels import plain
 from whence.comparison.prepare.stored_precision import StoredPrecisionRun, as_computed
 from whence.comparison.prepare.whole_model import put_together
@@ -98,8 +99,8 @@ def prepare(reference: Run, target: Run, options: CompareOptions) -> PreparedRun
         read_reference,
         read_target,
         aligned,
-        CachedRun(aligned.reference),
-        CachedRun(aligned.target),
+        CachedRun(with_joined_programs(aligned.reference)),
+        CachedRun(with_joined_programs(aligned.target)),
     )
 
 

@@ -51,6 +51,8 @@ class Mark(StrEnum):
     """Before the kernel that computed that node."""
     MOVES = "only moves elements: held against what it was given"
     """A call that its run did not have, for a move of elements that only the other run has."""
+    TAKEN_TOGETHER = " taken together"
+    """Behind the names of the calls that this one is: the other run has them in one."""
     JOINED = "joined from "
     """Before what of how many calls: it was cut from others or joined from them."""
     OF_PIECES = "joined of the pieces that "
@@ -64,7 +66,7 @@ class Mark(StrEnum):
     """Of a program: put together from calls of operators."""
 
 
-_BEHIND = (Mark.HIDDEN,)
+_BEHIND = (Mark.HIDDEN, Mark.TAKEN_TOGETHER)
 _ANYWHERE = (Mark.PATCHED, Mark.PATCHED_AS)  # several notes of a module stand in one text
 _BEFORE = (
     Mark.TAKES,

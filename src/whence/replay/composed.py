@@ -174,7 +174,9 @@ class _Composer:
                     if value[0] in instead
                     else {"op": [places[value[0]], value[1]]}
                 )
-            if kind in ("dim", "mul", "param", "const"):
+            if kind == "param":
+                return self._find_or_constant(refs, value, call)
+            if kind in ("dim", "mul", "const"):
                 raise ReplayRefused(f"{call.op} has an argument of the kind {kind}")
             return {kind: value}
 

@@ -20,7 +20,7 @@ from whence.align.calls.input_order import ordered_like, parameters_like
 from whence.align.derived_run import Derived, renumbered
 from whence.records import Call, Ref, Run
 from whence.records.fused_names import segments
-from whence.records.marks import Mark, mark
+from whence.records.marks import Mark, mark, mark_value
 from whence.records.slots import is_input, is_param, is_written, slot_kind
 
 RULE = "original operators"
@@ -346,9 +346,17 @@ def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
         leaf=False,
         arguments={},
         origins=origins,
-        notes=(f"{_listed(names)} taken together",),
+        notes=(*_executed(members), mark(Mark.TAKEN_TOGETHER, _listed(names))),
+        program="",
         files={r.slot: files[_kind(r), r.record] for r in refs if (_kind(r), r.record) in files},
     )
+
+
+def _executed(members: Sequence[Call]) -> tuple[str, ...]:
+    """In what an engine executed the members, where that is one dtype."""
+    kinds = {mark_value(m, Mark.EXECUTED_IN) for m in members}
+    kind = next(iter(kinds)) if len(kinds) == 1 else ""
+    return (mark(Mark.EXECUTED_IN, kind),) if kind else ()
 
 
 def _kind(ref: Ref) -> str:

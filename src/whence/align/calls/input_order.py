@@ -25,7 +25,10 @@ def ordered_like(run: Run, call: Call, other_run: Run, other: Call) -> Call:
     places: list[int] = []
     for ref in across:
         record = other_run.records[ref.record]
-        alike = [k for k, own in enumerate(inputs) if _alike(run.records[own.record], record)]
+        own = [run.records[ref.record] for ref in inputs]
+        alike = [k for k, o in enumerate(own) if record.hash and _key(o) == _key(record)]
+        if len(alike) != 1:
+            alike = [k for k, o in enumerate(own) if _alike(o, record)]
         if len(alike) != 1:
             return call
         places += alike
