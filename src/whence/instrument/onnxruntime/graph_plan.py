@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from whence.frameworks import host
+from whence.instrument.engines.names import scope_of
 from whence.instrument.onnxruntime.blocked_values import (
     BlockedValues,
     Convolution,
@@ -22,7 +23,6 @@ from whence.instrument.onnxruntime.nodes import (
     is_random,
     op_type_of,
     outer_values,
-    scope_of,
     source_of,
 )
 from whence.instrument.onnxruntime.original_graph import OriginalGraph, names_of

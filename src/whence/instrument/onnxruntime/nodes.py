@@ -13,18 +13,9 @@ _DRAWS = frozenset((
     "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
     "Bernoulli", "Sampling", "BiasDropout", "BitmaskDropout", "BitmaskBiasDropout",
 ))  # fmt: skip
-_EXPORTED = re.compile(r"/(.+)_output_\d+")  # what torch's TorchScript exporter calls values
 _TRACE = re.compile(r'File "([^"]+)", line (\d+)')
 _DOC = re.compile(r"^(\S[^\n]*\.py)\((\d+)\)", re.MULTILINE)
 _MODULES = ("pkg.torch.onnx.name_scopes", "namespace", "pkg.torch.onnx.namespace")
-
-
-def scope_of(value: str) -> str:
-    """The name of the node that makes a value: "/encoder/layer.0/MatMul_output_0" is
-    encoder.layer.0.MatMul, others stay.
-    """
-    exported = _EXPORTED.fullmatch(value)
-    return exported[1].replace("/", ".") if exported else value
 
 
 def op_type_of(node: Any) -> str:

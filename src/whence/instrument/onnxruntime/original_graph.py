@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from whence.instrument.engines.names import scope_of
 from whence.instrument.onnxruntime.nodes import (
     is_random,
     outer_values,
-    scope_of,
     source_of,
 )
 

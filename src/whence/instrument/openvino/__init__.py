@@ -46,8 +46,11 @@ def determinism(seed: int | None, deterministic: bool) -> None:
 
 
 def listener(session: Session, model: Any, around: Surroundings) -> Listening:
-    """Listens to `model`; None: to every model of this process."""
+    """Listens to `model`; None: to every model of this process.
+
+    around.reading: reads a model of ONNX from its path or its bytes.
+    """
     from whence.instrument.openvino.models import Listener
 
     check(session.options)
-    return Listener(session, model)
+    return Listener(session, model, read_onnx=around.reading)

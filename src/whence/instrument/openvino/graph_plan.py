@@ -4,17 +4,15 @@ with the nodes of the source that it was fused from.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from whence.instrument.engines.names import scope_of
 from whence.instrument.openvino.executed import Executed, Execution
 from whence.instrument.openvino.source_graph import SourceGraph, SourceNode
 from whence.records.marks import Mark, mark
 
-_EXPORTED = re.compile(r"/(.+)_output_\d+")  # what torch's TorchScript exporter calls values
-_FLOATING = ("float", "bfloat")
 _COUNTS = ("int32", "int64")
 _SHOWN = 4  # types of nodes in the type of a fused one
 _INPUTS = ("Parameter", "ReadValue")
@@ -74,14 +72,6 @@ def planned(source: SourceGraph, executed: Executed) -> GraphPlan:
     return GraphPlan(tuple(forms), places, constants)
 
 
-def scope_of(value: str) -> str:
-    """The name of the node that makes a value: "/encoder/layer.0/MatMul_output_0" is
-    encoder.layer.0.MatMul, others stay.
-    """
-    exported = _EXPORTED.fullmatch(value)
-    return exported[1].replace("/", ".") if exported else value
-
-
 def _materialised(
     source: SourceGraph, executed: Executed, constant: set[int]
 ) -> dict[int, Execution | None]:
@@ -114,10 +104,8 @@ def _counts(node: SourceNode) -> bool:
 
 
 def _is_shown(node: SourceNode) -> bool:
-    """Shapes and indices that a frontend computes are no nodes of the user's."""
-    if node.op_type in ("Parameter", "Result", "Assign"):
-        return False
-    return node.is_own or any(name.startswith(_FLOATING) for name in node.dtypes)
+    """What a frontend put between nodes of the user's is a part of the one that it leads to."""
+    return node.is_own and node.op_type not in ("Parameter", "Result", "Assign")
 
 
 def _groups(

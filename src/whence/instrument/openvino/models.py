@@ -30,14 +30,16 @@ class _Running(NamedTuple):
 
 class Listener:
     """Records what models infer. model: only this one (compiled, or one that the program is to
-    compile); None: every one that is compiled or infers.
+    compile); None: every one that is compiled or infers. read_onnx: see `Registry`.
     """
 
-    def __init__(self, session: Session, model: Any = None) -> None:
+    def __init__(
+        self, session: Session, model: Any = None, *, read_onnx: Callable[[Any], Any]
+    ) -> None:
         self.session = session
         self._only = model
         self._wrappers = Wrappers(session)
-        self._registry = Registry(session, self._wrappers.own)
+        self._registry = Registry(session, self._wrappers.own, read_onnx)
         self._sources: dict[int, tuple[Any, Compiled]] = {}
         self._running: dict[Any, _Running] = {}
         self._begun: weakref.WeakSet[Any] = weakref.WeakSet()  # requests that have inferred

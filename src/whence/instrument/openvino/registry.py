@@ -22,6 +22,7 @@ from whence.instrument.openvino.watched import Inside, WatchedModel
 from whence.instrument.session import Session
 from whence.instrument.wording import raised
 
+_ONNX = ".onnx"
 _EARLIER = (
     "it was compiled before the capture began, and OpenVINO does not hand out what from; compile "
     "it inside of the block, or capture the program with `whence run`"
@@ -31,11 +32,14 @@ _EARLIER = (
 class Registry:
     """Compiled models by their first output, which every Python object of one model shares.
 
-    own: makes the context in which code of the listener runs.
+    own: makes the context in which code of the listener runs. read_onnx(path or bytes): a model of
+    ONNX, as the readers have it.
     """
 
-    def __init__(self, session: Session, own: Callable[[], Any]) -> None:
-        self._session, self._own = session, own
+    def __init__(
+        self, session: Session, own: Callable[[], Any], read_onnx: Callable[[Any], Any]
+    ) -> None:
+        self._session, self._own, self._read_onnx = session, own, read_onnx
         # else only what a model is given and returns
         observes = session.options.level not in ("io", "logits")
         self.observes = observes and session.options.max_depth != 0
@@ -66,7 +70,7 @@ class Registry:
         root = self._roots.of(compiled_model, model_facts.name_of(how))
         watched = WatchedModel(session, self._tensors, root, compiled_model)
         root.ref = lambda: self._watched.get(key)
-        graph = None if source is None else source_graph(source)
+        graph = None if source is None else source_graph(source, self._first_values(how))
         facts = model_facts.of_model(compiled_model, how, graph)
         session.note("settings", msgspec.json.encode(facts).decode(), root.name)
         if self.observes:
@@ -126,6 +130,17 @@ class Registry:
         outputs |= {graph.nodes[place].names[port] for place, port in graph.ends}
         wanted = wanted_values(self._session, plan.nodes, outputs)
         return Inside(graph, source, plan, Observer(how, source, plan, wanted))
+
+    def _first_values(self, how: Compiled) -> dict[str, str]:
+        """Of a file of ONNX: by value the first that its node makes."""
+        if not how.content and not how.path.endswith(_ONNX):
+            return {}
+        try:
+            nodes = self._read_onnx(how.content or how.path).graph.nodes
+        except (OSError, ValueError):  # of another format, or gone: names serve without it
+            return {}
+        made = [[v for v in node.outputs if v] for node in nodes]
+        return {value: values[0] for values in made for value in values}
 
     def _unseen(self, why: str, root: str) -> None:
         text = f"only inputs and outputs are recorded: {why}"

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from whence.instrument.engines.names import scope_of
 from whence.instrument.openvino.values import dtype_of
 
 _RANDOM = ("RandomUniform", "Multinomial")
 _ENDS = ("Result", "Assign")
+_CALLED = {"kernel": "kernel_shape"}  # a kernel is what computes
 _PLAIN = (bool, int, float, str)
 
 
@@ -55,8 +57,10 @@ class SourceGraph:
     ends: tuple[tuple[int, int], ...]
 
 
-def source_graph(model: Any) -> SourceGraph:
-    """The graph of a model that is not compiled."""
+def source_graph(model: Any, first: Mapping[str, str]) -> SourceGraph:
+    """The graph of a model that is not compiled. first: by value of the user's file the first one
+    that the same node of it makes, as far as that is known.
+    """
     operators = list(model.get_ordered_ops())
     places = {op.get_name(): place for place, op in enumerate(operators)}
     reads = [
@@ -68,7 +72,7 @@ def source_graph(model: Any) -> SourceGraph:
     ]
     names_tensors = any(map(_is_named_as_tensor, operators))
     own = [_own_names(op, names_tensors=names_tensors) for op in operators]
-    owners = _owners(operators, reads, own)
+    owners = [first.get(owner, owner) for owner in _owners(operators, reads, own)]
     nodes: list[SourceNode] = []
     taken: Counter[str] = Counter()
     for place, op in enumerate(operators):
@@ -79,7 +83,7 @@ def source_graph(model: Any) -> SourceGraph:
                 place,
                 op_type,
                 str(op.get_friendly_name()),
-                {k: _attribute(v) for k, v in op.get_attributes().items()} if reads[place] else {},
+                _attributes(op) if reads[place] else {},
                 reads[place],
                 tuple(names),
                 tuple(dtype_of(port.get_element_type()) for port in op.outputs()),
@@ -146,7 +150,7 @@ def _owners(
 
 
 def _made_names(owner: str, op_type: str, count: int, taken: Counter[str]) -> list[str]:
-    name = f"{owner}.{op_type}" if owner else op_type
+    name = f"{scope_of(owner)}.{op_type}" if owner else op_type
     taken[name] += 1
     if taken[name] > 1:
         name = f"{name}#{taken[name] - 1}"
@@ -161,6 +165,11 @@ def _is_constant(
     if not reads or op_type in _RANDOM or op_type in ("ReadValue", *_ENDS):
         return False
     return all(before[place].is_constant for place, _ in reads)
+
+
+def _attributes(op: Any) -> dict[str, Any]:
+    stated = {str(k): _attribute(v) for k, v in op.get_attributes().items()}
+    return {_CALLED.get(name, name): value for name, value in stated.items()}
 
 
 def _attribute(value: Any) -> Any:
