@@ -16,7 +16,12 @@ from typing import NamedTuple
 import msgspec
 
 from whence.align.call_sites import match_roots, selected
-from whence.align.calls.input_order import ordered_like, parameters_like
+from whence.align.calls.input_order import (
+    ordered_like,
+    parameters_like,
+    results_like,
+    results_of,
+)
 from whence.align.derived_run import Derived, renumbered
 from whence.records import Call, Ref, Run
 from whence.records.fused_names import segments
@@ -94,8 +99,9 @@ def joined(reference: Run, target: Run) -> Fused:
 def _same_input_order(
     reference: Run, target: Run, placed: Sequence[tuple[_Group, int, int]]
 ) -> tuple[Run, Run]:
-    """Both runs, with inputs of joined calls in the order in which their partners read them."""
+    """Both runs, with tensors of joined calls in the order in which their partners have them."""
     calls, target_calls = dict[int, Call](), dict[int, Call]()
+    names, target_names = results_of(reference), results_of(target)
     for group, a, b in placed:
         if a < 0 or b < 0:
             continue
@@ -103,10 +109,10 @@ def _same_input_order(
             call = ordered_like(reference, reference.calls[a], target, target.calls[b])
             if len(group.target) > 1:
                 call = parameters_like(reference, call, target, target.calls[b])
-            calls[a] = call
+            calls[a] = results_like(call, target.calls[b], names, target_names)
         elif len(group.target) > 1:
             call = ordered_like(target, target.calls[b], reference, reference.calls[a])
-            target_calls[b] = call
+            target_calls[b] = results_like(call, reference.calls[a], target_names, names)
     return _with(reference, calls), _with(target, target_calls)
 
 

@@ -4,10 +4,12 @@ the order in which its members ran, a fused one as its kernel takes them. Parame
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
 from whence.records import Call, Record, Ref, Run
-from whence.records.slots import is_input, is_param
+from whence.records.slots import is_param, slot_kind
 
 _CLOSE = 1e-3
 """How far sums over the elements of one tensor may lie apart in two runs that round: figures of two
@@ -23,20 +25,47 @@ def ordered_like(run: Run, call: Call, other_run: Run, other: Call) -> Call:
     if len(inputs) < 2 or len(inputs) != len(across):
         return call
     places: list[int] = []
+    own = [run.records[ref.record] for ref in inputs]
     for ref in across:
         record = other_run.records[ref.record]
-        own = [run.records[ref.record] for ref in inputs]
         alike = [k for k, o in enumerate(own) if record.hash and _key(o) == _key(record)]
         if len(alike) != 1:
             alike = [k for k, o in enumerate(own) if _alike(o, record)]
         if len(alike) != 1:
             return call
         places += alike
-    if sorted(places) != list(range(len(inputs))) or places == sorted(places):
+    return _reordered(call, "input", places)
+
+
+def _reordered(call: Call, kind: str, places: Sequence[int]) -> Call:
+    """The call with tensors of a kind in this order of their present places."""
+    own = call.slots(kind)
+    if sorted(places) != list(range(len(own))) or list(places) == sorted(places):
         return call
-    records = iter([inputs[k].record for k in places])
-    refs = tuple(Ref(r.slot, next(records)) if is_input(r.slot) else r for r in call.refs)
+    records = iter([own[k].record for k in places])
+    refs = tuple(Ref(r.slot, next(records)) if slot_kind(r.slot) == kind else r for r in call.refs)
     return msgspec.structs.replace(call, refs=refs, files={})
+
+
+def results_like(
+    call: Call, other: Call, names: Mapping[int, str], other_names: Mapping[int, str]
+) -> Call:
+    """The call with its outputs in the order of another's, where all are known by name.
+
+    names, other_names: what the models return, by record.
+    """
+    own = [names.get(r.record, "") for r in call.slots("output")]
+    across = [other_names.get(r.record, "") for r in other.slots("output")]
+    if len(own) < 2 or not all(own) or sorted(own) != sorted(across) or len(set(own)) < len(own):
+        return call
+    return _reordered(call, "output", [own.index(name) for name in across])
+
+
+def results_of(run: Run) -> dict[int, str]:
+    """What the models of a run return: record -> slot."""
+    return {
+        r.record: r.slot for call in run.calls if call.parent == -1 for r in call.slots("output")
+    }
 
 
 def parameters_like(run: Run, call: Call, other_run: Run, other: Call) -> Call:

@@ -28,6 +28,13 @@ class _Running(NamedTuple):
     request: Any
 
 
+class _Tagged(NamedTuple):
+    """What a program hands to its callback, with the request of a queue that it is of."""
+
+    key: Any
+    userdata: Any
+
+
 class Listener:
     """Records what models infer. model: only this one (compiled, or one that the program is to
     compile); None: every one that is compiled or infers. read_onnx: see `Registry`.
@@ -42,6 +49,8 @@ class Listener:
         self._registry = Registry(session, self._wrappers.own, read_onnx)
         self._sources: dict[int, tuple[Any, Compiled]] = {}
         self._running: dict[Any, _Running] = {}
+        # queues that call the program back by way of here
+        self._answering: weakref.WeakSet[Any] = weakref.WeakSet()
         self._begun: weakref.WeakSet[Any] = weakref.WeakSet()  # requests that have inferred
 
     # ---- installing
@@ -60,6 +69,8 @@ class Listener:
             (request, "wait_for", self._wait),
             (request, "set_callback", self._set_callback),
             (request, "reset_state", self._reset_state),
+            (openvino.CompiledModel, "create_infer_request", self._create_request),
+            (queue, "__init__", self._queue_init),
             (queue, "start_async", self._queue_start),
             (queue, "wait_all", self._queue_wait),
             (queue, "set_callback", self._queue_callback),
@@ -158,6 +169,14 @@ class Listener:
 
     # ---- one request
 
+    def _create_request(
+        self, previous: Callable[..., Any], compiled_model: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        out = previous(compiled_model, *args, **kwargs)
+        with self._wrappers.own():
+            self._registry.known(out, out)  # the program may keep the request alone
+        return out
+
     def _infer(self, previous: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
         return self._ran(_request_key(request), request, previous, (request, *args), kwargs)
 
@@ -215,13 +234,23 @@ class Listener:
 
     # ---- a queue of requests
 
+    def _queue_init(
+        self, previous: Callable[..., Any], queue: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        previous(queue, *args, **kwargs)
+        with self._wrappers.own():
+            self._registry.known(queue[0], queue)
+
     def _queue_start(
         self, previous: Callable[..., Any], queue: Any, *args: Any, **kwargs: Any
     ) -> Any:
         # blocks until one is free, as the method itself does, which takes the same
         place = queue.get_idle_request_id()
         key = (id(queue), place)
-        self._begin(key, queue[place])
+        self._begin(key, queue[place], queue)
+        if queue in self._answering:
+            given = {**dict(zip(("inputs", "userdata", "share_inputs"), args)), **kwargs}
+            args, kwargs = (), given | {"userdata": _Tagged(key, given.get("userdata"))}
         try:
             return previous(queue, *args, **kwargs)
         except BaseException as error:
@@ -240,22 +269,23 @@ class Listener:
         self, previous: Callable[..., Any], queue: Any, callback: Any, *args: Any, **kwargs: Any
     ) -> Any:
         def called(request: Any, userdata: Any) -> Any:
-            with self._wrappers.own():
-                for key, running in list(self._running.items()):
-                    same = _first_address(running.request) == _first_address(request)
-                    if key[0] == id(queue) and same:
-                        self._end(key)
+            if isinstance(userdata, _Tagged):
+                self._ended(userdata.key)
+                userdata = userdata.userdata
             return callback(request, userdata)
 
-        return previous(queue, called, *args, **kwargs)
+        out = previous(queue, called, *args, **kwargs)
+        with self._wrappers.own():
+            self._answering.add(queue)
+        return out
 
     # ---- steps
 
-    def _begin(self, key: Any, request: Any) -> None:
+    def _begin(self, key: Any, request: Any, holder: Any = None) -> None:
         """A request is about to infer: what it did before is at its end."""
         with self._wrappers.own():
             self._end(key)
-            watched = self._of(request)
+            watched = self._of(request, request if holder is None else holder)
             if watched is not None:
                 step = watched.begin(request, is_new=request not in self._begun)
                 self._begun.add(request)
@@ -274,14 +304,16 @@ class Listener:
             return
         running.watched.end(running.step, running.request, error)
 
-    def _of(self, request: Any) -> WatchedModel | None:
+    def _of(self, request: Any, holder: Any) -> WatchedModel | None:
         if self.session.failed:
             self._wrappers.active = False
             return None
-        watched = self._registry.known(request)
+        watched = self._registry.known(request, holder)
         if watched is not None or self._only is not None:
             return watched
-        return self._registry.adopt(request.get_compiled_model(), Compiled())
+        compiled_model = request.get_compiled_model()
+        self._registry.adopt(compiled_model, Compiled())
+        return self._registry.known(request, holder)
 
 
 def _raw(model: Any) -> Any:
@@ -303,8 +335,3 @@ def _source_of(given: Any) -> Compiled:
 
 def _request_key(request: Any) -> tuple[int, int]:
     return id(request), -1
-
-
-def _first_address(request: Any) -> int:
-    """Where the first result of a request lies: several objects may stand for one."""
-    return int(request.output_tensors[0].data.__array_interface__["data"][0])

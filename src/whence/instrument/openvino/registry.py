@@ -44,16 +44,19 @@ class Registry:
         observes = session.options.level not in ("io", "logits")
         self.observes = observes and session.options.max_depth != 0
         self._tensors = Tensors(session)
-        self._watched: dict[Any, WatchedModel] = {}
-        self._holders: dict[Any, set[int]] = {}
+        self._watched: dict[str, WatchedModel] = {}
+        self._holders: dict[str, set[int]] = {}
         self._roots = Roots()
         self._begun = False
 
-    def known(self, holder: Any) -> WatchedModel | None:
-        """The model of a compiled model or of a request, when it is listened to already."""
-        watched = self._watched.get(_key(holder))
+    def known(self, request: Any, holder: Any) -> WatchedModel | None:
+        """The model of a request, when it is listened to already. holder: what of the program keeps
+        the request: itself, or a queue.
+        """
+        key = _key(request)
+        watched = self._watched.get(key)
         if watched is not None:
-            self._hold(holder)
+            self._hold(key, holder)
         return watched
 
     def adopt(self, compiled_model: Any, how: Compiled, source: Any = None) -> WatchedModel | None:
@@ -76,7 +79,7 @@ class Registry:
         if self.observes:
             watched.inside = self._inside(compiled_model, how, source, graph, root.name)
         self._watched[key] = watched
-        self._hold(compiled_model)
+        self._hold(key, compiled_model)
         return watched
 
     def close(self) -> None:
@@ -90,9 +93,9 @@ class Registry:
         self._watched.clear()
         self._holders.clear()
 
-    def _hold(self, holder: Any) -> None:
+    def _hold(self, key: str, holder: Any) -> None:
         """A model is listened to as long as one of its Python objects lives."""
-        key, place = _key(holder), id(holder)
+        place = id(holder)
         holders = self._holders.setdefault(key, set())
         if place in holders:
             return
@@ -147,7 +150,10 @@ class Registry:
         self._session.note("inside-not-seen", text, root, aloud=True)
 
 
-def _key(holder: Any) -> Any:
-    """The same for all Python objects of one compiled model."""
+def _key(holder: Any) -> str:
+    """The same for all Python objects of one compiled model: the name of its first result, which no
+    other node of the process has.
+    """
     asked = getattr(holder, "get_compiled_model", None)
-    return (holder if asked is None else asked()).outputs[0]
+    model = holder if asked is None else asked()
+    return str(model.outputs[0].get_node().get_name())
