@@ -37,7 +37,8 @@ def executed(runtime_model: Any, known: Collection[str]) -> Executed:
     """What a runtime model executes. known: friendly names of the source; others that the runtime
     put in, such as changes of layout, are left out.
     """
-    nodes, constants = [], set()
+    nodes: list[Execution] = []
+    constants: set[str] = set()
     for op in runtime_model.get_ordered_ops():
         stated = {name: _text(value) for name, value in op.get_rt_info().items()}
         originals = names_in(stated.get("originalLayersNames", ""), known)

@@ -119,16 +119,19 @@ class Registry:
         seen.
         """
         if source is None:
-            return self._unseen(_EARLIER, root)
+            self._unseen(_EARLIER, root)
+            return None
         if graph.draws:
             drawn = ", ".join(graph.draws)
             why = f"{drawn} draws random numbers, and a model beside draws others"
-            return self._unseen(why, root)
+            self._unseen(why, root)
+            return None
         try:
             names = {node.friendly for node in graph.nodes}
             plan = planned(graph, executed(compiled_model.get_runtime_model(), names))
         except Exception as error:  # noqa: BLE001 - what devices raise has many types
-            return self._unseen(f"what it executes cannot be had ({raised(error)})", root)
+            self._unseen(f"what it executes cannot be had ({raised(error)})", root)
+            return None
         outputs = {port_name(p, k) for k, p in enumerate(source.outputs)}
         outputs |= {graph.nodes[place].names[port] for place, port in graph.ends}
         wanted = wanted_values(self._session, plan.nodes, outputs)
