@@ -109,6 +109,7 @@ FOLDERS = {
         {"session"},
         {"guard", "framework"},
         {"call_frames"},
+        {"engines"},
         set(FRAMEWORKS),
         {"labels", "launch"},
     ],

@@ -342,7 +342,7 @@ def test_run_through_the_command_line(tmp_path):
     )
     assert done.stdout == "['--', '-o', '--help']\n"
     assert done.returncode == 3
-    assert "none of torch, paddle, onnxruntime was ever imported" in done.stderr
+    assert "none of torch, paddle, onnxruntime, openvino was ever imported" in done.stderr
 
 
 def test_print_takes_a_pattern_or_none(monkeypatch):

@@ -22,6 +22,7 @@ OTHERS = (
     "transformers",
     "onnx",
     "onnxruntime",
+    "openvino",
     "h5py",
     "jax",
     "pandas",

@@ -511,7 +511,7 @@ def test_a_script_without_a_first_line_runs_like_in_a_shell(place):
         (
             (sys.executable, "-c", "1"),
             {},
-            "none of torch, paddle, onnxruntime was ever imported (1 Python process)",
+            "none of torch, paddle, onnxruntime, openvino was ever imported (1 Python process)",
         ),
         (("true",), {}, "no Python process of the command loaded whence"),
         (

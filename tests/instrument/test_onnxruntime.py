@@ -20,9 +20,9 @@ import pytest
 
 import whence
 from whence.errors import UsageError
+from whence.instrument.engines.effect import neutral_values
 from whence.instrument.framework import owner_of
 from whence.instrument.onnxruntime import insides, native_sessions
-from whence.instrument.onnxruntime.observer import neutral_values
 from whence.records.marks import Mark, mark_value, mark_values
 from whence.store import open_run
 
@@ -624,7 +624,9 @@ def test_levels(tmp_path):
 def test_a_torch_model_has_no_level_io(tmp_path):
     torch = pytest.importorskip("torch")
     with (
-        pytest.raises(UsageError, match="level io is for programs of onnxruntime, not of torch"),
+        pytest.raises(
+            UsageError, match="level io is for programs of onnxruntime and openvino, not of torch"
+        ),
         whence.capture(torch.nn.Linear(2, 2), str(tmp_path / "run"), level="io"),
     ):
         pass

@@ -19,12 +19,22 @@ from whence.judge.power import without_visible
 from whence.results import Confidence, Evidence, Verdict, VerdictKind
 
 RECORD_MORE = (
-    "to decide it, capture both runs with their modules (`whence run`), which can "
-    "be replayed, or record more tensors in between"
+    "nothing in between was recorded, so whence cannot localise it: to decide it, capture both "
+    "runs with their modules (`whence run`), which can be replayed, or record more tensors in "
+    "between (`whence.label`)"
 )
+SEE_INSIDE = (
+    "nothing inside was recorded, so whence cannot localise it: to decide it, capture the engine "
+    "without `--level io`; where it shows no inside, record tensors of it (`whence.label`, or its "
+    "own debug outputs) and the same ones of the program that it was made from"
+)
+NO_OPERATOR = "nothing inside was recorded, so which operator it is cannot be told"
 KEEP_ELEMENTS = "to decide it, record the elements of the outputs too"
 RECORD_SCORES = "to decide it, record the scores that they were chosen by"
-RECORD_INPUTS = "to decide it, record the inputs too"
+RECORD_INPUTS = (
+    "with outputs alone whence cannot localise it: to decide it, record the inputs and tensors in "
+    "between too"
+)
 
 
 def judge_unseen(
@@ -34,13 +44,13 @@ def judge_unseen(
     errors_before: Sequence[PairError] | None,
     look: Callable[[], Sight | None],
     *,
-    next_step: str = RECORD_MORE,
+    is_whole: bool = False,
 ) -> Verdict:
     """The verdict of such a tensor after that of its growth.
 
     u: unit roundoff of the pair, 0 for an exact kind. errors_before: of what was seen before it,
     None where nothing was. look: what its elements show, None where they are not known; asked only
-    where it matters. next_step: what would decide an open case, as a sentence.
+    where it matters. is_whole: it is a whole model of which only inputs and outputs were recorded.
     """
     by_growth = growth.evidence in (Evidence.TWO_DUMPS, Evidence.STATISTICS)
     if growth.verdict == VerdictKind.IDENTICAL or not by_growth:
@@ -71,19 +81,19 @@ def judge_unseen(
         return verdict.withdrawn(VerdictKind.INHERITED, verdict.sentence)
     sight = look()
     if sight is not None and sight.pattern:
-        return _introduced(verdict, growth, f"{sight.pattern}, which rounding at no depth makes")
+        why = f"{sight.pattern}, which rounding at no depth makes"
+        return _introduced(verdict, growth, why, is_whole=is_whole)
     far = _far(u, errors_before)
     typical = growth.e_out if sight is None else min(growth.e_out, sight.typical)
     if typical > max(far, LIMITS.growth * growth.e_in):
-        return _introduced(
-            verdict, growth, f"more than {far:.2g}, which rounding leaves of no network that works"
-        )
+        why = f"more than {far:.2g}, which rounding leaves of no network that works"
+        return _introduced(verdict, growth, why, is_whole=is_whole)
     words = (
         f"differs by rel_l2 {growth.e_out:.2g}, the tensors before it by {growth.e_in:.2g}: more "
         f"than the {room:.2g} that rounding usually grows to, "
         "but how many operators lie between is not known"
     )
-    return _open(verdict, words, next_step)
+    return _open(verdict, words, SEE_INSIDE if is_whole else RECORD_MORE)
 
 
 def _of_integers(verdict: Verdict, growth: ErrorGrowth) -> Verdict:
@@ -123,14 +133,14 @@ def _far(u: float, errors_before: Sequence[PairError]) -> float:
     return LIMITS.far_seen if exact >= ENOUGH_IN_FLOAT32 else LIMITS.far
 
 
-def _introduced(verdict: Verdict, growth: ErrorGrowth, why: str) -> Verdict:
+def _introduced(verdict: Verdict, growth: ErrorGrowth, why: str, *, is_whole: bool) -> Verdict:
     size = f"differs by rel_l2 {growth.e_out:.2g}, where {growth.e_in:.2g} came in"
     score = verdict.score if verdict.score is not None else growth.score()
     return verdict.replace(
         verdict=VerdictKind.INTRODUCED,
         confidence=Confidence.LIKELY,
         score=score if math.isfinite(score) else None,
-        sentence=f"{size}: {why}",
+        sentence=f"{size}: {why}{f'; {NO_OPERATOR}' if is_whole else ''}",
     )
 
 

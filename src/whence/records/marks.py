@@ -39,6 +39,8 @@ class Mark(StrEnum):
     """Before "NAME as PARAMETER": what its operator takes a variable as."""
     WRITES = "writes "
     """Before a further name that the operator writes its result to."""
+    EXECUTED_IN = "executed in "
+    """Before the dtype that an engine computed the call in, whatever its tensors are stored in."""
     OPSET = "opset "
     """Before the version of the operator set of ONNX that the node is of."""
     ONEDNN = "a kernel of oneDNN"
@@ -49,6 +51,8 @@ class Mark(StrEnum):
     """Before the kernel that computed that node."""
     MOVES = "only moves elements: held against what it was given"
     """A call that its run did not have, for a move of elements that only the other run has."""
+    TAKEN_TOGETHER = " taken together"
+    """Behind the names of the calls that this one is: the other run has them in one."""
     JOINED = "joined from "
     """Before what of how many calls: it was cut from others or joined from them."""
     OF_PIECES = "joined of the pieces that "
@@ -62,11 +66,12 @@ class Mark(StrEnum):
     """Of a program: put together from calls of operators."""
 
 
-_BEHIND = (Mark.HIDDEN,)
+_BEHIND = (Mark.HIDDEN, Mark.TAKEN_TOGETHER)
 _ANYWHERE = (Mark.PATCHED, Mark.PATCHED_AS)  # several notes of a module stand in one text
 _BEFORE = (
     Mark.TAKES,
     Mark.WRITES,
+    Mark.EXECUTED_IN,
     Mark.OPSET,
     Mark.NODE,
     Mark.KERNEL,
@@ -108,6 +113,13 @@ def mark_values(noted: Call | Program, kind: Mark) -> list[str]:
 def mark_value(noted: Call | Program, kind: Mark) -> str:
     """The value of the first note that says this, "" without one."""
     return next(iter(mark_values(noted, kind)), "")
+
+
+class EngineModel(StrEnum):
+    """The type of the calls of a model that an engine loaded from a file."""
+
+    ONNX_RUNTIME = "InferenceSession"
+    OPENVINO = "CompiledModel"
 
 
 class NoProgram(StrEnum):

@@ -28,7 +28,16 @@ _STRUCTURE = frozenset((
 _PART = r"[^\s\x00-\x1f/'\"<>|:;,(){}\[\]\\]+"
 _PATH = rf"(?<![\w.])(?:~|[A-Za-z]:)?(?:/{_PART}){{2,}}/?|[^\s\x00-\x1f'\"<>|:;,(){{}}\[\]\\=]+\.(?:py|ipynb|sh)\b"  # noqa: E501
 _LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|lib/python[\d.]+)/(.+)")
-_PUBLIC = ("torch", "transformers", "paddle", "accelerate", "onnxruntime", "builtins", "__main__")
+_PUBLIC = (
+    "torch",
+    "transformers",
+    "paddle",
+    "accelerate",
+    "onnxruntime",
+    "openvino",
+    "builtins",
+    "__main__",
+)
 _SOURCE_LINE = re.compile(r"(.*):(\d+)")
 # an attribute of a ProgramDesc: its name, and that it holds strings
 _STACK = re.compile(rb"\x0a\x0cop_callstack\x10\x05")

@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 
 from whence.align.call_sites import match_roots
 from whence.align.calls.folded_parameters import settled_parameters
-from whence.align.calls.input_order import ordered_like, origins
+from whence.align.calls.input_order import (
+    ordered_like,
+    origins,
+    parameters_like,
+    results_like,
+    results_of,
+)
 from whence.align.derived_run import Derived
 from whence.records import Call, Program, Run
 
@@ -46,17 +52,22 @@ def with_programs(run: Run, calls: Sequence[Call], programs: Mapping[str, Progra
 def _same_input_order(
     reference: Run, target: Run, pairs: Sequence[tuple[int, int]]
 ) -> tuple[Run, Run]:
-    """Both runs, with inputs of joined calls in the order in which their partners read them."""
+    """Both runs, with tensors of joined calls in the order in which their partners have them."""
     roots = match_roots(reference.calls, target.calls)
     labels = origins(reference, {a: number for number, (a, _) in enumerate(pairs)}, roots)
     target_labels = origins(target, {b: number for number, (_, b) in enumerate(pairs)}, {})
+    names, target_names = results_of(reference), results_of(target)
     calls, partners = dict[int, Call](), dict[int, Call]()
     for a, b in pairs:
         call, partner = reference.calls[a], target.calls[b]
         if len(call.origins) > 1:
-            calls[a] = ordered_like(reference, call, target, partner, labels, target_labels)
+            ordered = ordered_like(reference, call, target, partner, labels, target_labels)
+            if len(partner.origins) > 1:
+                ordered = parameters_like(reference, ordered, target, partner)
+            calls[a] = results_like(ordered, partner, names, target_names)
         elif len(partner.origins) > 1:
-            partners[b] = ordered_like(target, partner, reference, call, target_labels, labels)
+            ordered = ordered_like(target, partner, reference, call, target_labels, labels)
+            partners[b] = results_like(ordered, call, target_names, names)
     return _with(reference, calls, {}), _with(target, partners, {})
 
 

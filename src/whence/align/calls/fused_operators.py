@@ -23,7 +23,7 @@ from whence.align.derived_run import renumbered
 from whence.errors import ReplayRefused
 from whence.records import Call, Program, Ref, Run
 from whence.records.fused_names import segments
-from whence.records.marks import Mark, mark
+from whence.records.marks import Mark, mark, mark_value
 from whence.records.slots import is_input, is_param, is_written, slot_kind
 
 RULE = "original operators"
@@ -358,7 +358,7 @@ def whole_call(members: Sequence[Call], refs: Sequence[Ref], number: int) -> Cal
         leaf=False,
         arguments={},
         origins=tuple(dict.fromkeys(n for c in members for n in (c.origins or (c.scope,)))),
-        notes=(f"{_listed(names)} taken together",),
+        notes=(*_executed(members), mark(Mark.TAKEN_TOGETHER, _listed(names))),
         files={},
     )
 
@@ -366,6 +366,13 @@ def whole_call(members: Sequence[Call], refs: Sequence[Ref], number: int) -> Cal
 def joined_names(members: Sequence[Call]) -> str:
     """The names of calls in a sentence."""
     return _listed([call.scope for call in members])
+
+
+def _executed(members: Sequence[Call]) -> tuple[str, ...]:
+    """In what an engine executed the members, where that is one dtype."""
+    kinds = {mark_value(m, Mark.EXECUTED_IN) for m in members}
+    kind = next(iter(kinds)) if len(kinds) == 1 else ""
+    return (mark(Mark.EXECUTED_IN, kind),) if kind else ()
 
 
 def _kind(ref: Ref) -> str:

@@ -1,5 +1,5 @@
 """Which input of a joined call is which of the call that it is paired with: a joined call reads in
-the order in which its members ran, a fused one as its kernel takes them.
+the order in which its members ran, a fused one as its kernel takes them. Parameters alike.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import msgspec
 
 from whence.records import Call, Record, Ref, Run
 from whence.records.marks import Mark, has_mark
-from whence.records.slots import is_input, is_output
+from whence.records.slots import is_input, is_output, slot_kind
 
 MOVES = frozenset((
     "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze",
@@ -81,18 +81,27 @@ def ordered_like(
     if len(inputs) < 2 or len(inputs) != len(across):
         return call
     places: list[int] = []
+    own = [run.records[ref.record] for ref in inputs]
     for ref in across:
         alike = _of_one_origin(ref, inputs, labels, other_labels)
+        record = other_run.records[ref.record]
+        if len(alike) != 1 and record.hash:
+            alike = [k for k, o in enumerate(own) if _key(o) == _key(record)]
         if len(alike) != 1:
-            record = other_run.records[ref.record]
-            alike = [k for k, own in enumerate(inputs) if _alike(run.records[own.record], record)]
+            alike = [k for k, o in enumerate(own) if _alike(o, record)]
         if len(alike) != 1:
             return call
         places += alike
-    if sorted(places) != list(range(len(inputs))) or places == sorted(places):
+    return _reordered(call, "input", places)
+
+
+def _reordered(call: Call, kind: str, places: Sequence[int]) -> Call:
+    """The call with tensors of a kind in this order of their present places."""
+    own = call.slots(kind)
+    if sorted(places) != list(range(len(own))) or list(places) == sorted(places):
         return call
-    ordered = iter([inputs[k] for k in places])
-    refs = tuple(next(ordered) if is_input(r.slot) else r for r in call.refs)
+    ordered = iter([own[k] for k in places])
+    refs = tuple(next(ordered) if slot_kind(r.slot) == kind else r for r in call.refs)
     return msgspec.structs.replace(call, refs=refs)
 
 
@@ -106,6 +115,51 @@ def _of_one_origin(
     if label is None:
         return []
     return [k for k, own in enumerate(inputs) if labels.get(own.record) == label]
+
+
+def results_like(
+    call: Call, other: Call, names: Mapping[int, str], other_names: Mapping[int, str]
+) -> Call:
+    """The call with its outputs in the order of another's, where all are known by name.
+
+    names, other_names: what the models return, by record.
+    """
+    own = [names.get(r.record, "") for r in call.slots("output")]
+    across = [other_names.get(r.record, "") for r in other.slots("output")]
+    if len(own) < 2 or not all(own) or sorted(own) != sorted(across) or len(set(own)) < len(own):
+        return call
+    return _reordered(call, "output", [own.index(name) for name in across])
+
+
+def results_of(run: Run) -> dict[int, str]:
+    """What the models of a run return: record -> slot."""
+    return {
+        r.record: r.slot for call in run.calls if call.parent == -1 for r in call.slots("output")
+    }
+
+
+def parameters_like(run: Run, call: Call, other_run: Run, other: Call) -> Call:
+    """The call with its numbered parameters in the order of another's: those of equal elements in
+    the places of these, the others in the places that are left, as they came.
+    """
+    own, across = call.slots("param"), other.slots("param")
+    if len(own) < 2 or len(own) != len(across):
+        return call
+    left = list(range(len(own)))
+    placed: list[int] = []
+    for ref in across:
+        sought = other_run.records[ref.record]
+        same = (k for k in left if sought.hash and _key(run.records[own[k].record]) == _key(sought))
+        place = next(same, -1)
+        placed.append(place)
+        if place >= 0:
+            left.remove(place)
+    waiting = iter(left)
+    return _reordered(call, "param", [k if k >= 0 else next(waiting) for k in placed])
+
+
+def _key(record: Record) -> tuple[str, str, tuple[int, ...]]:
+    return record.hash, record.dtype, record.shape
 
 
 def _alike(a: Record, b: Record) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whence.records import Call, Run
+from whence.records.marks import EngineModel
 from whence.records.slots import is_input
 from whence.results import Comparison, Finding, NextStep
 from whence.results.free_names import free_name
@@ -78,6 +79,11 @@ def can_be_rerun(run: Run) -> bool:
 def are_captures(answer: AnsweredRuns) -> bool:
     """Are both runs of whence, not dumps of another tool?"""
     return all(run.info.kind == "whence" for run in answer.runs)
+
+
+def is_of_engine(run: Run) -> bool:
+    """Is it of a model that an engine loaded from a file, which has no modules?"""
+    return any(call.op_type in list(EngineModel) for call in run.calls if call.parent == -1)
 
 
 def is_of_operators(run: Run) -> bool:

@@ -206,7 +206,8 @@ def unread(run: Run) -> set[int]:
     """Records that a call returned or changed in place and that no call was given, no container's
     own operators read, and no root left.
 
-    What a container without a program did with a tensor is not known: that one counts as read.
+    What a container without a program did with a tensor is not known: that one counts as read,
+    unless it is a graph of an engine, which is its nodes.
     """
     written: set[int] = set()
     read: set[int] = set()
@@ -225,7 +226,8 @@ def unread(run: Run) -> set[int]:
         }
         program = run.programs.get(call.program)
         if program is None:
-            read.update(inside.values())
+            if not _computes_in_calls_alone(call, kids):
+                read.update(inside.values())
             continue
         used = _used(program)
         # Handed on as it is, a tensor has its fate decided further up; unless it goes there as
@@ -239,6 +241,12 @@ def unread(run: Run) -> set[int]:
                 used.add(source)
         read.update(record for slot, record in inside.items() if slot in used)
     return written - read
+
+
+def _computes_in_calls_alone(call: Call, kids: Sequence[Call]) -> bool:
+    """Is all that a container computes in the calls below it, and is known what these read?"""
+    is_graph = call.op_type in list(marks.EngineModel) or marks.has_mark(call, Mark.TAKEN_TOGETHER)
+    return is_graph and all(kid.refs for kid in kids)
 
 
 def _left(call: Call) -> dict[str, int]:

@@ -20,6 +20,7 @@ from whence.comparison.answer.commands import (
     free,
     have_inputs,
     is_inside,
+    is_of_engine,
     is_of_operators,
     name_of,
     shown_as,
@@ -40,6 +41,8 @@ from whence.results import (
 MOST = 3
 _FULL = ("--keep", "full")
 _OPERATORS = ("--level", "op")
+_ENDS = ("io", "logits")
+"""Levels that take what a model is given and returns."""
 
 
 Rule = Callable[[AnsweredRuns], Iterator[NextStep]]
@@ -262,7 +265,11 @@ def _bring_model(answer: AnsweredRuns) -> Iterator[NextStep]:
     coverage = answer.result.coverage
     if coverage.replayed + coverage.inside >= coverage.paired or not coverage.paired:
         return
-    if answer.result.inputs_differ or not have_inputs(answer):
+    if (
+        answer.result.inputs_differ
+        or not have_inputs(answer)
+        or any(map(is_of_engine, answer.runs))
+    ):
         return
     command = ["whence", "compare", *(run.path for run in answer.runs)]
     if not any(run.programs for run in answer.runs) and are_captures(answer):
@@ -276,6 +283,26 @@ def _bring_model(answer: AnsweredRuns) -> Iterator[NextStep]:
         shlex.join([*command, "--model", "MODULE:FACTORY"]),
         "replays calls without a recorded program by the reference's own modules",
         fill_in=True,
+    )
+
+
+def _see_inside(answer: AnsweredRuns) -> Iterator[NextStep]:
+    """Of an engine only inputs and outputs were asked for."""
+    if not are_captures(answer) or answer.result.inputs_differ:
+        return
+    sides = [run for run in answer.runs if run.info.options.get("level") in _ENDS]
+    if not sides:
+        return
+    paths = {run.path: run.path for run in answer.runs}
+    captures = []
+    for run in sides:
+        paths[run.path] = free(f"{run.path.rstrip('/')}-inside")
+        captures.append(with_command(run, ("whence", "run", "-o", paths[run.path]), ""))
+    compare = shlex.join(["whence", "compare", *(paths[run.path] for run in answer.runs)])
+    yield NextStep(
+        " && ".join([*(step.command for step in captures), compare]),
+        "what the engine computes inside, to say where the error begins",
+        any(step.fill_in for step in captures),
     )
 
 
@@ -343,6 +370,7 @@ _TO_DECIDE: tuple[Rule, ...] = (
     _give_equal_inputs,
     _keep_elements,
     _capture_instead,
+    _see_inside,
     _bring_model,
     _show_plan,
     _bring_third,

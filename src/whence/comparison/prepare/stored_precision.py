@@ -17,8 +17,8 @@ import numpy.typing as npt
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Dumped, Over, Run
-from whence.records.marks import Mark, has_mark
+from whence.records import Call, Dumped, Over, Run
+from whence.records.marks import Mark, has_mark, mark_value
 
 # elements that show how many bits are in use; that the rest holds too is looked up in all
 _SAMPLE = 1 << 12
@@ -67,10 +67,11 @@ def as_computed(run: Run) -> Run:
     """The run with its labels, and what a dump says no dtype of, in the dtype they were computed
     in; the run itself where nothing changes.
 
-    That is the narrowest of bfloat16, float16 and float32 that holds all elements exactly and that
-    they use up (`held`). Tensors that do not tell (few elements, zeros, powers of two) take what
-    the other labels stored in their dtype were computed in, if it holds them; whole numbers stay as
-    they are.
+    Where an engine says in what a call was executed, its outputs are of that dtype if they hold
+    nothing else. Otherwise it is the narrowest of bfloat16, float16 and float32 that holds all
+    elements exactly and that they use up (`held`). Tensors that do not tell (few elements, zeros,
+    powers of two) take what the other labels stored in their dtype were computed in, if it holds
+    them; whole numbers stay as they are.
     """
     labels = dict.fromkeys(
         r.record
@@ -78,7 +79,7 @@ def as_computed(run: Run) -> Run:
         if c.kind == "label" or has_mark(c, Mark.STORED_WIDER)
         for r in c.refs
     )
-    kinds: dict[int, str] = {}
+    kinds = _executed_kinds(run)
     open_: list[int] = []
     for number in labels:
         stored = run.records[number].dtype
@@ -94,6 +95,8 @@ def as_computed(run: Run) -> Run:
             kinds[number] = kind
     widest: dict[str, str] = {}
     for number, kind in kinds.items():
+        if number not in labels:
+            continue
         stored = run.records[number].dtype
         widest[stored] = max(widest.get(stored, kind), kind, key=lambda k: dtypes.named(k).bits)
     for number in open_:
@@ -102,6 +105,32 @@ def as_computed(run: Run) -> Run:
             kinds[number] = kind
     kinds = {number: kind for number, kind in kinds.items() if kind != run.records[number].dtype}
     return StoredPrecisionRun(run, kinds) if kinds else run
+
+
+def executed_in(call: Call) -> str:
+    """The dtype of 16 bits that an engine says it computed a call in; "" where it says another one
+    or nothing.
+    """
+    kind = mark_value(call, Mark.EXECUTED_IN)
+    return kind if kind in _SIGNIFICANT and dtypes.is_half(kind) else ""
+
+
+def _executed_kinds(run: Run) -> dict[int, str]:
+    """Records that a call executed in 16 bits made and that hold such numbers, with their dtype."""
+    kinds: dict[int, str] = {}
+    for call in run.calls:
+        kind = executed_in(call)
+        if not kind:
+            continue
+        for ref in call.slots("output"):
+            if run.records[ref.record].dtype != "float32":
+                continue
+            try:
+                if _fits(run.array(ref.record), kind):
+                    kinds[ref.record] = kind
+            except ElementsMissing:
+                continue
+    return kinds
 
 
 def held(array: Array) -> str | None:

@@ -82,7 +82,8 @@ class ParameterCache:
 
 class CallParameters:
     """The parameters of one replayed call, converted once per working dtype and kept for the
-    module's other calls. pairs: each with whether the run started with that value.
+    module's other calls. pairs: each with whether the run started with that value. executed: the
+    dtype in which an engine says it computed the call, "" where it says nothing.
     """
 
     def __init__(
@@ -91,11 +92,13 @@ class CallParameters:
         loaded: Any,
         pairs: list[tuple[SlotPair, bool]],
         semantics: Semantics,
+        executed: str = "",
     ) -> None:
         self._cache, self._loaded, self._pairs = cache, loaded, pairs
-        self._semantics = semantics
+        self._semantics, self._executed = semantics, executed
         self._key = (
             loaded.program.id,
+            executed,
             tuple((p.reference_record, p.target_record, is_initial) for p, is_initial in pairs),
         )
 
@@ -105,7 +108,10 @@ class CallParameters:
 
         def value(pair: SlotPair, is_initial: bool) -> Array:
             if pair.reference_slot not in stand_ins:
-                return self._cache.expected(pair, is_initial)
+                expected = self._cache.expected(pair, is_initial)
+                # matrices are held in what they are multiplied in, biases mostly wider
+                rounds = self._executed and (expected.ndim > 1 or working == self._executed)
+                return judge.rounded(expected, self._executed) if rounds else expected
             dtype = self._cache.reference_dtype(pair)
             return self._semantics.param(pair.reference_slot, working, dtype)
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from whence import judge
 from whence.comparison.prepare.masks import UnifiedMasks
+from whence.comparison.prepare.stored_precision import executed_in
 from whence.comparison.replays import both_sides, noise_floors
 from whence.comparison.replays.both_sides import BothSides, Slots
 from whence.comparison.replays.program_run import (
@@ -156,12 +158,18 @@ class Replayer:
             loaded,
             [(pairs[s], request.is_initial.get(s, True)) for s in program.params if s in pairs],
             semantics,
+            executed := executed_in(request.partner),
         )
         produced = {
             slot: self.target.run.array(pair.target_record)
             for slot, pair in prepared.outputs.items()
         }
         wide, working = self.sides.working_dtypes(pairs, prepared.outputs, produced)
+        if executed:
+            # stored wider than it was computed: what it rounds is as large as that dtype's
+            produced = {slot: judge.rounded(array, executed) for slot, array in produced.items()}
+            inputs = {slot: judge.rounded(array, executed) for slot, array in inputs.items()}
+            wide, working = "float32", executed
         inputs |= {
             slot: array
             for slot, record in prepared.lent.items()

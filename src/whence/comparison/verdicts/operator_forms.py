@@ -12,6 +12,7 @@ from whence.align import is_cache
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.records import Call, Run
+from whence.records.marks import Mark, has_mark
 from whence.records.slots import (
     input_name,
     is_input,
@@ -189,8 +190,10 @@ def _by_form(verdict: Verdict, call: Call, errors: PairErrors) -> Verdict:
 
 def _arguments(call: Call, partner: Call) -> str:
     """Arguments other than tensors that differ, in words. Dtypes follow the tensors of a run in
-    another precision.
+    another precision. Two engines call theirs differently.
     """
+    if has_mark(call, Mark.OPSET) != has_mark(partner, Mark.OPSET):
+        return ""
     differ = [
         f"argument {input_name(name)} is {_shown(value)} in the reference, "
         f"{_shown(partner.arguments[name])} in the target"

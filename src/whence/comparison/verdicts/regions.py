@@ -140,6 +140,7 @@ class RegionJudge:
                 leaf.u,
                 leaf.inputs or None,
                 lambda: self.errors.sight(slots),
+                is_whole=pair.call.parent == -1 and pair.call.leaf and pair.partner.leaf,
             )
         return _unless_drifted(verdict, evidence)
 

@@ -47,7 +47,7 @@ PACKAGES = (
         "vllm",
         "sglang",
     ),
-    *("lightning", "onnxruntime", "onnx", "paddlepaddle", "jax", "jaxlib", "scipy"),
+    *("lightning", "onnxruntime", "openvino", "onnx", "paddlepaddle", "jax", "jaxlib", "scipy"),
 )
 
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*)?[a-z]*(\.exe)?")

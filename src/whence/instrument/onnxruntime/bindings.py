@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from whence.instrument.onnxruntime.values import Seen, at_pointer, seen_values
+from whence.instrument.engines.values import Seen
+from whence.instrument.onnxruntime.values import at_pointer, seen_values
 
 _METHODS = (
     "bind_cpu_input",

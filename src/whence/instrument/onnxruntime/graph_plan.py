@@ -26,7 +26,7 @@ from whence.instrument.onnxruntime.nodes import (
     source_of,
 )
 from whence.instrument.onnxruntime.original_graph import OriginalGraph, names_of
-from whence.instrument.onnxruntime.value_names import moved_names
+from whence.instrument.onnxruntime.value_names import inlined, moved_names
 from whence.records.marks import Mark, mark
 
 _OF_CODES = ("DequantizeLinear", "QuantizeLinear")
@@ -75,9 +75,10 @@ def planned(model: Any, original: Any, array_of: Callable[[Any], Any]) -> GraphP
     graph = model.graph
     source = OriginalGraph(original) if original is not None else None
     blocked = blocked_values(graph, source)
-    names = blocked.names
+    names, owners = blocked.names, dict[str, str]()
     if source is not None:
         names = moved_names(graph, source) | names
+        owners = inlined(graph, source)
     constants: set[str] = set()
     held = {*graph.initializers, *graph.sparse}
     nodes = []
@@ -86,7 +87,9 @@ def planned(model: Any, original: Any, array_of: Callable[[Any], Any]) -> GraphP
             constants.update(filter(None, node.outputs))
             held |= constants
         else:
-            nodes.append(_form(node, model, held, source, blocked, names, array_of))
+            form = _form(node, model, held, source, blocked, names, array_of)
+            owner = owners.get(node.outputs[0], "")
+            nodes.append(form._replace(origins=(scope_of(owner),)) if owner else form)
     return GraphPlan(
         tuple(nodes),
         blocked.channels,

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from whence.instrument.engines.tensors import FindExternal
+from whence.instrument.engines.wanted import wanted_values
 from whence.instrument.onnxruntime import native_sessions
 from whence.instrument.onnxruntime import settings as session_facts
 from whence.instrument.onnxruntime.graph_plan import GraphPlan, planned
 from whence.instrument.onnxruntime.native_sessions import SavedGraph
 from whence.instrument.onnxruntime.observer import Observer
-from whence.instrument.onnxruntime.tensors import FindExternal
 from whence.instrument.onnxruntime.watched import Inside
 from whence.instrument.session import Session
 from whence.instrument.wording import counted, raised
@@ -71,7 +72,7 @@ def open_inside(
         )
         return None
     _note_limits(session, plan, root)
-    wanted = _wanted(session, plan)
+    wanted = wanted_values(session, plan.nodes, plan.outputs, plan.constants)
     observer = Observer(python_session, saved, plan, wanted)
     find = reading.weights(original, path) if path and original is not None else None
 
@@ -115,26 +116,3 @@ def _size(source: Any, original: Any) -> int:
 def _array(reading: Reading, tensor: Any, folder: os.PathLike[str]) -> Any:
     elements = reading.elements(tensor, str(folder))
     return None if isinstance(elements, str) else elements
-
-
-def _wanted(session: Session, plan: GraphPlan) -> list[str]:
-    """Values of the graph that the selection may ask for, and that are no output already."""
-    values: dict[str, None] = {}
-    for place, form in enumerate(plan.nodes, 1):
-        if session.takes_all or _may_want(session, form.scope, form.op_type, place):
-            reads = form.inputs if session.selector.slots("input") else ()
-            makes = form.outputs if session.selector.slots("output") else ()
-            constants = [(slot, v) for slot, v in form.params if v in plan.constants]
-            values.update(dict.fromkeys(value for _, value in (*reads, *makes, *constants)))
-    made = {value for form in plan.nodes for _, value in form.outputs} | plan.constants
-    return [value for value in values if value in made and value not in plan.outputs]
-
-
-def _may_want(session: Session, scope: str, op_type: str, place: int) -> bool:
-    """Is a node wanted in a step that is?"""
-    first = (session.options.steps or (0, None))[0]
-    only, session.selector.only = session.selector.only, None
-    try:
-        return session.selector.wants(scope, op_type, 1, str(place), first)
-    finally:
-        session.selector.only = only

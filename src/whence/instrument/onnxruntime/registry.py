@@ -11,15 +11,13 @@ from typing import Any
 
 import msgspec
 
+from whence.instrument.engines.roots import Roots
+from whence.instrument.engines.tensors import Tensors
 from whence.instrument.onnxruntime import settings as session_facts
 from whence.instrument.onnxruntime.insides import Reading, open_inside
-from whence.instrument.onnxruntime.tensors import Tensors
-from whence.instrument.onnxruntime.watched import SessionRoot, WatchedSession
+from whence.instrument.onnxruntime.watched import WatchedSession
 from whence.instrument.session import Session
 from whence.instrument.wording import raised
-
-ROOT = "model"
-"""The root of the first session."""
 
 
 class Registry:
@@ -37,7 +35,7 @@ class Registry:
         self._tensors = Tensors(session)
         self._watched: dict[int, tuple[Callable[[], Any], WatchedSession]] = {}
         self._disabled: dict[int, tuple[str, ...]] = {}
-        self._roots: list[SessionRoot] = []
+        self._roots = Roots()
         self._begun = False
 
     def known(self, python_session: Any) -> WatchedSession | None:
@@ -61,7 +59,7 @@ class Registry:
         if session.failed:
             return None
         path = session_facts.model_path(python_session)
-        root = self._root(python_session, os.path.basename(path) or "(bytes)")  # noqa: PTH119
+        root = self._roots.of(python_session, os.path.basename(path) or "(bytes)")  # noqa: PTH119
         watched = WatchedSession(session, self._tensors, root, python_session)
         original = self._original(python_session, path, root.name)
         facts = session_facts.of_session(python_session, original, disabled)
@@ -114,13 +112,3 @@ class Registry:
             name = os.path.basename(path) or "the model given as bytes"  # noqa: PTH119
             self._session.note("program", f"{name} cannot be read: {raised(error)}", root)
             return None
-
-    def _root(self, python_session: Any, model: str) -> SessionRoot:
-        for root in self._roots:
-            current = root.ref()
-            if current is python_session or (current is None and root.model == model):
-                return root
-        name = ROOT if not self._roots else f"{ROOT}#{len(self._roots)}"
-        root = SessionRoot(name, lambda: None, model)
-        self._roots.append(root)
-        return root

@@ -6,18 +6,17 @@ Nothing that fails here reaches the program, and what a session returns is hande
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
-from whence.instrument.guard import Guard, end_capture, put_back
+from whence.instrument.engines.wrapping import Wrappers
 from whence.instrument.onnxruntime import native_sessions
 from whence.instrument.onnxruntime.bindings import Bindings
 from whence.instrument.onnxruntime.insides import Reading
 from whence.instrument.onnxruntime.registry import Registry
-from whence.instrument.onnxruntime.watched import StepInProgress, WatchedSession
+from whence.instrument.onnxruntime.watched import RunInProgress, WatchedSession
 from whence.instrument.session import Session
 from whence.instrument.wording import raised
 
@@ -37,7 +36,7 @@ class _Running(NamedTuple):
     """A run in progress, and the names of what it returns."""
 
     watched: WatchedSession
-    step: StepInProgress
+    step: RunInProgress
     names: list[str]
 
 
@@ -49,13 +48,11 @@ class Listener:
     def __init__(
         self, session: Session, python_session: Any = None, *, reading: Reading, folder: str
     ) -> None:
-        self.session, self.active = session, False
+        self.session = session
         self._only = python_session
-        self._lock = threading.RLock()
-        self._busy = threading.local()
+        self._wrappers = Wrappers(session)
         self._bindings = Bindings()
-        self._registry = Registry(session, self._guard, reading, folder)
-        self._undo: list[tuple[Any, str, Any, Any]] = []
+        self._registry = Registry(session, self._wrappers.own, reading, folder)
 
     # ---- installing
 
@@ -63,44 +60,29 @@ class Listener:
         """Start listening."""
         from onnxruntime.capi import onnxruntime_inference_collection as collection
 
-        self.active = True
+        self._wrappers.active = True
         self.session.load_kernels()
         kind = collection.InferenceSession
         for name in _RUNS:
             owner = next((k for k in kind.__mro__ if name in vars(k)), None)
             if owner is not None:
-                self._wrap(owner, name, getattr(self, f"_{name}"))
+                self._wrappers.wrap(owner, name, getattr(self, f"_{name}"))
         for name, noting in self._bindings.methods():
             if hasattr(collection.IOBinding, name):
-                self._wrap(collection.IOBinding, name, self._noted(noting))
+                self._wrappers.wrap(collection.IOBinding, name, self._noted(noting))
         if self._only is not None:
-            with self._guard():
+            with self._wrappers.own():
                 self._registry.adopt(self._only)
             return
-        self._wrap(kind, "__init__", self._init)
+        self._wrappers.wrap(kind, "__init__", self._init)
         options = collection.C.SessionOptions
         if hasattr(options, "register_custom_ops_library"):
-            self._wrap(options, "register_custom_ops_library", self._registers)
-
-    def _wrap(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
-        previous = getattr(owner, name)
-        listener = self
-
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if not listener.active or getattr(listener._busy, "on", False):
-                return previous(*args, **kwargs)
-            return method(previous, *args, **kwargs)
-
-        wrapper.__name__, wrapper.__doc__ = name, previous.__doc__
-        wrapper.__wrapped__ = previous  # type: ignore[attr-defined]
-        setattr(owner, name, wrapper)
-        self._undo.append((owner, name, wrapper, previous))
+            self._wrappers.wrap(options, "register_custom_ops_library", self._registers)
 
     def remove(self) -> None:
         """Stop listening. Idempotent."""
-        self.active = False
-        put_back(self._undo)
-        with self._guard():
+        self._wrappers.put_back()
+        with self._wrappers.own():
             self._registry.close()
 
     def aside(self, *, aside: bool = True) -> AbstractContextManager[None]:
@@ -111,8 +93,7 @@ class Listener:
         """Stop without writing anything more: in a forked child, whose files belong to the
         parent.
         """
-        self.session.failed = "forked"
-        self._lock = threading.RLock()  # a thread that is not here any more may have held it
+        self._wrappers.forked()
         self._registry.forget()
         self.remove()
 
@@ -122,7 +103,7 @@ class Listener:
         self, previous: Callable[..., Any], python_session: Any, *args: Any, **kwargs: Any
     ) -> Any:
         out = previous(python_session, *args, **kwargs)
-        with self._guard():
+        with self._wrappers.own():
             disabled = kwargs.get("disabled_optimizers") or ()
             names = tuple(map(str, (disabled,) if isinstance(disabled, str) else disabled))
             self._registry.adopt(python_session, names)
@@ -132,14 +113,14 @@ class Listener:
         self, previous: Callable[..., Any], options: Any, *args: Any, **kwargs: Any
     ) -> Any:
         out = previous(options, *args, **kwargs)
-        with self._guard():
+        with self._wrappers.own():
             native_sessions.registered((*args, *kwargs.values())[0])
         return out
 
     def _noted(self, noting: Callable[..., None]) -> Callable[..., Any]:
         def method(previous: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             out = previous(*args, **kwargs)
-            with self._guard():
+            with self._wrappers.own():
                 noting(*args, **kwargs)
             return out
 
@@ -185,7 +166,7 @@ class Listener:
             try:
                 return given["callback"](results, user_data, error)
             finally:
-                with self._guard():
+                with self._wrappers.own():
                     self._end(running, () if error else results, str(error or ""))
 
         return previous(python_session, **(given | {"callback": ended}))
@@ -197,7 +178,7 @@ class Listener:
     ) -> _Running | None:
         """Take what a run is given."""
         running: _Running | None = None
-        with self._guard():
+        with self._wrappers.own():
             watched = self._of(python_session)
             if watched is not None:
                 given = _arguments(method, args, kwargs)
@@ -226,17 +207,17 @@ class Listener:
             out = previous(python_session, *args, **kwargs)
         except BaseException as error:  # of the program: recorded, and raised again
             if running is not None:
-                with self._guard():
+                with self._wrappers.own():
                     self._end(running, (), raised(error))
             raise
         if running is not None:
-            with self._guard():
+            with self._wrappers.own():
                 self._end(running, results(out), "")
         return out
 
     def _end(self, running: _Running, results: Any, error: str) -> None:
         if self.session.failed:
-            self.active = False
+            self._wrappers.active = False
             return
         values = list(results)
         named = (
@@ -246,7 +227,7 @@ class Listener:
 
     def _of(self, python_session: Any) -> WatchedSession | None:
         if self.session.failed:
-            self.active = False
+            self._wrappers.active = False
             return None
         watched = self._registry.known(python_session)
         if watched is not None:
@@ -254,16 +235,6 @@ class Listener:
         if self._only is not None and python_session is not self._only:
             return None
         return self._registry.adopt(python_session)
-
-    # ---- never into the program
-
-    def _guard(self) -> _Own:
-        return _Own(Guard(self._lock, self.give_up), self._busy)
-
-    def give_up(self, error: BaseException) -> None:
-        """Something of ours failed: the capture ends, the program goes on."""
-        self.active = False
-        end_capture(self.session, error)
 
 
 def _arguments(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,20 +245,3 @@ def _arguments(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 def _second(read: Callable[[Any], Any], value: Any, returned: Any) -> Any:
     """What `read` makes of a value, whatever the method returned."""
     return read(value)
-
-
-class _Own:
-    """A block of the listener's own code on this thread: sessions that run in it are not
-    recorded.
-    """
-
-    def __init__(self, guard: Guard, busy: threading.local) -> None:
-        self._guard, self._busy = guard, busy
-
-    def __enter__(self) -> None:
-        self._guard.__enter__()
-        self._busy.on = True
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        self._busy.on = False
-        return self._guard.__exit__(kind, error, trace)

@@ -5,12 +5,9 @@ outputs.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
-import xxhash
-
-_CHUNK = 1 << 24
+from whence.instrument.engines.files import facts_of_bytes, facts_of_file, files_beside
 
 
 def of_session(python_session: Any, model: Any, disabled: tuple[str, ...]) -> dict[str, Any]:
@@ -41,7 +38,7 @@ def of_session(python_session: Any, model: Any, disabled: tuple[str, ...]) -> di
         tensors = model.graph.initializers.values()
         beside = {t.external.get("location", "") for t in tensors if t.external}
         if beside and model_path(python_session):
-            facts["external_data"] = external_files(model_path(python_session), beside)
+            facts["external_data"] = files_beside(model_path(python_session), beside)
     if not disabled:
         del facts["disabled_optimizers"]
     return facts
@@ -54,39 +51,9 @@ def model_path(python_session: Any) -> str:
 
 def _of_file(python_session: Any) -> dict[str, Any]:
     path = model_path(python_session)
-    if not path:
-        data = getattr(python_session, "_model_bytes", None) or b""
-        return {"model": "(bytes)", "model_bytes": len(data), "model_hash": _of_bytes(data)}
-    facts: dict[str, Any] = {"model": os.path.basename(path)}  # noqa: PTH119
-    try:
-        facts |= {"model_bytes": Path(path).stat().st_size, "model_hash": _hash_of(path)}
-    except OSError:
-        facts["model_hash"] = ""  # the program deleted it, or never had it on disk
-    return facts
-
-
-def external_files(path: str, locations: set[str]) -> dict[str, str]:
-    """Hashes of the files beside a model that hold its initialisers, by name."""
-    hashes = {}
-    for location in sorted(locations):
-        try:
-            hashes[location] = _hash_of(os.path.join(os.path.dirname(path), location))  # noqa: PTH118, PTH120
-        except OSError:
-            hashes[location] = ""
-    return hashes
-
-
-def _hash_of(path: str) -> str:
-    """xxh3_128 of a file, read in pieces."""
-    state = xxhash.xxh3_128()
-    with Path(path).open("rb") as file:
-        while piece := file.read(_CHUNK):
-            state.update(piece)
-    return state.hexdigest()
-
-
-def _of_bytes(data: bytes) -> str:
-    return xxhash.xxh3_128_hexdigest(data)
+    if path:
+        return facts_of_file(path)
+    return facts_of_bytes(getattr(python_session, "_model_bytes", None) or b"")
 
 
 def _name(value: Any) -> str:

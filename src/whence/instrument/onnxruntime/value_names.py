@@ -9,6 +9,8 @@ from typing import Any
 from whence.instrument.onnxruntime.original_graph import OriginalGraph
 
 _SHAPES = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
+_INLINED = "_inlfunc_"
+"""How the runtime begins the names of values inside of a function."""
 _MOVES = _SHAPES | {"Cast"}
 
 
@@ -36,3 +38,17 @@ def moved_names(graph: Any, original: OriginalGraph) -> dict[str, str]:
             # two changes of shape have become one: what the user's own reads has the same elements
             names[source] = maker.inputs[0]
     return names
+
+
+def inlined(graph: Any, original: OriginalGraph) -> dict[str, str]:
+    """The value of the user's graph that each value leads to which the runtime made when it put the
+    nodes of a function in the place of an operator.
+    """
+    owners: dict[str, str] = {}
+    for node in reversed(graph.nodes):
+        made = node.outputs[0]
+        owner = made if made in original.makers else owners.get(made, "")
+        for value in node.inputs:
+            if value.startswith(_INLINED) and owner:
+                owners[value] = owner
+    return owners

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from whence import dtypes
-from whence.frameworks import host
+from whence.instrument.engines.values import Seen, of_array
 from whence.instrument.wording import raised
 
 _NAMES = {
@@ -23,41 +23,6 @@ _NAMES = {
     "float8e5m2fnuz": "float8_e5m2fnuz",
 }
 _NESTING = 8
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
-
-class Seen(NamedTuple):
-    """A value's form and where its bytes are: at an address, or in `data`. why: there are none to
-    read. owner: keeps the memory at the address alive.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    address: int = 0
-    nbytes: int = 0
-    data: Bytes | None = None
-    why: str = ""
-    device: str = "cpu"
-    owner: Any = None
-
-    def digest(self) -> bytes:
-        """xxh3_128 of the bytes."""
-        return (
-            host.digest_at(self.address, self.nbytes)
-            if self.data is None
-            else host.digest(self.data)
-        )
-
-    def array(self) -> np.ndarray[Any, Any]:
-        """The elements, without a copy."""
-        data = host.bytes_at(self.address, self.nbytes) if self.data is None else self.data
-        return data.view(dtypes.named(self.dtype).numpy).reshape(self.shape)
-
-    def kept(self) -> Seen:
-        """The same value with bytes of its own, for when its memory may be written."""
-        if self.why or self.data is not None or not self.nbytes:
-            return self
-        return self._replace(data=host.bytes_at(self.address, self.nbytes).copy(), owner=None)
 
 
 def element_dtype(type_text: str) -> str:
@@ -107,20 +72,6 @@ def _seen(value: Any, type_text: str) -> Seen:
         return of_array(np.asarray(array))
     except (TypeError, ValueError) as error:
         return Seen("", (), why=f"a {type(value).__name__} that is no array: {raised(error)}")
-
-
-def of_array(array: np.ndarray[Any, Any]) -> Seen:
-    """An array of numpy, as it is; copied only where it does not lie in C order."""
-    if array.dtype.kind in "OUST":
-        return Seen("string", array.shape, why="it holds texts")
-    try:
-        name = dtypes.of(array).name
-    except KeyError:
-        return Seen(str(array.dtype), array.shape, why=f"dtype {array.dtype} is not known")
-    plain = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-    address = plain.__array_interface__["data"][0] if plain.nbytes else 0
-    data = None if address else np.empty(0, np.uint8)
-    return Seen(name, array.shape, address, plain.nbytes, data, owner=plain)
 
 
 def of_native(native: Any) -> Seen:

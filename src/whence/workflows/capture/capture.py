@@ -42,8 +42,8 @@ def capture(
     """Capture every call of `model` (a torch module) and of the modules below it while the block
     runs, into the run `path`.
 
-    `model` may be a Paddle layer or predictor too (docs/paddle.md), or a session of ONNX Runtime
-    (docs/onnxruntime.md).
+    `model` may be a Paddle layer or predictor too (docs/paddle.md), a session of ONNX Runtime
+    (docs/onnxruntime.md), or a model of OpenVINO (docs/openvino.md).
 
         with whence.capture(model, "runs/ref"):
             model(x)

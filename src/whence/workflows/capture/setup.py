@@ -149,9 +149,16 @@ def _reading_of_onnxruntime() -> Any:
     return onnxruntime.reading()
 
 
+def _reading_of_openvino() -> Any:
+    from whence.workflows.capture import onnxruntime
+
+    return onnxruntime.reading().model
+
+
 _READING: dict[str, Callable[[], Any]] = {
     "paddle": _reading_of_paddle,
     "onnxruntime": _reading_of_onnxruntime,
+    "openvino": _reading_of_openvino,
 }
 """What the readers know of a framework, for its listener."""
 

@@ -1,4 +1,4 @@
-"""Tensors of sessions as records: one a content for what goes from a step into the next, one for
+"""Tensors of models as records: one a content for what goes from a step into the next, one for
 each parameter.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from whence.instrument.onnxruntime.values import Seen
+from whence.instrument.engines.values import Seen
 from whence.instrument.session import Content, Form, Origin, Session
 from whence.records import External
 
@@ -39,8 +39,8 @@ class Tensors:
         return self._record(seen, digest, origin), digest
 
     def given(self, taken: Taken, seen: Seen, origin: Origin) -> tuple[int, str, bytes]:
-        """(record, edge, digest) of what a session is given: a state that the last step of a
-        session returned, or was given, is known again by its bytes. taken: of this step.
+        """(record, edge, digest) of what a model is given: a state that the last step of a
+        model returned, or was given, is known again by its bytes. taken: of this step.
         """
         if seen.why:
             return self.unreadable(seen), "", b""
@@ -56,7 +56,7 @@ class Tensors:
         return self._new(taken, key, seen, origin)
 
     def returned(self, taken: Taken, seen: Seen, origin: Origin) -> tuple[int, str, bytes]:
-        """(record, edge, digest) of what a session returned, which is a tensor of its own."""
+        """(record, edge, digest) of what a model returned, which is a tensor of its own."""
         if seen.why:
             return self.unreadable(seen), "", b""
         return self._new(taken, (seen.digest(), seen.dtype, seen.shape), seen, origin)

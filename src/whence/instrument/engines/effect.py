@@ -1,0 +1,164 @@
+"""How far looking inside changed anything: results of a model with values added to its outputs are
+held against those of the model alone, bit for bit, and which values change nothing is searched for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from whence import dtypes
+from whence.instrument.engines.values import Seen
+from whence.instrument.wording import counted
+
+MOST_MODELS = 48
+"""That are made to find which outputs may be added."""
+
+Results = Mapping[str, Seen]
+Shown = dict[str, list[tuple[str, Seen]]]
+"""(slot, value) of each tensor of a value, by the name of the value."""
+
+
+class Difference(NamedTuple):
+    """How results differ. largest: of numbers, 0 where only NaNs or texts do."""
+
+    elements: int
+    largest: float
+
+    def __str__(self) -> str:
+        return f"{counted(self.elements, 'element')}, at most by {self.largest:.3g}"
+
+
+class Effect(NamedTuple):
+    """What adding outputs did. text: for a note of the run. unseen: values that are not shown."""
+
+    text: str
+    unseen: tuple[str, ...] = ()
+
+
+class Words(NamedTuple):
+    """How sentences call an engine's model. alone: the program's own. again: what a model beside it
+    computes that shows nothing, where that is something else.
+    """
+
+    alone: str
+    again: str
+
+
+class Effects:
+    """Shows values of one model by models beside it, and measures what that does.
+
+    values: those to show, in the order of the graph; fewer once it is known which change the
+    results. make: a model that shows values.
+    """
+
+    def __init__(
+        self, values: Sequence[str], make: Callable[[Sequence[str]], Any], words: Words
+    ) -> None:
+        self.values, self._make, self._words = list(values), make, words
+        self._model: Any = None
+        self._measured = False
+
+    def results(
+        self, run: Callable[[Any, Sequence[str]], Shown], results: Results
+    ) -> tuple[Shown, Effect | None]:
+        """(values by name, what looking did where that is new) of one run.
+
+        run: (a model of `make`, values that it shows) -> these and what it returns; called again
+        it does the same. results: what the program's own returned.
+        """
+        if self._model is None:
+            self._model = self._make(self.values)
+        shown = run(self._model, self.values)
+        change = difference(results, shown)
+        if self._measured:
+            if change is None:
+                return shown, None
+            return shown, Effect(f"the results of this step differ in {change}")
+        self._measured = True
+        if change is None:
+            return shown, Effect(f"none: the results are bit-equal to those of {self._words.alone}")
+        effect = self._narrow(run, results, change)
+        return run(self._model, self.values), effect
+
+    def close(self) -> None:
+        """Let go of the model. Idempotent."""
+        self._model = None
+
+    def _narrow(
+        self, run: Callable[[Any, Sequence[str]], Shown], results: Results, change: Difference
+    ) -> Effect:
+        """Adding all outputs changes the results: add those that do not."""
+        bare = self._make([])
+        first = run(bare, [])
+        if (own := difference(results, first)) is not None:
+            again = difference(
+                {n: s for members in first.values() for n, s in members}, run(bare, [])
+            )
+            why = "the graph computes something else each time" if again else self._words.again
+            return Effect(
+                f"{why}, also without an added output: the results differ in {own}; what is shown "
+                "inside is of that graph"
+            )
+
+        def is_neutral(values: Sequence[str]) -> bool:
+            return difference(results, run(self._make(values), values)) is None
+
+        shown = neutral_values(self.values, is_neutral)
+        unseen = tuple(value for value in self.values if value not in set(shown))
+        self.values, self._model = shown, self._make(shown)
+        return Effect(
+            f"adding all outputs changes the results in {change}; "
+            f"{counted(len(shown), 'value')} can be shown without a change, "
+            f"{counted(len(unseen), 'value')} not",
+            unseen,
+        )
+
+
+def neutral_values(
+    values: Sequence[str], is_neutral: Callable[[Sequence[str]], bool], most: int = MOST_MODELS
+) -> list[str]:
+    """The values, of which all change the results, that together do not: halves are added to what
+    is known to be neutral. most: how often is asked; what is undecided then is left out.
+    """
+    asked = 0
+
+    def widened(neutral: list[str], candidates: Sequence[str]) -> list[str]:
+        nonlocal asked
+        if not candidates or asked >= most:
+            return neutral
+        asked += 1
+        if is_neutral([*neutral, *candidates]):
+            return [*neutral, *candidates]
+        if len(candidates) == 1:
+            return neutral
+        middle = len(candidates) // 2
+        return widened(widened(neutral, candidates[:middle]), candidates[middle:])
+
+    middle = len(values) // 2
+    shown = set(widened(widened([], values[:middle]), values[middle:]))
+    return [value for value in values if value in shown]
+
+
+def difference(results: Results, shown: Mapping[str, list[tuple[str, Seen]]]) -> Difference | None:
+    """How what was shown differs from results, both by name; None where it does not."""
+    other = {slot: seen for members in shown.values() for slot, seen in members}
+    elements, largest = 0, 0.0
+    for name, seen in results.items():
+        across = other.get(name)
+        if across is None or seen.why or across.why:
+            continue  # texts and the like: nothing is claimed of them
+        if (seen.dtype, seen.shape) != (across.dtype, across.shape):
+            elements += max(seen.array().size, across.array().size)
+            continue
+        if seen.digest() == across.digest():
+            continue
+        a, b = seen.array().reshape(-1), across.array().reshape(-1)
+        differs = a.view(np.uint8).reshape(a.size, -1) != b.view(np.uint8).reshape(a.size, -1)
+        elements += int(differs.any(axis=1).sum())
+        if dtypes.named(seen.dtype).kind != "complex":
+            gaps = np.abs(a.astype(np.float64) - b.astype(np.float64))
+            largest = max(largest, float(np.nanmax(gaps, initial=0.0)))
+    return Difference(elements, largest) if elements else None

@@ -1,0 +1,308 @@
+"""One model of an engine: its steps, and the calls of its nodes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from whence.instrument.call_frames import count
+from whence.instrument.engines.effect import Effect, Shown
+from whence.instrument.engines.roots import ModelRoot
+from whence.instrument.engines.tensors import Taken, Tensors
+from whence.instrument.engines.values import Seen, of_array
+from whence.instrument.session import Origin, Session
+from whence.instrument.wording import counted, raised
+from whence.records import Call, Ref
+from whence.records.marks import OBSERVER, Mark
+from whence.records.slots import is_input
+
+_LISTED = 8  # values in a note
+
+
+class NodeForm(Protocol):
+    """What calls of a node have in common. inputs, params, outputs: (slot, name of the value)."""
+
+    @property
+    def op_type(self) -> str: ...
+    @property
+    def scope(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def arguments(self) -> dict[str, Any]: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+    @property
+    def origins(self) -> tuple[str, ...]: ...
+    @property
+    def inputs(self) -> tuple[tuple[str, str], ...]: ...
+    @property
+    def params(self) -> tuple[tuple[str, str], ...]: ...
+    @property
+    def outputs(self) -> tuple[tuple[str, str], ...]: ...
+
+
+class StepInProgress:
+    """One run of a model, between its call and its return. records: of values of the graph, by
+    name, with the digest of their bytes.
+    """
+
+    def __init__(self, order: int, step: int) -> None:
+        self.order, self.step, self.keep, self.selected = order, step, False, True
+        self.refs: list[Ref] = []
+        self.taken: Taken = {}
+        self.records: dict[str, tuple[int, bytes]] = {}
+
+
+class Watched(ABC):
+    """Records the runs of one model. KIND: the type of its calls. NO_PROGRAM: why its nodes have
+    none.
+    """
+
+    KIND = ""
+    NO_PROGRAM = ""
+
+    def __init__(self, session: Session, tensors: Tensors, root: ModelRoot) -> None:
+        self.session, self.tensors, self.root = session, tensors, root
+        self.parameters: dict[str, int] = {}
+        self._told_changes, self._changed = False, 0
+
+    # ---- what an engine says of its models
+
+    @property
+    @abstractmethod
+    def nodes(self) -> Sequence[NodeForm] | None:
+        """The nodes inside, in the order in which they run; None where only inputs and outputs are
+        taken.
+        """
+
+    @abstractmethod
+    def show(
+        self, step: StepInProgress, results: Mapping[str, Seen]
+    ) -> tuple[Shown, Effect | None]:
+        """(values of the graph by name, what looking at them did) of a step. results: by slot."""
+
+    @abstractmethod
+    def parameter(
+        self, form: NodeForm, slot: str, name: str, shown: Shown, origin: Origin
+    ) -> tuple[int, str]:
+        """(record, edge) of a parameter of a node; -1 where it is not known."""
+
+    def why_hidden(self, value: str) -> str:
+        """Why a value of the graph can never be shown, "" of others."""
+        return ""
+
+    @abstractmethod
+    def recorded(self) -> None:
+        """All nodes of a step are recorded."""
+
+    @abstractmethod
+    def close_inside(self) -> None:
+        """Let go of what shows the inside. Idempotent."""
+
+    # ---- a step
+
+    def started(self, step: StepInProgress) -> None:
+        """The model begins a step."""
+        session = self.session
+        self.root.steps += 1
+        session.begin_step(self.root.name)
+        session.over_budget("", step.step)
+        step.keep = session.elements_on
+        step.selected = session.takes_all or session.selector.wants(
+            "", self.KIND, 0, "0", step.step
+        )
+
+    def take(self, step: StepInProgress, name: str, slot: str, seen: Seen) -> None:
+        """Record what the model was given or returned. name: of the value in the graph."""
+        origin = Origin("", slot, self.KIND, step.keep)
+        take = self.tensors.given if is_input(slot) else self.tensors.returned
+        record, edge, digest = take(step.taken, seen, origin)
+        if record >= 0:
+            step.refs.append(Ref(slot, record, edge))
+            step.records[name] = record, digest
+
+    def ended(self, step: StepInProgress, results: Mapping[str, Seen], error: str) -> None:
+        """The model has run, or raised. results: by slot, "" before the kind."""
+        session = self.session
+        if step.selected and not error and session.selector.slots("output"):
+            for slot, value in results.items():
+                self.take(step, slot, f"output.{slot}", value)
+        calls = 0
+        if not error and self.is_observed(step.step):
+            calls = self._nodes(step, results)
+        session.call(
+            Call(
+                step.order,
+                "",
+                self.root.name,
+                step.step,
+                step.order,
+                rank=session.rank,
+                op_type=self.KIND,
+                leaf=not calls,
+                source=self.root.model,
+                refs=tuple(step.refs),
+                no_program=self.NO_PROGRAM,
+                error=error,
+                notes=() if step.selected else (Mark.NOT_SELECTED.value,),
+            )
+        )
+        self.tensors.ended(self.root.name, step.taken)
+        session.end_step(self.root.name, step.step)
+
+    def close(self) -> None:
+        """The model is gone, or nobody listens any more. Idempotent."""
+        if self._changed and not self.session.failed:
+            self.session.note(
+                "observer",
+                f"{OBSERVER}the results of {counted(self._changed, 'further step')} differ from "
+                "those of what the program runs",
+                self.root.name,
+            )
+        self._changed = 0
+        self.close_inside()
+
+    def is_observed(self, step: int) -> bool:
+        """Are nodes of this step recorded?"""
+        start, stop = self.session.options.steps or (0, None)
+        return self.nodes is not None and step >= start and (stop is None or step < stop)
+
+    # ---- nodes
+
+    def _nodes(self, step: StepInProgress, results: Mapping[str, Seen]) -> int:
+        """Run the graph beside, and hand on a call of each node. Returns how many."""
+        session, nodes = self.session, self.nodes
+        if nodes is None:
+            return 0
+        if session.selector.only is not None and step.step not in session.selector.only:
+            return 0
+        try:
+            shown, effect = self.show(step, results)
+        except Exception as error:  # noqa: BLE001 - what an engine raises has many types
+            text = f"the graph beside the session cannot be run: {raised(error)}"
+            session.note("inside-not-seen", text, self.root.name, aloud=True)
+            self.close()
+            return 0
+        self._tell(effect, step.step)
+        counts: dict[str, int] = {}
+        for place, form in enumerate(nodes, 1):
+            self._node(step, form, place, shown, counts)
+        self.recorded()
+        return len(nodes)
+
+    def _tell(self, effect: Effect | None, step: int) -> None:
+        if effect is None:
+            return
+        if self._told_changes:
+            self._changed += 1
+            return
+        # of what comes after the first change only the number is told
+        self._told_changes = not effect.text.startswith("none")
+        self.session.note("observer", f"{OBSERVER}{effect.text}", self.root.name, step)
+        if effect.unseen:
+            more = " ..." if len(effect.unseen) > _LISTED else ""
+            listed = ", ".join(effect.unseen[:_LISTED]) + more
+            self.session.note("inside-not-seen", f"not shown: {listed}", self.root.name)
+
+    def _node(
+        self,
+        step: StepInProgress,
+        form: NodeForm,
+        place: int,
+        shown: Shown,
+        counts: dict[str, int],
+    ) -> None:
+        session, number = self.session, str(place)
+        selected = session.takes_all or session.selector.wants(
+            form.scope, form.op_type, 1, number, step.step
+        )
+        refs: list[Ref] = []
+        if selected:
+            session.over_budget(form.scope, step.step)
+            origin = Origin(form.scope, "", form.op_type, session.elements_on)
+            refs = self._refs(step, form, shown, origin)
+        order = session.next_order()
+        session.call(
+            Call(
+                order,
+                form.scope,
+                self.root.name,
+                step.step,
+                order,
+                rank=session.rank,
+                occurrence=count(counts, form.scope),
+                kind="operator",
+                op_type=form.op_type,
+                source=form.source,
+                parent=step.order,
+                number=number,
+                leaf=True,
+                refs=tuple(refs),
+                arguments=form.arguments,
+                origins=form.origins,
+                no_program=self.NO_PROGRAM,
+                notes=form.notes if selected else (Mark.NOT_SELECTED.value,),
+            )
+        )
+
+    def _refs(
+        self, step: StepInProgress, form: NodeForm, shown: Shown, origin: Origin
+    ) -> list[Ref]:
+        session, refs = self.session, []
+        if session.selector.slots("input"):
+            for slot, value in form.inputs:
+                record, edge = self._value(step, value, slot, shown, origin, reads=True)
+                refs += [Ref(slot, record, edge)] if record >= 0 else []
+        for slot, name in form.params:
+            record, edge = self.parameter(form, slot, name, shown, origin)
+            refs += [Ref(slot, record, edge)] if record >= 0 else []
+        if session.selector.slots("output"):
+            for slot, value in form.outputs:
+                record, edge = self._value(step, value, slot, shown, origin, reads=False)
+                refs += [Ref(slot, record, edge)] if record >= 0 else []
+        return refs
+
+    def _value(
+        self,
+        step: StepInProgress,
+        value: str,
+        slot: str,
+        shown: Shown,
+        origin: Origin,
+        *,
+        reads: bool,
+    ) -> tuple[int, str]:
+        """(record, edge) of a value of the graph; -1 where it is not known."""
+        known = step.records.get(value)
+        members = shown.get(value, [])
+        if known is not None and (reads or not members):
+            return known[0], "identity"
+        if not members:
+            why = self.why_hidden(value)
+            if not why:
+                return -1, ""
+            members = [(value, Seen("", (), why=why))]
+        seen = members[0][1] if len(members) == 1 else Seen("", (), why="a sequence of tensors")
+        if known is not None and not seen.why and seen.digest() == known[1]:
+            return known[0], "identity"  # the result, as the session alone returned it
+        origin = Origin(origin.scope, slot, origin.op_type, origin.keep)
+        record, digest = self.tensors.take(seen, origin)
+        step.records[value] = record, digest
+        return record, ""
+
+    def shape_parameter(
+        self, name: str, shape: tuple[int, ...], slot: str, origin: Origin
+    ) -> tuple[int, str]:
+        """(record, edge) of a parameter that says a shape, as the extents that it came to."""
+        key = f"{name} as {shape}"
+        known = self.parameters.get(key)
+        if known is not None:
+            return known, "content"
+        origin = Origin(origin.scope, slot, origin.op_type, origin.keep)
+        seen = of_array(np.array(shape, np.int64))
+        record = self.parameters[key] = self.tensors.parameter(seen, origin, None)
+        return record, ""

@@ -1,0 +1,71 @@
+"""Methods of an engine's classes, wrapped while a listener is installed; and its own code, in which
+no model is listened to.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from whence.instrument.guard import Guard, end_capture, put_back
+from whence.instrument.session import Session
+
+
+class Wrappers:
+    """What one listener has wrapped. Nothing that fails in it reaches the program."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.active = session, False
+        self._lock = threading.RLock()
+        self._busy = threading.local()
+        self._undo: list[tuple[Any, str, Any, Any]] = []
+
+    def wrap(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
+        """Have `method(previous, *args, **kwargs)` called in the place of a method."""
+        previous = getattr(owner, name)
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if not self.active or getattr(self._busy, "on", False):
+                return previous(*args, **kwargs)
+            return method(previous, *args, **kwargs)
+
+        wrapper.__name__, wrapper.__doc__ = name, previous.__doc__
+        wrapper.__wrapped__ = previous  # type: ignore[attr-defined]
+        setattr(owner, name, wrapper)
+        self._undo.append((owner, name, wrapper, previous))
+
+    def put_back(self) -> None:
+        """Take all wrappers off. Idempotent."""
+        self.active = False
+        put_back(self._undo)
+
+    def forked(self) -> None:
+        """In a forked child: a thread that is not here any more may have held the lock."""
+        self.session.failed = "forked"
+        self._lock = threading.RLock()
+
+    def own(self) -> OwnCode:
+        """A block of the listener's own code."""
+        return OwnCode(Guard(self._lock, self.give_up), self._busy)
+
+    def give_up(self, error: BaseException) -> None:
+        """Something of ours failed: the capture ends, the program goes on."""
+        self.active = False
+        end_capture(self.session, error)
+
+
+class OwnCode:
+    """A block of the listener's own code on this thread: models that run in it are not recorded."""
+
+    def __init__(self, guard: Guard, busy: threading.local) -> None:
+        self._guard, self._busy = guard, busy
+        self._before = False
+
+    def __enter__(self) -> None:
+        self._guard.__enter__()
+        self._before, self._busy.on = getattr(self._busy, "on", False), True
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        self._busy.on = self._before
+        return self._guard.__exit__(kind, error, trace)
