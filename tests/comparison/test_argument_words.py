@@ -20,6 +20,19 @@ TENSOR = {"in": 0}
             ((TENSOR, [8], TENSOR, TENSOR, 0.01), {}),
             ["eps is 1e-05 in the reference, 0.01 in the target"],
         ),
+        # An engine holds its numbers in float32.
+        (
+            LAYER_NORM,
+            ((TENSOR, [8], TENSOR, TENSOR, 1e-5), {}),
+            ((TENSOR, [8], TENSOR, TENSOR, 0.009999999776482582), {}),
+            ["eps is 1e-05 in the reference, 0.01 in the target"],
+        ),
+        (
+            LAYER_NORM,
+            ((TENSOR, [8], TENSOR, TENSOR, 1e-5), {}),
+            ((TENSOR, [8], TENSOR, TENSOR, 9.999999747378752e-06), {}),
+            [],
+        ),
         # What one side leaves to its default has that value.
         (
             "aten.gelu.default",

@@ -92,6 +92,17 @@ def test_conditions_that_differ_are_told():
     assert not any("threads" in line for line in result.environment)
 
 
+def test_what_only_one_kind_of_model_states_is_no_difference():
+    """A session of an engine has no mode of training; a module that states none is another one."""
+    module = '{"training":false,"threads":2,"attention":"sdpa"}'
+    session = '{"threads":4,"providers":["CPUExecutionProvider"]}'
+    result = api.compare(generation(1, settings=module), generation(1, settings=session))
+    assert result.environment == ("Lm: threads 2 against 4",)
+    plain = '{"training":false,"threads":2}'
+    result = api.compare(generation(1, settings=module), generation(1, settings=plain))
+    assert result.environment == ("Lm: attention sdpa against None",)
+
+
 def test_settings_that_are_not_json_are_passed_over():
     assert (
         api.compare(generation(1, settings="{nonsense"), generation(1, settings="[1]")).status

@@ -60,10 +60,12 @@ def differences(reference: Run, target: Run) -> list[str]:
         ((name, only),), (only_target,) = settings.items(), target_settings.values()
         pairs = [(name, only, only_target)]
     for name, a, b in pairs:
+        # An engine's model states other things than a module does: what both state is compared.
+        alike = ("training" in a) == ("training" in b)
         out += [
             f"{name}: {key} {_short(a.get(key))} against {_short(b.get(key))}"
             for key in _WATCHED
-            if _short(a.get(key)) != _short(b.get(key))
+            if (alike or (key in a and key in b)) and _short(a.get(key)) != _short(b.get(key))
         ]
     if reference.info.seed != target.info.seed:
         out.append(f"seed {reference.info.seed} against {target.info.seed}")

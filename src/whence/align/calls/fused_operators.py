@@ -365,7 +365,7 @@ def whole_call(members: Sequence[Call], refs: Sequence[Ref], number: int) -> Cal
 
 def joined_names(members: Sequence[Call]) -> str:
     """The names of calls in a sentence."""
-    return _listed([call.scope for call in members])
+    return _listed([call.scope or call.op_type for call in members])
 
 
 def _executed(members: Sequence[Call]) -> tuple[str, ...]:

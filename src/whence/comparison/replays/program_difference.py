@@ -14,6 +14,7 @@ from whence.frameworks.operator_names import base_name
 from whence.records import Call, Operation, Program
 
 _DEFAULT = "its default"
+_LARGEST = float(np.finfo(np.float32).max)
 _ONLY, _INSTEAD = "only the", "the reference runs"
 _MOVES = (
     "aten.view.", "aten._unsafe_view.", "aten.reshape.", "aten.transpose.", "aten.permute.",
@@ -273,8 +274,14 @@ def _by_name(step: _Step) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """The argument, infinities and NaN as numbers."""
-    return float(value["float"]) if isinstance(value, dict) and "float" in value else value
+    """The argument, infinities and NaN as numbers. What an engine holds in float32 is the shortest
+    number that rounds to it: 0.01, not 0.009999999776482582.
+    """
+    value = float(value["float"]) if isinstance(value, dict) and "float" in value else value
+    if isinstance(value, float) and np.isfinite(value) and abs(value) <= _LARGEST:
+        single = np.float32(value)
+        return float(str(single)) if float(single) == value else value
+    return value
 
 
 def _is_setting(name: str, value: Any) -> bool:
