@@ -102,7 +102,7 @@ def test_a_wrong_mask_in_another_form_is_named_where_it_is_made(tmp_path, fused)
     target.shift = 1
     result = compared(tmp_path, Model(fused), target)
     assert (result.status, [f.name for f in result.findings]) == ("different", ["Model"])
-    assert "between embed and 0" in result.findings[0].sentence
+    assert "between embed and blocks.0" in result.findings[0].sentence
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -59,7 +59,8 @@ def test_bf16_parts_only_where_rounding_explains_it(reference, load, tmp_path):
     _captured(tmp_path / "own", load(torch.bfloat16), logits=True)
     found = whence.compare(path, tmp_path / "own", min_coverage=0.0)
     assert (found.status, found.findings) == ("same", ())
-    assert {p.outcome for p in found.generation.prompts} == {"equal", "explained"}
+    # Whether any text parts depends on the processor's kernels.
+    assert {p.outcome for p in found.generation.prompts} <= {"equal", "explained"}
     assert (
         _captured(tmp_path / "forced", load(torch.bfloat16), logits=True, force_tokens=path)
         == tokens

@@ -469,7 +469,7 @@ def test_the_layer_that_differs_is_named(nets, fault, name):
 def test_code_between_layers_is_named(nets):
     (finding,) = whence.compare(nets / "torch", nets / "extra").findings
     assert (finding.name, finding.slot) == ("Net", "2:input.0")
-    assert "between 1 and 2" in finding.sentence
+    assert "between blocks.1 and blocks.2" in finding.sentence
 
 
 def test_map_weights_says_which_faces_which_and_compare_takes_it(nets, tmp_path, capsys):

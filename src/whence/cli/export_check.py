@@ -1,4 +1,4 @@
-"""Check an exported ONNX model against the torch model that it was made of.
+"""Check an exported ONNX model against its torch model.
 
 \b
     whence export-check model.onnx --model infer:make_model
