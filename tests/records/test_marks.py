@@ -31,6 +31,8 @@ TEXTS = {
     Mark.SHOWN_RANK: "of the ranks' replicas, shown is that of rank ",
     Mark.TRANSLATED: "translated from ",
     Mark.COMPOSED: "composed of operators",
+    Mark.TAKEN_TOGETHER: " taken together",
+    Mark.EXECUTED_IN: "executed in ",
 }
 WITH_VALUE = (
     Mark.HIDDEN,
@@ -45,6 +47,8 @@ WITH_VALUE = (
     Mark.OF_PIECES,
     Mark.SHOWN_RANK,
     Mark.TRANSLATED,
+    Mark.TAKEN_TOGETHER,
+    Mark.EXECUTED_IN,
 )
 
 
