@@ -614,7 +614,7 @@ def test_levels(tmp_path):
     for level, inside in (("io", 0), ("logits", 0), ("op", 2), ("modules", 2)):
         run, _ = captured(tmp_path, session_of(made), feeds, level=level)
         assert len(run.calls) == 1 + inside
-    with pytest.raises(UsageError, match="only listened to"):
+    with pytest.raises(UsageError, match="only listened to: leave inject out"):
         captured(tmp_path, session_of(made), feeds, inject="scale@m")
     with pytest.raises(UsageError, match="include chooses calls inside a model"):
         captured(tmp_path, session_of(made), feeds, level="io", include="m")
@@ -628,6 +628,15 @@ def test_a_torch_model_has_no_level_io(tmp_path):
             UsageError, match="level io is for programs of onnxruntime and openvino, not of torch"
         ),
         whence.capture(torch.nn.Linear(2, 2), str(tmp_path / "run"), level="io"),
+    ):
+        pass
+
+
+def test_a_session_is_not_compared_live():
+    session = session_of(zoo.dense()[0])
+    with (
+        pytest.raises(UsageError, match=r"of type InferenceSession: .* capture others with"),
+        whence.compare_live(session, session),
     ):
         pass
 

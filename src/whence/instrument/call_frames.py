@@ -97,6 +97,36 @@ class Switch(Protocol):
     def active(self) -> bool: ...
 
 
+class _UntilOff:
+    """Calls are looked at until `active` is False."""
+
+    active = True
+
+
+class WrappedCalls(Protocol):
+    """The function through which every module of a framework is called, as a listener wraps it."""
+
+    def wrap(self) -> None: ...
+    def unwrap(self) -> None: ...
+
+
+@contextlib.contextmanager
+def while_wrapped(
+    wrapped: Callable[[Switch, Callable[..., Any]], WrappedCalls], act: Callable[..., Any]
+) -> Iterator[None]:
+    """While the block runs, `act` is called in the place of every module. wrapped: makes the
+    wrapper of a framework.
+    """
+    switch = _UntilOff()
+    calls = wrapped(switch, act)
+    calls.wrap()
+    try:
+        yield
+    finally:
+        switch.active = False  # only then a wrapper is taken off
+        calls.unwrap()
+
+
 class CallFrames:
     """The calls in progress of one listener, and the way its own code runs between them.
 

@@ -82,7 +82,9 @@ class Framework(Protocol):
         """Listens to `model`; None: to everything of the framework in this process."""
 
     def around_calls(self, act: AroundCall) -> AbstractContextManager[None]:
-        """While the block runs, every module of the framework is called by `act`."""
+        """While the block runs, every module of the framework is called by `act`. Engines, whose
+        models are only listened to, have none.
+        """
 
 
 def framework(name: str) -> Framework:

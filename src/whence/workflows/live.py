@@ -250,8 +250,9 @@ class Live:
             _framework(model)
             if not hasattr(model, "named_modules") and not hasattr(model, "named_sublayers"):
                 raise UsageError(
-                    f"the {side} is a {type(model).__name__}: compare_live takes torch modules "
-                    "and Paddle layers; whence.testing.assert_parity takes predictors too"
+                    f"the {side} is of type {type(model).__name__}: compare_live takes torch "
+                    "modules and Paddle layers; capture others with whence.capture(MODEL, RUN) and "
+                    "compare the runs (whence.testing.assert_parity takes predictors too)"
                 )
         if self._models[0] is self._models[1]:
             raise UsageError(

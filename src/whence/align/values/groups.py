@@ -34,11 +34,13 @@ def applies(reference: Run, target: Run) -> bool:
     """Are these operators of two graphs that share few names, with programs on the reference's
     side?
     """
+    if not any(has_mark(call, Mark.OPSET) for call in target.calls):
+        return False
     calls, others = (
         [c for c in selected(run.calls) if c.leaf and c.kind in _KINDS]
         for run in (reference, target)
     )
-    if not others or not any(has_mark(c, Mark.OPSET) for c in others):
+    if not any(has_mark(c, Mark.OPSET) for c in others):
         return False
     if not any(has_mark(c, Mark.OPSET) for c in calls):
         return any(c.program for c in calls)

@@ -74,7 +74,8 @@ def compare_logits(
     prompts = PairedPrompts(reference, target)
     noise = [error for run in again for error in PairedPrompts(reference, run).errors()]
     generation = judged(prompts, noise, logits_only=True)
-    findings = _findings(generation, prompts)
+    routes = any(map(has_experts, prompts.runs))
+    findings = _findings(generation, prompts, routes=routes)
     compared = generation.compared
     measured = sum(t.verdict != TokenKind.INCOMPARABLE for t in generation.tokens)
     coverage = Coverage(
@@ -90,7 +91,7 @@ def compare_logits(
         strict=options.strict,
         min_coverage=options.min_coverage,
     )
-    if status == Status.UNDECIDED and findings and any(map(has_experts, prompts.runs)):
+    if status == Status.UNDECIDED and findings and routes:
         why = _EXPERTS
     if status == Status.UNDECIDED and not findings and why != gaps.failed:
         why = _too_few(generation, coverage, options.min_coverage)
@@ -198,8 +199,10 @@ def _inherited(generation: Generation) -> Generation:
     return msgspec.structs.replace(generation, tokens=tokens, prompts=prompts)
 
 
-def _findings(generation: Generation, prompts: PairedPrompts) -> list[Finding]:
-    """At most one: the first token that rounding does not explain, with how many follow it."""
+def _findings(generation: Generation, prompts: PairedPrompts, *, routes: bool) -> list[Finding]:
+    """At most one: the first token that rounding does not explain, with how many follow it.
+    routes: the model sends tokens to experts.
+    """
     if generation.suspect < 0:
         return []
     token = generation.tokens[generation.suspect]
@@ -212,7 +215,7 @@ def _findings(generation: Generation, prompts: PairedPrompts) -> list[Finding]:
         if t.score > (4.0 if first and t.verdict == TokenKind.OFF else _CLEAR) or t.why
     ]
     likely = bool(clear) or (len(bad) >= _SEVERAL and not first)
-    if any(map(has_experts, prompts.runs)):
+    if routes:  # only what no choice of experts makes: NaN, infinity
         likely = any(t.why for t in bad)
     flipped = any(t.reference != t.target for t in bad)
     sentence = generation.sentence + f"; {len(bad)} of {generation.compared} tokens are so"

@@ -47,16 +47,13 @@ def fault_cause(
         is_random = is_without_program(partner, NoProgram.RANDOM)
         words = f"only the target {partner.no_program}" if is_random else ""
         return FaultCause(CauseKind.SEMANTIC if is_random else CauseKind.UNKNOWN, words)
-    words = ""
+    first = Parting()
     try:
         target_program, borrowed = sides.unmasked.program(partner), sides.reference.borrows(call)
         reference_program = sides.reference.program(call) if not borrowed else None
         anew = reference_program is not None and written_anew(reference_program, target_program)
-        words = (
-            difference(reference_program, target_program)
-            if reference_program is not None and not anew
-            else ""
-        )
+        if reference_program is not None and not anew:
+            first = difference(reference_program, target_program)
         names = [
             slot_in_target(sides, partner, target_program, slot, pair)
             for slot in flagged
@@ -76,10 +73,10 @@ def fault_cause(
             else:
                 parting = _parting(sides, call, slots, flagged, target_program, right, wide)
     except (ReplayRefused, ElementsMissing, KeyError, ValueError):
-        return FaultCause(CauseKind.UNKNOWN, words)
+        return FaultCause(CauseKind.UNKNOWN, first.words)
     return FaultCause(
         CauseKind.SEMANTIC,
-        parting.after(words)
+        parting.after(first)
         or "the target's own operators reproduce it, so its code computes something else",
         parting.operator,
         source_line(partner, target_program, parting.place),

@@ -15,7 +15,6 @@ from whence.records import Call, Operation, Program
 
 _DEFAULT = "its default"
 _LARGEST = float(np.finfo(np.float32).max)
-_ONLY, _INSTEAD = "only the", "the reference runs"
 _MOVES = (
     "aten.view.", "aten._unsafe_view.", "aten.reshape.", "aten.transpose.", "aten.permute.",
     "aten.expand.", "aten.slice.", "aten.select.", "aten.unsqueeze.", "aten.squeeze.",
@@ -58,7 +57,7 @@ class _Step(Protocol):
 
 class Parting(NamedTuple):
     """The first operator in which two programs differ, in words. place: its place in the target's
-    program, -1 where it has none. on_one_side: only one of the programs runs it.
+    program, -1 where it has none or it is not asked. on_one_side: only one program runs it there.
     """
 
     operator: str = ""
@@ -66,30 +65,32 @@ class Parting(NamedTuple):
     place: int = -1
     on_one_side: bool = False
 
-    def after(self, clause: str) -> str:
-        """The words behind those of `difference`, which may name the same operator already."""
-        if self.on_one_side and _is_of_operators(clause) and _short(self.operator) in clause:
+    def after(self, first: Parting) -> str:
+        """The words behind those of `difference`, where these do not say the same already."""
+        if first.on_one_side and self.on_one_side and first.operator == self.operator:
             return self.words
-        return "; ".join(words for words in (clause, self.words) if words)
+        return "; ".join(words for words in (first.words, self.words) if words)
 
 
-def difference(reference: Program, target: Program) -> str:
-    """One clause naming the first operator or argument in which two programs differ, "" when they
-    do the same.
+def difference(reference: Program, target: Program) -> Parting:
+    """The first operator or argument in which two programs differ, in one clause without a place;
+    no words where they do the same.
 
     Casts are passed over: a run in another precision has other casts and computes the same.
     """
     reference_steps, target_steps = _steps(reference), _steps(target)
     for a, b in zip(reference_steps, target_steps):
         if a.name != b.name:
-            return f"{_INSTEAD} {_short(a.name)} where the target runs {_short(b.name)}"
+            words = f"the reference runs {_short(a.name)} where the target runs {_short(b.name)}"
+            return Parting(b.name, words, on_one_side=True)
         if clauses := differing_arguments(a, b):
-            return f"{_short(a.name)}: {', and '.join(clauses)}"
+            return Parting(b.name, f"{_short(a.name)}: {', and '.join(clauses)}")
     common = min(len(reference_steps), len(target_steps))
     for side, steps in (("reference", reference_steps), ("target", target_steps)):
         if len(steps) > common:
-            return f"{_ONLY} {side} runs {_short(steps[common].name)}"
-    return ""
+            name = steps[common].name
+            return Parting(name, f"only the {side} runs {_short(name)}", on_one_side=True)
+    return Parting()
 
 
 def written_anew(reference: Program, target: Program) -> bool:
@@ -193,11 +194,6 @@ def _numbered(program: Program, place: int) -> str:
     """An operator with its place in a program that runs several."""
     count, name = len(program.operations), _short(program.operations[place].name)
     return f"{name} (operator {place + 1} of {count})" if count > 1 else name
-
-
-def _is_of_operators(clause: str) -> bool:
-    """Does a clause of `difference` name operators, and no arguments of one that both run?"""
-    return clause.startswith((_ONLY, _INSTEAD))
 
 
 def only_operator(program: Program) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from whence.instrument.call_frames import count
 from whence.instrument.engines.effect import Effect, Shown
 from whence.instrument.engines.roots import ModelRoot
-from whence.instrument.engines.tensors import Taken, Tensors
+from whence.instrument.engines.tensors import FindExternal, Taken, Tensors
 from whence.instrument.engines.values import Seen, of_array
 from whence.instrument.session import Origin, Session
 from whence.instrument.wording import counted, raised
@@ -22,27 +23,22 @@ from whence.records.slots import is_input
 _LISTED = 8  # values in a note
 
 
-class NodeForm(Protocol):
-    """What calls of a node have in common. inputs, params, outputs: (slot, name of the value)."""
+class NodeForm(msgspec.Struct, frozen=True):
+    """What calls of a node have in common. inputs, params, outputs: (slot, name of the value).
+    shape: the slot of the parameter that says the shape of the result, "" of none: it can be
+    written in several ways (-1, 0), and passes of an engine choose another one.
+    """
 
-    @property
-    def op_type(self) -> str: ...
-    @property
-    def scope(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def arguments(self) -> dict[str, Any]: ...
-    @property
-    def notes(self) -> tuple[str, ...]: ...
-    @property
-    def origins(self) -> tuple[str, ...]: ...
-    @property
-    def inputs(self) -> tuple[tuple[str, str], ...]: ...
-    @property
-    def params(self) -> tuple[tuple[str, str], ...]: ...
-    @property
-    def outputs(self) -> tuple[tuple[str, str], ...]: ...
+    op_type: str
+    scope: str
+    source: str
+    arguments: dict[str, Any]
+    notes: tuple[str, ...]
+    origins: tuple[str, ...]
+    inputs: tuple[tuple[str, str], ...]
+    params: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    shape: str
 
 
 class StepInProgress:
@@ -86,10 +82,12 @@ class Watched(ABC):
         """(values of the graph by name, what looking at them did) of a step. results: by slot."""
 
     @abstractmethod
-    def parameter(
-        self, form: NodeForm, slot: str, name: str, shown: Shown, origin: Origin
-    ) -> tuple[int, str]:
-        """(record, edge) of a parameter of a node; -1 where it is not known."""
+    def constant(
+        self, form: NodeForm, name: str, shown: Shown
+    ) -> tuple[Seen, FindExternal | None] | None:
+        """A parameter of a node, and where its elements lie in a file of the user's; None where it
+        is not known.
+        """
 
     def why_hidden(self, value: str) -> str:
         """Why a value of the graph can never be shown, "" of others."""
@@ -258,7 +256,7 @@ class Watched(ABC):
                 record, edge = self._value(step, value, slot, shown, origin, reads=True)
                 refs += [Ref(slot, record, edge)] if record >= 0 else []
         for slot, name in form.params:
-            record, edge = self.parameter(form, slot, name, shown, origin)
+            record, edge = self._parameter(form, slot, name, shown, origin)
             refs += [Ref(slot, record, edge)] if record >= 0 else []
         if session.selector.slots("output"):
             for slot, value in form.outputs:
@@ -294,15 +292,25 @@ class Watched(ABC):
         step.records[value] = record, digest
         return record, ""
 
-    def shape_parameter(
-        self, name: str, shape: tuple[int, ...], slot: str, origin: Origin
+    def _parameter(
+        self, form: NodeForm, slot: str, name: str, shown: Shown, origin: Origin
     ) -> tuple[int, str]:
-        """(record, edge) of a parameter that says a shape, as the extents that it came to."""
-        key = f"{name} as {shape}"
+        """(record, edge) of a parameter of a node; -1 where it is not known. One that says a shape
+        is taken as the extents that it came to.
+        """
+        result = shown.get(form.outputs[0][1]) if slot == form.shape else None
+        shape = result[0][1].shape if result and not result[0][1].why else None
+        key = name if shape is None else f"{name} as {shape}"
         known = self.parameters.get(key)
         if known is not None:
             return known, "content"
+        constant = (
+            self.constant(form, name, shown)
+            if shape is None
+            else (of_array(np.array(shape, np.int64)), None)
+        )
+        if constant is None:
+            return -1, ""
         origin = Origin(origin.scope, slot, origin.op_type, origin.keep)
-        seen = of_array(np.array(shape, np.int64))
-        record = self.parameters[key] = self.tensors.parameter(seen, origin, None)
+        record = self.parameters[key] = self.tensors.parameter(constant[0], origin, constant[1])
         return record, ""

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
+import msgspec
+
 from whence.frameworks import host
 from whence.frameworks.onnx_names import scope_of
+from whence.instrument.engines.watched import NodeForm as CommonForm
 from whence.instrument.onnxruntime.blocked_values import (
     BlockedValues,
     Convolution,
@@ -33,23 +36,10 @@ _OF_CODES = ("DequantizeLinear", "QuantizeLinear")
 _LARGEST = 4096  # elements of an attribute that are written down
 
 
-class NodeForm(NamedTuple):
-    """What calls of a node have in common. inputs, params, outputs: (slot, name of the value).
-    shape: the slot of the parameter that says the shape of the result, "" of none: it can be
-    written in several ways (-1, 0), and passes of the runtime choose another one.
-    """
+class NodeForm(CommonForm, frozen=True):
+    """With the convolution that a node is, where its channels lie in blocks."""
 
-    op_type: str
-    scope: str
-    source: str
-    arguments: dict[str, Any]
-    notes: tuple[str, ...]
-    origins: tuple[str, ...]
-    inputs: tuple[tuple[str, str], ...]
-    params: tuple[tuple[str, str], ...]
-    outputs: tuple[tuple[str, str], ...]
     convolution: Convolution | None
-    shape: str
 
 
 class GraphPlan(NamedTuple):
@@ -89,7 +79,9 @@ def planned(model: Any, original: Any, array_of: Callable[[Any], Any]) -> GraphP
         else:
             form = _form(node, model, held, source, blocked, names, array_of)
             owner = owners.get(node.outputs[0], "")
-            nodes.append(form._replace(origins=(scope_of(owner),)) if owner else form)
+            nodes.append(
+                msgspec.structs.replace(form, origins=(scope_of(owner),)) if owner else form
+            )
     return GraphPlan(
         tuple(nodes),
         blocked.channels,
@@ -161,8 +153,8 @@ def _form(
         tuple(inputs),
         tuple((f"param.{v}", v) for v in dict.fromkeys(v for _, v in held)),
         tuple(outputs),
-        blocks,
         _shape_slot(node, held),
+        blocks,
     )
 
 

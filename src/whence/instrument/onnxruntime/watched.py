@@ -16,7 +16,7 @@ from whence.instrument.onnxruntime.blocked_weights import plain_bias, plain_weig
 from whence.instrument.onnxruntime.graph_plan import GraphPlan, NodeForm
 from whence.instrument.onnxruntime.observer import Observer
 from whence.instrument.onnxruntime.values import seen_values
-from whence.instrument.session import Origin, Session
+from whence.instrument.session import Session
 from whence.records.marks import EngineModel
 
 
@@ -130,41 +130,20 @@ class WatchedSession(Watched):
         if inside is not None:
             inside.close()
 
-    def parameter(
-        self, form: AnyForm, slot: str, name: str, shown: Shown, origin: Origin
-    ) -> tuple[int, str]:
-        """(record, edge) of an initialiser, or of what nodes make of initialisers alone."""
-        node = cast(NodeForm, form)
-        made = shown.get(node.outputs[0][1]) if slot == node.shape else None
-        if made and not made[0][1].why:
-            return self.shape_parameter(name, made[0][1].shape, slot, origin)
-        return self._parameter(name, slot, origin, node.convolution, shown)
-
-    def _parameter(
-        self,
-        name: str,
-        slot: str,
-        origin: Origin,
-        convolution: Convolution | None,
-        shown: Shown,
-    ) -> tuple[int, str]:
-        known = self.parameters.get(name)
-        if known is not None:
-            return known, "content"
+    def constant(
+        self, form: AnyForm, name: str, shown: Shown
+    ) -> tuple[Seen, FindExternal | None] | None:
+        """An initialiser, or what nodes make of initialisers alone."""
         inside = self.inside
         assert inside is not None
         if name in inside.plan.constants:
-            if name not in shown:
-                return -1, ""
-            seen = shown[name][0][1]
-        else:
-            array = inside.initializer(name)
-            if convolution is not None and not isinstance(array, str):
-                array = _plain_parameter(array, convolution, is_weight=name == convolution.weight)
-            seen = Seen("", (), why=array) if isinstance(array, str) else of_array(array)
-        origin = Origin(origin.scope, slot, origin.op_type, origin.keep)
-        record = self.parameters[name] = self.tensors.parameter(seen, origin, inside.find)
-        return record, ""
+            return (shown[name][0][1], inside.find) if name in shown else None
+        convolution = cast(NodeForm, form).convolution
+        array = inside.initializer(name)
+        if convolution is not None and not isinstance(array, str):
+            array = _plain_parameter(array, convolution, is_weight=name == convolution.weight)
+        seen = Seen("", (), why=array) if isinstance(array, str) else of_array(array)
+        return seen, inside.find
 
 
 def _plain_parameter(array: Any, convolution: Convolution, *, is_weight: bool) -> Any:

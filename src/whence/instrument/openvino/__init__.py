@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from whence.errors import UsageError
+from whence.instrument.engines.limits import check_listening
 
 if TYPE_CHECKING:
     from whence.instrument.framework import Listening, Surroundings
@@ -29,16 +29,7 @@ def owns(model: Any) -> bool:
 
 def check(options: CaptureOptions) -> None:
     """Raise UsageError for what the capture of OpenVINO cannot do."""
-    for name, what in (
-        ("force_tokens", "forces tokens on"),
-        ("inject", "plants faults in"),
-        ("patch", "replaces tensors of"),
-        ("logits_module", "names a module of"),
-    ):
-        if getattr(options, name):
-            raise UsageError(
-                f"{name} {what} a torch model; a model of OpenVINO is only listened to"
-            )
+    check_listening(options, "a model of OpenVINO")
 
 
 def determinism(seed: int | None, deterministic: bool) -> None:

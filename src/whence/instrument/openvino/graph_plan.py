@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from whence.frameworks.onnx_names import scope_of
+from whence.instrument.engines.watched import NodeForm
 from whence.instrument.openvino.executed import Executed, Execution
 from whence.instrument.openvino.source_graph import SourceGraph, SourceNode
 from whence.records.marks import Mark, mark
@@ -16,23 +17,6 @@ from whence.records.marks import Mark, mark
 _COUNTS = ("int32", "int64")
 _SHOWN = 4  # types of nodes in the type of a fused one
 _INPUTS = ("Parameter", "ReadValue")
-
-
-class NodeForm(NamedTuple):
-    """What calls of an executed node have in common. inputs, params, outputs: (slot, name of the
-    value). shape: the slot of the parameter that says the shape of the result, "" of none.
-    """
-
-    op_type: str
-    scope: str
-    source: str
-    arguments: dict[str, Any]
-    notes: tuple[str, ...]
-    origins: tuple[str, ...]
-    inputs: tuple[tuple[str, str], ...]
-    params: tuple[tuple[str, str], ...]
-    outputs: tuple[tuple[str, str], ...]
-    shape: str
 
 
 class GraphPlan(NamedTuple):

@@ -11,13 +11,12 @@ from whence.instrument.engines.effect import Effect, Shown
 from whence.instrument.engines.roots import ModelRoot
 from whence.instrument.engines.tensors import Tensors
 from whence.instrument.engines.values import Seen
-from whence.instrument.engines.watched import NodeForm as AnyForm
-from whence.instrument.engines.watched import StepInProgress, Watched
-from whence.instrument.openvino.graph_plan import GraphPlan, NodeForm
+from whence.instrument.engines.watched import NodeForm, StepInProgress, Watched
+from whence.instrument.openvino.graph_plan import GraphPlan
 from whence.instrument.openvino.observer import Given, Observer
 from whence.instrument.openvino.source_graph import SourceGraph
 from whence.instrument.openvino.values import dtype_of, of_bytes, of_tensor, port_name
-from whence.instrument.session import Origin, Session
+from whence.instrument.session import Session
 from whence.records.marks import EngineModel
 
 STATE = "state."
@@ -93,7 +92,7 @@ class WatchedModel(Watched):
     # ---- nodes
 
     @property
-    def nodes(self) -> Sequence[AnyForm] | None:
+    def nodes(self) -> Sequence[NodeForm] | None:
         """What the device executes."""
         return None if self.inside is None else self.inside.plan.nodes
 
@@ -114,22 +113,10 @@ class WatchedModel(Watched):
         if inside is not None:
             inside.observer.close()
 
-    def parameter(
-        self, form: AnyForm, slot: str, name: str, shown: Shown, origin: Origin
-    ) -> tuple[int, str]:
-        """(record, edge) of a constant of the source."""
-        node = cast(NodeForm, form)
-        made = shown.get(node.outputs[0][1]) if slot == node.shape else None
-        if made and not made[0][1].why:
-            return self.shape_parameter(name, made[0][1].shape, slot, origin)
-        known = self.parameters.get(name)
-        if known is not None:
-            return known, "content"
+    def constant(self, form: NodeForm, name: str, shown: Shown) -> tuple[Seen, None]:
+        """A constant of the source."""
         assert self.inside is not None
-        seen = _constant(self.inside, name)
-        origin = Origin(origin.scope, slot, origin.op_type, origin.keep)
-        record = self.parameters[name] = self.tensors.parameter(seen, origin, None)
-        return record, ""
+        return _constant(self.inside, name), None
 
 
 def _constant(inside: Inside, name: str) -> Seen:

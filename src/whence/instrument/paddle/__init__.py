@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from whence.errors import UsageError
@@ -76,24 +76,12 @@ def listener(session: Session, model: Any, around: Surroundings) -> Listening:
     return _Both(session, listeners)
 
 
-@contextmanager
-def around_calls(act: AroundCall) -> Iterator[None]:
+def around_calls(act: AroundCall) -> AbstractContextManager[None]:
     """While the block runs, every layer is called by `act`."""
+    from whence.instrument.call_frames import while_wrapped
     from whence.instrument.paddle.layer_calls import LayerCalls
 
-    switch = _Switch()
-    calls = LayerCalls(switch, act)
-    calls.wrap()
-    switch.active = True
-    try:
-        yield
-    finally:
-        switch.active = False
-        calls.unwrap()
-
-
-class _Switch:
-    active = False
+    return while_wrapped(LayerCalls, act)
 
 
 class _Both:

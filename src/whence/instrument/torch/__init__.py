@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -68,24 +67,12 @@ def listener(session: Session, model: Any, around: Surroundings) -> Listener:
     return (LogitsListener if level == "logits" else Listener)(session, model, **how)
 
 
-@contextmanager
-def around_calls(act: AroundCall) -> Iterator[None]:
+def around_calls(act: AroundCall) -> AbstractContextManager[None]:
     """While the block runs, every module is called by `act`."""
+    from whence.instrument.call_frames import while_wrapped
     from whence.instrument.torch.module_calls import ModuleCalls
 
-    switch = _Switch()
-    calls = ModuleCalls(switch, act)
-    calls.wrap()
-    switch.active = True
-    try:
-        yield
-    finally:
-        switch.active = False
-        calls.unwrap()
-
-
-class _Switch:
-    active = False
+    return while_wrapped(ModuleCalls, act)
 
 
 def _changes(session: Session, around: Surroundings) -> Interventions | None:

@@ -1,0 +1,24 @@
+"""What the capture of an engine cannot do, in one sentence for every engine."""
+
+from __future__ import annotations
+
+from whence.errors import UsageError
+from whence.instrument.options import CaptureOptions
+
+_OF_TORCH = {
+    "force_tokens": "forces tokens on",
+    "inject": "plants faults in",
+    "patch": "replaces tensors of",
+    "logits_module": "names a module of",
+}
+
+
+def check_listening(options: CaptureOptions, model: str) -> None:
+    """Raise UsageError for options that change a program, or look into one of torch. model: what
+    the engine runs, in words.
+    """
+    for name, acts in _OF_TORCH.items():
+        if getattr(options, name):
+            raise UsageError(
+                f"{name} {acts} a torch model; {model} is only listened to: leave {name} out"
+            )
