@@ -36,6 +36,9 @@ VIEW, RANDOM, CREATION, PLAIN = "view", "random", "creation", "plain"
 _CREATE = words("""
     arange eye empty full linspace logspace ones zeros scalar_tensor tril_indices triu_indices range
 """)
+# oneDNN's recurrent layers take a kernel of training wherever gradients are enabled, whatever they
+# are asked; on some processors its bits are not those of inference.
+BY_GRAD_MODE = words("mkldnn_rnn_layer")
 UNINITIALISED = words("""
     empty empty_like empty_strided empty_permuted new_empty new_empty_strided
 """)

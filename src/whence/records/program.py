@@ -60,6 +60,7 @@ class Program(
     fixed: (input, axis, extent) the program only serves. equal: (input, axis, input, axis) whose
     extents were one at recording and must be on replay. inference: recorded under inference_mode,
     where composite operators arrive whole; grad: slots that required grad then (they choose by it).
+    under_grad: recorded with gradients enabled, where one of its operators takes another kernel.
     notes: what was met ("in-place", "cast pinned", "guard"), for a reader.
 
     A call that calls others runs its own operators between them: outputs "k:input.x" are what its
@@ -95,6 +96,7 @@ class Program(
     picks: tuple[tuple[str, int, int], ...] = ()
     lines: tuple[str, ...] = ()
     call_lines: tuple[str, ...] = ()
+    under_grad: bool = False
 
 
 def operands(value: Any) -> Iterator[Operand]:

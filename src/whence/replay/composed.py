@@ -79,7 +79,8 @@ class _Composer:
         self._outputs: list[tuple[str, Any]] = []
         self._calls: list[tuple[int, int]] = []
         self._lost: list[tuple[str, str]] = []
-        self._base, self._default, self._inference, self._in_place = "", "float32", False, False
+        self._base, self._default = "", "float32"
+        self._inference = self._under_grad = self._in_place = False
         self._holder_of: dict[int, Any] = {}
         self._group: dict[str, int] = {}
         self._members: dict[int, list[tuple[Any, int]]] = {}
@@ -186,6 +187,7 @@ class _Composer:
             self._lines.append(call.source)
         self._base = self._base or program.base
         self._default, self._inference = program.default_dtype, self._inference or program.inference
+        self._under_grad = self._under_grad or program.under_grad
         first = next(iter(inputs.values()), None)
         shared = self._group_of(first, refs) if base_name(call.op) in _VIEWS else None
         for slot, place in program.outputs:
@@ -275,6 +277,7 @@ class _Composer:
             notes=(COMPOSED, *(("in-place",) if self._in_place else ())),
             calls=tuple(self._calls),
             lost=tuple(self._lost),
+            under_grad=self._under_grad,
         )
         digest = xxhash.xxh3_128_hexdigest(msgspec.json.encode(program, order="sorted"))
         return msgspec.structs.replace(program, id=f"composed {digest}", lines=tuple(self._lines))

@@ -264,7 +264,10 @@ class Loaded:
     def _context(self) -> Iterator[None]:
         # Recorded whole under inference_mode, a composite operator chooses its way (linear: one mm
         # or many) as it did there.
-        mode = torch.inference_mode() if self.program.inference else torch.no_grad()
+        if self.program.inference:
+            mode: Any = torch.inference_mode()
+        else:
+            mode = torch.enable_grad() if self.program.under_grad else torch.no_grad()
         with mode, torch.autocast("cpu", enabled=False):
             yield
 

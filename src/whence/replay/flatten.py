@@ -98,6 +98,7 @@ class _Builder:
             (),
             first.inference,
             tuple(self.grad),
+            under_grad=first.under_grad,
         )
         return Flat(program, self.origins, tuple(self.places))
 

@@ -146,6 +146,7 @@ class _Chain:
                 for axis, extent in enumerate(record.shape)
             ),
             inference=any(p.inference for p in self._programs),
+            under_grad=any(p.under_grad for p in self._programs),
             notes=tuple(dict.fromkeys(note for p in self._programs for note in p.notes)),
         )
         digest = hashlib.sha256(msgspec.json.encode(program, order="sorted")).hexdigest()[:32]

@@ -35,19 +35,21 @@ def program_of(call: OperatorCall, out: Any) -> tuple[Program | None, str]:
         if any(s.startswith(written_slots) for pair in call.aliases([]) for s in pair):
             return None, "writes into memory that two of its inputs share"
     inference = torch.is_inference_mode_enabled()
+    under_grad = overload.by_grad_mode and torch.is_grad_enabled()
     key = (
         overload.name,
         tuple([(slot, sight[2]) for slot, sight in call.sights.items()]),
         repr(call.arguments),
         torch.get_default_dtype(),
         inference,
+        under_grad,
         tuple([t.requires_grad for _, t in call.inputs]) if inference else (),
     )
     program_or_reason = _programs.get(key)
     if program_or_reason is None:
         if len(_programs) > _MAX_PROGRAMS:
             _programs.clear()
-        program_or_reason = _programs[key] = _written(call, out, inference)
+        program_or_reason = _programs[key] = _written(call, out, inference, under_grad)
     return program_or_reason
 
 
@@ -58,7 +60,9 @@ def identified(program: Program) -> Program:
     return msgspec.structs.replace(program, id=digest)
 
 
-def _written(call: OperatorCall, out: Any, inference: bool) -> tuple[Program | None, str]:
+def _written(
+    call: OperatorCall, out: Any, inference: bool, under_grad: bool
+) -> tuple[Program | None, str]:
     overload, inputs = call.overload, _Inputs()
     for slot, tensor in call.inputs:
         if tensor.layout is not torch.strided or tensor.dtype not in NAMES:
@@ -89,6 +93,7 @@ def _written(call: OperatorCall, out: Any, inference: bool) -> tuple[Program | N
         if inference
         else (),
         notes=("in-place",) if overload.writes or overload.statistics else (),
+        under_grad=under_grad,
     )
     return identified(program), ""
 

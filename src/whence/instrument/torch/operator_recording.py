@@ -9,6 +9,7 @@ import torch
 
 from whence.frameworks.torch_arrays import tensors_in
 from whence.frameworks.torch_schema import (
+    BY_GRAD_MODE,
     METADATA_ONLY,
     UNINITIALISED,
     OperatorSchema,
@@ -100,8 +101,7 @@ class OperatorRecording:
             return
         if mutated and name not in METADATA_ONLY:
             self._note_writes(mutated)
-        if schema.composite and torch.is_inference_mode_enabled():
-            table.notes.add("inference")
+        self._note_modes(schema)
         place = len(table.operations)
         self.lines[place] = source_here()
         table.operations.append(
@@ -135,6 +135,13 @@ class OperatorRecording:
         if isinstance(out, float) and not math.isfinite(out):
             raise Stop(f"reads a number that is not finite from a tensor ({name})")
         return out
+
+    def _note_modes(self, schema: OperatorSchema) -> None:
+        """The modes that decide how an operator computes."""
+        if schema.composite and torch.is_inference_mode_enabled():
+            self._table.notes.add("inference")
+        if schema.base in BY_GRAD_MODE and torch.is_grad_enabled():
+            self._table.notes.add("under grad")
 
     def _note_writes(self, mutated: list[Any]) -> None:
         """An operator wrote these tensors."""

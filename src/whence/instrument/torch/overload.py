@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from whence.frameworks.torch_schema import STATISTICS_WRITERS, UNINITIALISED, draws, schema_of
+from whence.frameworks.torch_schema import (
+    BY_GRAD_MODE,
+    STATISTICS_WRITERS,
+    UNINITIALISED,
+    draws,
+    schema_of,
+)
 
 # In-place operators that do not look at what they write.
 _OVERWRITE = {
@@ -18,8 +24,9 @@ class Overload:
     """An operator of torch, as calls of it need to know it."""
 
     __slots__ = (
-        "base", "func", "implied", "key", "listed", "name", "overwritten", "plain", "positional",
-        "random", "sizes", "slots", "statistics", "tool", "uninitialised", "view", "writes",
+        "base", "by_grad_mode", "func", "implied", "key", "listed", "name", "overwritten", "plain",
+        "positional", "random", "sizes", "slots", "statistics", "tool", "uninitialised", "view",
+        "writes",
     )  # fmt: skip
 
     def __init__(self, func: Any) -> None:
@@ -34,6 +41,7 @@ class Overload:
         out = {a.name for a in schema.arguments if a.is_out}
         blind = out | (set(facts.writes) if facts.base in _OVERWRITE else set())
         self.overwritten = frozenset(f"input.{name}" for name in blind)
+        self.by_grad_mode = facts.base in BY_GRAD_MODE
         self.uninitialised = facts.base in UNINITIALISED
         # All that may be said of a result is that it is new, or a view.
         self.plain = not self.writes and not self.statistics and not self.uninitialised

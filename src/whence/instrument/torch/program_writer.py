@@ -140,7 +140,8 @@ def write_program(
     constants = {old: new for new, old in enumerate(sorted(used.constants))}
     rename = functools.partial(renumbered, numbers, places, constants)
     # Composite operators choose their way by what requires grad.
-    inference = "inference" in table.notes
+    inference, under_grad = "inference" in table.notes, "under grad" in table.notes
+    notes = table.notes - {"inference", "under grad"}
     used_slots = {table.inputs[k] for k in inputs} | used.params
     guarded = any(operation.guard is not None for operation in table.operations)
     program = Program(
@@ -161,10 +162,11 @@ def write_program(
         ),
         inference=inference,
         grad=tuple(sorted(table.grad & used_slots)) if inference else (),
-        notes=tuple(sorted((table.notes - {"inference"}) | ({"guard"} if guarded else set()))),
+        notes=tuple(sorted(notes | ({"guard"} if guarded else set()))),
         calls=tuple((k, bisect.bisect_left(order, place)) for k, place in children.calls),
         same=tuple(pair for pair in children.same_tensors if pair[1] in used_slots),
         lost=lost,
+        under_grad=under_grad,
     )
     tensors = [table.constants[old] for old in sorted(used.constants)]
     # Equal code at other lines is the same program.
