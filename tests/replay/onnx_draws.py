@@ -46,6 +46,13 @@ class Draw:
         limits = np.iinfo(dtype)
         return self.random.integers(limits.min, limits.max + 1, shape).astype(dtype)
 
+    def weights(self, *shape, dtype):
+        """Codes of a weight. Signed ones are of seven bits: a processor without the instructions
+        for it adds pairs of products of unsigned and signed codes in 16 bits, which saturate.
+        """
+        codes = self.codes(*shape, dtype=dtype)
+        return codes // 2 if dtype is np.int8 else codes
+
     def scale(self, *shape):
         return self.random.uniform(0.01, 0.1, shape).astype(np.float32)
 

@@ -58,8 +58,8 @@ def coded_recurrent(d):
     shape = (turns, columns) if columns and dtype is np.int8 else (turns,)
     operands = [
         d.floats(steps, batch, width),
-        d.codes(turns, width, 4 * hidden, dtype=dtype),
-        d.codes(turns, hidden, 4 * hidden, dtype=dtype),
+        d.weights(turns, width, 4 * hidden, dtype=dtype),
+        d.weights(turns, hidden, 4 * hidden, dtype=dtype),
         d.maybe(d.floats(turns, 8 * hidden)),
         None,
         *(d.maybe(d.floats(turns, batch, hidden)) for _ in "hc"),
@@ -99,7 +99,7 @@ def products_of_codes(d):
     dtype, by_channel = d.pick(np.uint8, np.int8), d.flags()
     if op.endswith(("MatMul", "MatMulInteger")):
         m, k, n = d.between(1, 5), d.between(1, 9), d.between(1, 5)
-        a, b = d.codes(m, k), d.codes(k, n, dtype=dtype)
+        a, b = d.codes(m, k), d.weights(k, n, dtype=dtype)
         shape = (n,) if by_channel else ()
         zero = d.codes(*shape, dtype=dtype)
         if op == "MatMulInteger":
@@ -109,7 +109,7 @@ def products_of_codes(d):
     group = d.pick(1, 2)
     channels, made = group * d.between(1, 2), group * d.between(1, 2)
     x = d.codes(1, channels, 6, 6)
-    weight = d.codes(made, channels // group, *d.several(2, 1, 3), dtype=dtype)
+    weight = d.weights(made, channels // group, *d.several(2, 1, 3), dtype=dtype)
     windows = {"group": group, "pads": d.several(4, 0, 2), "strides": d.several(2, 1, 2),
                "dilations": d.several(2, 1, 2)}  # fmt: skip
     if op == "ConvInteger":
@@ -173,7 +173,7 @@ def runtime_codes(d):
                     d.scale(), some()]  # fmt: skip
     elif op == "QLinearConv":
         shape = (1, 6, 6, 2) if last else (1, 2, 6, 6)
-        weight = d.codes(3, 2, 3, 3, dtype=np.int8)
+        weight = d.weights(3, 2, 3, 3, dtype=np.int8)
         operands = [d.codes(*shape), d.scale(), d.codes(), weight, d.scale(3), np.zeros(3, np.int8),
                     d.scale() * 5, d.codes()]  # fmt: skip
         flags = {"channels_last": last, "pads": [1, 0, 1, 1]}
@@ -190,7 +190,7 @@ def runtime_codes(d):
 def runtime_products(d):
     """Products of ONNX Runtime with codes."""
     op = d.pick("QGemm", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MatMulNBits")
-    b, no_zero = d.codes(5, 4, dtype=np.int8), np.zeros((), np.int8)
+    b, no_zero = d.weights(5, 4, dtype=np.int8), np.zeros((), np.int8)
     scale = d.pick(d.scale(), d.scale(4))
     bias = d.pick([], [d.floats(4)])
     if op == "MatMulIntegerToFloat":
@@ -361,7 +361,7 @@ def coded_attention(d):
     batch, rows, heads, width, inner = d.between(1, 2), d.between(1, 4), 2, 8, 5
     past = d.pick(0, 0, 3)
     total, by_column = past + rows, d.flags()
-    weight = d.codes(inner, 3 * width, dtype=np.int8)
+    weight = d.weights(inner, 3 * width, dtype=np.int8)
     scale = d.scale(3 * width) if by_column else d.scale()
     cache = d.floats(2, batch, heads, past, width // heads) if past else None
     mask = d.pick(None, np.tril(np.ones((batch, total), np.int32), 1))
