@@ -34,12 +34,12 @@ def mask_words(reference: Bits, target: Bits) -> str:
     others = ~alone if (ref & later).any() else ~alone & ~later
     unseen = _any(others, 0) & ~_any(ref & others, 1)
     padded = unseen & _any(~unseen, 1)[:, None]
-    said = []
+    clauses = []
     if more.any():
-        said += _seen(more, ref, later, padded)
+        clauses += _seen(more, ref, later, padded)
     if fewer.any():
-        said += _hidden(fewer, tgt, later, alone)
-    return f"the target's mask {' and '.join(said)}" if said else ""
+        clauses += _hidden(fewer, tgt, later, alone)
+    return f"the target's mask {' and '.join(clauses)}" if clauses else ""
 
 
 def _is_causal(mask: Bits) -> bool:
@@ -61,30 +61,30 @@ def _of_keys(reference: Bits, target: Bits) -> str:
     if not full or len({bool(value) for value in full}) > 1:
         return ""
     ref, tgt = (reference, target) if full[0] else (~reference, ~target)
-    said = []
+    clauses = []
     for which, words in ((tgt & ~ref, "lets padding be seen"), (ref & ~tgt, "takes for padding")):
         if which.any():
-            said.append(f"{words} ({_places(which)})")
-    return f"the target's mask {' and '.join(said)}" if said else ""
+            clauses.append(f"{words} ({_places(which)})")
+    return f"the target's mask {' and '.join(clauses)}" if clauses else ""
 
 
 def _seen(more: Bits, ref: Bits, later: Bits, padded: Bits) -> list[str]:
     """What the target lets be seen too."""
     of_padding = more & padded[:, None, :]
     others = more & ~padded[:, None, :]
-    said = []
+    clauses = []
     is_causal = not (ref & later).any()
     if is_causal and (others & later).any() and not (others & ~later).any():
         last = _any(later, -1)  # every query but the last has a later key
         each = bool(_any(_any(others & later, 0)[last], -1).all())
         reach = int(np.max(np.where(others, _ahead(others), 0)))
         how_far = "the next one" if reach == 1 else f"up to {reach} later ones"
-        said.append(f"lets {'each position' if each else 'some positions'} see {how_far}")
+        clauses.append(f"lets {'each position' if each else 'some positions'} see {how_far}")
     elif others.any():
-        said.append(f"lets {_share(others)} be seen that the reference's hides")
+        clauses.append(f"lets {_share(others)} be seen that the reference's hides")
     if of_padding.any():
-        said.append(f"lets padding be seen ({_places(_any(of_padding, 1))})")
-    return said
+        clauses.append(f"lets padding be seen ({_places(_any(of_padding, 1))})")
+    return clauses
 
 
 def _hidden(fewer: Bits, tgt: Bits, later: Bits, alone: Bits) -> list[str]:

@@ -43,14 +43,14 @@ def module_lines(module: ModuleResult) -> Iterator[str]:
 def meaning(module: ModuleResult) -> str:
     """What the differences mean, with how sure that is."""
     words = f"{module.verdict}: {_MEANS.get(module.verdict, module.verdict)}"
-    told = module.findings[0] if module.findings else None
+    first = module.findings[0] if module.findings else None
     if module.inside and not module.introduced:
         name = clean(module.inside[0].name)
         words = (
             f"{module.verdict}: its own code adds no error; the fault is in {name}, inside of it"
         )
     basis = [
-        *([str(told.cause)] if told is not None and told.cause != CauseKind.UNKNOWN else []),
+        *([str(first.cause)] if first is not None and first.cause != CauseKind.UNKNOWN else []),
         *([str(module.confidence)] if module.confidence else []),
         *([f"by {module.evidence}"] if module.evidence else []),
     ]

@@ -88,15 +88,15 @@ def _moved(
     names = _distinguishing(a, b)
     if not names:
         return []
-    told = [_values(call, names) for call in a], [_values(call, names) for call in b]
-    if told[0] == told[1] or Counter(told[0]) != Counter(told[1]):
+    by_call = [_values(call, names) for call in a], [_values(call, names) for call in b]
+    if by_call[0] == by_call[1] or Counter(by_call[0]) != Counter(by_call[1]):
         return []
     free: dict[Hashable, list[int]] = defaultdict(list)
     for partner, values in sorted(
-        zip(partners, told[1]), key=lambda p: pairing.target.calls[p[0]].order
+        zip(partners, by_call[1]), key=lambda p: pairing.target.calls[p[0]].order
     ):
         free[values].append(partner)
-    found = [(call, free[values].pop(0)) for call, values in zip(calls, told[0])]
+    found = [(call, free[values].pop(0)) for call, values in zip(calls, by_call[0])]
     if not _order_is_free(pairing, found):
         return []
     return [pair for pair, partner in zip(found, partners) if pair[1] != partner]

@@ -219,13 +219,13 @@ def _last_reader(call: Call, graph: ValueGraph, across: dict[int, list[Call]]) -
     """The last call of the other graph that reads a parameter of this one, where of each there is
     only one reader.
     """
-    found: list[Call] = []
+    candidates: list[Call] = []
     for record in graph.parameters(call):
         readers = across.get(record.sketch.checksum, []) if record.sketch is not None else []
         if len(readers) > 1:
             return None
-        found += readers
-    return max(found, key=lambda reader: reader.order, default=None)
+        candidates += readers
+    return max(candidates, key=lambda reader: reader.order, default=None)
 
 
 def _varies(record: Record) -> bool:

@@ -122,8 +122,8 @@ def _stretch(
     if program is None:
         return None
     own = _sliced(program, slot)
-    made = _ref(call, inside, slot)
-    if own is None or made is None:
+    output = _ref(call, inside, slot)
+    if own is None or output is None:
         return None
     names: dict[str, str] = {}
     refs: list[Ref] = []
@@ -142,7 +142,7 @@ def _stretch(
         msgspec.structs.replace(
             call,
             id=number,
-            refs=(*refs, Ref("output.0", made.record)),
+            refs=(*refs, Ref("output.0", output.record)),
             op=slot,
             kind="operator",
             op_type=_only_operator(own) or f"code of {call.op_type}",

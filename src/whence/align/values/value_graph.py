@@ -203,7 +203,7 @@ class ValueGraph:
 
     def behind(self, values: Sequence[int], stops: Collection[int]) -> Stretch:
         """What makes values of others: of `stops`, and of what no call made."""
-        found: dict[int, Call] = {}
+        calls_behind: dict[int, Call] = {}
         ends: dict[int, None] = {}
         waiting = [(value, True) for value in reversed(values)]
         while waiting:
@@ -211,10 +211,10 @@ class ValueGraph:
             maker = self.makers.get(record)
             if maker is None or (record in stops and not is_first):
                 ends[record] = None
-            elif maker.id not in found:
-                found[maker.id] = maker
+            elif maker.id not in calls_behind:
+                calls_behind[maker.id] = maker
                 waiting += [(ref.record, False) for ref in reversed(maker.slots("input"))]
-        calls = sorted(found.values(), key=lambda call: call.order)
+        calls = sorted(calls_behind.values(), key=lambda call: call.order)
         params = [ref.record for call in calls for ref in call.slots("param")]
         params += [record for record in ends if record in self._parameters]
         reads = [record for record in ends if record not in self._parameters]

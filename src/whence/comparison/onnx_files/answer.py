@@ -57,20 +57,20 @@ def compare(reference: Run, target: Run) -> Comparison:
     without = has_codes(graphs[0]) != has_codes(graphs[1])
     first, second = (normal_form(graph, without_codes=without) for graph in graphs)
     pairs = pair(first, second)
-    found = differences(pairs)
-    proved = [d for d in found.found if d.proves]
-    doubts = [d for d in found.found if not d.proves]
-    reasons = _reasons(first, second, found)
+    all_differences = differences(pairs)
+    proved = [d for d in all_differences.found if d.proves]
+    doubts = [d for d in all_differences.found if not d.proves]
+    reasons = _reasons(first, second, all_differences)
     status = Status.DIFFERENT if proved else Status.UNDECIDED if doubts or reasons else Status.SAME
-    said = _sentence(found, proved, doubts, reasons, pairs)
+    sentence = _sentence(all_differences, proved, doubts, reasons, pairs)
     findings = tuple(map(_finding, proved[:_MOST]))
     return _comparison(
         (reference, target),
         pairs,
         status,
         findings,
-        said,
-        tuple(_lines(said, proved, doubts)),
+        sentence,
+        tuple(_lines(sentence, proved, doubts)),
         (*_notes(first, second), *(reasons if proved or doubts else ())),
     )
 
@@ -80,7 +80,7 @@ def _comparison(
     pairs: Pairs,
     status: Status,
     findings: tuple[Finding, ...],
-    said: str,
+    sentence: str,
     lines: tuple[str, ...],
     notes: tuple[str, ...],
 ) -> Comparison:
@@ -116,7 +116,7 @@ def _comparison(
         plan=Plan(whole, (), (), ()),
         rows=(),
         verdicts=(),
-        headline=said if status != Status.DIFFERENT else "",
+        headline=sentence if status != Status.DIFFERENT else "",
         notes=notes,
         without_partner=lone,
         programs=lines,
@@ -192,7 +192,7 @@ def _listed(words: set[str]) -> str:
 
 
 def _sentence(
-    found: Differences,
+    all_differences: Differences,
     proved: list[Difference],
     doubts: list[Difference],
     reasons: list[str],
@@ -208,10 +208,9 @@ def _sentence(
             }.get(proved[0].kind, "node differs")
             return f"exactly one {what}: {first}; {_NOT_RUN}"
         return f"{_count(len(proved), 'difference')}; the first: {first}; {_NOT_RUN}"
-    held = (
-        f"{_count(len(pairs.partner), 'node')} with {_count(found.attributes, 'attribute')} and "
-        f"{_count(sum(found.states.values()), 'weight')}"
-    )
+    attributes = _count(all_differences.attributes, "attribute")
+    weights = _count(sum(all_differences.states.values()), "weight")
+    held = f"{_count(len(pairs.partner), 'node')} with {attributes} and {weights}"
     if doubts:
         return (
             f"{_count(len(doubts), 'place')} could not be compared; the first: "
@@ -219,7 +218,7 @@ def _sentence(
         )
     if reasons:
         return f"the graphs are the same but for precision ({'; '.join(reasons)}); {_NOT_RUN}"
-    folded = found.states[State.FOLDED]
+    folded = all_differences.states[State.FOLDED]
     extra = f", {folded} of them with a norm folded in" if folded else ""
     return f"the graphs are the same: {held}{extra}; {_NOT_RUN}"
 
@@ -232,16 +231,16 @@ def _called(node: Node) -> str:
     return f"{node.name} ({node.said})"
 
 
-def _lines(said: str, proved: list[Difference], doubts: list[Difference]) -> list[str]:
+def _lines(sentence: str, proved: list[Difference], doubts: list[Difference]) -> list[str]:
     """What proves that they differ in a sentence, then each difference, certain ones first, where
     there is more than one.
     """
     listed = [_said(d) for d in proved]
     listed += [f"not compared: {_said(d)}" for d in doubts]
     if len(listed) < 2:
-        return [said] if proved else []
+        return [sentence] if proved else []
     more = len(listed) - _SHOWN
-    first = [said] if proved else []
+    first = [sentence] if proved else []
     return [*first, *listed[:_SHOWN], *([f"and {more} more"] if more > 0 else [])]
 
 

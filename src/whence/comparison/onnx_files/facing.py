@@ -81,7 +81,7 @@ def held_by(run: Run) -> list[Held]:
     """
     if is_onnx_file(run):
         return _of_graph(run)
-    found: dict[str, Held] = {}
+    by_name: dict[str, Held] = {}
     for call in run.calls:
         named = [(call.scope, param_name(ref.slot), ref) for ref in call.slots("param")]
         if call.kind == "label":  # what a checkpoint has under names that say nothing
@@ -92,23 +92,23 @@ def held_by(run: Run) -> list[Held]:
             if is_floating(form.dtype):
                 weight = Weight(name, form.dtype, form.shape, partial(run.array, ref.record))
                 held = Held(module, name, weight)
-                found.setdefault(held.full, held)
-    return list(found.values())
+                by_name.setdefault(held.full, held)
+    return list(by_name.values())
 
 
 def _of_graph(run: Run) -> list[Held]:
     graph = of_file(run)
-    found: dict[str, Held] = {}
+    held: dict[str, Held] = {}
     for node in graph.nodes:
         codes = decoded(graph, node) if "DequantizeLinear" in node.op_type else None
         if codes is not None:
-            found.setdefault(codes.name, Held(node.name, codes.name, codes))
+            held.setdefault(codes.name, Held(node.name, codes.name, codes))
             continue
         for value in node.inputs:
             weight = graph.weights.get(value)
             if weight is not None and is_floating(weight.dtype) and len(weight.shape):
-                found.setdefault(value, Held(node.name, value, weight))
-    return list(found.values())
+                held.setdefault(value, Held(node.name, value, weight))
+    return list(held.values())
 
 
 class _Facing:
@@ -179,15 +179,15 @@ class _Facing:
         # what has a name first: norms are often alike
         for a in sorted(self._free()[0], key=lambda a: a.full not in names):
             for view in self._of(a)[:1]:
-                found = [
+                matches = [
                     place
                     for kind in kinds
                     for place in places.get((kind, view.array.shape, _as_key(view.array, kind)), ())
                     if (id(place[0]), place[1]) not in used
                 ]
-                named = [p for p in found if p[0].name == a.full]
-                if named or (found and a.full not in names and not _is_constant(view.array)):
-                    b, dims = (named or found)[0]
+                named = [p for p in matches if p[0].name == a.full]
+                if named or (matches and a.full not in names and not _is_constant(view.array)):
+                    b, dims = (named or matches)[0]
                     out.append((a, b, dims))
                     views = {dims} if dims.startswith("x[") else {"", "x.T"}
                     used |= {(id(b), view) for view in views}
@@ -241,13 +241,13 @@ class _Facing:
                         keys[view.dims] = _rows_as(view.array, b.weight.dtype)
                 rows = _rows(judge.rounded(array, b.weight.dtype)) if keys else {}
                 for dims, of_view in keys.items():
-                    found = [rows.get(key, -1) for key in of_view]
+                    places = [rows.get(key, -1) for key in of_view]
                     if (
-                        len(found) > 1
-                        and found[0] >= 0
-                        and found == [*range(found[0], found[0] + len(found))]
+                        len(places) > 1
+                        and places[0] >= 0
+                        and places == [*range(places[0], places[0] + len(places))]
                     ):
-                        out.append((a, b, dims, f"[{found[0]}:{found[-1] + 1}]"))
+                        out.append((a, b, dims, f"[{places[0]}:{places[-1] + 1}]"))
                         break
         return out
 

@@ -28,11 +28,11 @@ def fold(graph: Graph) -> None:
     """Turn nodes into weights, as far as the file decides what they make. Changes the graph."""
     left = []
     for node in graph.nodes:
-        made = _made(graph, node)
-        if made is None:
+        value = _made(graph, node)
+        if value is None:
             left.append(node)
         else:
-            graph.weights[node.outputs[0]] = made
+            graph.weights[node.outputs[0]] = value
     graph.nodes = left
 
 
@@ -72,11 +72,11 @@ def transposed(name: str, weight: Weight, order: Sequence[int] | None = None) ->
     step = weight.step
     if step is not None and step.ndim == len(axes):
         step = step.transpose(axes)
-    said = "" if axes == tuple(range(len(axes))) else "transposed"
-    if weight.how == said:  # there and back
-        said = ""
+    words = "" if axes == tuple(range(len(axes))) else "transposed"
+    if weight.how == words:  # there and back
+        words = ""
     return Weight(
-        weight.name or name, weight.dtype, shape, lambda: weight.load().transpose(axes), step, said
+        weight.name or name, weight.dtype, shape, lambda: weight.load().transpose(axes), step, words
     )
 
 

@@ -99,15 +99,15 @@ class Graph:
 
     def living(self) -> set[int]:
         """Nodes that an output depends on, by identity."""
-        needed, found = set(self.outputs), set[int]()
+        needed, alive = set(self.outputs), set[int]()
         for node in reversed(self.nodes):
             if node.inner or any(v in needed for v in node.outputs if v):
                 needed.update(node.inputs)
                 needed.update(
                     v for graphs in node.inner.values() for g in graphs for v in read_inside(g)
                 )
-                found.add(id(node))
-        return found
+                alive.add(id(node))
+        return alive
 
     def makers(self) -> dict[str, Node]:
         """The node that makes a value."""
@@ -152,7 +152,7 @@ def of_model(
     """
     from whence.frameworks.onnx_names import scope_of
 
-    made = Graph(
+    result = Graph(
         path,
         outputs=list(graph.outputs),
         shapes=dict(graph.shapes),
@@ -160,21 +160,21 @@ def of_model(
         opsets=dict(model.opsets),
         functions=dict(model.bodies),
     )
-    made.weights = {n: _weight(n, t, inside) for n, t in graph.initializers.items()}
+    result.weights = {n: _weight(n, t, inside) for n, t in graph.initializers.items()}
     for name in graph.sparse:
-        made.weights[name] = Weight(name, "undefined", (), partial(_missing, "it is sparse"))
-    made.inputs = [name for name in graph.inputs if name not in made.weights]
+        result.weights[name] = Weight(name, "undefined", (), partial(_missing, "it is sparse"))
+    result.inputs = [name for name in graph.inputs if name not in result.weights]
     seen: dict[str, int] = {}
     for node in graph.nodes:
         constant = _constant(node, inside)
         if constant is not None:
-            made.weights[node.outputs[0]] = constant
+            result.weights[node.outputs[0]] = constant
             continue
         outputs = [v for v in node.outputs if v]
         name = scope_of(outputs[0]) if outputs else node.name or node.op_type
         number = seen[name] = seen.get(name, -1) + 1
         op_type = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-        made.nodes.append(
+        result.nodes.append(
             Node(
                 op_type,
                 name,
@@ -187,7 +187,7 @@ def of_model(
                 op_type,
             )
         )
-    return made
+    return result
 
 
 def _weight(name: str, tensor: OnnxTensor, inside: Callable[[str], Path]) -> Weight:
@@ -246,18 +246,18 @@ def of_session(run: Run) -> Graph:
     calls = [c for c in run.calls if c.leaf and mark_value(c, Mark.OPSET)]
     first = min(calls, key=lambda c: c.order)
     calls = [c for c in calls if (c.root, c.step, c.rank) == (first.root, first.step, first.rank)]
-    made = Graph(run.path)
+    graph = Graph(run.path)
     for call in sorted(calls, key=lambda c: c.order):
-        made.nodes.append(_node(run, call, made))
-    written = {v for node in made.nodes for v in node.outputs}
-    read = {v for node in made.nodes for v in node.inputs}
+        graph.nodes.append(_node(run, call, graph))
+    written = {v for node in graph.nodes for v in node.outputs}
+    read = {v for node in graph.nodes for v in node.inputs}
     root = next(
         c for c in run.calls if c.root == first.root and c.step == first.step and not c.leaf
     )
-    made.inputs = [_value(r.record) for r in root.slots("input")]
-    made.inputs += sorted(read - written - {*made.weights, *made.inputs, ""})
-    made.outputs = [_value(r.record) for r in root.slots("output")]
-    return made
+    graph.inputs = [_value(r.record) for r in root.slots("input")]
+    graph.inputs += sorted(read - written - {*graph.weights, *graph.inputs, ""})
+    graph.outputs = [_value(r.record) for r in root.slots("output")]
+    return graph
 
 
 def _node(run: Run, call: Call, graph: Graph) -> Node:

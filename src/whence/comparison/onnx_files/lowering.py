@@ -43,16 +43,16 @@ def _inner(node: Node, number: int = 0) -> str:
 
 
 def _gemm(graph: Graph, node: Node) -> list[Node] | None:
-    given = node.attributes
+    attributes = node.attributes
     weight = graph.weights.get(node.inputs[1])
-    if weight is None or given["transA"]:
+    if weight is None or attributes["transA"]:
         return None
     name = node.inputs[1]
-    if given["transB"]:
+    if attributes["transB"]:
         name = f"{name} transposed"
         graph.weights[name] = transposed(weight.name, weight)
     bias = node.inputs[2] if len(node.inputs) > 2 else ""
-    alpha, beta = {"alpha": given["alpha"]}, {"beta": given["beta"]}
+    alpha, beta = {"alpha": attributes["alpha"]}, {"beta": attributes["beta"]}
     if not bias:
         return [_part(node, "MatMul", [node.inputs[0], name], node.outputs[0], **alpha)]
     between = _inner(node)
@@ -64,17 +64,17 @@ def _gemm(graph: Graph, node: Node) -> list[Node] | None:
 
 def _matmul(graph: Graph, node: Node) -> list[Node] | None:
     """FusedMatMul that only multiplies, or scales too."""
-    given = node.attributes
-    if any(given.get(k) for k in ("transA", "transBatchA", "transBatchB")):
+    attributes = node.attributes
+    if any(attributes.get(k) for k in ("transA", "transBatchA", "transBatchB")):
         return None
     first, second = node.inputs
-    if given.get("transB"):
+    if attributes.get("transB"):
         weight = graph.weights.get(second)
         if weight is None or len(weight.shape) != 2:
             return None
         second = f"{second} transposed"
         graph.weights[second] = transposed(weight.name, weight)
-    alpha = given.get("alpha", 1.0)
+    alpha = attributes.get("alpha", 1.0)
     if alpha != 1.0:
         return None
     return [_part(node, "MatMul", [first, second], node.outputs[0])]

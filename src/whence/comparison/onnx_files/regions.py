@@ -118,7 +118,7 @@ def _is_passed(pairs: Pairs, nodes: list[Node], in_reference: bool) -> bool:
     """Does the other graph read what these nodes read, wherever this one reads what they make?"""
     inside = {id(n) for n in nodes}
     makers = pairs.reference_makers if in_reference else pairs.target_makers
-    made = {v for n in nodes for v in n.outputs if v}
+    outputs = {v for n in nodes for v in n.outputs if v}
     read = {
         v for n in nodes for v in n.inputs
         if v and id(makers.get(v)) not in inside
@@ -130,7 +130,7 @@ def _is_passed(pairs: Pairs, nodes: list[Node], in_reference: bool) -> bool:
             places += facing_operands(pairs, a, pairs.partner[id(a)])
     if not in_reference:
         places = [(other, value) for value, other in places]
-    faced = [other for value, other in places if value in made]
+    faced = [other for value, other in places if value in outputs]
     return bool(faced) and all(
         any(pairs.are_equal(v, w) if in_reference else pairs.are_equal(w, v) for v in read)
         for w in faced

@@ -217,15 +217,17 @@ def _lone_arguments(call: Call, partner: Call) -> list[str]:
         (call, partner, "not passed in the target"),
         (partner, call, "not passed in the reference"),
     )
-    said = []
+    clauses = []
     for giver, other, how in both:
         slots = {ref.slot for ref in other.refs}
         for name, value in giver.arguments.items():
             known = name in other.arguments or name in slots
             if not known and value is not None and value not in other.arguments.values():
                 side = "reference" if giver is call else "target"
-                said.append(f"argument {input_name(name)} is {_shown(value)} in the {side}, {how}")
-    return said
+                clauses.append(
+                    f"argument {input_name(name)} is {_shown(value)} in the {side}, {how}"
+                )
+    return clauses
 
 
 def _is_dtype(value: Any) -> bool:

@@ -40,19 +40,19 @@ def is_random(node: Any) -> bool:
 
 def outer_values(node: Any) -> list[str]:
     """Values that the graphs inside a node read from outside of them."""
-    found: dict[str, None] = {}
+    outer: dict[str, None] = {}
     for graphs in node.graphs.values():
         for graph in graphs:
             own = {*graph.inputs, *graph.initializers, *graph.sparse}
             for inner in graph.nodes:
-                found.update(
+                outer.update(
                     dict.fromkeys(
                         v for v in (*inner.inputs, *outer_values(inner)) if v and v not in own
                     )
                 )
                 own.update(inner.outputs)
-            found.update(dict.fromkeys(v for v in graph.outputs if v and v not in own))
-    return list(found)
+            outer.update(dict.fromkeys(v for v in graph.outputs if v and v not in own))
+    return list(outer)
 
 
 def source_of(node: Any) -> str:

@@ -42,11 +42,11 @@ class OriginalGraph:
         """
         behind = self._behind(makes, reads)
         ends = {id(self.makers[v]) for v in makes if v in self.makers}
-        found = {id(n): n for n in behind}
-        while shared := [n for n in found.values() if self._is_shared(n, found, ends)]:
+        by_id = {id(n): n for n in behind}
+        while shared := [n for n in by_id.values() if self._is_shared(n, by_id, ends)]:
             for node in shared:
-                del found[id(node)]
-        return list(found.values())
+                del by_id[id(node)]
+        return list(by_id.values())
 
     def _is_shared(self, node: Any, found: Collection[int], ends: Collection[int]) -> bool:
         """Is what a node makes read outside of these too? Then it was not fused into one alone."""
@@ -67,18 +67,18 @@ class OriginalGraph:
         """The nodes between values; none where a value comes from elsewhere."""
         stops = {self._same.get(v, v) for v in reads}
         waiting = [v for v in makes if v in self.makers]
-        found: dict[int, Any] = {}
+        by_id: dict[int, Any] = {}
         while waiting:
             value = waiting.pop()
             if not value or self._same.get(value, value) in stops or value in self._constant:
                 continue
             maker = self.makers.get(value)
-            if maker is None or len(found) > _MOST_MEMBERS:
+            if maker is None or len(by_id) > _MOST_MEMBERS:
                 return []
-            if id(maker) not in found:
-                found[id(maker)] = maker
+            if id(maker) not in by_id:
+                by_id[id(maker)] = maker
                 waiting += [*maker.inputs, *outer_values(maker)]
-        return sorted(found.values(), key=lambda n: self._places[id(n)])
+        return sorted(by_id.values(), key=lambda n: self._places[id(n)])
 
     def next_value(self, value: str, op_types: Collection[str]) -> str:
         """What the only node that reads a value makes of it, where that is of one of these types;

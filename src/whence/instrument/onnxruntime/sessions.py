@@ -158,18 +158,18 @@ class Listener:
         self, previous: Callable[..., Any], python_session: Any, *args: Any, **kwargs: Any
     ) -> Any:
         running = self._begin("run_async", python_session, args, kwargs)
-        given = _arguments("run_async", args, kwargs)
-        if running is None or "callback" not in given:
+        arguments = _arguments("run_async", args, kwargs)
+        if running is None or "callback" not in arguments:
             return previous(python_session, *args, **kwargs)
 
         def ended(results: Any, user_data: Any, error: str) -> Any:
             try:
-                return given["callback"](results, user_data, error)
+                return arguments["callback"](results, user_data, error)
             finally:
                 with self._wrappers.own():
                     self._end(running, () if error else results, str(error or ""))
 
-        return previous(python_session, **(given | {"callback": ended}))
+        return previous(python_session, **(arguments | {"callback": ended}))
 
     # ---- runs
 
@@ -181,15 +181,15 @@ class Listener:
         with self._wrappers.own():
             watched = self._of(python_session)
             if watched is not None:
-                given = _arguments(method, args, kwargs)
+                arguments = _arguments(method, args, kwargs)
                 if method == "run_with_iobinding":
-                    feeds = self._bindings.inputs(given.get("iobinding"))
+                    feeds = self._bindings.inputs(arguments.get("iobinding"))
                 elif method == "run_with_ortvaluevector":
-                    feeds = dict(zip(given.get("feed_names", ()), given.get("feeds", ())))
+                    feeds = dict(zip(arguments.get("feed_names", ()), arguments.get("feeds", ())))
                 else:
-                    feeds = given.get(_RUNS[method][1]) or {}
-                names = given.get("output_names") or given.get("fetch_names")
-                step = watched.begin(feeds, given.get("run_options"))
+                    feeds = arguments.get(_RUNS[method][1]) or {}
+                names = arguments.get("output_names") or arguments.get("fetch_names")
+                step = watched.begin(feeds, arguments.get("run_options"))
                 running = _Running(watched, step, list(names or watched.output_names))
         return running
 

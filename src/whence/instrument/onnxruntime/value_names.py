@@ -24,16 +24,16 @@ def moved_names(graph: Any, original: OriginalGraph) -> dict[str, str]:
         if node.op_type in _MOVES and not node.domain and node.inputs and node.inputs[0]
     ]
     for node in moves:
-        source, made = node.inputs[0], node.outputs[0]
-        if made not in known and (source in known or source in names):
-            names[made] = names.get(source, source)
+        source, result = node.inputs[0], node.outputs[0]
+        if result not in known and (source in known or source in names):
+            names[result] = names.get(source, source)
     for node in reversed(moves):
-        source, made = node.inputs[0], node.outputs[0]
+        source, result = node.inputs[0], node.outputs[0]
         if source in known or source in names or source in graph.initializers:
             continue
-        maker = original.makers.get(names.get(made, made))
+        maker = original.makers.get(names.get(result, result))
         if maker is not None and maker.op_type != node.op_type:
-            names[source] = names.get(made, made)
+            names[source] = names.get(result, result)
         elif maker is not None and node.op_type in _SHAPES:
             # two changes of shape have become one: what the user's own reads has the same elements
             names[source] = maker.inputs[0]

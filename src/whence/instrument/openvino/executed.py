@@ -55,14 +55,14 @@ def executed(runtime_model: Any, known: Collection[str]) -> Executed:
 
 def names_in(text: str, known: Collection[str]) -> tuple[str, ...]:
     """The known names in a text that lists names between commas, which names may hold too."""
-    pieces, found, start = text.split(","), [], 0
+    pieces, names, start = text.split(","), [], 0
     while start < len(pieces):
         ends = range(len(pieces), start, -1)
         end = next((e for e in ends if ",".join(pieces[start:e]) in known), 0)
         if end:
-            found.append(",".join(pieces[start:end]))
+            names.append(",".join(pieces[start:end]))
         start = end or start + 1
-    return tuple(found)
+    return tuple(names)
 
 
 def _text(value: Any) -> str:

@@ -135,17 +135,17 @@ def _group(source: SourceGraph, place: int, runs: Mapping[int, Any], constant: s
 
 def _leaves(source: SourceGraph, place: int) -> list[int]:
     """The constants of the file that a constant value is computed from."""
-    found, waiting, visited = [], [place], set[int]()
+    leaves, waiting, visited = [], [place], set[int]()
     while waiting:
         node = source.nodes[waiting.pop()]
         if node.place in visited:
             continue
         visited.add(node.place)
         if node.op_type == "Constant":
-            found.append(node.place)
+            leaves.append(node.place)
         # what only the shapes of this model fix is no constant of the file
         waiting += [p for p, _ in node.reads if source.nodes[p].is_constant]
-    return found
+    return leaves
 
 
 def _form(

@@ -120,11 +120,11 @@ class Listener:
     ) -> Any:
         out = previous(core, *args, **kwargs)
         with self._wrappers.own():
-            given = (*args, kwargs.get("model"))[0]
+            source = (*args, kwargs.get("model"))[0]
             raw = _raw(out)
             place = id(raw)
             gone = weakref.ref(raw, lambda _: self._sources.pop(place, None))
-            self._sources[place] = gone, _source_of(given)
+            self._sources[place] = gone, _source_of(source)
         return out
 
     def _compile_model(
@@ -132,18 +132,18 @@ class Listener:
     ) -> Any:
         out = previous(core, *args, **kwargs)
         with self._wrappers.own():
-            given = {**dict(zip(("model", "device_name", "config"), args)), **kwargs}
-            model = given.get("model")
+            arguments = {**dict(zip(("model", "device_name", "config"), args)), **kwargs}
+            model = arguments.get("model")
             if self._only is None or _raw(model) is _raw(self._only):
                 how = _source_of(model)
                 if hasattr(model, "get_ordered_ops"):
                     how = self._sources.get(id(_raw(model)), (None, Compiled()))[1]
                 how = how._replace(
                     core=core,
-                    device=str(given.get("device_name") or ""),
-                    config=given.get("config"),
+                    device=str(arguments.get("device_name") or ""),
+                    config=arguments.get("config"),
                 )
-                self._registry.adopt(out, how, self._copy(core, model, given.get("weights")))
+                self._registry.adopt(out, how, self._copy(core, model, arguments.get("weights")))
         return out
 
     def _copy(self, core: Any, model: Any, weights: Any) -> Any:
@@ -321,15 +321,15 @@ def _raw(model: Any) -> Any:
     return getattr(model, "_Model__model", model)
 
 
-def _source_of(given: Any) -> Compiled:
+def _source_of(model: Any) -> Compiled:
     """Where a model was read from."""
-    if isinstance(given, (str, os.PathLike)):
-        text = os.fspath(given)
+    if isinstance(model, (str, os.PathLike)):
+        text = os.fspath(model)
         return Compiled(path=text) if not text.lstrip().startswith("<") else Compiled()
-    if isinstance(given, bytes):
-        return Compiled(content=given)
-    if hasattr(given, "getvalue"):
-        return Compiled(content=bytes(given.getvalue()))
+    if isinstance(model, bytes):
+        return Compiled(content=model)
+    if hasattr(model, "getvalue"):
+        return Compiled(content=bytes(model.getvalue()))
     return Compiled()
 
 

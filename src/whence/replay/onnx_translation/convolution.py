@@ -22,18 +22,18 @@ def convolved(
         raise w.refuse(f"over {len(kernel)} axes it is not known to whence")
     if list(w.integers("kernel_shape", list(kernel))) != list(kernel):
         raise w.refuse("its kernel is of another shape than it says")
-    found = windows(w, extents, kernel)
-    pads: Sequence[int] = found.before
-    if found.before != found.behind:
-        x, pads = padded(w, x, found.before, found.behind), [0] * len(kernel)
+    window = windows(w, extents, kernel)
+    pads: Sequence[int] = window.before
+    if window.before != window.behind:
+        x, pads = padded(w, x, window.before, window.behind), [0] * len(kernel)
     return w.do(
         "convolution.default",
         x,
         weight,
         bias,
-        list(found.strides),
+        list(window.strides),
         list(pads),
-        list(found.dilations),
+        list(window.dilations),
         False,
         [0] * len(kernel),
         w.whole("group", 1),

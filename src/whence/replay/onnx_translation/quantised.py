@@ -82,7 +82,7 @@ def _dequantize(w: Writer) -> Value:
     axis = w.whole("axis", 1)
     scale = laid_out(w, 1, 0, axis)
     code = w.whole("output_dtype", 0)
-    made = stored(w, code) if code else w.dtype(1)
+    dtype = stored(w, code) if code else w.dtype(1)
     x, zero = w(0), laid_out(w, 2, 0, axis) if w.has(2) else None
     if w.operand(0).dtype.startswith("float8"):
         value = w.mul(w.cast(x, w.dtype(1)), scale)
@@ -90,7 +90,7 @@ def _dequantize(w: Writer) -> Value:
         value = numbers(w, x, scale, zero, w.dtype(1))
     else:
         raise w.refuse(f"codes of type {w.dtype(0)} are not known to whence")
-    return value if made == w.dtype(1) else w.cast(value, made)
+    return value if dtype == w.dtype(1) else w.cast(value, dtype)
 
 
 def dynamic(w: Writer, x: Value) -> list[Value]:

@@ -192,23 +192,23 @@ def _sizes(w: Writer) -> list[_Axis]:
     extents = [w.extent(0, a) for a in axes]
     by_size = w.opset >= 11 and w.has(places[2]) and math.prod(w.operand(places[2]).shape) > 0
     if by_size:
-        made = w.integers_of(places[2])
-        scales = [float(np.float32(m) / np.float32(n)) for m, n in zip(made, extents)]
+        sizes = w.integers_of(places[2])
+        scales = [float(np.float32(m) / np.float32(n)) for m, n in zip(sizes, extents)]
         policy = w.text("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
             scale = (min if policy == "not_larger" else max)(scales)
-            made = [math.floor(scale * n + 0.5) for n in extents]
+            sizes = [math.floor(scale * n + 0.5) for n in extents]
             scales = [scale] * len(axes)
     else:
         scales = [float(s) for s in w.elements(places[1]).reshape(-1)]
-        made = [math.floor(np.float32(n) * np.float32(s)) for n, s in zip(extents, scales)]
+        sizes = [math.floor(np.float32(n) * np.float32(s)) for n, s in zip(extents, scales)]
     if len(scales) != len(axes):
         raise w.refuse(f"{len(scales)} scales for {len(axes)} axes")
     if w.made().shape != tuple(
-        made[axes.index(a)] if a in axes else n for a, n in enumerate(w.shape(0))
+        sizes[axes.index(a)] if a in axes else n for a, n in enumerate(w.shape(0))
     ):
         raise w.refuse(f"it made a tensor of shape {w.made().shape}, and says another")
-    return [_Axis(a, n, m, s) for a, n, m, s in zip(axes, extents, made, scales)]
+    return [_Axis(a, n, m, s) for a, n, m, s in zip(axes, extents, sizes, scales)]
 
 
 def _asymmetric(w: Writer, axes: Sequence[_Axis], kind: str) -> Value:

@@ -145,12 +145,12 @@ def program(node: Node) -> Program:
 def _outputs(writer: Writer, results: Sequence[Value | None]) -> tuple[tuple[str, Value], ...]:
     """The outputs that the node has, as far as they are known."""
     outputs = []
-    for made, value in zip(writer.node.outputs, results):
-        if made is None or value is None:
+    for name, value in zip(writer.node.outputs, results):
+        if name is None or value is None:
             continue
-        if made.dtype in ("uint16", "uint32", "uint64"):
-            value = writer.cast(value, made.dtype)
-        outputs.append((made.slot, value))
+        if name.dtype in ("uint16", "uint32", "uint64"):
+            value = writer.cast(value, name.dtype)
+        outputs.append((name.slot, value))
     if not outputs:
         raise writer.refuse("none of the outputs that it has is known to whence")
     return tuple(outputs)

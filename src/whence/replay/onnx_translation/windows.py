@@ -29,14 +29,14 @@ class Windows:
 
     def counts(self, extents: Sequence[int]) -> tuple[int, ...]:
         """How many windows there are, by axis; none begins behind the last element."""
-        made = []
+        sizes = []
         for i, n in enumerate(extents):
             steps = (n + self.before[i] + self.behind[i] - self.reach[i]) / self.strides[i]
             count = (math.ceil(steps) if self.ceiled else math.floor(steps)) + 1
             if self.ceiled and (count - 1) * self.strides[i] >= n + self.before[i]:
                 count -= 1
-            made.append(count)
-        return tuple(made)
+            sizes.append(count)
+        return tuple(sizes)
 
 
 def windows(w: Writer, extents: Sequence[int], kernel: Sequence[int] | None = None) -> Windows:

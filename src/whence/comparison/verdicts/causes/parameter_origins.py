@@ -50,12 +50,12 @@ class ParameterOrigins:
         reference, target = self._paired.records(slot)
         others = [held for held in self._parameters() if held.name != name]
         tied = self._tied(reference, target, others)
-        said = [tied or self._elsewhere(reference, target, others)]
-        if is_plain and not any(said):
+        clauses = [tied or self._elsewhere(reference, target, others)]
+        if is_plain and not any(clauses):
             arrays = self._paired.arrays(slot)
             if arrays is not None and arrays[0].shape == arrays[1].shape:
-                said.append(unlike(*arrays))
-        return "; ".join(filter(None, said))
+                clauses.append(unlike(*arrays))
+        return "; ".join(filter(None, clauses))
 
     def _tied(self, reference: Record, target: Record, others: list[_Held]) -> str:
         """That one side holds one tensor for two parameters, and the other side does not."""
