@@ -156,3 +156,29 @@ def test_torchrun_ranks(tmp_path):
     done = whence(tmp_path, "run", "-o", "one", "--ranks", "1", "--", *command)
     assert done.returncode == 0, done.stderr
     assert {call.rank for call in open_run(tmp_path / "one").calls} == {1}
+
+
+TWO_MODELS = """
+    import sys
+    import torch
+    from torch import nn
+
+    class Encoder(nn.Sequential):
+        pass
+
+    torch.manual_seed(0)
+    encoder = Encoder(nn.Linear(16, 16), nn.GELU(sys.argv[1]))
+    decoder = nn.Sequential(nn.Linear(16, 16), nn.GELU())
+    with torch.no_grad():
+        decoder(encoder(torch.randn(3, 16)))
+"""
+
+
+def test_says_of_which_model_a_module_is(tmp_path):
+    """Where a program calls several models on their own, a path within one says too little."""
+    (tmp_path / "infer.py").write_text(textwrap.dedent(TWO_MODELS))
+    for run, form in (("ref", "none"), ("new", "tanh")):
+        done = whence(tmp_path, "run", "-o", run, "--", warm.TORCH, "infer.py", form)
+        assert done.returncode == 0, done.stderr
+    compared = whence(tmp_path, "compare", "ref", "new")
+    assert re.search(r"^FAULT +1 .*, of Encoder$", compared.stdout, re.MULTILINE)

@@ -63,6 +63,7 @@ def effect(
         moved=moved,
         tokens=tokens,
         tokens_changed=changed,
+        models=tuple(dict.fromkeys(o.call.root for o in outputs)),
     )
     return _with_worst(result, known, paired, errors)
 
