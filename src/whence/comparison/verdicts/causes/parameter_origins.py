@@ -58,21 +58,34 @@ class ParameterOrigins:
         return "; ".join(filter(None, clauses))
 
     def _tied(self, reference: Record, target: Record, others: list[_Held]) -> str:
-        """That one side holds one tensor for two parameters, and the other side does not."""
+        """That one side alone holds the same elements for two parameters.
+
+        Not where it holds them for more than two: layers that are made alike start that way.
+        """
+        equal: dict[str, list[tuple[str, bool]]] = {"reference": [], "target": []}
         for other in others:
-            one_in_reference = _is_one(reference, other.reference)
-            one_in_target = _is_one(target, other.target)
-            if one_in_reference and not one_in_target:
-                return f"the reference ties it to {other.name} (one tensor), the target does not"
-            if one_in_target and not one_in_reference:
-                return f"the target ties it to {other.name} (one tensor), the reference does not"
+            in_reference = _hold_the_same(reference, other.reference)
+            in_target = _hold_the_same(target, other.target)
+            if in_reference and not in_target:
+                equal["reference"].append((other.name, reference.id == other.reference.id))
+            if in_target and not in_reference:
+                equal["target"].append((other.name, target.id == other.target.id))
+        for side, counterpart in (("reference", "target"), ("target", "reference")):
+            for name, is_one_tensor in equal[side]:
+                if is_one_tensor:
+                    return f"the {side} ties it to {name} (one tensor), the {counterpart} does not"
+            if len(equal[side]) == 1:
+                name = equal[side][0][0]
+                return f"the {side} holds the same elements as {name}, the {counterpart} does not"
         return ""
 
     @staticmethod
     def _elsewhere(reference: Record, target: Record, others: list[_Held]) -> str:
         """That it is bit by bit another parameter of the reference."""
         for other in others:
-            if _is_one(target, other.reference) and not _is_one(reference, other.reference):
+            if _hold_the_same(target, other.reference) and not _hold_the_same(
+                reference, other.reference
+            ):
                 return f"it is what the reference has as {other.name}"
         return ""
 
@@ -99,7 +112,7 @@ def _full(scope: str, slot: str) -> str:
     return ".".join(filter(None, (scope, param_name(slot))))
 
 
-def _is_one(first: Record, second: Record) -> bool:
+def _hold_the_same(first: Record, second: Record) -> bool:
     """Do two parameters hold the same elements? Matrices of more than one value alone: norms are
     equal where they are made.
     """
