@@ -113,6 +113,64 @@ def test_tied_against_two_equal_ones_is_the_same(compared):
     assert set(compared(one, two).counts) == {"identical"}
 
 
+class Made(nn.Module):
+    """Blocks that are made with one table each, all alike. Its parameter is read before and after
+    a module that the block calls.
+    """
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.arange(1.0, 17.0).log().repeat(16, 1))
+            self.inner, self.factor = nn.Linear(16, 16), 1.0
+
+        def forward(self, x):
+            y = self.inner(x * self.table.sum(0).tanh())
+            return x + y @ self.table.exp().reciprocal() * self.factor
+
+    def __init__(self, count):
+        super().__init__()
+        torch.manual_seed(2)
+        self.embed, self.head = nn.Embedding(40, 16), nn.Linear(16, 40)
+        self.blocks = nn.ModuleList(Made.Block() for _ in range(count))
+
+    def forward(self, ids, attention_mask):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_layers_that_are_made_alike_are_not_tied(compared):
+    one = Made(4)
+    two = copy.deepcopy(one)
+    with torch.no_grad():
+        two.blocks[2].table[3] += 0.5
+    assert sentence(compared(one, two)).endswith("first at [3, 0]: 0 against 0.5")
+
+
+def test_equal_weights_in_one_run_alone_are_said_to_be_equal(compared):
+    one = Made(2)
+    two = copy.deepcopy(one)
+    with torch.no_grad():
+        two.blocks[1].table[3] += 0.5
+    words = "the reference holds the same elements as blocks.0.table, the target does not"
+    assert sentence(compared(one, two)).endswith(words)
+
+
+def test_a_parameter_explains_what_its_module_computes_from_it(compared):
+    """One finding where the parameter alone differs; two where the code differs as well."""
+    one = Made(4)
+    two = copy.deepcopy(one)
+    with torch.no_grad():
+        two.blocks[2].table[3] += 0.5
+    assert [f.verdict for f in compared(one, two).findings] == ["param-diff"]
+    two.blocks[2].factor = 1.01
+    findings = compared(one, two).findings
+    assert [f.verdict for f in findings] == ["param-diff", "introduced"]
+    assert "1.01 in the target" in findings[1].sentence
+
+
 def test_weights_that_changed_places(compared):
     target = trained(Model())
     reference = copy.deepcopy(target)
@@ -301,3 +359,31 @@ def test_code_that_is_gone_or_was_no_code_says_nothing(release, tmp_path):
     file.unlink()
     result = whence.compare(tmp_path / "old", tmp_path / "new")
     assert "code differs" not in sentence(result)
+
+
+# ---- one change in several places
+
+
+class Cached(nn.Module):
+    """Calls another module in its first step than in later ones, and scales behind both."""
+
+    def __init__(self, scale):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.always, self.out = (nn.Linear(16, 16) for _ in range(3))
+        self.scale, self.held = scale, None
+
+    def forward(self, x):
+        if self.held is None:
+            self.held = self.first(x).tanh()
+        return self.out(self.always(x) * self.scale + self.held)
+
+
+def test_one_change_of_code_in_steps_of_other_calls_is_one_finding(tmp_path):
+    for name, scale in (("r", 0.25), ("t", 0.5)):
+        model = Cached(scale)
+        with torch.no_grad(), whence.capture(model, tmp_path / name):
+            for _ in range(3):
+                model(torch.randn(3, 16))
+    (finding,) = whence.compare(tmp_path / "r", tmp_path / "t").findings
+    assert "0.25 in the reference, 0.5 in the target" in finding.sentence

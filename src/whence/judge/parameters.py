@@ -29,6 +29,11 @@ class ParameterDifference:
     index: tuple[int, ...] | None = None
     is_rounding: bool = False
 
+    @property
+    def differs(self) -> bool:
+        """Is it known that something differs?"""
+        return self.comparable and not self.equal
+
 
 def compare(reference: Array, target: Array) -> ParameterDifference:
     """Compare one parameter of two models that should hold the same weights, possibly at different

@@ -84,7 +84,7 @@ def judge_leaf(evidence: LeafEvidence) -> Verdict:
             cause=CauseKind.STRUCTURAL,
             sentence=evidence.structural,
         )
-    wrong = [(slot, p) for slot, p in evidence.parameters if p.comparable and not p.equal]
+    wrong = [(slot, p) for slot, p in evidence.parameters if p.differs]
     if wrong:
         slot, difference = wrong[0]
         return verdict.replace(

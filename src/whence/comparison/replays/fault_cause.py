@@ -80,6 +80,7 @@ def fault_cause(
         or "the target's own operators reproduce it, so its code computes something else",
         parting.operator,
         source_line(partner, target_program, parting.place),
+        parting.reason(first),
     )
 
 

@@ -71,6 +71,10 @@ class Parting(NamedTuple):
             return self.words
         return "; ".join(words for words in (first.words, self.words) if words)
 
+    def reason(self, first: Parting) -> str:
+        """The change alone, without the places and sizes that each call has its own of."""
+        return first.words if first.words and not first.on_one_side else self.after(first)
+
 
 def difference(reference: Program, target: Program) -> Parting:
     """The first operator or argument in which two programs differ, in one clause without a place;

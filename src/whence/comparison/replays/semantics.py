@@ -213,10 +213,12 @@ class ReplayResult:
 @dataclass(frozen=True, slots=True)
 class FaultCause:
     """Why an operator is at fault: kernel, semantic or "" (not known), in words, which operator
-    inside it, and where it is called.
+    inside it, and where it is called. reason: what the target's code does otherwise, in words that
+    hold of every call with the same change; "" where only its results tell.
     """
 
     cause: str = CauseKind.UNKNOWN
     words: str = ""
     operator: str = ""
     source: str = ""
+    reason: str = ""

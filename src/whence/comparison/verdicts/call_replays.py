@@ -23,6 +23,8 @@ from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.parameters import Parameters
 from whence.comparison.verdicts.region_evidence import RegionEvidence, RegionOutput
 from whence.comparison.verdicts.repeated_runs import RepeatedRuns
+from whence.dtypes import Array
+from whence.records.slots import param_name
 from whence.results import CauseKind, Verdict, VerdictKind
 
 _PASSES = frozenset((
@@ -210,11 +212,32 @@ class CallReplays:
             return self._unless_other_formula(evidence.pair, verdict, [s for s, _ in figures])
         if verdict.verdict != VerdictKind.INTRODUCED or verdict.side == "reference":
             return verdict
-        fault = self.cause(evidence.pair, [s for s, error in figures if error.score > 1])
+        flagged = [slot for slot, error in figures if error.score > 1]
+        if names := self._differing_parameters_behind(evidence.pair, flagged):
+            words = f"inherited: {', '.join(map(param_name, names))} differs between the runs"
+            return verdict.withdrawn(VerdictKind.INHERITED, words)
+        fault = self.cause(evidence.pair, flagged)
         leaf = leaf.replace(cause=CauseKind(fault.cause), cause_words=fault.words)
         return judge.judge_leaf(leaf).replace(
-            operator=fault.operator, source=fault.source, reason=fault.words
+            operator=fault.operator, source=fault.source, reason=fault.reason
         )
+
+    def _differing_parameters_behind(self, pair: PairedCall, flagged: Sequence[str]) -> list[str]:
+        """The parameters of a call that differ, where the reference's program gives the target's
+        outputs once it has the target's values of them.
+        """
+        slots = self.paired.slots[pair.index]
+        parameters = self._parameters.by_role(pair.call, slots)[2]
+        values: dict[str, Array] = {}
+        for name, difference in parameters:
+            arrays = self.paired.arrays(slots[name]) if difference.differs else None
+            if arrays is not None and arrays[0].shape == arrays[1].shape:
+                values[name] = arrays[1].astype(np.float64)
+        if not values:
+            return []
+        local = self.of(pair).figures(Semantics(params=values)).local
+        explained = all(slot in local and local[slot].score <= 1 for slot in flagged)
+        return list(values) if explained else []
 
     def _unless_other_formula(
         self, pair: PairedCall, verdict: Verdict, outputs: Sequence[str]
@@ -233,7 +256,7 @@ class CallReplays:
         if fault.cause != CauseKind.SEMANTIC:
             return verdict
         return judge.of_formula(verdict, difference, fault.words).replace(
-            operator=fault.operator, source=fault.source, reason=fault.words
+            operator=fault.operator, source=fault.source, reason=fault.reason
         )
 
     def cause(self, pair: PairedCall, flagged: Sequence[str], own_limit: float = 1.0) -> FaultCause:

@@ -136,7 +136,7 @@ def _joined_by_reason(
 
 
 def _is_other_code(item: Judged) -> bool:
-    return item.verdict.cause == CauseKind.SEMANTIC and item.region.stretch < 0
+    return item.verdict.cause == CauseKind.SEMANTIC
 
 
 def remarks(

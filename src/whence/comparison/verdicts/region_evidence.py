@@ -267,7 +267,7 @@ class SegmentEvidenceCollector:
         errors_in += map(self.errors.of, self._read(region, fresh))
         errors_in += self._unseen.within(call.id, region.stretch)
         parameters, scopes = self._parameters_of(region, pair)
-        if not outputs and not any(p.comparable and not p.equal for _, p in parameters):
+        if not outputs and not any(p.differs for _, p in parameters):
             return None
         # Who hands on from here what this segment spoilt has nothing to do with it.
         self.first.update((o.slot.reference_record, o.slot.target_record) for o in outputs)

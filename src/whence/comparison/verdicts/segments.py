@@ -26,7 +26,7 @@ class SegmentJudge:
     def verdict(self, region: Region, evidence: RegionEvidence) -> Verdict:
         """The verdict of one segment. Segments of a call are judged in their order."""
         leaf = evidence.leaf
-        if any(p.comparable and not p.equal for _, p in leaf.parameters):
+        if any(p.differs for _, p in leaf.parameters):
             verdict = judge.judge_leaf(leaf)
             return verdict.replace(
                 stretch=evidence.segment, where=evidence.scopes.get(verdict.slot, "")

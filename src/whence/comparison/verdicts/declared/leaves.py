@@ -81,7 +81,7 @@ class DeclaredLeaves:
         parameters = [(s, d) for s, d in evidence.parameters if s not in replaced]
         parameters += [(w.slot, w.difference) for w in weights]
         evidence = evidence.replace(parameters=parameters)
-        if any(d.comparable and not d.equal for _, d in parameters):
+        if any(d.differs for _, d in parameters):
             ledger.wrong.add(call.scope)
             return judge.judge_leaf(evidence), []
         if replaying is None:
