@@ -168,7 +168,7 @@ TWO_MODELS = """
 
     torch.manual_seed(0)
     encoder = Encoder(nn.Linear(16, 16), nn.GELU(sys.argv[1]))
-    decoder = nn.Sequential(nn.Linear(16, 16), nn.GELU())
+    decoder = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
     with torch.no_grad():
         decoder(encoder(torch.randn(3, 16)))
 """

@@ -180,8 +180,8 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
     if finding.side == "reference":
         where += ", in the reference"
     models = result.effect.models if result.effect is not None else ()
-    if len(models) > 1 and finding.root in models and finding.name != finding.root:
-        where += f", of {clean(finding.root)}"  # a path says little where there are several models
+    if finding.root in models[1:] and finding.name != finding.root:
+        where += f", of {clean(finding.root)}"  # its path begins there, not in the largest model
     part = clean(evidence.part_of_call(finding))
     yield _row(title, "   ".join(x for x in (clean(finding.name), call, part, where) if x))
     cause = CAUSES.get(finding.cause, "")

@@ -98,7 +98,7 @@ class Effect(Described, msgspec.Struct, frozen=True):
     nothing could be measured; `from_statistics`: of norms and means alone. name, slot, step, rank:
     where that is. rows: vectors of scores that were compared, along the last axis; moved: of these,
     those whose largest element lies elsewhere in the target. tokens: that both runs generated
-    behind the same text; tokens_changed: of these. models: names of what was called on its own.
+    behind the same text; tokens_changed: of these. models: their names, the largest first.
     """
 
     outputs: int = 0

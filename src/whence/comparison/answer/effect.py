@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -63,9 +64,16 @@ def effect(
         moved=moved,
         tokens=tokens,
         tokens_changed=changed,
-        models=tuple(dict.fromkeys(o.call.root for o in outputs)),
+        models=_models(paired, outputs),
     )
     return _with_worst(result, known, paired, errors)
+
+
+def _models(paired: PairedRuns, outputs: Sequence[_Output]) -> tuple[str, ...]:
+    """Names of what was called on its own, that with the most calls inside first."""
+    names = {output.call.root for output in outputs}
+    calls = Counter(call.root for call in paired.calls if call.root in names)
+    return tuple(name for name, _ in calls.most_common())
 
 
 def of_tokens(generation: Generation) -> Effect:
