@@ -43,6 +43,8 @@ class Mark(StrEnum):
     """Before the dtype that an engine computed the call in, whatever its tensors are stored in."""
     OPSET = "opset "
     """Before the version of the operator set of ONNX that the node is of."""
+    OF_MODULE = "of module "
+    """Before the path of the torch module that an exporter made the node's first result of."""
     ONEDNN = "a kernel of oneDNN"
     """A pass gave the call to oneDNN."""
     NODE = "node "
@@ -73,6 +75,7 @@ _BEFORE = (
     Mark.WRITES,
     Mark.EXECUTED_IN,
     Mark.OPSET,
+    Mark.OF_MODULE,
     Mark.NODE,
     Mark.KERNEL,
     Mark.JOINED,

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
+from whence.align.values.exported_modules import module_values
 from whence.align.values.value_graph import Form, ValueGraph, has_activation, is_move, kind_of
 from whence.records import Call, Record
 
@@ -23,6 +24,7 @@ def corresponding(reference: ValueGraph, target: ValueGraph) -> dict[int, int]:
     pairing = _Pairing(reference, target)
     pairing.by_ends()
     pairing.by_figures()
+    pairing.by_modules()
     pairing.by_structure()
     for far in _FAR:
         while pairing.by_nearness(far):
@@ -93,6 +95,20 @@ class _Pairing:
         if not sources or not all(source in self.partner for source in sources):
             return False
         return Counter({self.partner[s]: n for s, n in sources.items()}) == others
+
+    def by_modules(self) -> None:
+        """What torch modules returned, by the modules that an exporter wrote into its nodes."""
+        others = module_values(self.target)
+        for path, module in module_values(self.reference).items():
+            other = others.get(path)
+            if (
+                other is not None
+                and self._is_open(module.value)
+                and other.value not in self._taken
+                and self._fit(module.value, other.value)
+                and module.may_be(other)
+            ):
+                self._pair(module.value, other.value)
 
     def by_structure(self) -> None:
         """Values by what they are computed of, as far as that tells."""

@@ -24,6 +24,7 @@ from whence.instrument.onnxruntime.nodes import (
     BLOCKED,
     all_nodes,
     is_random,
+    module_of,
     op_type_of,
     outer_values,
     source_of,
@@ -143,6 +144,9 @@ def _form(
         # one alone of the same name is the node itself
         if not is_reordered and names_of(members) != (scope,):
             origins = names_of(members)
+    maker = source.makers.get(makes[0]) if source is not None and makes else node
+    if maker is not None and (module := module_of(maker)):
+        notes.append(mark(Mark.OF_MODULE, module))
     return NodeForm(
         op_type_of(node),
         scope,

@@ -15,7 +15,11 @@ _DRAWS = frozenset((
 ))  # fmt: skip
 _TRACE = re.compile(r'File "([^"]+)", line (\d+)')
 _DOC = re.compile(r"^(\S[^\n]*\.py)\((\d+)\)", re.MULTILINE)
-_MODULES = ("pkg.torch.onnx.name_scopes", "namespace", "pkg.torch.onnx.namespace")
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_QUOTED = re.compile("'([^']*)'")
+_EXPORTED = re.compile(r"/(.+)/[^/]+_output_\d+")
+"""What torch's TorchScript exporter calls a value: "/blocks/blocks.0/norm1/Add_output_0"."""
+_MODULES = (_SCOPES, "namespace", "pkg.torch.onnx.namespace")
 
 
 def op_type_of(node: Any) -> str:
@@ -66,3 +70,18 @@ def source_of(node: Any) -> str:
     if documented:
         return f"{documented[1]}:{documented[2]}"
     return next((node.metadata[key] for key in _MODULES if node.metadata.get(key)), "")[:200]
+
+
+def module_of(node: Any) -> str:
+    """The path of the torch module that an exporter made a node of, "" where that is not told.
+
+    Of torch.export it is written into the node, "['', 'blocks.0', 'blocks.0.norm1', 'layer_norm']";
+    of TorchScript it is in the name of what the node makes.
+    """
+    scopes = _QUOTED.findall(node.metadata.get(_SCOPES, ""))
+    if len(scopes) > 1:
+        return str(scopes[-2])
+    exported = _EXPORTED.fullmatch(node.outputs[0]) if node.outputs else None
+    parts = exported[1].split("/") if exported else []
+    # A list of modules is named before each of its members: "/blocks/blocks.0".
+    return ".".join(p for p, then in zip(parts, [*parts[1:], ""]) if not then.startswith(f"{p}."))

@@ -1,0 +1,91 @@
+"""Values that a torch module returned, and those that an exporter says its nodes make of it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from whence.align.values.value_graph import ValueGraph, is_move
+from whence.records import Call, Record
+from whence.records.marks import Mark, mark_value
+from whence.records.slots import is_output
+
+
+class ModuleValue(NamedTuple):
+    """What a module returns, and the parameters that are read inside of it."""
+
+    value: int
+    parameters: Sequence[Record]
+
+    def may_be(self, other: ModuleValue) -> bool:
+        """May two values be the same result of a module?
+
+        A module whose norm, bias or activation went into another operator reads other parameters
+        in one of the graphs. Of those with the same sizes one at least holds the same elements:
+        those of a convolution with a norm folded into it do not.
+        """
+        sizes, other_sizes = (Counter(p.count for p in m.parameters) for m in (self, other))
+        sums, other_sums = ({_sum(p) for p in m.parameters} for m in (self, other))
+        return sizes == other_sizes and (not sums or bool(sums & other_sums))
+
+
+def module_values(graph: ValueGraph) -> dict[str, ModuleValue]:
+    """By the path of a module that is called once, the only tensor that it makes for others."""
+    modules = defaultdict[str, list[Call]](list)
+    for call in graph.calls:
+        for path in _with_those_around(mark_value(call, Mark.OF_MODULE)):
+            modules[path].append(call)
+    if modules:
+        ends = {graph.source(ref.record) for ref in graph.root.slots("output")}
+        results = (
+            (path, calls, _read_outside(graph, calls, ends)) for path, calls in modules.items()
+        )
+        return {
+            path: ModuleValue(values[0], _parameters(graph, calls))
+            for path, calls, values in results
+            if len(values) == 1
+        }
+    called = Counter(call.scope for call in graph.calls if call.kind == "module")
+    return {
+        call.scope: ModuleValue(refs[0].record, _parameters(graph, [call]))
+        for call in graph.calls
+        if call.kind == "module" and call.scope and called[call.scope] == 1
+        for refs in (call.slots("output"),)
+        if len(refs) == 1
+    }
+
+
+def _with_those_around(path: str) -> Iterator[str]:
+    """A module's path and those of the modules that hold it."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+
+
+def _read_outside(graph: ValueGraph, calls: Sequence[Call], ends: set[int]) -> list[int]:
+    """The values of calls that others read, or that the model returns."""
+    inside = {call.id for call in calls}
+    own = {
+        graph.source(ref.record)
+        for call in calls
+        for ref in call.refs
+        if is_output(ref.slot) and graph.makers[ref.record] is call
+    }
+    own &= {ref.record for call in calls for ref in call.slots("output")}
+    read = {
+        graph.source(ref.record)
+        for call in graph.calls
+        if call.id not in inside and not is_move(call)
+        for ref in call.slots("input")
+    }
+    return [value for value in graph.values if value in own and value in read | ends]
+
+
+def _parameters(graph: ValueGraph, calls: Sequence[Call]) -> list[Record]:
+    return [record for call in calls for record in graph.parameters(call)]
+
+
+def _sum(parameter: Record) -> int | None:
+    """A checksum of its elements in any order."""
+    return parameter.sketch.checksum if parameter.sketch is not None else None
