@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from whence import extras
+from whence import errors, extras, store
 from whence.errors import CaptureError
 from whence.instrument.framework import set_determinism
 from whence.instrument.launch import interpreter, redaction
@@ -40,7 +40,7 @@ try:
             lambda path, info, force: store.create(path, info, force=force),
             store.update_info, store.open_run,
             lambda path, also, folder: store.discard(path, also=also, folder=folder),
-            store.reasons,
+            store.reasons, lambda path, also: store.SetAside(path, also=also),
         ),
         terminal=launch.Terminal(lambda line: print(line, file=sys.stderr, flush=True)),
     )
@@ -631,6 +631,33 @@ def test_an_existing_run_stays(place):
     done = place.launch(*command, options={"force": True})
     assert done.returncode == 0
     assert not (place.run / launch.ERRORS).exists()
+
+
+def test_a_run_to_replace_stays_until_something_is_captured(place):
+    """A command that fails before it captures anything loses nothing that was there."""
+    assert place.launch(sys.executable, "-c", "import torch; print('ran')").returncode == 0
+    before = sorted(p.relative_to(place.run) for p in place.run.rglob("*"))
+    done = place.launch(sys.executable, "-c", "raise SystemExit(4)", options={"force": True})
+    assert done.returncode == 4
+    assert "the run that --force would have replaced is still in" in done.stderr
+    assert sorted(p.relative_to(place.run) for p in place.run.rglob("*")) == before
+    with pytest.raises(errors.OutputExists):
+        store.create(place.run, store.open_run(place.run).info)
+
+
+def test_a_killed_launch_leaves_the_run_that_it_would_have_replaced(place):
+    assert place.launch(sys.executable, "-c", "import torch; print('ran')").returncode == 0
+    aside = store.SetAside(place.run)
+    assert not place.run.joinpath("run.json").exists()
+    beside = place.run.with_name(f"{place.run.name}.replaced")
+    assert store.open_run(beside).calls
+    assert place.launch(sys.executable, "-c", "import torch; print('ran')").returncode == 0
+    # the next --force leaves it alone, as it is not what it replaces
+    options = {"force": True}
+    done = place.launch(sys.executable, "-c", "import torch; print('ran')", options=options)
+    assert done.returncode == 0
+    assert store.open_run(beside).calls
+    assert aside.keep(in_its_place=False) == str(beside)
 
 
 # -- what is written down ---------------------------------------------------------------------------------------------

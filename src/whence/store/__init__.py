@@ -12,6 +12,7 @@ from whence.store.reader import StoredRun, open_run
 from whence.store.recover import Recovered, is_written, recover
 from whence.store.same_lines import say_the_same
 from whence.store.scrub import Scrubbed, scrub
+from whence.store.set_aside import SetAside
 from whence.store.writer import Writer
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "ProcessInfo",
     "Recovered",
     "Scrubbed",
+    "SetAside",
     "StoredRun",
     "Writer",
     "create",

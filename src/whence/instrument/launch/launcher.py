@@ -13,7 +13,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Protocol
 
 from whence import extras
 from whence.errors import WhenceError
@@ -39,10 +39,19 @@ class LaunchExtras(NamedTuple):
     folder: str
 
 
+class Aside(Protocol):
+    """A run that another one replaces. `keep` returns where it lies, "" where there is none."""
+
+    def keep(self, *, in_its_place: bool) -> str: ...
+
+    def delete(self) -> None: ...
+
+
 class RunStore(NamedTuple):
     """How runs are made and read: create(path, info, force), update(path, **fields of RunInfo),
     open(path); discard(path, also, folder) deletes one that holds nothing, and says whether it did;
-    reasons(path): why its processes captured nothing.
+    reasons(path): why its processes captured nothing. set_aside(path, names): keeps what the run at
+    `path` wrote out of the way of one that replaces it.
     """
 
     create: Callable[[str, RunInfo, bool], object]
@@ -50,6 +59,7 @@ class RunStore(NamedTuple):
     open: Callable[[str], Run]
     discard: Callable[[str, Collection[str], bool], bool]
     reasons: Callable[[str], list[str]]
+    set_aside: Callable[[str, Collection[str]], Aside]
 
 
 class Terminal(NamedTuple):
@@ -86,11 +96,15 @@ def launch(
     absolute = str(Path(run_path).absolute())
     info = describe(command, options, versions, found.python if found else "")
     is_ours = not Path(absolute).is_dir() or any(Path(absolute).iterdir())
+    own = (LOG, ERRORS, *((extra.folder,) if extra is not None else ()))
+    replaced = runs.set_aside(absolute, own) if options.force else None
     runs.create(absolute, info, options.force)
 
     def discard() -> bool:
-        own = (LOG, ERRORS, *((extra.folder,) if extra is not None else ()))
-        return runs.discard(absolute, own, is_ours)
+        is_gone = runs.discard(absolute, own, is_ours)
+        if replaced is not None and (kept := replaced.keep(in_its_place=is_gone)):
+            terminal.tell(f"whence: the run that --force would have replaced is still in {kept}")
+        return is_gone
 
     for leftover in (LOG, ERRORS):  # of a run that --force replaced
         (Path(absolute) / leftover).unlink(missing_ok=True)
@@ -118,7 +132,10 @@ def launch(
         terminal.tell(f"whence: cannot note the end of the command: {err}")
     reasons = runs.reasons(absolute)
     outcome = Outcome(run_path, absolute, options, ended, processes, reasons)
-    return conclude(outcome, runs.open, discard, terminal.tell)
+    exit_code = conclude(outcome, runs.open, discard, terminal.tell)
+    if replaced is not None:
+        replaced.delete()
+    return exit_code
 
 
 def describe(

@@ -54,6 +54,9 @@ def run_command(
     def discard(path: str, also: Collection[str], folder: bool) -> bool:
         return store.discard(path, also=also, folder=folder)
 
+    def set_aside(path: str, also: Collection[str]) -> store.SetAside:
+        return store.SetAside(path, also=also)
+
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
@@ -62,7 +65,9 @@ def run_command(
         run_path,
         chosen,
         attach="whence.api:attach_labels" if labels_only else "whence.api:attach",
-        runs=launcher.RunStore(create, store.update_info, open_run, discard, store.reasons),
+        runs=launcher.RunStore(
+            create, store.update_info, open_run, discard, store.reasons, set_aside
+        ),
         terminal=launcher.Terminal(tell or say, environment, log),
         extra=extra,
     )

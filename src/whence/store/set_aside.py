@@ -1,0 +1,55 @@
+"""A run that another one replaces, kept beside it until that one holds something."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from whence.store.folder import RUN, is_run, process_folders
+
+
+class SetAside:
+    """The files of the run at `path` in the folder PATH.replaced. also: names of further files that
+    belong to the run. Raises OSError.
+
+    Nothing is set aside where there is no run, or something else beside it. A process that is
+    killed leaves PATH.replaced, which is a run; one that is there already stays, and what lies at
+    `path`, which began after it, is not set aside.
+    """
+
+    def __init__(self, path: str | Path, *, also: Collection[str] = ()) -> None:
+        self._run = Path(path)
+        self._place = self._run.with_name(f"{self._run.name}.replaced")
+        self._names: list[str] = []
+        if not is_run(self._run) or self._run.is_symlink() or self._place.exists():
+            return
+        own = {RUN, *also, *(folder.name for folder in process_folders(self._run))}
+        names = [entry.name for entry in self._run.iterdir()]
+        if not own.issuperset(names):
+            return
+        self._place.mkdir(mode=0o700)
+        for name in names:
+            (self._run / name).rename(self._place / name)
+            self._names.append(name)
+
+    def keep(self, *, in_its_place: bool) -> str:
+        """Keep it, where it was or where it lies. Returns that folder, "" where there is no run.
+        Raises OSError.
+        """
+        if not self._names:
+            return ""
+        if in_its_place:
+            self._run.mkdir(mode=0o700, exist_ok=True)
+            for name in self._names:
+                (self._place / name).rename(self._run / name)
+            self._place.rmdir()
+        self._names = []
+        return str(self._run if in_its_place else self._place)
+
+    def delete(self) -> None:
+        """Delete it, as far as that goes, unless it is kept."""
+        if self._names:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(self._place)
