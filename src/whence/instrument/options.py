@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,11 @@ KEEP = ("full", "stats", "none")
 LEVELS = ("modules", "logits", "op", "graph", "io")
 GRAPH_MODES = ("exact", "deep", "fx")
 POSITIONS = ("last", "all")
-RUNGS = ("eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "inductor", "rounded")
+RUNGS: Mapping[str, tuple[str, ...]] = {
+    "torch": ("eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "inductor", "rounded"),
+    "onnxruntime": ("off", "basic", "extended", "layout", "all"),
+}
+"""How far a program is compiled or a graph optimised, by the framework that does it."""
 DEFAULT_MAX_BYTES = 20 * 10**9
 
 _NUMBER = re.compile(r"(0|[1-9][0-9]*(_[1-9][0-9]*)*)")
@@ -60,7 +64,9 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     "graph", "exact": what kernels leave, "deep": what every node computes, "fx": the graph run node
     by node instead of inductor's code. graph_buffers: keep buffers too that no node of the graph
     names. graph_anyway: mode "deep" even where it changes the result. rung: the stage of
-    torch.compile that a program is compiled to (docs/graph.md), "" for what it asks for itself.
+    torch.compile that a program is compiled to (docs/graph.md), or the level to which ONNX Runtime
+    optimises its graphs (docs/onnxruntime.md); "" for what it asks for itself.
+    disabled_optimizers: names of optimisers of ONNX Runtime that its sessions do without.
     """
 
     include: tuple[str, ...] = ()
@@ -95,6 +101,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     graph_buffers: bool = False
     graph_anyway: bool = False
     rung: str = ""
+    disabled_optimizers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_texts()
@@ -103,7 +110,12 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         _one_of("level", self.level, LEVELS)
         _one_of("positions", self.positions, POSITIONS)
         _one_of("graph_mode", self.graph_mode, GRAPH_MODES)
-        _one_of("rung", self.rung, ("", *RUNGS))
+        _one_of("rung", self.rung, ("", *(rung for rungs in RUNGS.values() for rung in rungs)))
+        if self.disabled_optimizers and self.rung in RUNGS["torch"]:
+            raise UsageError(
+                f"disabled_optimizers are of ONNX Runtime, and rung {self.rung} is of torch: leave "
+                "one out"
+            )
         self._check_operators()
         self._check_graph()
         self._check_logits()
@@ -125,8 +137,18 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
                 f"seed: {self.seed} is outside 0..{2**32 - 1}, what every framework accepts"
             )
 
+    @property
+    def staged(self) -> str:
+        """The framework whose programs are compiled or optimised differently, "" for none."""
+        if self.disabled_optimizers:
+            return "onnxruntime"
+        return next((name for name, rungs in RUNGS.items() if self.rung in rungs), "")
+
     def _check_texts(self) -> None:
-        for name in ("include", "exclude", "classes", "no_inputs", "ids", "weights", "patch"):
+        for name in (
+            "include", "exclude", "classes", "no_inputs", "ids", "weights", "patch",
+            "disabled_optimizers",
+        ):  # fmt: skip
             value: object = getattr(self, name)
             if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
                 raise UsageError(f"{name}: expected a tuple of strings, found {value!r}")

@@ -1,4 +1,4 @@
-"""What the comparison of a rung with eager says, and which stage a ladder names."""
+"""What the comparison of a rung with the lowest says, and what a ladder names."""
 
 from __future__ import annotations
 
@@ -7,43 +7,37 @@ from typing import TYPE_CHECKING
 
 from whence.records.slots import is_output
 from whence.results import Evidence, Rung, RungKind, Status, VerdictKind
+from whence.workflows.ladder.climbers import FINE
 
 if TYPE_CHECKING:
     from whence.records import Run
     from whence.results import Comparison
-
-_STAGES = {
-    "dynamo": "dynamo",
-    "aot_eager": "aot_autograd",
-    "aot_eager_decomp_partition": "decomposition",
-    "inductor": "inductor",
-}
-FINE = (RungKind.BIT_EQUAL, RungKind.NOISE)
+    from whence.workflows.ladder.climbers import Climber
 
 
-def judged(rungs: Sequence[Rung]) -> tuple[str, tuple[str, ...], str]:
-    """(status, the stages at fault, that in a sentence) of a ladder."""
-    top = rungs[-1]
-    backend = next((b for b in top.backends if b != "inductor"), "inductor")
-    stages = {**_STAGES, "inductor": backend}
+def judged(rungs: Sequence[Rung], climber: Climber) -> tuple[str, tuple[str, ...], str]:
+    """(status, what is at fault, that in a sentence) of a ladder."""
+    top, base = rungs[-1], rungs[0].name
     outside = next((i for i, r in enumerate(rungs) if r.verdict == RungKind.OUTSIDE), -1)
     if outside > 0:
         fine = max(i for i, r in enumerate(rungs[:outside]) if r.verdict in FINE)
-        named = tuple(stages[r.name] for r in rungs[fine + 1 : outside + 1])
-        start = f"{rungs[fine].name} is {_words_of(rungs[fine])}, " if fine else ""
+        named = tuple(climber.stage(r.name, top) for r in rungs[fine + 1 : outside + 1])
+        start = f"{rungs[fine].name} is {_words_of(rungs[fine], base)}, " if fine else ""
         first = rungs[outside]
         sentence = f"{start}{first.name} is outside the noise: {first.sentence}"
         if len(named) > 1:
-            sentence += "".join(f"; {_with_reason(r)}" for r in rungs[fine + 1 : outside])
+            sentence += "".join(f"; {_with_reason(r, base)}" for r in rungs[fine + 1 : outside])
         if top.verdict in FINE:
-            sentence += f"; the program as it is ({top.name}) is {_words_of(top)} all the same"
+            sentence += (
+                f"; the program as it is ({top.name}) is {_words_of(top, base)} all the same"
+            )
         return Status.DIFFERENT, named, sentence
     bad = [r for r in rungs if r.verdict not in FINE]
     if top.verdict in FINE:
         equal = all(r.verdict == RungKind.BIT_EQUAL for r in rungs)
-        start = "every rung is bit-equal to eager" if equal else "no rung is outside the noise"
-        return Status.SAME, (), "; ".join((start, *map(_with_reason, bad)))
-    return Status.UNDECIDED, (), "; ".join(map(_with_reason, bad))
+        start = f"every rung is bit-equal to {base}" if equal else "no rung is outside the noise"
+        return Status.SAME, (), "; ".join((start, *(_with_reason(r, base) for r in bad)))
+    return Status.UNDECIDED, (), "; ".join(_with_reason(r, base) for r in bad)
 
 
 def verdict_of(result: Comparison) -> tuple[str, str]:
@@ -55,6 +49,12 @@ def verdict_of(result: Comparison) -> tuple[str, str]:
         return RungKind.UNDECIDED, why
     is_equal = all(row.measured.identical for row in result.rows)
     return (RungKind.BIT_EQUAL if is_equal else RungKind.NOISE), ""
+
+
+def first_node(result: Comparison) -> str:
+    """Name and type of the first finding, "" without one."""
+    found = result.findings[0] if result.findings else None
+    return "" if found is None else f"{found.name} ({found.op_type})"
 
 
 def distance(result: Comparison, reference: Run) -> tuple[bool, float | None]:
@@ -104,13 +104,13 @@ def short_reason(why: str) -> str:
     return next((line for line in lines if RAISED.match(line)), lines[0] if lines else "")
 
 
-def _with_reason(rung: Rung) -> str:
-    return f"{rung.name} {_words_of(rung)}: {short_reason(rung.why)}"
+def _with_reason(rung: Rung, base: str) -> str:
+    return f"{rung.name} {_words_of(rung, base)}: {short_reason(rung.why)}"
 
 
-def _words_of(rung: Rung) -> str:
+def _words_of(rung: Rung, base: str) -> str:
     words: dict[str, str] = {
-        RungKind.BIT_EQUAL: "bit-equal to eager",
+        RungKind.BIT_EQUAL: f"bit-equal to {base}",
         RungKind.NOISE: "within the noise",
         RungKind.FAILED: "does not compile or run",
     }
