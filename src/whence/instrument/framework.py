@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from whence.errors import CaptureError, UsageError
 from whence.instrument import FRAMEWORKS
 from whence.instrument.options import CaptureOptions
+from whence.instrument.rungs import framework_of
 from whence.instrument.session import Session
 from whence.records import Run
 
@@ -121,7 +122,8 @@ def stage_of(name: str, options: CaptureOptions) -> Stage | None:
     """What compiles or optimises programs of a framework differently, as options ask; None where
     they ask nothing of it.
     """
-    return framework(name).stage(options) if name == options.staged else None
+    staged = framework_of(options.rung, options.disabled_optimizers)
+    return framework(name).stage(options) if name == staged else None
 
 
 def has_level(name: str, options: CaptureOptions) -> bool:

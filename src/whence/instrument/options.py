@@ -7,29 +7,28 @@ value.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from whence.errors import UsageError
+from whence.instrument.choices import nearest, one_of
 from whence.instrument.patch_points import parse_fault, parse_point
+from whence.instrument.rungs import every_rung, framework_of
 
 SLOTS = ("both", "input", "output")
 KEEP = ("full", "stats", "none")
 LEVELS = ("modules", "logits", "op", "graph", "io")
 GRAPH_MODES = ("exact", "deep", "fx")
 POSITIONS = ("last", "all")
-RUNGS: Mapping[str, tuple[str, ...]] = {
-    "torch": ("eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "inductor", "rounded"),
-    "onnxruntime": ("off", "basic", "extended", "layout", "all"),
-}
-"""How far a program is compiled or a graph optimised, by the framework that does it."""
 DEFAULT_MAX_BYTES = 20 * 10**9
 
+_TEXTS = (
+    "include", "exclude", "classes", "no_inputs", "ids", "weights", "patch", "disabled_optimizers",
+)  # fmt: skip
 _NUMBER = re.compile(r"(0|[1-9][0-9]*(_[1-9][0-9]*)*)")
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
 _HOOK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -105,17 +104,13 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
     def __post_init__(self) -> None:
         self._check_texts()
-        _one_of("slots", self.slots, SLOTS)
-        _one_of("keep", self.keep, KEEP)
-        _one_of("level", self.level, LEVELS)
-        _one_of("positions", self.positions, POSITIONS)
-        _one_of("graph_mode", self.graph_mode, GRAPH_MODES)
-        _one_of("rung", self.rung, ("", *(rung for rungs in RUNGS.values() for rung in rungs)))
-        if self.disabled_optimizers and self.rung in RUNGS["torch"]:
-            raise UsageError(
-                f"disabled_optimizers are of ONNX Runtime, and rung {self.rung} is of torch: leave "
-                "one out"
-            )
+        one_of("slots", self.slots, SLOTS)
+        one_of("keep", self.keep, KEEP)
+        one_of("level", self.level, LEVELS)
+        one_of("positions", self.positions, POSITIONS)
+        one_of("graph_mode", self.graph_mode, GRAPH_MODES)
+        one_of("rung", self.rung, ("", *every_rung()))
+        framework_of(self.rung, self.disabled_optimizers)
         self._check_operators()
         self._check_graph()
         self._check_logits()
@@ -137,18 +132,8 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
                 f"seed: {self.seed} is outside 0..{2**32 - 1}, what every framework accepts"
             )
 
-    @property
-    def staged(self) -> str:
-        """The framework whose programs are compiled or optimised differently, "" for none."""
-        if self.disabled_optimizers:
-            return "onnxruntime"
-        return next((name for name, rungs in RUNGS.items() if self.rung in rungs), "")
-
     def _check_texts(self) -> None:
-        for name in (
-            "include", "exclude", "classes", "no_inputs", "ids", "weights", "patch",
-            "disabled_optimizers",
-        ):  # fmt: skip
+        for name in _TEXTS:
             value: object = getattr(self, name)
             if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
                 raise UsageError(f"{name}: expected a tuple of strings, found {value!r}")
@@ -280,7 +265,7 @@ def make(**options: Any) -> CaptureOptions:
     fields = CaptureOptions.__struct_fields__
     for name in options:
         if name not in (*fields, "logits"):
-            hint = _nearest(name, fields)
+            hint = nearest(name, fields)
             raise UsageError(f"unknown capture option {name!r}{hint}; known: {', '.join(fields)}")
     values = dict(options)
     if (short := values.pop("logits", None)) is not None:
@@ -362,18 +347,6 @@ def check_pattern(pattern: str, option: str) -> None:
             re.compile(pattern[3:])
         except re.error as err:
             raise UsageError(f"{option}: {pattern!r} is not a regular expression: {err}") from None
-
-
-def _one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(
-            f"{option}: {value!r} is not one of {', '.join(choices)}{_nearest(str(value), choices)}"
-        )
-
-
-def _nearest(name: str, choices: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(name, choices, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _strings(value: Any) -> tuple[Any, ...]:

@@ -46,7 +46,7 @@ def determinism(seed: int | None, deterministic: bool) -> None:
 def stage(options: CaptureOptions) -> Stage:
     """Makes sessions with the level of the rung, and without the disabled optimisers."""
     from whence.instrument.onnxruntime.levels import Levels
-    from whence.instrument.options import RUNGS
+    from whence.instrument.rungs import RUNGS
 
     rung = options.rung if options.rung in RUNGS["onnxruntime"] else ""
     return Levels(rung, options.disabled_optimizers)

@@ -19,7 +19,7 @@ from whence.instrument.onnxruntime.what_optimized import Optimized, note
 from whence.instrument.session import Session
 
 _MAKES = "_create_inference_session"
-# The rung of `options.RUNGS["onnxruntime"]` -> the member of `GraphOptimizationLevel`.
+# The rung of `RUNGS["onnxruntime"]` -> the member of `GraphOptimizationLevel`.
 _LEVELS = {
     "off": "ORT_DISABLE_ALL",
     "basic": "ORT_ENABLE_BASIC",

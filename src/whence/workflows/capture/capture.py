@@ -83,7 +83,7 @@ def listening(
     check(name, chosen)
     folder = os.fspath(path)
     session = open_session(folder, chosen, on_record)
-    if chosen.staged:
+    if chosen.rung or chosen.disabled_optimizers:
         raise UsageError(
             f"{'rung' if chosen.rung else 'disabled_optimizers'}: a model given to capture is "
             "compiled or optimised already; whence.ladder climbs in code, `whence run --rung` "

@@ -6,25 +6,24 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from whence import extras
 from whence.errors import CaptureError, OutputExists, StoreFailed, UsageError
-from whence.instrument.options import RUNGS
 from whence.results import Ladder, Pass, Rung, RungKind, Status, VerdictKind
 from whence.workflows.ladder.climbers import FINE, Judgement
 from whence.workflows.ladder.verdict import (
+    Outcome,
+    boundary_of,
     distance,
-    first_node,
     is_unproven,
     judged,
+    outcome_of,
     short_reason,
-    verdict_of,
     words_of_worst,
 )
 
@@ -67,25 +66,10 @@ def ladder(
     always named. tell: called with what is done next. Raises UsageError, OutputExists, CaptureError
     when the lowest rung cannot be run.
     """
-    climber = _of_model(model, inputs, compile_options, seed)
+    from whence.workflows.ladder.choosing import of_model
+
+    climber = of_model(model, inputs, compile_options, seed)
     return _climb(climber, output, force, bisect_pass, tell)
-
-
-def _of_model(model: Any, inputs: Any, options: Mapping[str, Any], seed: int) -> Climber:
-    from whence.instrument import onnxruntime
-    from whence.workflows.ladder.of_levels import LevelsModel
-    from whence.workflows.ladder.of_torch import TorchModel
-
-    if not isinstance(model, (str, os.PathLike, bytes)) and not onnxruntime.owns(model):
-        return TorchModel(model, inputs, options, seed)
-    extras.needed("onnxruntime", "a ladder")
-    steps = [inputs] if isinstance(inputs, Mapping) else list(inputs)
-    if not steps or not all(isinstance(feeds, Mapping) for feeds in steps):
-        raise UsageError(
-            "a model of ONNX Runtime is given its inputs by name: a dict of arrays, or a list of "
-            "them for several steps"
-        )
-    return LevelsModel(model, steps, options, seed)
 
 
 def ladder_command(
@@ -106,21 +90,9 @@ def ladder_command(
     Runtime where it makes sessions. releases: folders, each with a release of ONNX Runtime.
     options: of capture (seed, steps, deterministic ...). Without a seed nothing is seeded.
     """
-    from whence.workflows.ladder.of_levels import LevelsCommand
-    from whence.workflows.ladder.of_releases import ReleasesCommand
-    from whence.workflows.ladder.of_torch import TorchCommand
+    from whence.workflows.ladder.choosing import of_command
 
-    if of not in ("", *RUNGS):
-        raise UsageError(f"of: {of!r} is not one of {', '.join(RUNGS)}")
-    if releases and of == "torch":
-        raise UsageError("releases are of ONNX Runtime: leave of='torch' (--of torch) out")
-    climber: Climber
-    if releases:
-        climber = ReleasesCommand(command, releases, options)
-    elif of == "onnxruntime":
-        climber = LevelsCommand(command, options)
-    else:
-        climber = TorchCommand(command, options, chooses=not of)
+    climber = of_command(command, of, releases, options)
     return _climb(climber, output, force, bisect_pass, tell)
 
 
@@ -305,14 +277,14 @@ class _Rungs:
         below = next((r.name for r in reversed(previous) if r.name in self.runs), "")
         from_base = distance(result, self.base)
         identical, rel_l2 = self._distance(below, run) if below != self.stairs.base else from_base
-        verdict, why = verdict_of(result)
+        outcome = self._outcome(result, run)
         return msgspec.structs.replace(
             rung,
-            verdict=verdict,
-            why=why,
+            verdict=outcome.verdict,
+            why=outcome.why,
             evidence=result.evidence,
-            sentence="" if verdict == RungKind.BIT_EQUAL else words_of_worst(result),
-            node=first_node(result) if verdict == RungKind.OUTSIDE else "",
+            sentence=outcome.sentence,
+            node=outcome.node,
             rel_l2=from_base[1],
             previous_identical=identical,
             previous_rel_l2=rel_l2,
@@ -384,6 +356,11 @@ class _Rungs:
         # What lies inside compiled code has no partner; the question here is asked at its boundary.
         return compare(self.base, target, output=output, force=True, again=again, min_coverage=0.0)
 
+    def _outcome(self, result: Comparison, target: Run) -> Outcome:
+        if self.stairs.sees_inside:
+            return outcome_of(result, self.base, target)
+        return boundary_of(result)
+
     def _distance(self, reference: str, target: Run) -> tuple[bool, float | None]:
         from whence.workflows.compare import compare
 
@@ -400,9 +377,8 @@ class _Rungs:
         try:
             capture(path)
             run = open_run(str(path))
-            result = self._compared(run)
-            verdict, _ = verdict_of(result)
-            return Judgement(verdict, first_node(result), run)
+            outcome = self._outcome(self._compared(run), run)
+            return Judgement(outcome.verdict, outcome.node, run)
         except CaptureError:
             return Judgement(RungKind.FAILED)
         finally:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from whence.errors import CaptureError, UsageError
 from whence.instrument.onnxruntime.what_optimized import Optimized, of_run
-from whence.instrument.options import RUNGS
+from whence.instrument.rungs import RUNGS
 from whence.records.marks import EngineModel
 from whence.results import LadderKind, Pass
 from whence.workflows.ladder.climbers import Judge, Stairs, first_outside

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from whence.records.slots import is_output
 from whence.results import Evidence, Rung, RungKind, Status, VerdictKind
 from whence.workflows.ladder.climbers import FINE
 
 if TYPE_CHECKING:
-    from whence.records import Run
+    from whence.records import Record, Run
     from whence.results import Comparison
     from whence.workflows.ladder.climbers import Climber
 
@@ -40,18 +40,85 @@ def judged(rungs: Sequence[Rung], climber: Climber) -> tuple[str, tuple[str, ...
     return Status.UNDECIDED, (), "; ".join(_with_reason(r, base) for r in bad)
 
 
-def verdict_of(result: Comparison) -> tuple[str, str]:
-    """(the verdict of a rung, why it is undecided or "")."""
+class Outcome(NamedTuple):
+    """How a run stands against the lowest rung. why: it is undecided. sentence: of what differs
+    most, "" for nothing. node: name and type of the first that differs, where it is outside.
+    """
+
+    verdict: str
+    why: str = ""
+    sentence: str = ""
+    node: str = ""
+
+
+def boundary_of(result: Comparison) -> Outcome:
+    """Of a comparison as it stands."""
+    words = words_of_worst(result)
     if result.status == Status.DIFFERENT:
-        return RungKind.OUTSIDE, ""
+        return Outcome(RungKind.OUTSIDE, "", words, _first_node(result))
     if result.status == Status.UNDECIDED:
-        why = result.headline or "; ".join(result.inputs_differ[:1]) or words_of_worst(result)
-        return RungKind.UNDECIDED, why
-    is_equal = all(row.measured.identical for row in result.rows)
-    return (RungKind.BIT_EQUAL if is_equal else RungKind.NOISE), ""
+        why = result.headline or "; ".join(result.inputs_differ[:1]) or words
+        return Outcome(RungKind.UNDECIDED, why, words)
+    if all(row.measured.identical for row in result.rows):
+        return Outcome(RungKind.BIT_EQUAL)
+    return Outcome(RungKind.NOISE, "", words)
 
 
-def first_node(result: Comparison) -> str:
+def outcome_of(result: Comparison, reference: Run, target: Run) -> Outcome:
+    """Of a comparison that sees nodes, which an optimiser may replace by others that compute the
+    same: what models return must differ too.
+    """
+    outcome = boundary_of(result)
+    if result.inputs_differ:
+        return outcome
+    before, after = _returned(reference), _returned(target)
+    for key in before.keys() & after.keys():
+        one, other = before[key], after[key]
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            name = f"{key.root} {key.slot}"
+            words = f"{name}: returned as {_form(other)}, on the lowest rung as {_form(one)}"
+            return Outcome(RungKind.OUTSIDE, "", words, name)
+    if outcome.verdict in FINE:
+        return outcome
+    if before and {k: r.hash for k, r in before.items()} == {k: r.hash for k, r in after.items()}:
+        words = f"what is returned is bit-equal, though inside not all is: {outcome.sentence}"
+        return Outcome(RungKind.NOISE, "", words)
+    if result.findings and all(f.verdict == VerdictKind.PARAM_DIFF for f in result.findings):
+        # codes of int8 written as uint8, for one: each differs by 128, and means the same
+        why = (
+            "only parameters differ, which an optimiser may write otherwise, and so does what is "
+            f"returned; whether by more than rounding is not known: {outcome.sentence}"
+        )
+        return Outcome(RungKind.UNDECIDED, why, outcome.sentence)
+    return outcome
+
+
+class _Place(NamedTuple):
+    """Where a root call of a run hands something out."""
+
+    root: str
+    rank: int
+    step: int
+    occurrence: int
+    slot: str
+
+
+def _returned(run: Run) -> dict[_Place, Record]:
+    """What the root calls of a run return."""
+    return {
+        _Place(call.root, call.rank, call.step, call.occurrence, ref.slot): run.records[ref.record]
+        for call in run.calls
+        if call.parent == -1
+        for ref in call.refs
+        if is_output(ref.slot)
+    }
+
+
+def _form(record: Record) -> str:
+    return f"{record.dtype} {list(record.shape)}"
+
+
+def _first_node(result: Comparison) -> str:
     """Name and type of the first finding, "" without one."""
     found = result.findings[0] if result.findings else None
     return "" if found is None else f"{found.name} ({found.op_type})"

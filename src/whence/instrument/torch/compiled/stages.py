@@ -26,7 +26,7 @@ ROUNDED = "rounded"
 rounding alone takes this program.
 """
 
-# The rung of `options.RUNGS["torch"]` -> the backend of that name in torch. "eager" compiles
+# The rung of `RUNGS["torch"]` -> the backend of that name in torch. "eager" compiles
 # nothing, "inductor" is what the program asks for.
 _BACKENDS = {
     "dynamo": "eager",
