@@ -214,7 +214,13 @@ def nodes_of(run: Run) -> int:
     return sum(call.parent in roots for call in run.calls)
 
 
+def settings_of(run: Run) -> list[dict[str, Any]]:
+    """The facts that a capture noted of each session."""
+    return [json.loads(note.text) for note in run.notes if note.kind == "settings"]
+
+
 def _written_by_the_runtime(run: Run) -> list[str]:
-    facts = [json.loads(note.text) for note in run.notes if note.kind == "settings"]
-    written = [f for f in facts if any(domain in f.get("opset", ()) for domain in _WRITTEN)]
+    written = [
+        f for f in settings_of(run) if any(domain in f.get("opset", ()) for domain in _WRITTEN)
+    ]
     return list(dict.fromkeys(str(f.get("model", "")) for f in written))

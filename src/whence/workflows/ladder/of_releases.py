@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from whence.errors import CaptureError, UsageError
 from whence.results import LadderKind, Pass
 from whence.workflows.ladder.climbers import Judge, Stairs
-from whence.workflows.ladder.of_levels import nodes_of, sessions_of
+from whence.workflows.ladder.of_levels import nodes_of, sessions_of, settings_of
 
 if TYPE_CHECKING:
     from whence.records import Run
@@ -61,7 +61,7 @@ class ReleasesCommand:
         paths = [folder, self._subject.environment().get("PYTHONPATH")]
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths))} if folder else {}
         seconds = self._subject.capture(path, environment=environment, **self._options)
-        version = open_run(str(path)).info.versions.get(_PACKAGE, "")
+        version = release_of(open_run(str(path)))
         if folder and version != rung:
             raise CaptureError(
                 f"the command imported onnxruntime {version or '(none)'}, not the {rung} in "
@@ -105,6 +105,12 @@ class ReleasesCommand:
     ) -> Pass | None:
         """The folders that were given are all that can be tried."""
         return None
+
+
+def release_of(run: Run) -> str:
+    """The release that a run's sessions were made with, "" for none."""
+    stated = (facts.get(_PACKAGE, "") for facts in settings_of(run))
+    return str(next(filter(None, stated), run.info.versions.get(_PACKAGE, "")))
 
 
 def version_in(folder: str) -> str:

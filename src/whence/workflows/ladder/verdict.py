@@ -119,8 +119,11 @@ def _form(record: Record) -> str:
 
 
 def _first_node(result: Comparison) -> str:
-    """Name and type of the first finding, "" without one."""
-    found = result.findings[0] if result.findings else None
+    """Name and type of the first finding that is not of parameters alone, which an optimiser may
+    write otherwise; of the first where there is no other, "" without one.
+    """
+    computed = [f for f in result.findings if f.verdict != VerdictKind.PARAM_DIFF]
+    found = next(iter(computed or result.findings), None)
     return "" if found is None else f"{found.name} ({found.op_type})"
 
 
