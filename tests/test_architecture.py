@@ -103,7 +103,7 @@ FOLDERS = {
         {"pipeline"},
     ],
     "instrument": [
-        {"wording", "patch_points", "process_group"},
+        {"wording", "patch_points", "process_group", "rungs", "choices"},
         {"options", "on_record", "step_sizes"},
         {"selection"},
         {"session"},

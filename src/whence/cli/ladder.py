@@ -1,8 +1,10 @@
-"""Find the stage of torch.compile at which the results change.
+"""Find the stage of torch.compile, the optimiser or the release of ONNX Runtime at which the
+results change.
 
 \b
     whence ladder -o DIR -- python infer.py
     whence ladder -o DIR --seed 0 --bisect-pass -- python train.py
+    whence ladder -o DIR --release ort-1.20 --release ort-1.23 -- python serve.py
 
 The command runs twice eagerly, then once per stage: aot_eager (dynamo and AOTAutograd),
 aot_eager_decomp_partition (with inductor's decompositions) and inductor. Nothing is edited:
@@ -10,11 +12,18 @@ torch.compile gets another backend in these processes. Each stage is compared wi
 the stage before it. With --bisect-pass, torch's own compiler bisector then finds the pass, lowering
 or decomposition, with this comparison as its test; that takes about 20 more runs.
 
-Exit code: 0 no stage is outside the noise, 1 a stage is named, 2 undecided, 3 when the eager
-command fails or cannot be run.
+A program that compiles nothing and makes sessions of ONNX Runtime runs twice with their graph
+optimisations off, then once per level (basic, extended, layout, all). A bisection over more runs
+then names the first optimiser that makes the difference, and the node. With --release, the program
+runs as it is with one release after the other, each first on its path.
+
+Exit code: 0 no rung is outside the noise, 1 one is named, 2 undecided, 3 when the command fails on
+the lowest rung or cannot be run.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import click
 
@@ -39,6 +48,21 @@ from whence.cli import _answers, _options, _progress
 @click.option(
     "--bisect-pass", is_flag=True, help="Also name the pass, with torch's own compiler bisector."
 )
+@click.option(
+    "--of",
+    type=click.Choice(["torch", "onnxruntime"]),
+    help="What is climbed.  [default: torch where the program compiles something]",
+)
+@click.option(
+    "--release",
+    "releases",
+    multiple=True,
+    metavar="DIR",
+    type=click.Path(),
+    help="A folder with a release of onnxruntime (pip install --no-deps --target DIR "
+    "onnxruntime==1.20.1); repeatable, tried in this order. Of one alone, what is installed comes "
+    "second.",
+)
 @click.option("--seed", type=int, metavar="N", help="Seed every run.")
 @click.option("--deterministic", is_flag=True, help="Switch every run to deterministic kernels.")
 @click.option(
@@ -51,6 +75,8 @@ def command(
     output: str,
     force: bool,
     bisect_pass: bool,
+    of: str | None,
+    releases: tuple[str, ...],
     seed: int | None,
     deterministic: bool,
     steps: str | None,
@@ -66,9 +92,16 @@ def command(
         raise click.UsageError("no command given:  whence ladder -o DIR -- python infer.py", ctx)
     options = {"seed": seed, "steps": steps, "deterministic": deterministic or None}
     with _progress.telling() as say:
-        given = {name: value for name, value in options.items() if value is not None}
+        given: dict[str, Any] = {n: value for n, value in options.items() if value is not None}
         result = api.ladder_command(
-            cmd, output=output, force=force, bisect_pass=bisect_pass, tell=say, **given
+            cmd,
+            output=output,
+            force=force,
+            bisect_pass=bisect_pass,
+            of=of or "",
+            releases=releases,
+            tell=say,
+            **given,
         )
     if form == "json":
         _answers.put_json(result)

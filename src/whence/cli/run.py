@@ -30,13 +30,14 @@ _GROUPS = {
     "What is kept": "--keep --max-bytes --no-inputs --weights --programs --samples --dedup "
     "--on-record --print",
     "Repeatable runs": "--seed --deterministic --force-tokens",
-    "Experiments": "--patch --patch-from --inject --rung",
+    "Experiments": "--patch --patch-from --inject --rung --disabled-optimizers",
     "Logits (--level logits)": "--logits-module --positions",
     "Compiled graphs (--level graph)": "--graph-mode --graph-buffers --graph-anyway",
     "Labels": "--compare --library --library-runner --library-max --library-dump",
 }
 _RARE = (
     "--no-children --on-record --print --patch --patch-from --inject --rung --positions "
+    "--disabled-optimizers "
     "--graph-buffers --graph-anyway --library-runner --library-max --library-dump"
 )
 
@@ -235,10 +236,15 @@ def _a_file(ctx: click.Context, argument: click.Parameter, word: str) -> list[An
 )
 @click.option(
     "--rung",
-    type=click.Choice(
-        ["eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "inductor", "rounded"]
-    ),
-    help="Compile only up to this stage, by another backend (`whence ladder` tries them all).",
+    metavar="RUNG",
+    help="Compile only up to this stage of torch.compile (eager, aot_eager ...), or optimise to "
+    "this level of ONNX Runtime (off, basic ... all). `whence ladder` tries them all.",
+)
+@click.option(
+    "--disabled-optimizers",
+    multiple=True,
+    metavar="NAME",
+    help="Have ONNX Runtime do without this optimiser (repeatable).",
 )
 @click.option(
     "--compare",

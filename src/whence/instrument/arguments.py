@@ -44,6 +44,7 @@ class SharedArguments(TypedDict, total=False):
     graph_buffers: bool
     graph_anyway: bool
     rung: str
+    disabled_optimizers: tuple[str, ...]
 
 
 class StepsArgument(SharedArguments, total=False):

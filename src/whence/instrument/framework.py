@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from whence.errors import CaptureError, UsageError
 from whence.instrument import FRAMEWORKS
 from whence.instrument.options import CaptureOptions
+from whence.instrument.rungs import framework_of
 from whence.instrument.session import Session
 from whence.records import Run
 
@@ -57,6 +58,16 @@ class Listening(Protocol):
         """What this thread calls inside is not listened to; aside=False: it is again."""
 
 
+class Stage(Protocol):
+    """A program compiled or optimised differently while a capture listens: a rung of a ladder."""
+
+    def install(self) -> None:
+        """Begin. Raises CaptureError where it cannot be had here."""
+
+    def finish(self, session: Session) -> None:
+        """End, and note in the run what was compiled or optimised. Once only."""
+
+
 class Framework(Protocol):
     """One package `instrument/NAME`. Importing it imports nothing of the framework.
 
@@ -81,6 +92,9 @@ class Framework(Protocol):
     def listener(self, session: Session, model: Any, around: Surroundings) -> Listening:
         """Listens to `model`; None: to everything of the framework in this process."""
 
+    def stage(self, options: CaptureOptions) -> Stage:
+        """What compiles or optimises differently, as options ask. Of frameworks in `RUNGS`."""
+
     def around_calls(self, act: AroundCall) -> AbstractContextManager[None]:
         """While the block runs, every module of the framework is called by `act`. Engines, whose
         models are only listened to, have none.
@@ -102,6 +116,14 @@ def owner_of(model: Any) -> str:
         f"cannot capture a {type(model).__name__}: whence.capture takes {', '.join(others)} or "
         f"{last}; a whole program is captured by `whence run`"
     )
+
+
+def stage_of(name: str, options: CaptureOptions) -> Stage | None:
+    """What compiles or optimises programs of a framework differently, as options ask; None where
+    they ask nothing of it.
+    """
+    staged = framework_of(options.rung, options.disabled_optimizers)
+    return framework(name).stage(options) if name == staged else None
 
 
 def has_level(name: str, options: CaptureOptions) -> bool:

@@ -7,7 +7,6 @@ value.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,16 +15,20 @@ from typing import Any
 import msgspec
 
 from whence.errors import UsageError
+from whence.instrument.choices import nearest, one_of
 from whence.instrument.patch_points import parse_fault, parse_point
+from whence.instrument.rungs import every_rung, framework_of
 
 SLOTS = ("both", "input", "output")
 KEEP = ("full", "stats", "none")
 LEVELS = ("modules", "logits", "op", "graph", "io")
 GRAPH_MODES = ("exact", "deep", "fx")
 POSITIONS = ("last", "all")
-RUNGS = ("eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "inductor", "rounded")
 DEFAULT_MAX_BYTES = 20 * 10**9
 
+_TEXTS = (
+    "include", "exclude", "classes", "no_inputs", "ids", "weights", "patch", "disabled_optimizers",
+)  # fmt: skip
 _NUMBER = re.compile(r"(0|[1-9][0-9]*(_[1-9][0-9]*)*)")
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
 _HOOK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -60,7 +63,9 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     "graph", "exact": what kernels leave, "deep": what every node computes, "fx": the graph run node
     by node instead of inductor's code. graph_buffers: keep buffers too that no node of the graph
     names. graph_anyway: mode "deep" even where it changes the result. rung: the stage of
-    torch.compile that a program is compiled to (docs/graph.md), "" for what it asks for itself.
+    torch.compile that a program is compiled to (docs/graph.md), or the level to which ONNX Runtime
+    optimises its graphs (docs/onnxruntime.md); "" for what it asks for itself.
+    disabled_optimizers: names of optimisers of ONNX Runtime that its sessions do without.
     """
 
     include: tuple[str, ...] = ()
@@ -95,15 +100,17 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     graph_buffers: bool = False
     graph_anyway: bool = False
     rung: str = ""
+    disabled_optimizers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_texts()
-        _one_of("slots", self.slots, SLOTS)
-        _one_of("keep", self.keep, KEEP)
-        _one_of("level", self.level, LEVELS)
-        _one_of("positions", self.positions, POSITIONS)
-        _one_of("graph_mode", self.graph_mode, GRAPH_MODES)
-        _one_of("rung", self.rung, ("", *RUNGS))
+        one_of("slots", self.slots, SLOTS)
+        one_of("keep", self.keep, KEEP)
+        one_of("level", self.level, LEVELS)
+        one_of("positions", self.positions, POSITIONS)
+        one_of("graph_mode", self.graph_mode, GRAPH_MODES)
+        one_of("rung", self.rung, ("", *every_rung()))
+        framework_of(self.rung, self.disabled_optimizers)
         self._check_operators()
         self._check_graph()
         self._check_logits()
@@ -126,7 +133,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             )
 
     def _check_texts(self) -> None:
-        for name in ("include", "exclude", "classes", "no_inputs", "ids", "weights", "patch"):
+        for name in _TEXTS:
             value: object = getattr(self, name)
             if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
                 raise UsageError(f"{name}: expected a tuple of strings, found {value!r}")
@@ -258,7 +265,7 @@ def make(**options: Any) -> CaptureOptions:
     fields = CaptureOptions.__struct_fields__
     for name in options:
         if name not in (*fields, "logits"):
-            hint = _nearest(name, fields)
+            hint = nearest(name, fields)
             raise UsageError(f"unknown capture option {name!r}{hint}; known: {', '.join(fields)}")
     values = dict(options)
     if (short := values.pop("logits", None)) is not None:
@@ -340,18 +347,6 @@ def check_pattern(pattern: str, option: str) -> None:
             re.compile(pattern[3:])
         except re.error as err:
             raise UsageError(f"{option}: {pattern!r} is not a regular expression: {err}") from None
-
-
-def _one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(
-            f"{option}: {value!r} is not one of {', '.join(choices)}{_nearest(str(value), choices)}"
-        )
-
-
-def _nearest(name: str, choices: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(name, choices, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _strings(value: Any) -> tuple[Any, ...]:

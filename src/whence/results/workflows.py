@@ -177,8 +177,18 @@ class Reproduction(Described, msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
 
+class LadderKind(Word):
+    """What a ladder climbs: stages of torch.compile, levels of optimisation of ONNX Runtime, or its
+    releases.
+    """
+
+    STAGES = "stages"
+    LEVELS = "levels"
+    RELEASES = "releases"
+
+
 class RungKind(Word):
-    """How a rung stands against the eager run."""
+    """How a rung stands against the lowest one."""
 
     BIT_EQUAL = "bit-equal"
     NOISE = "noise"
@@ -188,14 +198,17 @@ class RungKind(Word):
 
 
 class Rung(Described, msgspec.Struct, frozen=True, omit_defaults=True):
-    """One run of the ladder: the program compiled as far as `name` goes, against the eager run.
+    """One run of the ladder: the program compiled as far as `name` goes, optimised to that level,
+    or with that release, against the lowest rung.
 
     verdict: "bit-equal", "noise", "outside", "undecided" (could not be told), or "failed" (did not
     compile or run: `why`). evidence: what it is based on. rel_l2: of the outputs of all root calls,
     against eager; None where not defined. previous_identical, previous_rel_l2: the same against the
     rung before that ran; None for the first. sentence: of what differs most, where something does.
     backends: that the program named itself; graphs, breaks: that dynamo compiled, and reasons for
-    which it broke off. seconds: of the run. run, comparison: folders, "" where they were not kept.
+    which it broke off. nodes: of the optimised graphs. optimizers: that changed one of them, in
+    order. node: name and type of the first that differs beyond the noise, "" for none. seconds: of
+    the run. run, comparison: folders, "" where they were not kept.
     """
 
     name: str
@@ -209,15 +222,21 @@ class Rung(Described, msgspec.Struct, frozen=True, omit_defaults=True):
     backends: tuple[str, ...] = ()
     graphs: int = 0
     breaks: int = 0
+    nodes: int = 0
+    optimizers: tuple[str, ...] = ()
+    node: str = ""
     seconds: float = 0.0
     run: str = ""
     comparison: str = ""
 
 
 class Pass(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What torch's compiler bisector named: the backend, a subsystem of it, its number in there and
-    what that is ("" for none).
+    """What a bisection named. Torch's compiler bisector: the backend, a subsystem of it, its number
+    in there and what that is ("" for none). Of ONNX Runtime: "onnxruntime", the level, and the
+    first optimiser that makes the difference when those before it are on.
 
+    node: name and type of the first node that differs where that optimiser is the last one on.
+    alone: how the program stands with this optimiser alone off, a `RungKind`; "" where not tried.
     runs: of the program. broken: runs that failed or could not be decided, which count as bad. why:
     it named nothing, and why.
     """
@@ -226,18 +245,21 @@ class Pass(msgspec.Struct, frozen=True, omit_defaults=True):
     subsystem: str = ""
     number: int | None = None
     info: str = ""
+    node: str = ""
+    alone: str = ""
     runs: int = 0
     broken: int = 0
     why: str = ""
 
 
 class Ladder(Described, msgspec.Struct, frozen=True, omit_defaults=True):
-    """The rungs of one program, and the stage of compilation that makes the difference.
+    """The rungs of one program, and the stage of compilation, level of optimisation or release that
+    makes the difference.
 
     status: "same" (none is outside the noise), "different" (a stage is named) or "undecided".
-    stage: "dynamo", "aot_autograd", "decomposition", "inductor", or another backend's name; several
-    in order where a rung between could not be judged. sentence: why. repeats: two eager runs were
-    bit-equal.
+    stages: "dynamo", "aot_autograd", "decomposition", "inductor", or another backend's name; a
+    level; a release; several in order where a rung between could not be judged. sentence: why.
+    repeats: two runs of the lowest rung were bit-equal.
     """
 
     subject: str
@@ -248,3 +270,4 @@ class Ladder(Described, msgspec.Struct, frozen=True, omit_defaults=True):
     repeats: bool = True
     compiler_pass: Pass | None = None
     notes: tuple[str, ...] = ()
+    kind: str = LadderKind.STAGES

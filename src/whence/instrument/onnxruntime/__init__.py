@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from whence.instrument.engines.limits import check_listening
 
 if TYPE_CHECKING:
-    from whence.instrument.framework import Listening, Surroundings
+    from whence.instrument.framework import Listening, Stage, Surroundings
     from whence.instrument.options import CaptureOptions
     from whence.instrument.session import Session
 
@@ -41,6 +41,15 @@ def determinism(seed: int | None, deterministic: bool) -> None:
         import onnxruntime
 
         onnxruntime.set_seed(seed)
+
+
+def stage(options: CaptureOptions) -> Stage:
+    """Makes sessions with the level of the rung, and without the disabled optimisers."""
+    from whence.instrument.onnxruntime.levels import Levels
+    from whence.instrument.rungs import RUNGS
+
+    rung = options.rung if options.rung in RUNGS["onnxruntime"] else ""
+    return Levels(rung, options.disabled_optimizers)
 
 
 def listener(session: Session, model: Any, around: Surroundings) -> Listening:

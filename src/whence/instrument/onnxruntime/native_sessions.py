@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,20 @@ def observing(python_session: Any, graph: Path) -> Any:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.optimized_model_filepath = ""
     return _made(python_session, options, str(graph), set())
+
+
+def logging_alike(
+    python_session: Any, disabled: set[str], around: AbstractContextManager[None], severity: int
+) -> None:
+    """Make a session like the program's that logs from this severity on, and let go of it. around:
+    the block that it is made in.
+    """
+    options = _options(python_session)
+    options.log_severity_level = severity
+    options.optimized_model_filepath = ""
+    source = os.fspath(python_session._model_path or "") or python_session._model_bytes
+    with around:
+        _made(python_session, options, source, disabled)
 
 
 def _options(python_session: Any) -> Any:

@@ -58,6 +58,7 @@ class Registry:
             session.begin()
         if session.failed:
             return None
+        disabled = tuple(dict.fromkeys((*disabled, *session.options.disabled_optimizers)))
         path = session_facts.model_path(python_session)
         root = self._roots.of(python_session, os.path.basename(path) or "(bytes)")  # noqa: PTH119
         watched = WatchedSession(session, self._tensors, root, python_session)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from whence.instrument.framework import AroundCall, Surroundings
+    from whence.instrument.framework import AroundCall, Stage, Surroundings
     from whence.instrument.options import CaptureOptions
     from whence.instrument.session import Session
     from whence.instrument.torch.interventions import Interventions
@@ -45,6 +45,13 @@ def determinism(seed: int | None, deterministic: bool) -> None:
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
+
+
+def stage(options: CaptureOptions) -> Stage:
+    """Gives `torch.compile` the backend of the rung."""
+    from whence.instrument.torch.compiled.stages import Rung
+
+    return Rung(options.rung)
 
 
 def listener(session: Session, model: Any, around: Surroundings) -> Listener:

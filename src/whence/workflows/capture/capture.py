@@ -83,10 +83,11 @@ def listening(
     check(name, chosen)
     folder = os.fspath(path)
     session = open_session(folder, chosen, on_record)
-    if chosen.rung:
+    if chosen.rung or chosen.disabled_optimizers:
         raise UsageError(
-            "rung: a model given to capture is compiled already; whence.ladder climbs in code, "
-            "`whence run --rung` runs a program"
+            f"{'rung' if chosen.rung else 'disabled_optimizers'}: a model given to capture is "
+            "compiled or optimised already; whence.ladder climbs in code, `whence run --rung` "
+            "runs a program"
         )
     check_patch(chosen, folder)
     store.create(folder, process_info(chosen), force=chosen.force, together=is_one_of_several())
@@ -177,7 +178,7 @@ def attach(options: CaptureOptions, run_path: str, framework: str) -> None:
     """Listen to every model of a framework in this process until it ends. Called in the child by
     `whence run`, after its import.
     """
-    from whence.instrument.framework import has_level
+    from whence.instrument.framework import has_level, stage_of
     from whence.workflows.capture import labels
 
     if not has_level(framework, options):
@@ -190,19 +191,18 @@ def attach(options: CaptureOptions, run_path: str, framework: str) -> None:
         labels.inherited(session)
         return listener
 
+    stage = stage_of(
+        framework, options
+    )  # raises where there is none, before anything is listened to
     current = start()
-    rung = None
-    if options.rung:
-        from whence.instrument.torch.compiled import stages
-
-        rung = stages.Rung(options.rung)
-        rung.install()
+    if stage is not None:
+        stage.install()
 
     def finish() -> None:
         labels.inherited(None)
         current.remove()
-        if rung is not None:
-            stages.note(current.session, rung.remove())
+        if stage is not None:
+            stage.finish(current.session)
         elif "torch._dynamo" in sys.modules:
             from whence.instrument.torch.compiled import stages as compiled_stages
 

@@ -27,7 +27,8 @@ def bisect(
 
     good(environment): does the program, run with these variables, agree with eager? None, which
     cannot be told, counts as no. answers: of backends that need no run. state: the folder of its
-    files, as `Climber.bisecting` gives it. Raises UsageError where torch has no bisector.
+    files, as the program finds it; None for this process. Raises UsageError where torch has no
+    bisector.
     """
     try:
         from torch._inductor.compiler_bisector import CompilerBisector
@@ -72,8 +73,8 @@ def bisect(
         result.subsystem or "",
         result.bisect_number,
         result.debug_info or "",
-        runs,
-        broken,
+        runs=runs,
+        broken=broken,
     )
 
 

@@ -1,12 +1,13 @@
-"""The ladder: a program compiled a little further each time, until it no longer computes what eager
-does. That stage is at fault.
+"""The ladder: a program compiled or optimised a little further each time, or with the next release,
+until it no longer computes what the lowest rung does. That step is at fault.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,15 @@ import msgspec
 
 from whence.errors import CaptureError, OutputExists, StoreFailed, UsageError
 from whence.results import Ladder, Pass, Rung, RungKind, Status, VerdictKind
+from whence.workflows.ladder.climbers import FINE, Judgement
 from whence.workflows.ladder.verdict import (
-    FINE,
+    Outcome,
+    boundary_of,
     distance,
     is_unproven,
     judged,
+    outcome_of,
     short_reason,
-    verdict_of,
     words_of_worst,
 )
 
@@ -30,11 +33,6 @@ if TYPE_CHECKING:
     from whence.workflows.ladder.climbers import Climber
 
 Tell = Callable[[str], None]
-
-RUNGS = ("aot_eager", "aot_eager_decomp_partition", "inductor")
-"""What runs after eager. A rung more, "dynamo", runs when the first of these is outside: it parts
-dynamo from AOTAutograd.
-"""
 
 FILE = "ladder.json"
 
@@ -51,20 +49,27 @@ def ladder(
     **compile_options: Any,
 ) -> Ladder:
     """Run a model eagerly and compiled stage by stage, compare each with eager, and name the stage
-    that is outside the noise.
+    that is outside the noise. Of ONNX Runtime: run it with graph optimisations off and level by
+    level, and name the level and its first optimiser that is.
 
     model: a torch.nn.Module (copied for each rung), a function of tensors, or a function without
     parameters that makes one of these anew for each rung; a model that is not compiled yet is given
     to torch.compile with `compile_options`. inputs: a tensor, a tuple of positional or a dict of
     named arguments (copied for every run, under no_grad); or a function that is called with the
-    compiled model. output: a new folder that keeps runs and comparisons. seed: set before every
-    run. bisect_pass: name the pass too, by torch's own bisector (20 runs and more). tell: called
-    with what is done next. Raises UsageError, OutputExists, CaptureError when the eager model
-    cannot be run.
-    """
-    from whence.workflows.ladder.climbers import InProcess
+    compiled model.
 
-    return _climb(InProcess(model, inputs, compile_options, seed), output, force, bisect_pass, tell)
+    Or model: a file for ONNX Runtime, its bytes or an InferenceSession; `compile_options` are then
+    those of InferenceSession. inputs: a dict of arrays by name, or a list of them, one a step.
+
+    output: a new folder that keeps runs and comparisons. seed: set before every run. bisect_pass:
+    name torch's pass too, by its own bisector (20 runs and more); the optimiser of ONNX Runtime is
+    always named. tell: called with what is done next. Raises UsageError, OutputExists, CaptureError
+    when the lowest rung cannot be run.
+    """
+    from whence.workflows.ladder.choosing import of_model
+
+    climber = of_model(model, inputs, compile_options, seed)
+    return _climb(climber, output, force, bisect_pass, tell)
 
 
 def ladder_command(
@@ -73,17 +78,22 @@ def ladder_command(
     output: str | os.PathLike[str] | None = None,
     force: bool = False,
     bisect_pass: bool = False,
+    of: str = "",
+    releases: Sequence[str] = (),
     tell: Tell | None = None,
     **options: Any,
 ) -> Ladder:
     """`ladder` for a command: every rung is a run of the command in which torch.compile has another
-    backend; nothing is edited.
+    backend, or sessions of ONNX Runtime another level, or another release; nothing is edited.
 
+    of: "torch" or "onnxruntime"; "" for torch where the program compiles something, else for ONNX
+    Runtime where it makes sessions. releases: folders, each with a release of ONNX Runtime.
     options: of capture (seed, steps, deterministic ...). Without a seed nothing is seeded.
     """
-    from whence.workflows.ladder.climbers import OfCommand
+    from whence.workflows.ladder.choosing import of_command
 
-    return _climb(OfCommand(command, options), output, force, bisect_pass, tell)
+    climber = of_command(command, of, releases, options)
+    return _climb(climber, output, force, bisect_pass, tell)
 
 
 def _climb(
@@ -102,8 +112,18 @@ def _climb(
         raise OutputExists(
             f"{output} already holds a ladder; --force replaces it, or choose another -o"
         )
-    with workplace(output, "ladder") as place, climber.ready(place), telling(tell) as say:
+    with ExitStack() as stack:
+        place = stack.enter_context(workplace(output, "ladder"))
+        stack.enter_context(climber.ready(place))
+        say = stack.enter_context(telling(tell))
         rungs = _Rungs(climber, place, output is not None, say)
+        rungs.run_base()
+        instead = climber.instead(rungs.base)
+        if instead is not None:
+            rungs.discard_base()
+            stack.enter_context(instead.ready(place))
+            rungs = _Rungs(instead, place, output is not None, say)
+            rungs.run_base()
         result = rungs.climb(bisect_pass)
         if output is not None:
             try:
@@ -116,40 +136,56 @@ def _climb(
 
 
 class _Rungs:
-    """Runs the program rung by rung and compares each run with the eager one. keep: leave runs and
-    comparisons in `place`.
+    """Runs the program rung by rung and compares each run with that of the lowest. keep: leave runs
+    and comparisons in `place`.
     """
 
     def __init__(self, climber: Climber, place: Path, keep: bool, tell: Tell) -> None:
         self.climber, self.place, self.keep, self.tell = climber, place, keep, tell
+        self.stairs = climber.stairs
         self.runs: dict[str, Run] = {}
-        self.repeated: list[Run] = []  # further eager runs
+        self.seconds = 0.0  # of the lowest rung
+        self.repeated: list[Run] = []  # further runs of the lowest rung
         self.repeats = True
         self.rounding: bool | None = None  # measured and in `repeated`; None: not tried yet
         self.notes: list[str] = []
 
+    @property
+    def base(self) -> Run:
+        """The run of the lowest rung."""
+        return self.runs[self.stairs.base]
+
+    def run_base(self) -> None:
+        """Run the lowest rung. Raises CaptureError where it fails."""
+        self.seconds = self._capture(self.stairs.base)
+
+    def discard_base(self) -> None:
+        """The program is climbed otherwise: forget the run of the lowest rung."""
+        shutil.rmtree(self.place / self.stairs.base)
+
     def climb(self, bisect_pass: bool) -> Ladder:
-        eager, why = self._eager()
+        """Run and compare all rungs above."""
+        self.notes += self.climber.notes(self.base)
+        base, why = self._twice()
+        rungs = [base]
         if why:
             self.repeats = False
-            return self._result([eager], Status.UNDECIDED, (), why)
-        rungs = [eager]
-        for name in RUNGS:
+        why = why or self.climber.nothing(rungs)
+        for name in () if why else self.climber.rungs(self.base):
             rungs.append(self._rung(name, rungs))
-            if name == RUNGS[0] and rungs[-1].verdict not in FINE:
-                rungs[-1:] = self._with_dynamo(rungs)
-            elif name == RUNGS[0] and not rungs[-1].graphs:
-                none = "compiled no graph" if rungs[-1].backends else "is never asked for anything"
-                sentence = (
-                    f"the program never compiles (torch.compile {none}), so there is no "
-                    "stage to try"
-                )
-                return self._result(rungs, Status.UNDECIDED, (), sentence)
-        status, stages, sentence = judged(rungs)
-        compiler_pass = None
-        if bisect_pass and status == Status.DIFFERENT:
-            compiler_pass = self._pass(rungs)
-        return self._result(rungs, status, stages, sentence, compiler_pass)
+            parted_by = self.climber.parted_by(name)
+            if parted_by and rungs[-1].verdict not in FINE:
+                rungs[-1:] = self._parted(parted_by, rungs)
+            why = why or self.climber.nothing(rungs)
+            if why:
+                break
+        if why:
+            return self._result(rungs, Status.UNDECIDED, (), why)
+        status, stages, sentence = judged(rungs, self.climber)
+        named = None
+        if status == Status.DIFFERENT and (bisect_pass or self.stairs.bisects):
+            named = self.climber.bisect(rungs, self.base, self._judge, self.tell)
+        return self._result(rungs, status, stages, sentence, named)
 
     def _result(
         self,
@@ -168,19 +204,27 @@ class _Rungs:
             self.repeats,
             compiler_pass,
             tuple(self.notes),
+            self.stairs.kind,
         )
 
     # ---- runs
 
-    def _eager(self) -> tuple[Rung, str]:
-        """Run eager twice; (its rung, why nothing can be compared with it or "")."""
+    def _twice(self) -> tuple[Rung, str]:
+        """Run the lowest rung again; (the rung, why nothing can be compared with it or "")."""
         from whence.readers.opening import open_run
 
-        seconds = self._capture("eager")
-        self._capture("eager", "eager-again")
-        second = open_run(str(self.place / "eager-again"))
-        rung = Rung("eager", RungKind.BIT_EQUAL, seconds=seconds, run=self._path("eager"))
-        result = self._compared(second, "cmp-eager-again")
+        base = self.stairs.base
+        again = f"{base}-again"
+        self._capture(base, again)
+        second = open_run(str(self.place / again))
+        rung = Rung(
+            base,
+            RungKind.BIT_EQUAL,
+            seconds=self.seconds,
+            run=self._path(base),
+            **self.climber.facts(self.place / base, self.base),
+        )
+        result = self._compared(second, f"cmp-{again}")
         if all(row.measured.identical for row in result.rows) and not result.unmatched:
             return rung, ""
         words = words_of_worst(result)
@@ -189,7 +233,7 @@ class _Rungs:
             rung,
             verdict=RungKind.NOISE,
             sentence=words,
-            rel_l2=distance(result, self.runs["eager"])[1],
+            rel_l2=distance(result, self.base)[1],
         )
         if (
             result.inputs_differ
@@ -199,14 +243,15 @@ class _Rungs:
                 for v in result.verdicts
             )
         ):
-            return rung, f"the eager program does not do the same twice: {words}; {advice}"
+            return rung, f"the {base} program does not do the same twice: {words}; {advice}"
         try:
             self._compared(second, further=[second])
         except UsageError as error:
-            return rung, f"the eager program does not do the same twice: {error}; {advice}"
+            return rung, f"the {base} program does not do the same twice: {error}; {advice}"
         self.repeated, self.repeats = [second], False
         self.notes.append(
-            f"eager does not repeat itself ({words}): what two eager runs differ by counts as noise"
+            f"{base} does not repeat itself ({words}): what two {base} runs differ by counts as "
+            "noise"
         )
         return rung, ""
 
@@ -224,22 +269,23 @@ class _Rungs:
             RungKind.UNDECIDED,
             seconds=seconds,
             run=self._path(name),
-            **self._compiled(name, run),
+            **self.climber.facts(self.place / name, run),
         )
         result = self._compared(run, f"cmp-{name}")
-        if is_unproven(result) and self._know_rounding():
+        if self.stairs.rounded and is_unproven(result) and self._know_rounding():
             result = self._compared(run, f"cmp-{name}")
         below = next((r.name for r in reversed(previous) if r.name in self.runs), "")
-        from_eager = distance(result, self.runs["eager"])
-        identical, rel_l2 = self._distance(below, run) if below != "eager" else from_eager
-        verdict, why = verdict_of(result)
+        from_base = distance(result, self.base)
+        identical, rel_l2 = self._distance(below, run) if below != self.stairs.base else from_base
+        outcome = self._outcome(result, run)
         return msgspec.structs.replace(
             rung,
-            verdict=verdict,
-            why=why,
+            verdict=outcome.verdict,
+            why=outcome.why,
             evidence=result.evidence,
-            sentence="" if verdict == RungKind.BIT_EQUAL else words_of_worst(result),
-            rel_l2=from_eager[1],
+            sentence=outcome.sentence,
+            node=outcome.node,
+            rel_l2=from_base[1],
             previous_identical=identical,
             previous_rel_l2=rel_l2,
             comparison=self._path(f"cmp-{name}"),
@@ -254,8 +300,9 @@ class _Rungs:
         if self.rounding is None:
             self.rounding = False
             try:
-                self._capture("rounded", "eager-rounded")
-                rounded = open_run(str(self.place / "eager-rounded"))
+                name = f"{self.stairs.base}-rounded"
+                self._capture(self.stairs.rounded, name)
+                rounded = open_run(str(self.place / name))
                 self._compared(rounded, further=[*self.repeated, rounded])
             except (CaptureError, UsageError) as error:
                 self.notes.append(
@@ -272,24 +319,16 @@ class _Rungs:
             return True
         return False
 
-    def _compiled(self, name: str, run: Run) -> dict[str, Any]:
-        compiled = self.climber.compiled(self.place / name, run)
-        return {
-            "backends": tuple(dict.fromkeys(b for c in compiled for b in c.backends)),
-            "graphs": sum(c.graphs for c in compiled),
-            "breaks": sum(c.breaks for c in compiled),
-        }
-
-    def _with_dynamo(self, rungs: list[Rung]) -> list[Rung]:
-        """The last rung, which is not fine, with dynamo alone before it."""
+    def _parted(self, name: str, rungs: list[Rung]) -> list[Rung]:
+        """The last rung, which is not fine, with another before it."""
         last = rungs[-1]
-        dynamo = self._rung("dynamo", rungs[:-1])
-        if "dynamo" in self.runs and last.name in self.runs:
-            identical, rel_l2 = self._distance("dynamo", self.runs[last.name])
+        before = self._rung(name, rungs[:-1])
+        if name in self.runs and last.name in self.runs:
+            identical, rel_l2 = self._distance(name, self.runs[last.name])
             last = msgspec.structs.replace(
                 last, previous_identical=identical, previous_rel_l2=rel_l2
             )
-        return [dynamo, last]
+        return [before, last]
 
     def _capture(self, rung: str, name: str = "") -> float:
         from whence.readers.opening import open_run
@@ -297,29 +336,30 @@ class _Rungs:
         self.tell(f"running {name or rung}")
         path = self.place / (name or rung)
         seconds = self.climber.capture(path, rung)
-        if rung == "eager" and not name:
-            self.runs["eager"] = open_run(str(path))
+        if rung == self.stairs.base and not name:
+            self.runs[rung] = open_run(str(path))
         return seconds
 
     def _compared(
         self, target: Run, name: str = "", further: Sequence[Run] | None = None
     ) -> Comparison:
-        """Compare with eager. name: of the folder that keeps it, "" for none. again: further eager
-        runs, None for those there are.
+        """Compare with the lowest rung. name: of the folder that keeps it, "" for none. further:
+        runs of the lowest rung, None for those there are.
         """
         from whence.workflows.compare import compare
 
         self.tell(f"comparing {Path(target.path).name}")
         output = self.place / name if self.keep and name else None
+        again = self.repeated if further is None else further
+        if self.stairs.sees_inside:
+            return compare(self.base, target, output=output, force=True, again=again)
         # What lies inside compiled code has no partner; the question here is asked at its boundary.
-        return compare(
-            self.runs["eager"],
-            target,
-            output=output,
-            force=True,
-            again=self.repeated if further is None else further,
-            min_coverage=0.0,
-        )
+        return compare(self.base, target, output=output, force=True, again=again, min_coverage=0.0)
+
+    def _outcome(self, result: Comparison, target: Run) -> Outcome:
+        if self.stairs.sees_inside:
+            return outcome_of(result, self.base, target)
+        return boundary_of(result)
 
     def _distance(self, reference: str, target: Run) -> tuple[bool, float | None]:
         from whence.workflows.compare import compare
@@ -330,23 +370,16 @@ class _Rungs:
     def _path(self, name: str) -> str:
         return str(self.place / name) if self.keep else ""
 
-    def _pass(self, rungs: Sequence[Rung]) -> Pass:
+    def _judge(self, capture: Callable[[Path], object]) -> Judgement:
         from whence.readers.opening import open_run
-        from whence.workflows.ladder.bisect import bisect
 
-        def good(environment: Mapping[str, str]) -> bool | None:
-            path = self.place / "bisect"
-            try:
-                self.climber.capture(path, "inductor", environment)
-                verdict, _ = verdict_of(self._compared(open_run(str(path))))
-            except CaptureError:
-                return None
-            finally:
-                shutil.rmtree(path, ignore_errors=True)
-            return None if verdict == RungKind.UNDECIDED else verdict in FINE
-
-        # Its backend "eager" is our rung dynamo, which is fine whenever the rung behind it is. What
-        # could not be judged is passed over.
-        answers = {r.name: r.verdict != RungKind.OUTSIDE for r in rungs[1:]}
-        answers["eager"] = answers.pop("dynamo", answers["aot_eager"])
-        return bisect(good, answers, self.climber.bisecting(self.runs["eager"]), self.tell)
+        path = self.place / "bisect"
+        try:
+            capture(path)
+            run = open_run(str(path))
+            outcome = self._outcome(self._compared(run), run)
+            return Judgement(outcome.verdict, outcome.node, run)
+        except CaptureError:
+            return Judgement(RungKind.FAILED)
+        finally:
+            shutil.rmtree(path, ignore_errors=True)

@@ -12,46 +12,28 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import torch
 
 from whence.instrument.session import Session
+from whence.instrument.torch.compiled.what_compiled import Compiled, note
 from whence.instrument.wording import counted
-from whence.records import Run
 
 SHELL = "_whence_shell"
 """Attribute of a function that was compiled on a rung: the module that stands for it."""
-
-NOTE = "rung"
-"""Kind of the note in which a run says what it compiled."""
 
 ROUNDED = "rounded"
 """Eager too, and what every module returns is rounded once more, up or down by chance: how far
 rounding alone takes this program.
 """
 
-# The rung of `options.RUNGS` -> the backend of that name in torch. "eager" compiles nothing,
-# "inductor" is what the program asks for.
+# The rung of `RUNGS["torch"]` -> the backend of that name in torch. "eager" compiles
+# nothing, "inductor" is what the program asks for.
 _BACKENDS = {
     "dynamo": "eager",
     "aot_eager": "aot_eager",
     "aot_eager_decomp_partition": "aot_eager_decomp_partition",
 }
 _UNCOMPILED = ("eager", ROUNDED)
-
-
-class Compiled(msgspec.Struct, frozen=True):
-    """What a program compiled.
-
-    requests: times something was given to `torch.compile`; backends: that it named; graphs, breaks:
-    graphs that dynamo made, and reasons for which it broke off.
-    """
-
-    rung: str
-    requests: int = msgspec.field(name="asked")
-    backends: tuple[str, ...]
-    graphs: int
-    breaks: int
 
 
 class Rung:
@@ -112,6 +94,10 @@ class Rung:
             max(graphs - graphs_before, 0),
             reasons,
         )
+
+    def finish(self, session: Session) -> None:
+        """Put torch back, and note in a run what was compiled. Once only."""
+        note(session, self.remove())
 
     def _compile(self, original: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
         self._met(arguments)
@@ -212,12 +198,6 @@ def _seen(compiled: Any, model: Any) -> Any:
     return called
 
 
-def note(session: Session, compiled: Compiled) -> None:
-    """Leave a note of what was compiled, in a run that holds something."""
-    if session.active and (compiled.requests or session.calls):
-        session.note(NOTE, msgspec.json.encode(compiled).decode())
-
-
 def note_unseen(session: Session) -> None:
     """Where nothing was captured, but dynamo compiled: note why, and what captures it."""
     graphs, _ = _counted()
@@ -228,11 +208,6 @@ def note_unseen(session: Session) -> None:
             "and capture sees only modules that are compiled themselves; capture it uncompiled "
             "with --rung eager",
         )
-
-
-def of_run(run: Run) -> list[Compiled]:
-    """What the processes of a run compiled."""
-    return [msgspec.json.decode(n.text, type=Compiled) for n in run.notes if n.kind == NOTE]
 
 
 def _counted() -> tuple[int, dict[str, int]]:

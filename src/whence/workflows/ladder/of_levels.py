@@ -1,0 +1,226 @@
+"""Climbs the levels of optimisation of ONNX Runtime: a command whose sessions get another level, or
+a model file of this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whence.errors import CaptureError, UsageError
+from whence.instrument.onnxruntime.what_optimized import Optimized, of_run
+from whence.instrument.rungs import RUNGS
+from whence.records.marks import EngineModel
+from whence.results import LadderKind, Pass
+from whence.workflows.ladder.climbers import Judge, Stairs, first_outside
+from whence.workflows.ladder.optimizers import first_optimizer
+
+if TYPE_CHECKING:
+    from whence.records import Call, Run
+    from whence.results import Rung
+
+_OFF = RUNGS["onnxruntime"][0]
+# Domains that the runtime imports in a graph that it wrote, and exporters do not.
+_WRITTEN = ("com.microsoft.nchwc", "com.ms.internal.nhwc")
+
+
+class _OfLevels:
+    """What is the same for a command and a model file."""
+
+    stairs = Stairs(LadderKind.LEVELS, _OFF, sees_inside=True, bisects=True)
+
+    def capture(self, path: Path, rung: str, disabled: Sequence[str] = ()) -> float:
+        """disabled: names of optimisers that sessions do without."""
+        raise NotImplementedError
+
+    def optimized(self, path: Path, run: Run) -> list[Optimized]:
+        """How the sessions of a run were optimised, by process."""
+        return of_run(run)
+
+    def facts(self, path: Path, run: Run) -> dict[str, Any]:
+        """What the optimisers left, and which of them did something."""
+        names = (name for o in self.optimized(path, run) for name in o.optimizers)
+        return {"nodes": nodes_of(run), "optimizers": tuple(dict.fromkeys(names))}
+
+    def instead(self, base: Run) -> None:
+        """Sessions climb as sessions."""
+        return
+
+    def rungs(self, base: Run) -> Sequence[str]:
+        """The levels that the program's release has."""
+        found = self.optimized(Path(base.path), base)
+        return [r for r in (found[0].levels if found else ()) if r != _OFF]
+
+    def parted_by(self, rung: str) -> str:
+        """No level stands between two."""
+        return ""
+
+    def nothing(self, rungs: Sequence[Rung]) -> str:
+        """Nothing but the lowest rung is there."""
+        return ""
+
+    def stage(self, rung: str, top: Rung) -> str:
+        """The level itself."""
+        return rung
+
+    def notes(self, base: Run) -> list[str]:
+        """Files that were optimised before the program had them."""
+        before = dict.fromkeys(
+            name for o in self.optimized(Path(base.path), base) for name in o.ort_format
+        )
+        out = [
+            f"{name} is in ONNX Runtime's own format: what optimised it when it was written is "
+            "part of it, and no rung undoes that; climb with the .onnx file it was made of"
+            for name in before
+        ]
+        return out + [
+            f"{name} was written by ONNX Runtime after optimising it: rung {_OFF} does not undo "
+            "that; climb with the file it was made of"
+            for name in _written_by_the_runtime(base)
+        ]
+
+    def bisect(
+        self, rungs: Sequence[Rung], base: Run, judge: Judge, tell: Callable[[str], None]
+    ) -> Pass | None:
+        """The first optimiser that makes the difference."""
+        rung = first_outside(rungs)
+        if rung is None:
+            return None
+
+        def run_without(disabled: Sequence[str]) -> tuple[str, str, tuple[str, ...]]:
+            judged = judge(lambda path: self.capture(path, rung.name, disabled))
+            found = () if judged.run is None else self._names(judged.run)
+            return judged.verdict, judged.node, found
+
+        return first_optimizer(rung, run_without, tell)
+
+    def _names(self, run: Run) -> tuple[str, ...]:
+        return tuple(self.facts(Path(run.path), run)["optimizers"])
+
+
+class LevelsCommand(_OfLevels):
+    """A command; every session that it makes gets the level of the rung."""
+
+    def __init__(self, command: Sequence[str], options: Mapping[str, Any]) -> None:
+        from whence.workflows.rerun import Command
+
+        self._subject, self._options = Command(command), dict(options)
+        self.words = self._subject.words
+
+    @contextlib.contextmanager
+    def ready(self, place: Path) -> Iterator[None]:
+        """Sessions keep nothing between two runs."""
+        yield
+
+    def capture(self, path: Path, rung: str, disabled: Sequence[str] = ()) -> float:
+        """Run the command on a rung."""
+        return self._subject.capture(
+            path, rung=rung, disabled_optimizers=tuple(disabled), **self._options
+        )
+
+    def nothing(self, rungs: Sequence[Rung]) -> str:
+        """The command makes no session."""
+        if rungs[-1].name == _OFF and not rungs[-1].nodes:
+            return (
+                "the program runs no graph of ONNX Runtime whose inside is seen, so there is no "
+                "level to try"
+            )
+        return ""
+
+
+class LevelsModel(_OfLevels):
+    """A model file, bytes or a session of this process, from which a session is made for each rung.
+
+    feeds: what it is given, one dict for each step. options: of InferenceSession.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        feeds: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        seed: int,
+    ) -> None:
+        self._feeds, self._options, self._seed = list(feeds), dict(options), seed
+        self._source = model
+        if not isinstance(model, (str, os.PathLike, bytes)):  # a session
+            if options:
+                raise UsageError(
+                    f"unknown option {min(options)!r}: a session is made again with its own "
+                    "options; give the model file with others"
+                )
+            self._source = model._model_path or model._model_bytes
+            stated = model.get_provider_options()
+            names = model.get_providers()
+            self._options = {
+                "sess_options": model.get_session_options(),
+                "providers": names,
+                "provider_options": [stated.get(name) or {} for name in names],
+            }
+        is_file = isinstance(self._source, (str, os.PathLike))
+        if is_file and not Path(self._source).is_file():
+            raise UsageError(f"there is no model file {os.fspath(self._source)}")
+        self.words = os.fspath(self._source) if is_file else "the model given as bytes"
+        self._optimized: dict[Path, Optimized] = {}
+
+    @contextlib.contextmanager
+    def ready(self, place: Path) -> Iterator[None]:
+        """Sessions keep nothing between two runs."""
+        yield
+
+    def capture(self, path: Path, rung: str, disabled: Sequence[str] = ()) -> float:
+        """Make a session on a rung, and run it."""
+        from onnxruntime import InferenceSession
+
+        from whence.instrument.onnxruntime.levels import made
+        from whence.workflows.capture.capture import capture
+
+        began = time.monotonic()
+        try:
+            session, self._optimized[path] = made(
+                lambda: InferenceSession(self._source, **self._options), rung, disabled
+            )
+            with capture(session, path, seed=self._seed):
+                for feeds in self._feeds:
+                    session.run(None, dict(feeds))
+        except Exception as error:  # what the runtime raises has many types
+            shutil.rmtree(path, ignore_errors=True)
+            if isinstance(error, UsageError):
+                raise
+            raise CaptureError(
+                f"{self.words} cannot be run on rung {rung}: {type(error).__name__}: {error}"
+            ) from error
+        return time.monotonic() - began
+
+    def optimized(self, path: Path, run: Run) -> list[Optimized]:
+        """How the session of a run was optimised."""
+        return [self._optimized[path]]
+
+
+def sessions_of(run: Run) -> list[Call]:
+    """Calls of sessions of ONNX Runtime."""
+    return [call for call in run.calls if call.op_type == EngineModel.ONNX_RUNTIME]
+
+
+def nodes_of(run: Run) -> int:
+    """How many nodes the graphs of sessions ran in their first step."""
+    roots = {call.id for call in sessions_of(run) if call.step == 0}
+    return sum(call.parent in roots for call in run.calls)
+
+
+def settings_of(run: Run) -> list[dict[str, Any]]:
+    """The facts that a capture noted of each session."""
+    return [json.loads(note.text) for note in run.notes if note.kind == "settings"]
+
+
+def _written_by_the_runtime(run: Run) -> list[str]:
+    written = [
+        f for f in settings_of(run) if any(domain in f.get("opset", ()) for domain in _WRITTEN)
+    ]
+    return list(dict.fromkeys(str(f.get("model", "")) for f in written))

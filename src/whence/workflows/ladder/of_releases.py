@@ -1,0 +1,128 @@
+"""Climbs releases of ONNX Runtime: a command as it is, with one release after the other first on
+the path of its Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whence.errors import CaptureError, UsageError
+from whence.results import LadderKind, Pass
+from whence.workflows.ladder.climbers import Judge, Stairs
+from whence.workflows.ladder.of_levels import nodes_of, sessions_of, settings_of
+
+if TYPE_CHECKING:
+    from whence.records import Run
+    from whence.results import Rung
+
+_PACKAGE = "onnxruntime"
+_VERSION = re.compile(r"^__version__\s*=\s*[\"']([^\"']+)[\"']", re.MULTILINE)
+_INSTALLED = "installed"
+
+
+class ReleasesCommand:
+    """A command under several releases. folders: each with a package onnxruntime, in the order in
+    which they are tried; of one alone, what the command has installed comes second.
+    """
+
+    def __init__(
+        self, command: Sequence[str], folders: Sequence[str], options: Mapping[str, Any]
+    ) -> None:
+        from whence.workflows.rerun import Command
+
+        self._subject, self._options = Command(command), dict(options)
+        self.words = self._subject.words
+        self._folders: dict[str, str] = {}
+        for folder in folders:
+            version = version_in(folder)
+            if version in self._folders:
+                raise UsageError(
+                    f"{self._folders[version]} and {folder} both hold onnxruntime {version}; give "
+                    "one of them"
+                )
+            self._folders[version] = str(Path(folder).absolute())
+        self.stairs = Stairs(LadderKind.RELEASES, next(iter(self._folders)), sees_inside=True)
+
+    @contextlib.contextmanager
+    def ready(self, place: Path) -> Iterator[None]:
+        """Sessions keep nothing between two runs."""
+        yield
+
+    def capture(self, path: Path, rung: str) -> float:
+        """Run the command with a release. Raises CaptureError where another one was imported."""
+        from whence.readers.opening import open_run
+
+        folder = self._folders.get(rung)
+        paths = [folder, self._subject.environment().get("PYTHONPATH")]
+        environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths))} if folder else {}
+        seconds = self._subject.capture(path, environment=environment, **self._options)
+        version = release_of(open_run(str(path)))
+        if folder and version != rung:
+            raise CaptureError(
+                f"the command imported onnxruntime {version or '(none)'}, not the {rung} in "
+                f"{folder}: it sets the path of its Python itself; leave that to PYTHONPATH"
+            )
+        return seconds
+
+    def facts(self, path: Path, run: Run) -> dict[str, Any]:
+        """How many nodes ran, and the release where it was not known before."""
+        return {"nodes": nodes_of(run)}
+
+    def instead(self, base: Run) -> None:
+        """Releases were asked for."""
+        return
+
+    def rungs(self, base: Run) -> Sequence[str]:
+        """The releases behind the first."""
+        behind = list(self._folders)[1:]
+        return behind or [_INSTALLED]
+
+    def parted_by(self, rung: str) -> str:
+        """No release stands between two that were given."""
+        return ""
+
+    def nothing(self, rungs: Sequence[Rung]) -> str:
+        """Every release makes sense."""
+        return ""
+
+    def stage(self, rung: str, top: Rung) -> str:
+        """The release itself."""
+        return rung
+
+    def notes(self, base: Run) -> list[str]:
+        """A program without a session."""
+        if sessions_of(base):
+            return []
+        return ["the program runs no session of ONNX Runtime: what is compared is something else"]
+
+    def bisect(
+        self, rungs: Sequence[Rung], base: Run, judge: Judge, tell: Callable[[str], None]
+    ) -> Pass | None:
+        """The folders that were given are all that can be tried."""
+        return None
+
+
+def release_of(run: Run) -> str:
+    """The release that a run's sessions were made with, "" for none."""
+    stated = (facts.get(_PACKAGE, "") for facts in settings_of(run))
+    return str(next(filter(None, stated), run.info.versions.get(_PACKAGE, "")))
+
+
+def version_in(folder: str) -> str:
+    """The release in a folder. Raises UsageError where there is none. Nothing of it is run."""
+    path = Path(folder) / _PACKAGE / "__init__.py"
+    try:
+        match = _VERSION.search(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        match = None
+    if match is None:
+        raise UsageError(
+            f"{folder} holds no release of ONNX Runtime ({path} is missing or states no version); "
+            f"make one with: pip install --no-deps --target {folder} onnxruntime==1.20.1"
+        )
+    return match[1]

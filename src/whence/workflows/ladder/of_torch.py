@@ -1,0 +1,274 @@
+"""Climbs the stages of torch.compile: a command in processes of its own, or a model in this one,
+compiled as far as one rung goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whence import extras
+from whence.errors import UsageError
+from whence.instrument.torch.compiled.what_compiled import Compiled, of_run
+from whence.results import LadderKind, Pass, RungKind
+from whence.workflows.ladder.bisect import bisect
+from whence.workflows.ladder.climbers import FINE, Climber, Judge, Judgement, Stairs
+from whence.workflows.ladder.of_levels import LevelsCommand, sessions_of
+
+if TYPE_CHECKING:
+    from whence.records import Run
+    from whence.results import Rung
+
+RUNGS = ("aot_eager", "aot_eager_decomp_partition", "inductor")
+_STAGES = {
+    "dynamo": "dynamo",
+    "aot_eager": "aot_autograd",
+    "aot_eager_decomp_partition": "decomposition",
+    "inductor": "inductor",
+}
+
+
+class _OfTorch:
+    """What is the same for a command and a model."""
+
+    stairs = Stairs(LadderKind.STAGES, "eager", sees_inside=False, rounded="rounded")
+
+    def rungs(self, base: Run) -> Sequence[str]:
+        """The rung "dynamo", which parts dynamo from AOTAutograd, runs only where it must."""
+        return RUNGS
+
+    def parted_by(self, rung: str) -> str:
+        """Dynamo alone, before AOTAutograd."""
+        return "dynamo" if rung == RUNGS[0] else ""
+
+    def nothing(self, rungs: Sequence[Rung]) -> str:
+        """Nothing is compiled on the first rung."""
+        first = rungs[-1]
+        if first.name != RUNGS[0] or first.verdict not in FINE or first.graphs:
+            return ""
+        none = "compiled no graph" if first.backends else "is never asked for anything"
+        return f"the program never compiles (torch.compile {none}), so there is no stage to try"
+
+    def stage(self, rung: str, top: Rung) -> str:
+        """The stage of the compiler, or the program's own backend."""
+        backend = next((b for b in top.backends if b != "inductor"), "inductor")
+        return {**_STAGES, "inductor": backend}[rung]
+
+
+class TorchCommand(_OfTorch):
+    """A command; torch.compile gets its backend in every process that it starts. chooses: climb by
+    the levels of ONNX Runtime where the program compiles nothing and runs its sessions.
+    """
+
+    def __init__(
+        self, command: Sequence[str], options: Mapping[str, Any], *, chooses: bool
+    ) -> None:
+        from whence.workflows.rerun import Command
+
+        self._subject, self._options = Command(command), dict(options)
+        self._command, self._chooses = tuple(command), chooses
+        self.words = self._subject.words
+
+    @contextlib.contextmanager
+    def ready(self, place: Path) -> Iterator[None]:
+        with tempfile.TemporaryDirectory(prefix="whence-compiled-") as folder:
+            self._cache, self._state = Path(folder) / "cache", Path(folder) / "state"
+            self._cache.mkdir()
+            yield
+
+    def capture(self, path: Path, rung: str, environment: Mapping[str, str] | None = None) -> float:
+        cache = {
+            "TORCHINDUCTOR_CACHE_DIR": str(self._cache),
+            "TRITON_CACHE_DIR": str(self._cache / "triton"),
+        }
+        return self._subject.capture(
+            path, environment={**cache, **(environment or {})}, rung=rung, **self._options
+        )
+
+    def facts(self, path: Path, run: Run) -> dict[str, Any]:
+        """What its processes compiled, as they noted it."""
+        return _facts(of_run(run))
+
+    def instead(self, base: Run) -> Climber | None:
+        """By the levels of ONNX Runtime, where that is all it uses."""
+        if not self._chooses or _compiles(base) or not sessions_of(base):
+            return None
+        return LevelsCommand(self._command, self._options)
+
+    def notes(self, base: Run) -> list[str]:
+        """Sessions that the ladder leaves alone."""
+        if not sessions_of(base):
+            return []
+        return [
+            "climbed were the stages of torch.compile; the program's sessions of ONNX Runtime "
+            "ran as they are on every rung: --of onnxruntime climbs their levels"
+        ]
+
+    def bisect(
+        self, rungs: Sequence[Rung], base: Run, judge: Judge, tell: Callable[[str], None]
+    ) -> Pass:
+        """Torch's own bisector, over runs of the command."""
+
+        def good(environment: Mapping[str, str]) -> bool | None:
+            return _good(judge(lambda path: self.capture(path, "inductor", environment)))
+
+        return bisect(good, _answers(rungs), self._bisecting(base), tell)
+
+    def _bisecting(self, eager: Run) -> Path:
+        """Where torch's bisector keeps its state, so that the program finds it. Raises
+        UsageError.
+        """
+        import torch
+
+        version = eager.info.versions.get("torch", "")
+        if version != torch.__version__:
+            raise UsageError(
+                "--bisect-pass works through files that torch's bisector writes here and reads "
+                f"there: the program has torch {version}, "
+                f"this whence torch {torch.__version__}; run whence with the program's Python"
+            )
+        # The bisector removes its whole folder when it begins; the compiled headers in the cache
+        # are kept for its next run.
+        (self._cache / "bisect").unlink(missing_ok=True)
+        (self._cache / "bisect").symlink_to(self._state / "bisect")
+        return self._state
+
+
+class TorchModel(_OfTorch):
+    """A model of this process, made or copied for each rung."""
+
+    def __init__(
+        self, model: Any, inputs: Any, compile_options: Mapping[str, Any], seed: int
+    ) -> None:
+        torch = extras.needed("torch", "a ladder")
+        options = set(inspect.signature(torch.compile).parameters) - {"model", "backend", "disable"}
+        if unknown := set(compile_options) - options:
+            raise UsageError(
+                f"unknown option {min(unknown)!r}; torch.compile takes "
+                f"{', '.join(sorted(options))} here"
+            )
+        if not callable(model):
+            raise UsageError(
+                f"whence.ladder takes a torch.nn.Module or a function, not a {type(model).__name__}"
+            )
+        self._model, self._inputs, self._compile_options, self._seed = (
+            model,
+            inputs,
+            dict(compile_options),
+            seed,
+        )
+        self._compiled: dict[Path, Compiled] = {}
+        self._makes = not isinstance(model, torch.nn.Module) and _takes_nothing(model)
+        self.words = getattr(model, "__name__", type(model).__name__)
+
+    @contextlib.contextmanager
+    def ready(self, place: Path) -> Iterator[None]:
+        import torch
+        from torch._inductor import utils
+
+        fresh = getattr(utils, "fresh_cache", None) or utils.fresh_inductor_cache
+        with fresh(), torch.random.fork_rng():
+            try:
+                yield
+            finally:
+                torch._dynamo.reset()
+
+    def capture(self, path: Path, rung: str, environment: Mapping[str, str] | None = None) -> float:
+        import torch
+
+        from whence.instrument.torch.compiled.stages import Rung
+        from whence.workflows.doctor import caller
+        from whence.workflows.rerun import Program
+
+        torch._dynamo.reset()
+        torch.manual_seed(self._seed)
+        around = Rung(rung)
+        around.install()
+        try:
+            model = self._made()
+            return Program(model, caller(self._inputs)).capture(path)
+        finally:
+            self._compiled[path] = around.remove()
+
+    def facts(self, path: Path, run: Run) -> dict[str, Any]:
+        """What was compiled for this run."""
+        return _facts([self._compiled[path]])
+
+    def instead(self, base: Run) -> None:
+        """A model of torch climbs as one."""
+        return
+
+    def notes(self, base: Run) -> list[str]:
+        """Nothing more is known."""
+        return []
+
+    def bisect(
+        self, rungs: Sequence[Rung], base: Run, judge: Judge, tell: Callable[[str], None]
+    ) -> Pass:
+        """Torch's own bisector, in this process."""
+
+        def good(environment: Mapping[str, str]) -> bool | None:
+            return _good(judge(lambda path: self.capture(path, "inductor", environment)))
+
+        return bisect(good, _answers(rungs), None, tell)
+
+    def _made(self) -> Any:
+        """The model as this rung runs it: made or copied, and compiled unless it is."""
+        import torch
+
+        from whence.instrument.torch.compiled.stages import SHELL, Function
+
+        if self._makes:
+            model = self._model()
+        else:
+            plain = getattr(
+                self._model,
+                "_orig_mod",
+                getattr(self._model, "_torchdynamo_orig_callable", self._model),
+            )
+            model = copy.deepcopy(plain)
+        if hasattr(model, SHELL):
+            return getattr(model, SHELL)
+        if not isinstance(model, torch.nn.Module):
+            model = Function(model)
+        if type(model).__name__ == "OptimizedModule" or model._compiled_call_impl is not None:
+            return model
+        return torch.compile(model, **self._compile_options)
+
+
+def _takes_nothing(function: Callable[..., Any]) -> bool:
+    try:
+        return not inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _facts(compiled: Sequence[Compiled]) -> dict[str, Any]:
+    return {
+        "backends": tuple(dict.fromkeys(b for c in compiled for b in c.backends)),
+        "graphs": sum(c.graphs for c in compiled),
+        "breaks": sum(c.breaks for c in compiled),
+    }
+
+
+def _compiles(base: Run) -> bool:
+    return any(c.requests for c in of_run(base))
+
+
+def _good(judgement: Judgement) -> bool | None:
+    told = judgement.verdict in (*FINE, RungKind.OUTSIDE)
+    return judgement.verdict in FINE if told else None
+
+
+def _answers(rungs: Sequence[Rung]) -> dict[str, bool]:
+    """What torch's bisector need not run. Its backend "eager" is our rung dynamo, which is fine
+    whenever the rung behind it is. What could not be judged is passed over.
+    """
+    answers = {r.name: r.verdict != RungKind.OUTSIDE for r in rungs[1:]}
+    answers["eager"] = answers.pop("dynamo", answers["aot_eager"])
+    return answers
