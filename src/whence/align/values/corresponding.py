@@ -5,7 +5,7 @@ elements; behind a fault, where figures say nothing, by what they are computed o
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from whence.align.values.value_graph import Form, ValueGraph, has_activation, is_move, kind_of
 from whence.records import Call, Record
@@ -28,6 +28,23 @@ def corresponding(reference: ValueGraph, target: ValueGraph) -> dict[int, int]:
         while pairing.by_nearness(far):
             pairing.by_structure()
     pairing.drop_what_makes_the_same()
+    return pairing.partner
+
+
+def corresponding_coarsely(
+    reference: ValueGraph, target: ValueGraph, named: Mapping[int, int]
+) -> dict[int, int]:
+    """The same of graphs of which one was rounded to few bits. named: values of one name."""
+    pairing = _Pairing(reference, target)
+    pairing.by_ends()
+    pairing.by_names(named)
+    for far in _FAR[:2]:  # first: an activation may have become a part of rounding
+        while pairing.by_nearness(far):
+            pass
+    pairing.by_structure()
+    for far in _FAR:
+        while pairing.by_nearness(far):
+            pairing.by_structure()
     return pairing.partner
 
 
@@ -62,6 +79,12 @@ class _Pairing:
                 a, b = self.reference.record(ref.record), self.target.record(other.record)
                 if a.count == b.count and self._is_open(a.id) and b.id not in self._taken:
                     self._pair(a.id, b.id)
+
+    def by_names(self, named: Mapping[int, int]) -> None:
+        """Values that are named alike."""
+        for value, other in named.items():
+            if self._is_open(value) and other not in self._taken and self._fit(value, other):
+                self._pair(value, other)
 
     def by_figures(self) -> None:
         """Values that hold the same elements in some order, but for rounding. Of several, the one
