@@ -7,8 +7,6 @@ A code c with scale s and zero point z stands for (c - z) s.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +15,6 @@ from whence import dtypes
 from whence.dtypes import Array
 
 F64 = npt.NDArray[np.float64]
-
-ARGUMENT = "quantised"
-"""The argument of a call under which its `QuantisedLayer` stands."""
 
 
 class Grid(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -111,16 +106,6 @@ class QuantisedLayer(msgspec.Struct, frozen=True, omit_defaults=True):
     own: dict[str, int] = {}
     members: tuple[Member, ...] = ()
     inner: tuple[Coded, ...] = ()
-
-    def as_argument(self) -> dict[str, Any]:
-        """As a call holds it."""
-        return {ARGUMENT: msgspec.to_builtins(self)}
-
-
-def layer_of(arguments: dict[str, Any]) -> QuantisedLayer | None:
-    """The layer that a call is, by its arguments; None for any other call."""
-    held = arguments.get(ARGUMENT)
-    return None if held is None else msgspec.convert(held, QuantisedLayer, strict=False)
 
 
 def numbers(codes: Array, scale: F64, zero: F64) -> npt.NDArray[np.float32]:

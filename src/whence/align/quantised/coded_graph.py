@@ -162,7 +162,7 @@ class CodedSide:
                 ),
                 tuple(map(self.coded, self._inner(part))),
             )
-            whole = msgspec.structs.replace(whole, arguments=layer.as_argument())
+            whole = msgspec.structs.replace(whole, quantised=layer)
         try:
             program = joined_program(self.run, part.calls, own, lambda _, record: record)
         except ReplayRefused as refused:

@@ -80,12 +80,12 @@ def decoded(run: Run, made: Decoded) -> Array:
 
 
 def figures(array: Array) -> tuple[Statistics, Sketch]:
-    """Statistics and sketch of an array; no checksum, which equal codes alone would share."""
+    """Statistics and sketch of an array. The checksum is for arrays of this kind alone."""
     wide = array.astype(np.float64).reshape(-1)
     if not wide.size or not np.isfinite(wide).all():
         nan, inf = int(np.isnan(wide).sum()), int(np.isinf(wide).sum())
         none = Statistics(wide.size, None, None, None, None, None, nan, inf, 0)
-        return none, Sketch(0, None, None, None)
+        return none, Sketch(_checksum(array), None, None, None)
     size = np.abs(wide)
     norm = math.sqrt(float(wide @ wide))
     ends = float(wide.min()), float(wide.max())
@@ -94,8 +94,16 @@ def figures(array: Array) -> tuple[Statistics, Sketch]:
     squares = wide * wide
     return (
         Statistics(wide.size, *ends, *moments, norm, 0, 0, zeros),
-        Sketch(0, float(size.sum()), float((squares * wide).sum()), float(squares @ squares)),
+        Sketch(_checksum(array), float(size.sum()), float((squares * wide).sum()), float(squares @ squares)),
     )
+
+
+def _checksum(array: Array) -> int:
+    """A sum over mixed bits that no order of the elements changes."""
+    bits = array.reshape(-1).view(np.uint32).astype(np.uint64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    return int(np.sum(bits, dtype=np.uint64) >> np.uint64(1))
 
 
 def _shape(shape: tuple[int, ...], grid: Grid) -> tuple[int, ...]:

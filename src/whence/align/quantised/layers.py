@@ -17,7 +17,6 @@ from whence.align.values.groups import of_one_maker
 from whence.align.values.value_graph import Stretch
 from whence.records import Call, Run
 from whence.records.marks import Mark, has_mark
-from whence.records.quantised import layer_of
 
 _KINDS = ("operator", "module")
 
@@ -53,7 +52,7 @@ def joined(reference: Run, target: Run) -> Fused:
     new_reference, ids = side.with_layers(parts)
     new_target, other_ids = other.with_layers(other_parts)
     new_target = faced(new_reference, ids, new_target, other_ids)
-    coded = sum(layer_of(new_target.calls[b].arguments) is not None for b in other_ids)
+    coded = sum(new_target.calls[b].quantised is not None for b in other_ids)
     notes = (
         f"{coded} calls of the target compute with codes: what both compute between values that "
         "correspond is taken together",

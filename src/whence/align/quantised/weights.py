@@ -15,7 +15,7 @@ from whence.align.values.value_graph import Stretch
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Over, Ref, Run
-from whence.records.quantised import Coded, CodedWeight, layer_of
+from whence.records.quantised import Coded, CodedWeight
 from whence.records.slots import is_param, param_name
 
 _ALIKE = 0.5
@@ -52,7 +52,7 @@ def faced(
     changed: dict[int, Call] = {}
     for a, b in zip(calls, partners, strict=True):
         partner = target.calls[b]
-        layer = layer_of(partner.arguments)
+        layer = partner.quantised
         if layer is None or not layer.weights:
             continue
         facing = _facing(reference, reference.calls[a], target, layer.weights)
@@ -64,23 +64,24 @@ def faced(
             Ref(w.facing or f"param.beside.{w.name}", w.coded.record) for w in weights
         ]
         refs = (*(r for r in partner.refs if not is_param(r.slot)), *params)
-        arguments = msgspec.structs.replace(layer, weights=weights).as_argument()
-        changed[b] = msgspec.structs.replace(partner, refs=refs, arguments=arguments)
+        layer = msgspec.structs.replace(layer, weights=weights)
+        changed[b] = msgspec.structs.replace(partner, refs=refs, quantised=layer)
     return Over(target, [changed.get(call.id, call) for call in target.calls])
 
 
 def _facing(
     reference: Run, call: Call, target: Run, weights: Sequence[CodedWeight]
 ) -> list[str]:
-    """By weight the slot of the reference's parameter with the same elements, by their direction;
-    "" where none is near.
+    """By weight the slot of the reference's parameter that has its elements, by their direction;
+    else the only one left of its shape, else "".
     """
     free = {ref.slot: ref.record for ref in call.slots("param")}
-    slots = []
-    for weight in weights:
+    shapes = {slot: reference.records[record].shape for slot, record in free.items()}
+    facing = dict[int, str]()
+    for k, weight in enumerate(weights):
         best, chosen = _ALIKE, ""
         for slot, record in free.items():
-            if reference.records[record].shape != target.records[weight.coded.record].shape:
+            if shapes[slot] != target.records[weight.coded.record].shape:
                 continue
             try:
                 cosine = _cosine(reference.array(record), target.array(weight.coded.record))
@@ -88,9 +89,15 @@ def _facing(
                 continue
             if cosine > best:
                 best, chosen = cosine, slot
-        free.pop(chosen, None)
-        slots.append(chosen)
-    return slots
+        if chosen:
+            del free[chosen]
+            facing[k] = chosen
+    for k, weight in enumerate(weights):  # like none: of one shape with the only one left
+        left = [s for s in free if shapes[s] == target.records[weight.coded.record].shape]
+        if k not in facing and len(left) == 1:
+            del free[left[0]]
+            facing[k] = left[0]
+    return [facing.get(k, "") for k in range(len(weights))]
 
 
 def _cosine(one: Array, two: Array) -> float:

@@ -35,12 +35,9 @@ def corresponding_coarsely(
     reference: ValueGraph, target: ValueGraph, named: Mapping[int, int]
 ) -> dict[int, int]:
     """The same of graphs of which one was rounded to few bits. named: values of one name."""
-    pairing = _Pairing(reference, target)
+    pairing = _Pairing(reference, target, is_coarse=True)
     pairing.by_ends()
     pairing.by_names(named)
-    for far in _FAR[:2]:  # first: an activation may have become a part of rounding
-        while pairing.by_nearness(far):
-            pass
     pairing.by_structure()
     for far in _FAR:
         while pairing.by_nearness(far):
@@ -49,8 +46,12 @@ def corresponding_coarsely(
 
 
 class _Pairing:
-    def __init__(self, reference: ValueGraph, target: ValueGraph) -> None:
-        self.reference, self.target = reference, target
+    """is_coarse: do the elements of one run tell little of those of the other?"""
+
+    def __init__(
+        self, reference: ValueGraph, target: ValueGraph, *, is_coarse: bool = False
+    ) -> None:
+        self.reference, self.target, self._is_coarse = reference, target, is_coarse
         self.partner: dict[int, int] = {}
         self._taken: set[int] = set()
         # What the models only move once more before they return it.
@@ -164,12 +165,20 @@ class _Pairing:
             return False
         if kind_of(call) != kind_of(partner) and far > _NEAR:
             return False
+        if self._is_coarse and not self._read_as_many(call, partner):
+            return False
         sources = {self.reference.source(r.record) for r in self.reference.inputs(call)}
         others = {self.target.source(r.record) for r in self.target.inputs(partner)}
         known = {self.partner[source] for source in sources if source in self.partner}
         if not known and far > _NEAR:
             return False
         return known == {other for other in others if other in self._taken}
+
+    def _read_as_many(self, call: Call, partner: Call) -> bool:
+        """Do two calls read parameters of the same numbers of elements?"""
+        counts = (r.count for r in self.reference.parameters(call))
+        others = (r.count for r in self.target.parameters(partner))
+        return Counter(counts) == Counter(others)
 
     def by_parameters(self) -> int:
         """Values made by the last calls that read the same parameters. Returns how many."""

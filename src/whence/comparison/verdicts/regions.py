@@ -133,7 +133,7 @@ class RegionJudge:
                 index, VerdictKind.IDENTICAL, evidence=Evidence.TWO_DUMPS, sentence="bitwise equal"
             )
         pair, leaf = evidence.pair, evidence.leaf
-        quantised = self._quantised.judged(pair, leaf.structural)
+        quantised = self._quantised.judged(pair, leaf)
         if quantised is not None:
             return quantised
         replaying = self.replays.of(pair) if self.replays.replayer is not None else None

@@ -14,6 +14,8 @@ from whence.records.quantised import QuantisedLayer
 
 F64 = npt.NDArray[np.float64]
 _DRAWS = 4
+_ROUNDED = 12**-0.5
+"""Root mean square of what rounding to a grid changes, in steps."""
 _MOVED = 1 / 12
 """Share of codes that move by one step, so that they change as much as rounding does: it is off by
 a twelfth of a squared step."""
@@ -48,7 +50,7 @@ def beyond_steps(
     if grid is not None:
         array_of = programs.target.run.array
         scale, zero = grid.steps(array_of, own.ndim)
-        step = float(np.max(scale))
+        step = float(np.max(scale)) * _ROUNDED
         right = np.clip(right, *((end - zero) * scale for end in grid.ends))
     off = produced.astype(np.float64) - right
     allowed = _size(noise) + step

@@ -17,14 +17,14 @@ from whence.comparison.paired_runs import PairedCall
 from whence.comparison.replays.replayer import Replayer
 from whence.comparison.verdicts.declared.ledger import DeclarationLedger, sqnr_of
 from whence.comparison.verdicts.quantised.dithered import beyond_steps, saturates_inside
-from whence.comparison.verdicts.quantised.programs import LayerPrograms
+from whence.comparison.verdicts.quantised.programs import LayerPrograms, with_shape
 from whence.comparison.verdicts.quantised.weights import CheckedWeights, CodedParameters
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge import code_steps
 from whence.judge.policy import Policy, Scheme
 from whence.records import Run
-from whence.records.quantised import F64, Coded, QuantisedLayer, layer_of
+from whence.records.quantised import F64, Coded, QuantisedLayer
 from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
 _SAID = 1e-3
@@ -61,12 +61,17 @@ class QuantisedLayers:
         )
         self._policy, self._ledger = policy, ledger
 
-    def judged(self, pair: PairedCall, structural: str) -> Verdict | None:
+    def judged(self, pair: PairedCall, evidence: judge.LeafEvidence) -> Verdict | None:
         """The verdict of a call whose partner is a quantised layer; None for any other."""
-        layer = layer_of(pair.partner.arguments)
-        if layer is None or structural:
+        layer = pair.partner.quantised
+        if layer is None or evidence.structural:
             return None
-        verdict = Verdict(pair.index, VerdictKind.UNDETERMINED, evidence=Evidence.REPLAY)
+        errors: dict[str, float | None] = {
+            "e_in": evidence.growth.e_in, "e_out": evidence.growth.e_out
+        }  # fmt: skip
+        verdict = Verdict(
+            pair.index, VerdictKind.UNDETERMINED, evidence=Evidence.REPLAY, numbers=errors
+        )
         try:
             weights = self._parameters.of(pair.call, layer)
             if fault := _stated_fault(layer, weights):
@@ -92,20 +97,28 @@ class QuantisedLayers:
         assert programs is not None and self._replayer is not None
         plain = programs.right(call, layer, {})
         right: Sequence[Array | None] = [None] * len(plain)
-        if weights.all_face:
-            right = programs.right(call, layer, weights.values) if weights.values else plain
+        if call.quantised is not None:
+            right = list(plain)  # codes on both sides: the reference's own, as numbers, are the same
+        elif weights.all_face:
+            right = programs.right(call, layer, weights.values) if weights.values else list(plain)
         produced = [self.target.array(ref.record) for ref in partner.slots("output")]
         outputs = [
-            _Output(*each) for each in zip(layer.makes, produced, right, plain, strict=False)
+            _Output(
+                coded,
+                made,
+                None if exact is None else with_shape(exact, made.shape),
+                with_shape(float_, made.shape),
+            )
+            for coded, made, exact, float_ in zip(layer.makes, produced, right, plain, strict=False)
         ]
         if not outputs or any(o.produced.shape != o.plain.shape for o in outputs):
             return verdict.replace(sentence="no replay: its results have another shape")
         wrong = self._wrong(outputs, pair, layer)
         loss = max(_error(o.produced, o.plain) for o in outputs)
         sqnr = sqnr_of(loss)
-        numbers: dict[str, float | None] = {"sqnr_db": sqnr}
+        numbers: dict[str, float | None] = {**verdict.numbers, "sqnr_db": sqnr}
         if wrong is not None:
-            why, _ = programs.reference.confirm(call) if not layer_of(call.arguments) else ("", 0)
+            why, _ = programs.reference.confirm(call) if not call.quantised else ("", 0)
             if why:
                 return verdict.replace(sentence=f"no replay: {why}", numbers=numbers)
             return wrong.replace(numbers={**wrong.numbers, **numbers})
@@ -290,7 +303,7 @@ class QuantisedLayers:
 
 
 def _is_on_both(pair: PairedCall, output: _Output) -> bool:
-    return layer_of(pair.call.arguments) is not None and output.coded.grid is not None
+    return pair.call.quantised is not None and output.coded.grid is not None
 
 
 def _stated_fault(layer: QuantisedLayer, weights: CheckedWeights) -> tuple[str, str] | None:

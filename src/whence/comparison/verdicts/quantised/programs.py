@@ -15,7 +15,7 @@ from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.judge.limits import CODES_NOT_NEAREST, FLOAT_KERNELS
 from whence.records import Call, Run
-from whence.records.quantised import Coded, Member, QuantisedLayer, layer_of, numbers
+from whence.records.quantised import Coded, Member, QuantisedLayer, numbers
 from whence.records.slots import is_param
 
 _WIDE = "float64"
@@ -40,7 +40,7 @@ class LayerPrograms:
         """
         loaded = self.reference.load(call)
         given = {f"input.{k}": coded.record for k, coded in enumerate(layer.reads)}
-        of_reference = layer_of(call.arguments)
+        of_reference = call.quantised
         records = _records(call, of_reference)
         run = self.reference.run
         inputs: dict[str, Array] = {}
@@ -48,7 +48,8 @@ class LayerPrograms:
             record = given.get(slot)
             if record is None:
                 raise ReplayRefused(f"the target has no tensor for {slot}")
-            value = self.target.run.array(record)
+            shape = run.records[records[slot]].shape
+            value = with_shape(self.target.run.array(record), shape)
             inputs[slot] = _as_reads(run, of_reference, slot, value)
         values = {
             slot: params[slot] if slot in params else run.array(records[slot])
@@ -122,6 +123,14 @@ class LayerPrograms:
             working=_WIDE,
         )
         return {member.slots[s]: np.asarray(v) for s, v in results.items() if s in member.slots}
+
+
+def with_shape(array: Array, shape: tuple[int, ...]) -> Array:
+    """The array with its first axes put together or parted; as it is where that is not what the
+    shape asks for.
+    """
+    is_alike = array.size == int(np.prod(shape)) and array.shape[-1:] == shape[-1:]
+    return array.reshape(shape) if is_alike else array
 
 
 def _records(call: Call, layer: QuantisedLayer | None) -> Mapping[str, int]:
