@@ -12,6 +12,7 @@ import msgspec
 
 from whence.align.quantised.coded_values import CodedValues
 from whence.align.quantised.operands import DEQUANTIZE, QUANTIZE, form_of, operands
+from whence.align.values.value_graph import has_activation, is_move, kind_of
 from whence.records import Call, Ref
 from whence.records.slots import is_param
 
@@ -65,7 +66,35 @@ def plain_calls(
             if call.slots("input"):
                 rounded[call.slots("output")[0].record] = _first(call)
         plain.append(_plain(call, values, shown, decoded))
-    return Plain(plain, rounded)
+    return Plain(_without_clipping(plain, [decoded(end) for end in ends]), rounded)
+
+
+def _without_clipping(calls: Sequence[Call], ends: Sequence[int]) -> list[Call]:
+    """The calls with each ReLU as a part of what it alone reads: codes that begin at zero do what
+    it does, and the quantised graph may have none.
+    """
+    readers: Counter[int] = Counter(ends)
+    for call in calls:
+        readers.update({ref.record for ref in call.refs if not ref.slot.startswith("output")})
+    makers = {ref.record: k for k, call in enumerate(calls) for ref in call.slots("output")}
+    out: list[Call | None] = []
+    for call in calls:
+        if has_activation(call):
+            arguments = {k: v for k, v in call.arguments.items() if k != "activation"}
+            call = msgspec.structs.replace(call, arguments=arguments)
+        out.append(call)
+    for k, call in enumerate(calls):
+        place = makers.get(_first(call)) if kind_of(call) == "Relu" else None
+        maker = out[place] if place is not None else None
+        if place is None or maker is None or readers[_first(call)] != 1 or is_move(maker):
+            continue
+        if len(maker.slots("output")) == 1 and _first(call) == maker.slots("output")[0].record:
+            refs = [ref for ref in maker.refs if not ref.slot.startswith("output")]
+            out[place] = msgspec.structs.replace(
+                maker, scope=call.scope, refs=(*refs, *call.slots("output"))
+            )
+            out[k] = None
+    return [call for call in out if call is not None]
 
 
 def _first(call: Call) -> int:
