@@ -199,6 +199,8 @@ CODES_NOT_NEAREST = 0.05
 BIAS_SCALE_TOLERANCE = 1e-4
 """Relative difference of a bias's scale from the product that it should be: it is rounded once or
 twice."""
+CODES_AT_TIES = 0.01
+"""Share of codes that may be the next one where an explanation gives all others exactly."""
 FLOAT_KERNELS = 1e-5
 """Share of the largest number by which float32 kernels beside codes may be off."""
 NOISE_OF_STEPS = 3.0

@@ -16,7 +16,7 @@ from whence.align.calls.joined_programs import joined_program
 from whence.align.derived_run import renumbered
 from whence.align.quantised.coded_values import CodedValues
 from whence.align.quantised.decoded_run import Decoded, DecodedRun
-from whence.align.quantised.operands import DEQUANTIZE, QUANTIZE
+from whence.align.quantised.operands import DEQUANTIZE, QUANTIZE, operands, plain_type
 from whence.align.quantised.plain_calls import plain_calls, plain_name
 from whence.align.quantised.weights import coded_weights
 from whence.align.values.value_graph import Stretch, ValueGraph, is_move
@@ -156,10 +156,7 @@ class CodedSide:
                 tuple(weights),
                 tuple(r for call in part.calls for r in self.values.rereads.get(call.id, ())),
                 {ref.slot: ref.record for ref in own},
-                tuple(
-                    Member(c.scope, c.program, {ref.slot: ref.record for ref in c.refs})
-                    for c in part.calls
-                ),
+                tuple(map(_member, part.calls)),
                 tuple(map(self.coded, self._inner(part))),
             )
             whole = msgspec.structs.replace(whole, quantised=layer)
@@ -210,6 +207,18 @@ class CodedGraph:
 def own_records(refs: Sequence[Ref]) -> list[int]:
     """The records that are no parameters."""
     return [ref.record for ref in refs if not is_param(ref.slot)]
+
+
+def _member(call: Call) -> Member:
+    return Member(
+        call.scope,
+        call.program,
+        {ref.slot: ref.record for ref in call.refs},
+        plain_type(call),
+        {place: ref.record for place, ref in operands(call).items()},
+        tuple(ref.record for ref in call.slots("output")),
+        call.arguments,
+    )
 
 
 def _maker(part: Stretch) -> Call:

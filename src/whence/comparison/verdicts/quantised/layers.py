@@ -16,6 +16,7 @@ from whence import judge
 from whence.comparison.paired_runs import PairedCall
 from whence.comparison.replays.replayer import Replayer
 from whence.comparison.verdicts.declared.ledger import DeclarationLedger, sqnr_of
+from whence.comparison.verdicts.quantised import saturating_sums
 from whence.comparison.verdicts.quantised.dithered import beyond_steps, saturates_inside
 from whence.comparison.verdicts.quantised.programs import LayerPrograms, with_shape
 from whence.comparison.verdicts.quantised.weights import CheckedWeights, CodedParameters
@@ -150,15 +151,14 @@ class QuantisedLayers:
         sentence, score = max(offs, key=lambda found: found[1])
         if not sentence:
             return None
-        node = self._broken_node(layer)
-        cause = CauseKind.SEMANTIC if node == "" else CauseKind.KERNEL
-        words = (
-            "; its own nodes give what it made, so they are not the reference's"
-            if node == ""
-            else f"; {node}, run again on what it was given, gives something else"
-        )
-        if node is None:
+        broken = self._broken_node(layer)
+        if broken is None:
             cause, words = CauseKind.UNKNOWN, ""
+        elif broken:
+            cause, words = CauseKind.KERNEL, f"; {broken}"
+        else:
+            cause = CauseKind.SEMANTIC
+            words = "; its own nodes give what it made, so they are not the reference's"
         is_sure = score > judge.LIMITS.certain
         return verdict.replace(
             confidence=Confidence.CERTAIN if is_sure else Confidence.LIKELY,
@@ -173,11 +173,9 @@ class QuantisedLayers:
         """The same where roundings inside, or of weights that face none, are in the result."""
         programs = self._programs
         assert programs is not None
-        if node := self._broken_node(layer):
+        if broken := self._broken_node(layer):
             return verdict.replace(
-                cause=CauseKind.KERNEL,
-                confidence=Confidence.CERTAIN,
-                sentence=f"{node}, run again on what it was given, gives something else",
+                cause=CauseKind.KERNEL, confidence=Confidence.CERTAIN, sentence=broken
             )
         right = output.plain if output.right is None else output.right
         sentence = beyond_steps(
@@ -204,14 +202,20 @@ class QuantisedLayers:
         return "" if found.score <= 1 else f"{found.elements} of {codes.size} are not the nearest"
 
     def _broken_node(self, layer: QuantisedLayer) -> str | None:
-        """The node whose own program gives something else than it made, "" where there is none;
-        None where that is not known.
+        """Which node gives something else than it made where its own program runs again, and why,
+        in words; "" where none does, None where that is not known.
         """
         assert self._programs is not None
         try:
-            return self._programs.broken_node(layer)
+            node = self._programs.broken_node(layer)
         except (ReplayRefused, ElementsMissing):
             return None
+        if node is None:
+            return ""
+        words = f"{node.name}, run again on what it was given, gives something else"
+        if saturating_sums.explains(node, self.target.array):
+            words += f": {saturating_sums.WORDS}"
+        return words
 
     def _off(self, output: _Output, right: Array) -> tuple[str, float]:
         """(what is wrong with an output, by how much), ("", score) when nothing is."""

@@ -76,9 +76,9 @@ class LayerPrograms:
         records = [layer.own[f"output.{k}"] for k in range(len(layer.makes))]
         return [_shown(self.target.run, layer, k, made[r]) for k, r in enumerate(records)]
 
-    def broken_node(self, layer: QuantisedLayer) -> str:
-        """The name of the first node that makes something else than its program does of what it was
-        given; "" where there is none. Raises ReplayRefused, ElementsMissing.
+    def broken_node(self, layer: QuantisedLayer) -> Member | None:
+        """The first node that makes something else than its program does of what it was given; None
+        where there is none. Raises ReplayRefused, ElementsMissing.
         """
         run = self.target.run
         for member in layer.members:
@@ -92,8 +92,8 @@ class LayerPrograms:
                     few = max(3, int(CODES_NOT_NEAREST * off.size))
                     is_off = bool((off > 1).any()) or int(np.count_nonzero(off)) > few
                 if is_off:
-                    return member.name
-        return ""
+                    return member
+        return None
 
     def _node(
         self,
