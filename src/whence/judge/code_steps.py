@@ -14,6 +14,7 @@ from whence.judge.limits import (
     BIAS_SCALE_TOLERANCE,
     CODE_NEAREST,
     CODE_NEXT,
+    CODES_BY_TABLES,
     CODES_NOT_NEAREST,
     U32,
 )
@@ -37,10 +38,13 @@ class Steps(NamedTuple):
         """In units of what rounding explains: above 1 it does not."""
         return max(self.most / CODE_NEXT, self.share / CODES_NOT_NEAREST)
 
+    @property
+    def score_of_tables(self) -> float:
+        """The same of a kernel that looks exponentials up by their codes."""
+        return self.most / CODES_BY_TABLES
 
-def steps(
-    produced: Array, right: Array, scale: F64, zero: F64, ends: tuple[float, float]
-) -> Steps:
+
+def steps(produced: Array, right: Array, scale: F64, zero: F64, ends: tuple[float, float]) -> Steps:
     """produced: on the grid. right: the numbers before they are rounded to it, of the same shape.
     ends: smallest and largest code.
     """
@@ -114,11 +118,13 @@ def bias_sentence(
     size = float(right[wrong] @ right[wrong])
     factor = float(values[wrong] @ right[wrong]) / size if size else math.inf
     place = int(np.argmax(np.abs(values - right)))
-    evenly = np.abs(values - factor * right)[wrong] <= 4 * np.broadcast_to(limit, right.shape)[wrong]
+    evenly = (
+        np.abs(values - factor * right)[wrong] <= 4 * np.broadcast_to(limit, right.shape)[wrong]
+    )
     if wrong.sum() > 1 and evenly.all():
         return f"the bias is {factor:.4g} times the reference's"
     return (
-        f"{int(wrong.sum())} of {right.size} elements of the bias are not the reference's to within "
-        f"half a step: [{place}] is {values.reshape(-1)[place]:.6g}, not "
+        f"{int(wrong.sum())} of {right.size} elements of the bias are not the reference's to "
+        f"within half a step: [{place}] is {values.reshape(-1)[place]:.6g}, not "
         f"{right.reshape(-1)[place]:.6g}"
     )

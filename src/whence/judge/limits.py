@@ -201,6 +201,9 @@ BIAS_SCALE_TOLERANCE = 1e-4
 twice."""
 CODES_AT_TIES = 0.01
 """Share of codes that may be the next one where an explanation gives all others exactly."""
+CODES_BY_TABLES = 2.0
+"""Steps by which kernels may be off that look an exponential up by its code; ONNX Runtime's softmax
+on codes is off by 1.4."""
 FLOAT_KERNELS = 1e-5
 """Share of the largest number by which float32 kernels beside codes may be off."""
 NOISE_OF_STEPS = 3.0

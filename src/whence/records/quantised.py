@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,13 @@ class Grid(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.zero < 0:
             return scale, np.zeros((), np.float64)
         return scale, _along(array(self.zero), self.axis, rank)
+
+    def rounded(self, array: Callable[[int], Array], values: Array) -> F64:
+        """Numbers as the nearest that there are codes for, in the order of axes of ONNX."""
+        scale, zero = self.steps(array, values.ndim)
+        codes = np.clip(np.rint(values.astype(np.float64) / scale + zero), *self.ends)
+        out: F64 = (codes - zero) * scale
+        return out
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -86,8 +94,8 @@ class Reread(msgspec.Struct, frozen=True):
 
 class Member(msgspec.Struct, frozen=True):
     """A node of a layer. program: what it computes, "" where that is not known. slots: the records
-    of its tensors. kind: its operator, without a domain. reads, makes: records by place. attributes:
-    as the node states them.
+    of its tensors. kind: its operator, without a domain. reads, makes: records by place.
+    attributes: as the node states them.
     """
 
     name: str
@@ -102,7 +110,7 @@ class Member(msgspec.Struct, frozen=True):
 class QuantisedLayer(msgspec.Struct, frozen=True, omit_defaults=True):
     """What lies between two values of a quantised graph. reads, makes: by place. own: the records
     of what it reads, makes and holds, as they are. inner: records of codes that it makes and reads
-    itself.
+    itself. floats: records of parameters of several numbers that are none of codes.
     """
 
     reads: tuple[Coded, ...]
@@ -112,6 +120,7 @@ class QuantisedLayer(msgspec.Struct, frozen=True, omit_defaults=True):
     own: dict[str, int] = {}
     members: tuple[Member, ...] = ()
     inner: tuple[Coded, ...] = ()
+    floats: tuple[int, ...] = ()
 
 
 def numbers(codes: Array, scale: F64, zero: F64) -> npt.NDArray[np.float32]:

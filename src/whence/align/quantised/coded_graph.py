@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
+from whence import dtypes
 from whence.align.call_sites import selected, step_of
 from whence.align.calls.facing_tensors import with_programs
 from whence.align.calls.fused_operators import whole_call
@@ -22,7 +23,7 @@ from whence.align.quantised.weights import coded_weights
 from whence.align.values.value_graph import Stretch, ValueGraph, is_move
 from whence.errors import ReplayRefused
 from whence.records import Call, Program, Ref, Run
-from whence.records.quantised import Coded, Member, QuantisedLayer
+from whence.records.quantised import Coded, CodedWeight, Member, QuantisedLayer
 from whence.records.slots import is_input, is_param
 
 
@@ -62,9 +63,7 @@ class CodedSide:
     def coded(self, record: int) -> Coded:
         """A record of the run as a layer has it."""
         is_coded = record in self.values.grids
-        return Coded(
-            self.decoded(record), record if is_coded else -1, self.values.placed(record)
-        )
+        return Coded(self.decoded(record), record if is_coded else -1, self.values.placed(record))
 
     def read(self, record: int) -> Coded:
         """The same of what a layer reads."""
@@ -116,6 +115,18 @@ class CodedSide:
         run = DecodedRun(with_programs(self.run, calls, programs), self.made, None)
         return run, [new_ids[first + n] for n in range(len(parts))]
 
+    def _floats(self, part: Stretch, weights: Sequence[CodedWeight]) -> tuple[int, ...]:
+        """The parameters of a part that are neither codes nor of any."""
+        grids = [self.values.grids.get(ref.record) for c in part.calls for ref in c.refs]
+        of_codes = {record for g in grids if g is not None for record in (*g.scale, g.zero)}
+        of_codes |= {weight.coded.codes for weight in weights}
+        records = self.run.records
+        return tuple(
+            r
+            for r in part.params
+            if r not in of_codes and records[r].count > 1 and dtypes.is_floating(records[r].dtype)
+        )
+
     def _facing(self, ref: Ref) -> int:
         """What a layer shows of a tensor that it reads or makes: of codes that were made of it on
         the way, the numbers before.
@@ -158,6 +169,7 @@ class CodedSide:
                 {ref.slot: ref.record for ref in own},
                 tuple(map(_member, part.calls)),
                 tuple(map(self.coded, self._inner(part))),
+                self._floats(part, weights),
             )
             whole = msgspec.structs.replace(whole, quantised=layer)
         try:

@@ -52,6 +52,7 @@ class CodedValues:
         self.numbers: dict[int, int] = {}
         self.rereads: dict[int, list[Reread]] = {}
         self._makers = {ref.record: call for call in calls for ref in call.slots("output")}
+        self._turned = _turned_for_kernels(calls)
         for call in calls:
             self._look(call)
 
@@ -77,7 +78,7 @@ class CodedValues:
     def _look(self, call: Call) -> None:
         form = form_of(call)
         made = call.slots("output")
-        is_last = bool(call.arguments.get("channels_last")) or "nhwc" in call.op_type
+        is_last = _is_channels_last(call)
         if form is not None:
             for operand in self.operands(call):
                 self._read(call, operand)
@@ -92,7 +93,7 @@ class CodedValues:
         sources = [ref.record for ref in call.slots("input")]
         comes_last = any(record in self.last for record in sources)
         if plain_type(call) == "Transpose" and perm in (_TO_LAST, _TO_FIRST):
-            comes_last = perm == _TO_LAST and not comes_last
+            comes_last = perm == _TO_LAST and call.id in self._turned
         if is_last or (comes_last and plain_type(call) != "Reshape"):
             self.last.update(r.record for r in made if len(self.run.records[r.record].shape) == 4)
 
@@ -146,3 +147,34 @@ class CodedValues:
         if grid is None or record not in self.last:
             return grid
         return msgspec.structs.replace(grid, channels_last=True)
+
+
+def _is_channels_last(call: Call) -> bool:
+    return bool(call.arguments.get("channels_last")) or "nhwc" in call.op_type
+
+
+def _turned_for_kernels(calls: Sequence[Call]) -> set[int]:
+    """Calls that put channels at the end for kernels that want them there, which a pass of the
+    runtime added: such a kernel reads what they make, before it is turned back.
+    """
+    readers: dict[int, list[Call]] = {}
+    for call in calls:
+        for ref in call.slots("input"):
+            readers.setdefault(ref.record, []).append(call)
+    turned = set[int]()
+    for call in calls:
+        if plain_type(call) != "Transpose" or call.arguments.get("perm") != _TO_LAST:
+            continue
+        waiting, seen = [call], {call.id}
+        while waiting:
+            for reader in (
+                r for ref in waiting.pop().slots("output") for r in readers.get(ref.record, ())
+            ):
+                if _is_channels_last(reader):
+                    turned.add(call.id)
+                elif reader.id not in seen and plain_type(reader) != "Transpose":
+                    seen.add(reader.id)
+                    waiting.append(reader)
+            if call.id in turned:
+                break
+    return turned

@@ -94,7 +94,12 @@ def figures(array: Array) -> tuple[Statistics, Sketch]:
     squares = wide * wide
     return (
         Statistics(wide.size, *ends, *moments, norm, 0, 0, zeros),
-        Sketch(_checksum(array), float(size.sum()), float((squares * wide).sum()), float(squares @ squares)),
+        Sketch(
+            _checksum(array),
+            float(size.sum()),
+            float((squares * wide).sum()),
+            float(squares @ squares),
+        ),
     )
 
 

@@ -112,5 +112,3 @@ def _named(graph: CodedGraph, other: CodedGraph) -> dict[int, int]:
 
 def _fit(graph: CodedGraph, value: int, other: CodedGraph, across: int) -> bool:
     return graph.plain.record(value).count == other.plain.record(across).count
-
-

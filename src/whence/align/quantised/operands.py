@@ -72,9 +72,7 @@ def operands(call: Call) -> dict[int, Ref]:
     """What a node reads, by the position that ONNX gives it."""
     by_slot = {ref.slot: ref for ref in call.refs}
     reads = {
-        int(name): ref
-        for ref in call.slots("input")
-        if (name := input_name(ref.slot)).isdigit()
+        int(name): ref for ref in call.slots("input") if (name := input_name(ref.slot)).isdigit()
     }
     for taken in mark_values(call, Mark.TAKES):
         name, _, place = taken.rpartition(" as ")

@@ -12,9 +12,9 @@ import msgspec
 
 from whence.align.quantised.coded_values import CodedValues
 from whence.align.quantised.operands import DEQUANTIZE, QUANTIZE, form_of, operands
-from whence.align.values.value_graph import has_activation, is_move, kind_of
+from whence.align.values.value_graph import is_move, kind_of
 from whence.records import Call, Ref
-from whence.records.slots import is_param
+from whence.records.slots import is_output, is_param
 
 _ENDS = (
     "_QuantizeLinear_Output", "_DequantizeLinear_Output", "_QuantizeLinear_Input",
@@ -50,7 +50,7 @@ def plain_calls(
     """
     readers: Counter[int] = Counter(ends)
     for call in calls:
-        readers.update({ref.record for ref in call.refs if not ref.slot.startswith("output")})
+        readers.update({ref.record for ref in call.refs if not is_output(ref.slot)})
     makers = {ref.record: call for call in calls for ref in call.slots("output")}
     shown: dict[int, int] = {}  # what an operator makes -> the codes that are made of it at once
     for call in calls:
@@ -75,11 +75,11 @@ def _without_clipping(calls: Sequence[Call], ends: Sequence[int]) -> list[Call]:
     """
     readers: Counter[int] = Counter(ends)
     for call in calls:
-        readers.update({ref.record for ref in call.refs if not ref.slot.startswith("output")})
+        readers.update({ref.record for ref in call.refs if not is_output(ref.slot)})
     makers = {ref.record: k for k, call in enumerate(calls) for ref in call.slots("output")}
     out: list[Call | None] = []
     for call in calls:
-        if has_activation(call):
+        if call.arguments.get("activation") == "Relu":
             arguments = {k: v for k, v in call.arguments.items() if k != "activation"}
             call = msgspec.structs.replace(call, arguments=arguments)
         out.append(call)
@@ -89,7 +89,7 @@ def _without_clipping(calls: Sequence[Call], ends: Sequence[int]) -> list[Call]:
         if place is None or maker is None or readers[_first(call)] != 1 or is_move(maker):
             continue
         if len(maker.slots("output")) == 1 and _first(call) == maker.slots("output")[0].record:
-            refs = [ref for ref in maker.refs if not ref.slot.startswith("output")]
+            refs = [ref for ref in maker.refs if not is_output(ref.slot)]
             out[place] = msgspec.structs.replace(
                 maker, scope=call.scope, refs=(*refs, *call.slots("output"))
             )
@@ -117,7 +117,7 @@ def _plain(
         inputs = tuple(
             ref if is_param(ref.slot) else Ref(ref.slot, decoded(ref.record))
             for ref in call.refs
-            if not ref.slot.startswith("output")
+            if not is_output(ref.slot)
         )
         return msgspec.structs.replace(call, refs=(*inputs, *outputs))
     if call.op_type in QUANTIZE:
@@ -128,7 +128,5 @@ def _plain(
     others = [
         ref for ref in call.slots("input") if ref.record not in coded_records
     ]  # what is given as numbers
-    refs = tuple(
-        Ref(ref.slot, decoded(ref.record)) for ref in (*others, *coded)
-    )
+    refs = tuple(Ref(ref.slot, decoded(ref.record)) for ref in (*others, *coded))
     return msgspec.structs.replace(call, op_type=form.kind, refs=(*refs, *outputs))

@@ -43,9 +43,7 @@ def coded_weights(
     return list(weights.values())
 
 
-def faced(
-    reference: Run, calls: Sequence[int], target: Run, partners: Sequence[int]
-) -> Run:
+def faced(reference: Run, calls: Sequence[int], target: Run, partners: Sequence[int]) -> Run:
     """The target with each weight of its layers in the slot of the reference's that it stands
     for.
     """
@@ -60,18 +58,14 @@ def faced(
             msgspec.structs.replace(w, facing=slot)
             for w, slot in zip(layer.weights, facing, strict=True)
         )
-        params = [
-            Ref(w.facing or f"param.beside.{w.name}", w.coded.record) for w in weights
-        ]
+        params = [Ref(w.facing or f"param.beside.{w.name}", w.coded.record) for w in weights]
         refs = (*(r for r in partner.refs if not is_param(r.slot)), *params)
         layer = msgspec.structs.replace(layer, weights=weights)
         changed[b] = msgspec.structs.replace(partner, refs=refs, quantised=layer)
     return Over(target, [changed.get(call.id, call) for call in target.calls])
 
 
-def _facing(
-    reference: Run, call: Call, target: Run, weights: Sequence[CodedWeight]
-) -> list[str]:
+def _facing(reference: Run, call: Call, target: Run, weights: Sequence[CodedWeight]) -> list[str]:
     """By weight the slot of the reference's parameter that has its elements, by their direction;
     else the only one left of its shape, else "".
     """
@@ -104,5 +98,3 @@ def _cosine(one: Array, two: Array) -> float:
     a, b = (x.astype(np.float64).reshape(-1) for x in (one, two))
     size = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(a @ b) / size if size else float(not a.any() and not b.any())
-
-

@@ -52,7 +52,7 @@ class RegionJudge:
         self.unseen = UnseenInputs(errors)
         self._indices = Indices(errors)
         self.replays = CallReplays(errors, parameters, options, repeated)
-        self._quantised = QuantisedLayers(
+        self.quantised = QuantisedLayers(
             self.paired.reference,
             self.paired.target,
             self.replays.replayer,
@@ -133,7 +133,7 @@ class RegionJudge:
                 index, VerdictKind.IDENTICAL, evidence=Evidence.TWO_DUMPS, sentence="bitwise equal"
             )
         pair, leaf = evidence.pair, evidence.leaf
-        quantised = self._quantised.judged(pair, leaf)
+        quantised = self.quantised.judged(pair, leaf)
         if quantised is not None:
             return quantised
         replaying = self.replays.of(pair) if self.replays.replayer is not None else None

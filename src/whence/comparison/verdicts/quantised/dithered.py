@@ -4,6 +4,8 @@ reference's one by one, since a norm was folded into them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -45,14 +47,16 @@ def beyond_steps(
     def moved(record: int, array: Array) -> Array:
         return _moved(array, random) if record in codes else array
 
-    noise = np.stack([programs.own(layer, moved)[0] - own for _ in range(_DRAWS)])
+    noise = np.stack(
+        [programs.own(layer, moved)[0].astype(np.float64) - own for _ in range(_DRAWS)]
+    )
     grid, step = layer.makes[0].grid, 0.0
     if grid is not None:
         array_of = programs.target.run.array
         scale, zero = grid.steps(array_of, own.ndim)
         step = float(np.max(scale)) * _ROUNDED
         right = np.clip(right, *((end - zero) * scale for end in grid.ends))
-    off = produced.astype(np.float64) - right
+    off: F64 = produced.astype(np.float64) - right.astype(np.float64)
     allowed = _size(noise) + step
     whole = _size(off) / allowed if allowed else 0.0
     if whole > NOISE_OF_STEPS:
@@ -93,7 +97,7 @@ def saturates_inside(programs: LayerPrograms, layer: QuantisedLayer) -> bool:
 
 def _moved(codes: Array, random: np.random.Generator) -> Array:
     """Codes of which some are one step off."""
-    info = np.iinfo(codes.dtype)
+    info: Any = np.iinfo(codes.dtype)
     drawn = random.random(codes.shape)
     by = (drawn < _MOVED / 2).astype(np.int64) - (drawn > 1 - _MOVED / 2)
     out: Array = np.clip(codes.astype(np.int64) + by, info.min, info.max).astype(codes.dtype)

@@ -1,8 +1,8 @@
 """Verdicts of quantised layers.
 
-What the target made must be, to the nearest code, what the reference's program makes of the numbers
-that the target was given, with the numbers that its weights stand for. Then what is left is the loss
-of the scheme, which `sqnr_db` states.
+What the target made must be, to the nearest code, what the reference's program makes of the
+numbers that the target was given, with the numbers that its weights stand for. Then what is left
+is the loss of the scheme, which `sqnr_db` states.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from whence.comparison.replays.replayer import Replayer
 from whence.comparison.verdicts.declared.ledger import DeclarationLedger, sqnr_of
 from whence.comparison.verdicts.quantised import saturating_sums
 from whence.comparison.verdicts.quantised.dithered import beyond_steps, saturates_inside
-from whence.comparison.verdicts.quantised.programs import LayerPrograms, with_shape
+from whence.comparison.verdicts.quantised.programs import TABLES, LayerPrograms, with_shape
 from whence.comparison.verdicts.quantised.weights import CheckedWeights, CodedParameters
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge import code_steps
+from whence.judge.limits import FLOAT_KERNELS
 from whence.judge.policy import Policy, Scheme
 from whence.records import Run
 from whence.records.quantised import F64, Coded, QuantisedLayer
@@ -45,7 +46,7 @@ class _Output:
 
 
 class QuantisedLayers:
-    """Judges layers that hold codes."""
+    """Judges layers that hold codes. programs: None where replay is switched off."""
 
     def __init__(
         self,
@@ -56,8 +57,8 @@ class QuantisedLayers:
         ledger: DeclarationLedger,
     ) -> None:
         self.target, self._replayer = target, replayer
-        self._parameters = CodedParameters(reference, target)
-        self._programs = (
+        self.parameters = CodedParameters(reference, target)
+        self.programs = (
             LayerPrograms(replayer.reference, replayer.target) if replayer is not None else None
         )
         self._policy, self._ledger = policy, ledger
@@ -74,7 +75,7 @@ class QuantisedLayers:
             pair.index, VerdictKind.UNDETERMINED, evidence=Evidence.REPLAY, numbers=errors
         )
         try:
-            weights = self._parameters.of(pair.call, layer)
+            weights = self.parameters.of(pair.call, layer)
             if fault := _stated_fault(layer, weights):
                 self._ledger.wrong.add(pair.call.scope)
                 slot, sentence = fault
@@ -85,7 +86,7 @@ class QuantisedLayers:
                     sentence=sentence,
                     slot=slot,
                 )
-            if self._programs is None:
+            if self.programs is None:
                 return verdict.replace(sentence="replay was switched off")
             return self._replayed(verdict, pair, layer, weights)
         except (ReplayRefused, ElementsMissing) as refused:
@@ -94,12 +95,14 @@ class QuantisedLayers:
     def _replayed(
         self, verdict: Verdict, pair: PairedCall, layer: QuantisedLayer, weights: CheckedWeights
     ) -> Verdict:
-        call, partner, programs = pair.call, pair.partner, self._programs
+        call, partner, programs = pair.call, pair.partner, self.programs
         assert programs is not None and self._replayer is not None
         plain = programs.right(call, layer, {})
         right: Sequence[Array | None] = [None] * len(plain)
         if call.quantised is not None:
-            right = list(plain)  # codes on both sides: the reference's own, as numbers, are the same
+            right = list(
+                plain
+            )  # codes on both sides: the reference's own, as numbers, are the same
         elif weights.all_face:
             right = programs.right(call, layer, weights.values) if weights.values else list(plain)
         produced = [self.target.array(ref.record) for ref in partner.slots("output")]
@@ -129,7 +132,7 @@ class QuantisedLayers:
         self, outputs: Sequence[_Output], pair: PairedCall, layer: QuantisedLayer
     ) -> Verdict | None:
         """The verdict where what a layer makes is not what it should be."""
-        programs = self._programs
+        programs = self.programs
         assert programs is not None
         verdict = Verdict(
             pair.index,
@@ -147,7 +150,8 @@ class QuantisedLayers:
         first = outputs[0]
         if layer.inner or first.right is None:
             return self._wrong_beyond_steps(verdict, first, layer)
-        offs = [self._off(o, o.right) for o in outputs if o.right is not None]
+        by_tables = any(member.kind in TABLES for member in layer.members)
+        offs = [self._off(o, o.right, by_tables) for o in outputs if o.right is not None]
         sentence, score = max(offs, key=lambda found: found[1])
         if not sentence:
             return None
@@ -171,7 +175,7 @@ class QuantisedLayers:
         self, verdict: Verdict, output: _Output, layer: QuantisedLayer
     ) -> Verdict | None:
         """The same where roundings inside, or of weights that face none, are in the result."""
-        programs = self._programs
+        programs = self.programs
         assert programs is not None
         if broken := self._broken_node(layer):
             return verdict.replace(
@@ -205,9 +209,9 @@ class QuantisedLayers:
         """Which node gives something else than it made where its own program runs again, and why,
         in words; "" where none does, None where that is not known.
         """
-        assert self._programs is not None
+        assert self.programs is not None
         try:
-            node = self._programs.broken_node(layer)
+            node = self.programs.broken_node(layer)
         except (ReplayRefused, ElementsMissing):
             return None
         if node is None:
@@ -217,24 +221,28 @@ class QuantisedLayers:
             words += f": {saturating_sums.WORDS}"
         return words
 
-    def _off(self, output: _Output, right: Array) -> tuple[str, float]:
+    def _off(self, output: _Output, right: Array, by_tables: bool) -> tuple[str, float]:
         """(what is wrong with an output, by how much), ("", score) when nothing is."""
         grid = output.coded.grid
         if grid is None:
-            limit = 1e-5 * max(float(np.abs(right).max(initial=0.0)), 1e-30)
-            off = np.abs(output.produced.astype(np.float64) - right)
+            limit = FLOAT_KERNELS * max(float(np.abs(right).max(initial=0.0)), 1e-30)
+            off = np.abs(output.produced.astype(np.float64) - right.astype(np.float64))
             score = float(off.max(initial=0.0)) / limit
             if score <= 1:
                 return "", score
-            return f"is off by {_error(output.produced, right):.2g} (rel_l2), nothing of it codes", score
+            return (
+                f"is off by {_error(output.produced, right):.2g} (rel_l2), nothing of it codes",
+                score,
+            )
         found = code_steps.steps(output.produced, right, *self._grid(output))
-        if found.score <= 1:
-            return "", found.score
+        score = found.score_of_tables if by_tables else found.score
+        if score <= 1:
+            return "", score
         return (
             f"{found.elements} of {output.produced.size} codes are not the nearest to what the "
-            f"reference's operators make of the same numbers, with the weights that the codes stand "
+            "reference's operators make of the same numbers, with the weights that the codes stand "
             f"for; the worst, {list(found.worst)}, is off by {found.most:.4g} steps"
-        ), found.score
+        ), score
 
     def _passed(
         self,

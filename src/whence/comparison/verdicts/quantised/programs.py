@@ -13,12 +13,14 @@ from whence import dtypes
 from whence.comparison.replays.side import ReplaySource
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
-from whence.judge.limits import CODES_NOT_NEAREST, FLOAT_KERNELS
+from whence.judge.limits import CODES_BY_TABLES, CODES_NOT_NEAREST, FLOAT_KERNELS
 from whence.records import Call, Run
 from whence.records.quantised import Coded, Member, QuantisedLayer, numbers
 from whence.records.slots import is_param
 
 _WIDE = "float64"
+TABLES = frozenset(("QLinearSoftmax",))
+"""Nodes whose kernels look exponentials up by their codes."""
 
 
 class LayerPrograms:
@@ -32,35 +34,45 @@ class LayerPrograms:
         call: Call,
         layer: QuantisedLayer,
         params: Mapping[str, Array],
-        working: str = _WIDE,
+        *,
+        given: Mapping[int, Array] | None = None,
     ) -> list[Array]:
         """What the reference's program makes of the numbers that the target was given, by output.
 
-        params: in the place of the reference's, by slot. Raises ReplayRefused, ElementsMissing.
+        params: in the place of the reference's, by slot. given: in the place of records of the
+        target. Raises ReplayRefused, ElementsMissing.
         """
         loaded = self.reference.load(call)
-        given = {f"input.{k}": coded.record for k, coded in enumerate(layer.reads)}
+        reads = {f"input.{k}": coded for k, coded in enumerate(layer.reads)}
         of_reference = call.quantised
         records = _records(call, of_reference)
         run = self.reference.run
         inputs: dict[str, Array] = {}
         for slot in loaded.program.inputs:
-            record = given.get(slot)
-            if record is None:
+            if slot not in reads:
                 raise ReplayRefused(f"the target has no tensor for {slot}")
             shape = run.records[records[slot]].shape
-            value = with_shape(self.target.run.array(record), shape)
+            value = with_shape(self._read(reads[slot], given or {}), shape)
             inputs[slot] = _as_reads(run, of_reference, slot, value)
         values = {
             slot: params[slot] if slot in params else run.array(records[slot])
             for slot in loaded.program.params
         }
-        made = loaded.run(inputs, values, working=working)
+        made = loaded.run(inputs, values, working=_WIDE)
         return [
             _shown(run, of_reference, k, made[ref.slot])
             for k, ref in enumerate(call.slots("output"))
             if ref.slot in made
         ]
+
+    def _read(self, coded: Coded, given: Mapping[int, Array]) -> Array:
+        """The numbers that a layer reads."""
+        array = self.target.run.array
+        if coded.record in given:
+            return given[coded.record]
+        if coded.of in given and coded.grid is not None:
+            return coded.grid.rounded(array, given[coded.of])
+        return array(coded.record)
 
     def own(
         self, layer: QuantisedLayer, moved: Callable[[int, Array], Array] = lambda _, array: array
@@ -91,6 +103,8 @@ class LayerPrograms:
                 else:
                     few = max(3, int(CODES_NOT_NEAREST * off.size))
                     is_off = bool((off > 1).any()) or int(np.count_nonzero(off)) > few
+                    if member.kind in TABLES:
+                        is_off = bool((off > CODES_BY_TABLES).any())
                 if is_off:
                     return member
         return None

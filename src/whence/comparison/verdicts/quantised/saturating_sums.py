@@ -8,7 +8,7 @@ whose sum is cut off at 16 bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,8 +54,6 @@ def explains(member: Member, array: Callable[[int], Array]) -> bool:
         return False
     read = {place: array(record) for place, record in member.reads.items()}
     for product in products(member, read, array(member.makes[0])):
-        if product.rows.min(initial=0) < 0 or product.columns.min(initial=0) >= 0:
-            return False  # signed by unsigned only is added so
         chosen = _largest(product)
         if _fits(chosen, _sums(chosen, 1 << 15)) and not _fits(chosen, _sums(chosen, 1 << 30)):
             return True
@@ -96,10 +94,15 @@ def _fits(product: _Product, sums: F64) -> bool:
     return bool((off <= 1).all()) and int(np.count_nonzero(off)) <= few
 
 
+def _are_mixed(x: Array, weight: Array) -> bool:
+    """Are these unsigned by signed codes? No others are added in pairs of 16 bits."""
+    return bool(x.dtype == np.uint8 and weight.dtype == np.int8)
+
+
 def _ends(result: Array) -> tuple[float, float] | None:
     if result.dtype.kind == "f":
         return None
-    info = np.iinfo(result.dtype)
+    info: Any = np.iinfo(result.dtype)
     return float(info.min), float(info.max)
 
 
@@ -119,7 +122,7 @@ def _matmul(places: tuple[int, ...], made: tuple[int, int] | None) -> _Products:
 
     def products(_: Member, read: Mapping[int, Array], result: Array) -> list[_Product]:
         a, sa, za, b, sb, zb = places
-        if read[b].ndim != 2:
+        if read[b].ndim != 2 or not _are_mixed(read[a], read[b]):
             return []
         scale = _number(read, sa) * _row(read, sb)
         zero = 0.0
@@ -144,6 +147,8 @@ def _convolution(member: Member, read: Mapping[int, Array], result: Array) -> li
     if stated.get("channels_last"):
         x, result = np.moveaxis(x, -1, 1), np.moveaxis(result, -1, 1)
     group, rank = int(stated.get("group", 1)), weight.ndim - 2
+    if not _are_mixed(x, weight):
+        return []
     if group != 1 or rank != 2 or stated.get("auto_pad", "NOTSET") not in ("", "NOTSET"):
         return []
     pads = stated.get(_PADS) or [0] * (2 * rank)
@@ -157,14 +162,15 @@ def _convolution(member: Member, read: Mapping[int, Array], result: Array) -> li
     expected = np.moveaxis(result, 1, -1).astype(np.float64).reshape(-1, weight.shape[0])
     scale = _number(read, 1) * _row(read, 4) / _number(read, 6)
     out = []
-    for of_window, of_weight in (((0, 2, 3, 4, 5, 1), (2, 3, 1, 0)), ((0, 2, 3, 1, 4, 5), (1, 2, 3, 0))):
+    for of_window, of_weight in (
+        ((0, 2, 3, 4, 5, 1), (2, 3, 1, 0)),
+        ((0, 2, 3, 1, 4, 5), (1, 2, 3, 0)),
+    ):
         rows = windows.transpose(of_window).reshape(len(expected), -1)
         columns = weight.astype(np.int32).transpose(of_weight).reshape(-1, weight.shape[0])
         low, high = np.asarray(_number(read, 2)), _row(read, 5)
         bias, zero = _row(read, 8), _number(read, 7)
-        out.append(
-            _Product(rows, columns, expected, low, high, scale, bias, zero, _ends(result))
-        )
+        out.append(_Product(rows, columns, expected, low, high, scale, bias, zero, _ends(result)))
     return out
 
 

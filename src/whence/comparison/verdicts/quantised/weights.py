@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -53,7 +53,8 @@ class CodedParameters:
             if self.reference.records[record].count > 1
             and dtypes.is_floating(self.reference.records[record].dtype)
         } - {weight.facing for weight in layer.weights}
-        all_face = not left and all(weight.facing for weight in layer.weights)
+        same = [self._equal_to(record, left, params) for record in layer.floats]
+        all_face = not left - {*same} and all((*same, *(w.facing for w in layer.weights)))
         sentences, values, schemes = dict[str, str](), dict[str, Array](), []
         for weight in layer.weights:
             own = self.target.array(weight.coded.record).astype(np.float64)
@@ -67,6 +68,14 @@ class CodedParameters:
             if scheme is not None:
                 schemes.append(scheme)
         return CheckedWeights(sentences, values, tuple(schemes), all_face)
+
+    def _equal_to(self, record: int, slots: Collection[str], params: Mapping[str, int]) -> str:
+        """The slot of the reference's parameter that a float one of the target equals, "" for
+        none.
+        """
+        array = self.target.array(record)
+        equal = (s for s in slots if np.array_equal(array, self.reference.array(params[s])))
+        return next(equal, "")
 
     def _one(self, weight: CodedWeight, reference: Array | None) -> tuple[str, Scheme | None]:
         """(what is wrong with a parameter, its scheme where it is a weight). reference: the float
@@ -93,9 +102,7 @@ class CodedParameters:
         return _against(reference, codes, scale, zero, scheme), scheme
 
 
-def _against(
-    reference: Array, codes: Array, scale: F64, zero: F64, scheme: Scheme
-) -> str:
+def _against(reference: Array, codes: Array, scale: F64, zero: F64, scheme: Scheme) -> str:
     """What is wrong with a weight, "" when nothing is."""
     stored = _stored(reference, codes, scale, zero, scheme)
     checked = quantised_weights.check(reference, stored)
@@ -118,5 +125,3 @@ def _stored(reference: Array, codes: Array, scale: F64, zero: F64, scheme: Schem
     s, z = (x.reshape((1,) * rank) if x.ndim != rank else x for x in (scale, zero))
     wide = codes.astype(np.float64)
     return Stored(reference.shape, wide, s, z, scheme, U32, ("codes",))
-
-
