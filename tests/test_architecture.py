@@ -83,6 +83,7 @@ FOLDERS = {
         {"plan_editor"},
         {"calls"},
         {"values"},
+        {"quantised"},
         {"layout"},
         {"batches", "ranks", "tensors"},
         {"user_map"},

@@ -19,6 +19,7 @@ from whence.align.calls.match import plan
 from whence.align.derived_run import Derived, stated, worded
 from whence.align.layout.fused_projections import fused
 from whence.align.layout.search import laid_out
+from whence.align.quantised import layers as quantised_layers
 from whence.align.ranks import join
 from whence.align.tensors import match as tensors
 from whence.align.tensors.elements import Inside
@@ -78,7 +79,9 @@ def align(
     if is_free:
         dense = padding.dense(reference, target), padding.dense(target, reference)
         batched = batches.align_batches(*dense)
-        if value_groups.applies(batched.reference, batched.target):
+        if quantised_layers.applies(batched.reference, batched.target):
+            together = quantised_layers.joined(batched.reference, batched.target)
+        elif value_groups.applies(batched.reference, batched.target):
             together = value_groups.joined(batched.reference, batched.target)
         else:
             together = fused_operators.joined(batched.reference, batched.target)

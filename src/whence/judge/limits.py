@@ -188,6 +188,29 @@ CODE_LEVELS = 3
 CODE_BOUNDARY, CODES_BY_CHANCE = 8, 3.0
 """Roundings around a boundary within which codes differ; codes at one in any tensor."""
 
+# Is a result on a grid of codes the code of the right number?
+
+CODE_NEAREST = 0.52
+"""Steps by which the nearest code may lie off a number that a correct kernel computed."""
+CODE_NEXT = 1.02
+"""Steps of the code beside it, which kernels choose that scale sums by whole numbers."""
+CODES_NOT_NEAREST = 0.05
+"""Share of codes that may not be the nearest; numbers cut off instead of rounded leave half."""
+BIAS_SCALE_TOLERANCE = 1e-4
+"""Relative difference of a bias's scale from the product that it should be: it is rounded once or
+twice."""
+CODES_AT_TIES = 0.01
+"""Share of codes that may be the next one where an explanation gives all others exactly."""
+CODES_BY_TABLES = 2.0
+"""Steps by which kernels may be off that look an exponential up by its code; ONNX Runtime's softmax
+on codes is off by 1.4."""
+FLOAT_KERNELS = 1e-5
+"""Share of the largest number by which float32 kernels beside codes may be off."""
+NOISE_OF_STEPS = 3.0
+"""Times what rounding the codes of a layer anew changes, that it may differ from the float one."""
+NOISE_OF_STEPS_IN_A_CHANNEL = 10.0
+"""The same in one channel, which may have few weights."""
+
 # Are activations of fewer bits what a target computes with?
 
 CODES_EXPLAINED = 5.0

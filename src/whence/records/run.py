@@ -17,6 +17,7 @@ import numpy as np
 from whence.display import Described
 from whence.dtypes import Array
 from whence.records.program import Program
+from whence.records.quantised import QuantisedLayer
 from whence.records.slots import slot_kind
 from whence.records.storage import Dumped, Elements, External, Sketch, Statistics
 
@@ -172,6 +173,7 @@ class Call(Described, msgspec.Struct, frozen=True, tag="call", tag_field="t", om
     seconds: float = 0.0
     forward: int = -1
     placements: dict[str, Placement] = {}
+    quantised: QuantisedLayer | None = None
 
     def slots(self, kind: str) -> tuple[Ref, ...]:
         """References whose slot is of `kind` ("input", "output", "param", "mutated", "grad"), in

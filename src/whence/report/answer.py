@@ -4,7 +4,7 @@ screen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from whence.records.marks import OBSERVER
 from whence.records.slots import input_name, is_input
@@ -19,6 +19,7 @@ from whence.results import (
     Declared,
     Evidence,
     Finding,
+    LayerCost,
     Status,
     Undecided,
     VerdictKind,
@@ -26,6 +27,8 @@ from whence.results import (
 
 LEFT = 19
 _MOST_FINDINGS = 5
+_MOST_COSTS = 5
+_SATURATED = 1e-3  # share of results beyond the largest code, from which on it is shown
 CAUSES: dict[str, str] = {
     CauseKind.PARAMETER: "the parameters differ",
     CauseKind.KERNEL: "the kernel computes something else than its code says",
@@ -63,6 +66,7 @@ def answer(
     lines += _remarks(result)
     for item in result.declared:
         lines += _declared(item)
+    lines += _costs(result.layer_costs)
     about = result.origin
     if about is not None and result.findings and about.steps[-1].name == result.findings[0].name:
         lines += [_row(*line) for line in origin.about(about) if line[0] != "  inputs"]
@@ -285,6 +289,21 @@ def _declared(item: Declared) -> Iterator[str]:
         yield _row("  to declare it", f"--policy FILE.yaml with   {clean(item.snippet)}")
     if item.reason:
         yield _row("  because", clean(item.reason))
+
+
+def _costs(costs: Sequence[LayerCost]) -> Iterator[str]:
+    """The quantised layers that cost most."""
+    for place, cost in enumerate(costs[:_MOST_COSTS]):
+        words = f"{clean(cost.name)}   SQNR {cost.sqnr_db:.1f} dB"
+        if cost.explains is not None:
+            words += f", in float removes {100 * cost.explains:.2g} % of the outputs' squared error"
+            if cost.weights_explain is not None:
+                words += f" (its weights alone {100 * cost.weights_explain:.2g} %)"
+        if cost.saturated >= _SATURATED:
+            words += f", {100 * cost.saturated:.2g} % saturated"
+        yield _row("LEAVE IN FLOAT" if place == 0 else "  then", words)
+    if len(costs) > _MOST_COSTS:
+        yield _row("", f"{count(len(costs) - _MOST_COSTS, 'layer')} more in report.json")
 
 
 def _absent(finding: Finding, result: Comparison) -> str:

@@ -54,6 +54,7 @@ def summary_of(result: Comparison) -> Summary:
         },
         nearest=few("nearest", result.nearest),
         declared=few("declared", result.declared),
+        layer_costs=few("layer_costs", result.layer_costs),
         notes=few("notes", result.notes),
         environment=few("environment", result.environment),
         repetition=result.repetition,

@@ -223,6 +223,27 @@ class Declared(msgspec.Struct, frozen=True, omit_defaults=True):
     ignored: bool = False
 
 
+class LayerCost(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What computing one layer with codes costs.
+
+    sqnr_db: 10 log10(sum r^2 / sum (r - y)^2) of its results y, r being what the float layer makes
+    of the same inputs: the lowest of any call. explains: the share of the squared error at the
+    model's outputs that goes away where this layer alone is left in float and its results are not
+    rounded, below 0 where it hides a part of another's; weights_explain: where its weights alone
+    are; None where that was not tried. saturated: share of its results beyond the
+    largest code. range_used: its largest result over the largest code's; None without codes.
+    """
+
+    name: str
+    op_type: str
+    calls: int
+    sqnr_db: float
+    explains: float | None = None
+    weights_explain: float | None = None
+    saturated: float = 0.0
+    range_used: float | None = None
+
+
 class Nearest(msgspec.Struct, frozen=True):
     """A call without a partner, and the call of the other run that comes nearest. side: whose call
     `name` is. why: in words.
@@ -278,6 +299,7 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     without_partner: dict[str, tuple[str, ...]] = {}
     nearest: tuple[Nearest, ...] = ()
     declared: tuple[Declared, ...] = ()
+    layer_costs: tuple[LayerCost, ...] = ()
     remarks: tuple[Remark, ...] = ()
     timing: dict[str, float] = {}
     repetition: Repetition | None = None

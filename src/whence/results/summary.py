@@ -9,6 +9,7 @@ import msgspec
 from whence.results.comparison import (
     Declared,
     Effect,
+    LayerCost,
     Nearest,
     NextStep,
     Remark,
@@ -83,6 +84,7 @@ class Summary(msgspec.Struct, frozen=True):
     without_partner: dict[str, tuple[str, ...]]
     nearest: tuple[Nearest, ...]
     declared: tuple[Declared, ...]
+    layer_costs: tuple[LayerCost, ...]
     notes: tuple[str, ...]
     environment: tuple[str, ...]
     repetition: Repetition | None

@@ -5,7 +5,7 @@ elements; behind a fault, where figures say nothing, by what they are computed o
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from whence.align.values.exported_modules import module_values
 from whence.align.values.value_graph import Form, ValueGraph, has_activation, is_move, kind_of
@@ -33,9 +33,27 @@ def corresponding(reference: ValueGraph, target: ValueGraph) -> dict[int, int]:
     return pairing.partner
 
 
+def corresponding_coarsely(
+    reference: ValueGraph, target: ValueGraph, named: Mapping[int, int]
+) -> dict[int, int]:
+    """The same of graphs of which one was rounded to few bits. named: values of one name."""
+    pairing = _Pairing(reference, target, is_coarse=True)
+    pairing.by_ends()
+    pairing.by_names(named)
+    pairing.by_structure()
+    for far in _FAR:
+        while pairing.by_nearness(far):
+            pairing.by_structure()
+    return pairing.partner
+
+
 class _Pairing:
-    def __init__(self, reference: ValueGraph, target: ValueGraph) -> None:
-        self.reference, self.target = reference, target
+    """is_coarse: do the elements of one run tell little of those of the other?"""
+
+    def __init__(
+        self, reference: ValueGraph, target: ValueGraph, *, is_coarse: bool = False
+    ) -> None:
+        self.reference, self.target, self._is_coarse = reference, target, is_coarse
         self.partner: dict[int, int] = {}
         self._taken: set[int] = set()
         # What the models only move once more before they return it.
@@ -64,6 +82,12 @@ class _Pairing:
                 a, b = self.reference.record(ref.record), self.target.record(other.record)
                 if a.count == b.count and self._is_open(a.id) and b.id not in self._taken:
                     self._pair(a.id, b.id)
+
+    def by_names(self, named: Mapping[int, int]) -> None:
+        """Values that are named alike."""
+        for value, other in named.items():
+            if self._is_open(value) and other not in self._taken and self._fit(value, other):
+                self._pair(value, other)
 
     def by_figures(self) -> None:
         """Values that hold the same elements in some order, but for rounding. Of several, the one
@@ -157,12 +181,20 @@ class _Pairing:
             return False
         if kind_of(call) != kind_of(partner) and far > _NEAR:
             return False
+        if self._is_coarse and not self._read_as_many(call, partner):
+            return False
         sources = {self.reference.source(r.record) for r in self.reference.inputs(call)}
         others = {self.target.source(r.record) for r in self.target.inputs(partner)}
         known = {self.partner[source] for source in sources if source in self.partner}
         if not known and far > _NEAR:
             return False
         return known == {other for other in others if other in self._taken}
+
+    def _read_as_many(self, call: Call, partner: Call) -> bool:
+        """Do two calls read parameters of the same numbers of elements?"""
+        counts = (r.count for r in self.reference.parameters(call))
+        others = (r.count for r in self.target.parameters(partner))
+        return Counter(counts) == Counter(others)
 
     def by_parameters(self) -> int:
         """Values made by the last calls that read the same parameters. Returns how many."""

@@ -110,7 +110,7 @@ def _parts(graph: ValueGraph, other: ValueGraph) -> Iterator[tuple[Stretch, Stre
     """
     partner = corresponding(graph, other)
     made = [v for v in partner if v in graph.makers and partner[v] in other.makers]
-    for values in _of_one_maker(graph, other, partner, sorted(made, key=graph.place)):
+    for values in of_one_maker(graph, other, partner, sorted(made, key=graph.place)):
         part = graph.behind(values, partner.keys())
         across = other.behind([partner[value] for value in values], set(partner.values()))
         faced = [partner[read] for read in part.reads if read in partner]
@@ -118,7 +118,7 @@ def _parts(graph: ValueGraph, other: ValueGraph) -> Iterator[tuple[Stretch, Stre
         yield part, across._replace(reads=[*faced, *rest])
 
 
-def _of_one_maker(
+def of_one_maker(
     graph: ValueGraph, other: ValueGraph, partner: Mapping[int, int], values: Sequence[int]
 ) -> list[list[int]]:
     """Values that one call makes, in either graph, together."""

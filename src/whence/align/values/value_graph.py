@@ -165,12 +165,21 @@ class ValueGraph:
         suffix = _ACTIVATED if is_active else ""
         if kind_of(maker) == "Add":
             sources = [self.source(ref.record) for ref in self.inputs(maker)]
+            forms += self._biased(maker, sources, suffix)
             for k, source in enumerate(sources):
                 if len(sources) == 2 and source in self.makers:
                     forms += self._folded(source, suffix, (sources[1 - k],))
         elif maker is not call or kind_of(maker) == "BatchNormalization":
             forms += self._folded(self._made_by(maker, value), suffix, ())
         return forms
+
+    def _biased(self, maker: Call, sources: Sequence[int], suffix: str) -> list[Form]:
+        """The form of a product to which this call adds a parameter."""
+        behind = self.makers.get(sources[0]) if len(sources) == 1 else None
+        if behind is None or kind_of(behind) != "MatMul":
+            return []
+        sizes = tuple(sorted((*self._sizes(maker), *self._sizes(behind))))
+        return [self._form(behind, f"MatMul{suffix}", 0, sizes)] if self._sizes(maker) else []
 
     def _made_by(self, maker: Call, value: int) -> int:
         """The value that a call behind this one, or its own, makes."""

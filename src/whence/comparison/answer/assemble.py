@@ -10,6 +10,7 @@ from whence import align
 from whence.comparison.answer import summary
 from whence.comparison.answer.coverage import CallCoverage
 from whence.comparison.answer.finding_details import with_worst
+from whence.comparison.answer.layer_costs import layer_costs
 from whence.comparison.answer.occurrences import counted, of_operators
 from whence.comparison.answer.origin import OriginTracer, flow_of
 from whence.comparison.context import Context, timed
@@ -67,6 +68,7 @@ def comparison(
         notes=(*not_replayed, *_notes(context, every, unmeasured)),
         remarks=tuple(remarked),
         declared=context.errors.declared.ledger.summary(),
+        layer_costs=layer_costs(context, every),
         repetition=context.repeated.summary(),
         third=context.third.summary(verdicts, plan.pairs),
         without_partner=summary.without_partner(paired, inside),

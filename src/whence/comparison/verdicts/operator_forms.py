@@ -125,6 +125,8 @@ def lone_parameters(pair: CallPair, paired: PairedRuns) -> str:
     ]
     if len(lone) != 1 or pair.also or not (call.leaf and partner.leaf):
         return ""
+    if partner.quantised is not None:  # what a layer of codes needs no more, as bounds at zero
+        return ""
     shared = [s for s in pair.slots if is_param(s.reference_slot)]
     stored = [paired.reference.records[s.reference_record].dtype for s in shared]
     stored += [paired.target.records[s.target_record].dtype for s in shared]

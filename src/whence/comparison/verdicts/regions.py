@@ -13,6 +13,7 @@ from whence.comparison.verdicts.call_replays import CallReplays
 from whence.comparison.verdicts.indices import Indices
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.parameters import Parameters
+from whence.comparison.verdicts.quantised.layers import QuantisedLayers
 from whence.comparison.verdicts.region_evidence import (
     LeafEvidenceCollector,
     RegionEvidence,
@@ -23,6 +24,7 @@ from whence.comparison.verdicts.segments import SegmentJudge
 from whence.comparison.verdicts.siblings import blame_those_that_stand_out
 from whence.comparison.verdicts.sparse_target.judge import SparseTargetJudge
 from whence.comparison.verdicts.unseen_inputs import UnseenInputs
+from whence.judge.policy import Policy
 from whence.records import Region
 from whence.records.slots import is_input, is_param, is_written
 from whence.results import GUILTY, Confidence, Evidence, SlotPair, Verdict, VerdictKind
@@ -50,6 +52,13 @@ class RegionJudge:
         self.unseen = UnseenInputs(errors)
         self._indices = Indices(errors)
         self.replays = CallReplays(errors, parameters, options, repeated)
+        self.quantised = QuantisedLayers(
+            self.paired.reference,
+            self.paired.target,
+            self.replays.replayer,
+            options.policy or Policy(),
+            errors.declared.ledger,
+        )
         self.sparse = SparseTargetJudge(errors, regions, self.replays.replayer)
         self._leaves = LeafEvidenceCollector(errors, parameters, self.unseen)
         self._segments = SegmentEvidenceCollector(errors, parameters, self.unseen, positions)
@@ -124,6 +133,9 @@ class RegionJudge:
                 index, VerdictKind.IDENTICAL, evidence=Evidence.TWO_DUMPS, sentence="bitwise equal"
             )
         pair, leaf = evidence.pair, evidence.leaf
+        quantised = self.quantised.judged(pair, leaf)
+        if quantised is not None:
+            return quantised
         replaying = self.replays.of(pair) if self.replays.replayer is not None else None
         verdict, figures = self.errors.declared.leaves.judged(
             leaf, pair, self.paired.slots[index], replaying

@@ -1,0 +1,1 @@
+"""Graphs that compute with codes of few bits, held against the graph that they were made of."""

@@ -1,0 +1,105 @@
+"""Which operands of a node are codes, and which are their scales and zero points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from whence.records import Call, Ref
+from whence.records.marks import Mark, mark_values
+from whence.records.slots import input_name
+
+QUANTIZE = frozenset(("QuantizeLinear", "com.microsoft.QuantizeLinear"))
+DEQUANTIZE = frozenset(("DequantizeLinear", "com.microsoft.DequantizeLinear"))
+_DOMAINS = ("com.microsoft.nhwc.", "com.microsoft.")
+
+
+class Triple(NamedTuple):
+    """Places of codes, their scale and their zero point. axis: of scales, where there are several;
+    None for the node's own attribute.
+    """
+
+    codes: int
+    scale: int
+    zero: int
+    axis: int | None = 0
+
+
+class Form(NamedTuple):
+    """A node on codes. kind: the operator on numbers that it computes. reads: operands that are
+    codes. makes: (scale, zero point) of the result, None where it makes numbers. bias: place of
+    codes whose scale is that of the first operand times that of the second, -1 for none.
+    """
+
+    kind: str
+    reads: tuple[Triple, ...]
+    makes: tuple[int, int] | None
+    bias: int = -1
+
+
+_ONE = (Triple(0, 1, 2),)
+_TWO = (Triple(0, 1, 2), Triple(3, 4, 5))
+_FORMS: Mapping[str, Form] = {
+    "QLinearConv": Form("Conv", _TWO, (6, 7), 8),
+    "QLinearMatMul": Form("MatMul", (Triple(0, 1, 2), Triple(3, 4, 5, -1)), (6, 7)),
+    "QLinearAdd": Form("Add", _TWO, (6, 7)),
+    "QLinearMul": Form("Mul", _TWO, (6, 7)),
+    "QLinearSigmoid": Form("Sigmoid", _ONE, (3, 4)),
+    "QLinearLeakyRelu": Form("LeakyRelu", _ONE, (3, 4)),
+    "QLinearSoftmax": Form("Softmax", _ONE, (3, 4)),
+    "QLinearGlobalAveragePool": Form("GlobalAveragePool", _ONE, (3, 4)),
+    "QLinearAveragePool": Form("AveragePool", _ONE, (3, 4)),
+    "QLinearWhere": Form("Where", (Triple(1, 2, 3), Triple(4, 5, 6)), (7, 8)),
+    "MatMulIntegerToFloat": Form("MatMul", (Triple(0, 2, 4), Triple(1, 3, 5, -1)), None),
+    "DynamicQuantizeMatMul": Form("MatMul", (Triple(1, 2, 3, -1),), None),
+}
+KEEPS = frozenset((
+    "MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice",
+    "Split", "DepthToSpace", "SpaceToDepth", "Resize", "Gather", "Expand",
+))  # fmt: skip
+"""Operators that hand on codes, or some of them."""
+
+
+def plain_type(call: Call) -> str:
+    """The type of a node without the domain of the runtime's own operators."""
+    for domain in _DOMAINS:
+        if call.op_type.startswith(domain):
+            return call.op_type.removeprefix(domain)
+    return call.op_type
+
+
+def operands(call: Call) -> dict[int, Ref]:
+    """What a node reads, by the position that ONNX gives it."""
+    by_slot = {ref.slot: ref for ref in call.refs}
+    reads = {
+        int(name): ref for ref in call.slots("input") if (name := input_name(ref.slot)).isdigit()
+    }
+    for taken in mark_values(call, Mark.TAKES):
+        name, _, place = taken.rpartition(" as ")
+        if place.isdigit() and f"param.{name}" in by_slot:
+            reads[int(place)] = by_slot[f"param.{name}"]
+    return reads
+
+
+def form_of(call: Call) -> Form | None:
+    """What a node does with codes; None where it knows of none."""
+    kind = plain_type(call)
+    if call.op_type in DEQUANTIZE:
+        return Form("Identity", (Triple(0, 1, 2, None),), None)
+    if call.op_type in QUANTIZE:
+        return Form("Identity", (), (1, 2))
+    if kind == "QLinearConcat":
+        places = range(2, max(operands(call), default=1) + 1, 3)
+        return Form("Concat", tuple(Triple(k, k + 1, k + 2) for k in places), (0, 1))
+    if kind == "QGemm":
+        axis = 0 if call.arguments.get("transB") else -1
+        reads = (Triple(0, 1, 2), Triple(3, 4, 5, axis))
+        return Form("Gemm", reads, (7, 8) if 7 in operands(call) else None, 6)
+    return _FORMS.get(kind)
+
+
+def triples(call: Call, form: Form) -> Iterator[tuple[Triple, int]]:
+    """The operands that are codes, with the axis of their scales."""
+    for triple in form.reads:
+        own = call.arguments.get("axis", 1)
+        yield triple, int(own) if triple.axis is None else triple.axis

@@ -1,0 +1,189 @@
+"""What each quantised layer costs: its own loss, and how much of the error at the model's outputs
+goes away where it alone is left in float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from whence import dtypes
+from whence.align import step_of
+from whence.comparison.context import Context
+from whence.comparison.verdicts.quantised.programs import LayerPrograms
+from whence.comparison.verdicts.quantised.weights import CodedParameters
+from whence.dtypes import Array
+from whence.errors import ElementsMissing, ReplayRefused
+from whence.records import Call
+from whence.records.quantised import F64, Coded, QuantisedLayer
+from whence.records.slots import is_output
+from whence.results import LayerCost, SlotPair, Verdict
+
+_MOST_REPLAYS = 600
+"""Layers run again in all: of each that is tried, those behind it."""
+
+
+def layer_costs(context: Context, verdicts: Sequence[Verdict]) -> tuple[LayerCost, ...]:
+    """The quantised layers, the most costly first. () where there are none."""
+    costs = _own(context, verdicts)
+    judge = context.judge.quantised
+    if not costs or judge.programs is None:
+        return tuple(costs.values())
+    try:
+        chain = _Chain(context, judge.programs, judge.parameters)
+        costs = chain.explained(costs)
+    except (ReplayRefused, ElementsMissing):
+        pass  # what is behind some layer cannot be run again: its own loss is known all the same
+
+    def rank(cost: LayerCost) -> tuple[float, float]:
+        return -(cost.explains if cost.explains is not None else -np.inf), cost.sqnr_db
+
+    return tuple(sorted(costs.values(), key=rank))
+
+
+def _own(context: Context, verdicts: Sequence[Verdict]) -> dict[str, LayerCost]:
+    """The layers by name, with their own loss, the largest first."""
+    costs: dict[str, LayerCost] = {}
+    pairs, calls = context.paired.plan.pairs, context.paired.calls
+    for verdict in verdicts:
+        sqnr = verdict.numbers.get("sqnr_db")
+        pair = pairs[verdict.pair] if 0 <= verdict.pair < len(pairs) else None
+        if sqnr is None or pair is None:
+            continue
+        call, partner = calls[pair.reference], context.paired.target.calls[pair.target]
+        if partner.quantised is None:
+            continue
+        saturated = verdict.numbers.get("saturated") or 0.0
+        used = verdict.numbers.get("range_used")
+        before = costs.get(call.scope)
+        if before is not None:
+            sqnr, saturated = min(sqnr, before.sqnr_db), max(saturated, before.saturated)
+        number = before.calls + 1 if before is not None else 1
+        costs[call.scope] = LayerCost(
+            call.scope, call.op_type, number, sqnr, saturated=saturated, range_used=used
+        )
+    return dict(sorted(costs.items(), key=lambda item: item[1].sqnr_db))
+
+
+class _Chain:
+    """The layers of the first step, run one after the other with some of their results replaced."""
+
+    def __init__(
+        self, context: Context, programs: LayerPrograms, parameters: CodedParameters
+    ) -> None:
+        self._paired, self._programs, self._parameters = context.paired, programs, parameters
+        target = context.paired.target
+        every = [
+            (context.paired.calls[pair.reference], target.calls[pair.target], pair)
+            for pair in context.paired.plan.pairs
+        ]
+        first = min(step_of(call) for call, *_ in every)
+        here = [item for item in every if step_of(item[0]) == first]
+        self._layers = sorted(
+            ((call, partner) for call, partner, _ in here if partner.leaf),
+            key=lambda item: item[1].order,
+        )
+        self._ends: list[SlotPair] = [
+            slot
+            for call, _, pair in here
+            if call.parent == -1
+            for slot in pair.slots
+            if is_output(slot.reference_slot) and self._is_measured(slot)
+        ]
+        self._replays = 0
+
+    def _is_measured(self, slot: SlotPair) -> bool:
+        one = self._paired.reference.records[slot.reference_record]
+        two = self._paired.target.records[slot.target_record]
+        return dtypes.is_floating(one.dtype) and one.shape == two.shape
+
+    def explained(self, costs: Mapping[str, LayerCost]) -> dict[str, LayerCost]:
+        """The costs, with what each layer explains of the error at the outputs, as far as there is
+        time for it: those with the largest loss first.
+        """
+        whole = self._error({})
+        out = dict(costs)
+        for name, cost in costs.items():
+            if not whole or self._replays > _MOST_REPLAYS:
+                break
+            left, with_codes = (self._error(self._with_float(name, r)) for r in (False, True))
+            out[name] = msgspec.structs.replace(
+                cost, explains=1 - left / whole, weights_explain=1 - with_codes / whole
+            )
+        return out
+
+    def _error(self, made: Mapping[int, Array]) -> float:
+        """The squared error of the outputs, with some records of the target replaced."""
+        run, reference = self._paired.target, self._paired.reference
+        total = 0.0
+        for slot in self._ends:
+            array = made.get(slot.target_record)
+            produced = run.array(slot.target_record) if array is None else array
+            right = reference.array(slot.reference_record).astype(np.float64)
+            off = produced.astype(np.float64) - right
+            total += float(np.sum(off * off))
+        return total
+
+    def _with_float(self, name: str, is_rounded: bool) -> dict[int, Array]:
+        """What the target would make with one layer left in float, by record. is_rounded: its
+        results are codes all the same, as those that are handed to quantised layers.
+        """
+        made: dict[int, Array] = {}
+        for call, partner in self._layers:
+            layer = partner.quantised or _plain_layer(partner)
+            is_left = call.scope == name
+            reads = {record for coded in layer.reads for record in (coded.record, coded.of)}
+            if not is_left and not reads & made.keys():
+                continue
+            self._replays += 1
+            results = (
+                self._programs.right(call, layer, {}, given=made)
+                if is_left
+                else self._as_coded(call, layer, made)
+            )
+            if is_left and is_rounded:
+                results = self._on_grid(layer, results)
+            for coded, result in zip(layer.makes, results, strict=False):
+                shape = self._paired.target.records[coded.record].shape
+                made[coded.record] = result.reshape(shape)
+        return made
+
+    def _on_grid(self, layer: QuantisedLayer, results: Sequence[Array]) -> list[Array]:
+        """Results as the nearest numbers that the layer has codes for."""
+        array = self._paired.target.array
+        return [
+            result if coded.grid is None else coded.grid.rounded(array, result)
+            for coded, result in zip(layer.makes, results, strict=False)
+        ]
+
+    def _as_coded(
+        self, call: Call, layer: QuantisedLayer, made: Mapping[int, Array]
+    ) -> list[Array]:
+        """What a quantised layer makes of other inputs."""
+        programs, run = self._programs, self._paired.target
+        weights = self._parameters.of(call, layer)
+        if weights.all_face or not layer.weights:
+            results = programs.right(call, layer, weights.values, given=made)
+            return self._on_grid(layer, results)
+        # weights that face none: what they cost stays what it was
+        results = programs.right(call, layer, {}, given=made)
+        before = programs.right(call, layer, {})
+        return [
+            _wide(new) + _wide(run.array(coded.record).reshape(new.shape)) - _wide(old)
+            for coded, new, old in zip(layer.makes, results, before, strict=False)
+        ]
+
+
+def _wide(array: Array) -> F64:
+    out: F64 = array.astype(np.float64)
+    return out
+
+
+def _plain_layer(partner: Call) -> QuantisedLayer:
+    """A call without codes as a layer."""
+    return QuantisedLayer(
+        tuple(Coded(ref.record) for ref in partner.slots("input")),
+        tuple(Coded(ref.record) for ref in partner.slots("output")),
+    )

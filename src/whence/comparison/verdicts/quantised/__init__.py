@@ -1,0 +1,1 @@
+"""Verdicts of layers whose tensors are stored as codes, with their own scales and zero points."""

@@ -1,0 +1,186 @@
+"""The programs of a quantised layer, run on what the target was given: the reference's, with the
+target's weights and with its own; and the target's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from whence import dtypes
+from whence.comparison.replays.side import ReplaySource
+from whence.dtypes import Array
+from whence.errors import ReplayRefused
+from whence.judge.limits import CODES_BY_TABLES, CODES_NOT_NEAREST, FLOAT_KERNELS
+from whence.records import Call, Run
+from whence.records.quantised import Coded, Member, QuantisedLayer, numbers
+from whence.records.slots import is_param
+
+_WIDE = "float64"
+TABLES = frozenset(("QLinearSoftmax",))
+"""Nodes whose kernels look exponentials up by their codes."""
+
+
+class LayerPrograms:
+    """Runs layers of two runs."""
+
+    def __init__(self, reference: ReplaySource, target: ReplaySource) -> None:
+        self.reference, self.target = reference, target
+
+    def right(
+        self,
+        call: Call,
+        layer: QuantisedLayer,
+        params: Mapping[str, Array],
+        *,
+        given: Mapping[int, Array] | None = None,
+    ) -> list[Array]:
+        """What the reference's program makes of the numbers that the target was given, by output.
+
+        params: in the place of the reference's, by slot. given: in the place of records of the
+        target. Raises ReplayRefused, ElementsMissing.
+        """
+        loaded = self.reference.load(call)
+        reads = {f"input.{k}": coded for k, coded in enumerate(layer.reads)}
+        of_reference = call.quantised
+        records = _records(call, of_reference)
+        run = self.reference.run
+        inputs: dict[str, Array] = {}
+        for slot in loaded.program.inputs:
+            if slot not in reads:
+                raise ReplayRefused(f"the target has no tensor for {slot}")
+            shape = run.records[records[slot]].shape
+            value = with_shape(self._read(reads[slot], given or {}), shape)
+            inputs[slot] = _as_reads(run, of_reference, slot, value)
+        values = {
+            slot: params[slot] if slot in params else run.array(records[slot])
+            for slot in loaded.program.params
+        }
+        made = loaded.run(inputs, values, working=_WIDE)
+        return [
+            _shown(run, of_reference, k, made[ref.slot])
+            for k, ref in enumerate(call.slots("output"))
+            if ref.slot in made
+        ]
+
+    def _read(self, coded: Coded, given: Mapping[int, Array]) -> Array:
+        """The numbers that a layer reads."""
+        array = self.target.run.array
+        if coded.record in given:
+            return given[coded.record]
+        if coded.of in given and coded.grid is not None:
+            return coded.grid.rounded(array, given[coded.of])
+        return array(coded.record)
+
+    def own(
+        self, layer: QuantisedLayer, moved: Callable[[int, Array], Array] = lambda _, array: array
+    ) -> list[Array]:
+        """What the target's own nodes make of what it was given, by output: numbers. moved: takes
+        (record, array) of every tensor that they make or hold, and gives what is read in its place.
+        Raises ReplayRefused, ElementsMissing.
+        """
+        made: dict[int, Array] = {}
+        for member in layer.members:
+            results = self._node(member, made, moved)
+            made |= {record: moved(record, array) for record, array in results.items()}
+        records = [layer.own[f"output.{k}"] for k in range(len(layer.makes))]
+        return [_shown(self.target.run, layer, k, made[r]) for k, r in enumerate(records)]
+
+    def broken_node(self, layer: QuantisedLayer) -> Member | None:
+        """The first node that makes something else than its program does of what it was given; None
+        where there is none. Raises ReplayRefused, ElementsMissing.
+        """
+        run = self.target.run
+        for member in layer.members:
+            for record, array in self._node(member, {}).items():
+                produced = run.array(record).astype(np.float64)
+                off = np.abs(produced - array.astype(np.float64))
+                if dtypes.is_floating(run.records[record].dtype):
+                    limit = FLOAT_KERNELS * max(float(np.abs(array).max(initial=0.0)), 1e-30)
+                    is_off = bool((off > limit).any())
+                else:
+                    few = max(3, int(CODES_NOT_NEAREST * off.size))
+                    is_off = bool((off > 1).any()) or int(np.count_nonzero(off)) > few
+                    if member.kind in TABLES:
+                        is_off = bool((off > CODES_BY_TABLES).any())
+                if is_off:
+                    return member
+        return None
+
+    def _node(
+        self,
+        member: Member,
+        made: Mapping[int, Array],
+        moved: Callable[[int, Array], Array] = lambda _, array: array,
+    ) -> dict[int, Array]:
+        """What one node makes, by record."""
+        run = self.target.run
+        program = run.programs.get(member.program)
+        if program is None:
+            raise ReplayRefused(f"{member.name} has no program")
+        loaded = self.target.edited(program)
+
+        def held(slot: str) -> Array:
+            record = member.slots[slot]
+            if record in made:
+                return made[record]
+            return moved(record, run.array(record)) if is_param(slot) else run.array(record)
+
+        lost = [s for s in (*program.inputs, *program.params) if s not in member.slots]
+        if lost:
+            raise ReplayRefused(f"{member.name}: {lost[0]} was not captured")
+        results = loaded.run(
+            {slot: held(slot) for slot in program.inputs},
+            {slot: held(slot) for slot in program.params},
+            working=_WIDE,
+        )
+        return {member.slots[s]: np.asarray(v) for s, v in results.items() if s in member.slots}
+
+
+def with_shape(array: Array, shape: tuple[int, ...]) -> Array:
+    """The array with its first axes put together or parted; as it is where that is not what the
+    shape asks for.
+    """
+    is_alike = array.size == int(np.prod(shape)) and array.shape[-1:] == shape[-1:]
+    return array.reshape(shape) if is_alike else array
+
+
+def _records(call: Call, layer: QuantisedLayer | None) -> Mapping[str, int]:
+    """The records of the slots of a call's program."""
+    return layer.own if layer is not None else {ref.slot: ref.record for ref in call.refs}
+
+
+def _as_reads(run: Run, layer: QuantisedLayer | None, slot: str, value: Array) -> Array:
+    """Numbers as the program of a call takes them: as its own codes, where it reads codes."""
+    coded = _coded(layer, slot)
+    if coded is None or coded.grid is None:
+        return value
+    grid = coded.grid
+    if grid.channels_last and value.ndim > 2:
+        value = np.moveaxis(value, 1, -1)
+    if coded.codes < 0:
+        return value
+    scale, zero = grid.steps(run.array, value.ndim)
+    codes = np.clip(np.rint(value.astype(np.float64) / scale + zero), *grid.ends)
+    out: Array = codes.astype(dtypes.named(grid.dtype).numpy)
+    return out
+
+
+def _coded(layer: QuantisedLayer | None, slot: str) -> Coded | None:
+    place = slot.rpartition(".")[2]
+    if layer is None or is_param(slot) or not place.isdigit() or int(place) >= len(layer.reads):
+        return None
+    return layer.reads[int(place)]
+
+
+def _shown(run: Run, layer: QuantisedLayer | None, place: int, value: Any) -> Array:
+    """What a program made, as numbers in the order of axes of ONNX."""
+    array: Array = np.asarray(value)
+    coded = layer.makes[place] if layer is not None else None
+    if coded is None or coded.grid is None:
+        return array
+    if coded.codes >= 0:
+        array = numbers(array, *coded.grid.steps(run.array, array.ndim))
+    return np.moveaxis(array, -1, 1) if coded.grid.channels_last and array.ndim > 2 else array

@@ -1,0 +1,127 @@
+"""Weights and biases of a layer that are stored as codes, held against the reference's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from whence import dtypes
+from whence.dtypes import Array
+from whence.judge import code_steps, quantised_weights
+from whence.judge.limits import U32
+from whence.judge.policy import Scheme
+from whence.judge.stored_codes import Stored
+from whence.records import Call, Run
+from whence.records.quantised import F64, CodedWeight, QuantisedLayer
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedWeights:
+    """The coded parameters of a layer. sentences: what is wrong, by name. values: float64, by the
+    slot of the reference's parameter that each stands for. schemes: of the weights. all_face: does
+    each stand for one, and is none of the reference's left?
+    """
+
+    sentences: Mapping[str, str]
+    values: Mapping[str, Array]
+    schemes: tuple[Scheme, ...]
+    all_face: bool
+
+
+class CodedParameters:
+    """Checks the coded parameters of layers, those of one layer once."""
+
+    def __init__(self, reference: Run, target: Run) -> None:
+        self.reference, self.target = reference, target
+        self._checked: dict[tuple[int, ...], CheckedWeights] = {}
+
+    def of(self, call: Call, layer: QuantisedLayer) -> CheckedWeights:
+        """Raises ElementsMissing."""
+        params = {ref.slot: ref.record for ref in call.slots("param")}
+        key = (*params.values(), *(w.coded.codes for w in layer.weights))
+        if key not in self._checked:
+            self._checked[key] = self._check(params, layer)
+        return self._checked[key]
+
+    def _check(self, params: Mapping[str, int], layer: QuantisedLayer) -> CheckedWeights:
+        left = {
+            slot
+            for slot, record in params.items()
+            if self.reference.records[record].count > 1
+            and dtypes.is_floating(self.reference.records[record].dtype)
+        } - {weight.facing for weight in layer.weights}
+        same = [self._equal_to(record, left, params) for record in layer.floats]
+        all_face = not left - {*same} and all((*same, *(w.facing for w in layer.weights)))
+        sentences, values, schemes = dict[str, str](), dict[str, Array](), []
+        for weight in layer.weights:
+            own = self.target.array(weight.coded.record).astype(np.float64)
+            float_ = None
+            if all_face:
+                values[weight.facing] = own
+                float_ = self.reference.array(params[weight.facing])
+            sentence, scheme = self._one(weight, float_)
+            if sentence:
+                sentences[weight.name] = sentence
+            if scheme is not None:
+                schemes.append(scheme)
+        return CheckedWeights(sentences, values, tuple(schemes), all_face)
+
+    def _equal_to(self, record: int, slots: Collection[str], params: Mapping[str, int]) -> str:
+        """The slot of the reference's parameter that a float one of the target equals, "" for
+        none.
+        """
+        array = self.target.array(record)
+        equal = (s for s in slots if np.array_equal(array, self.reference.array(params[s])))
+        return next(equal, "")
+
+    def _one(self, weight: CodedWeight, reference: Array | None) -> tuple[str, Scheme | None]:
+        """(what is wrong with a parameter, its scheme where it is a weight). reference: the float
+        one, None where it is not known.
+        """
+        grid, array = weight.coded.grid, self.target.array
+        assert grid is not None
+        codes = array(weight.coded.codes)
+        scale, zero = grid.steps(array, codes.ndim)
+        if codes.ndim < 2:
+            expected = None
+            if weight.factors:
+                product = msgspec.structs.replace(grid, scale=weight.factors, zero=-1, axis=0)
+                expected = product.steps(array, codes.ndim)[0]
+            return code_steps.bias_sentence(reference, codes, scale, zero, expected), None
+        scheme = Scheme(
+            dtypes.named(grid.dtype).bits,
+            "tensor" if scale.size == 1 else "channel",
+            0 if scale.size == 1 else grid.axis % codes.ndim,
+            symmetric=not zero.any(),
+        )
+        if reference is None or np.array_equal(reference, array(weight.coded.record)):
+            return "", scheme
+        return _against(reference, codes, scale, zero, scheme), scheme
+
+
+def _against(reference: Array, codes: Array, scale: F64, zero: F64, scheme: Scheme) -> str:
+    """What is wrong with a weight, "" when nothing is."""
+    stored = _stored(reference, codes, scale, zero, scheme)
+    checked = quantised_weights.check(reference, stored)
+    if not checked.sentence:
+        return ""
+    for axis in range(codes.ndim):
+        if scale.size < 2 or axis == scheme.axis or codes.shape[axis] != scale.size:
+            continue
+        shape = [1] * codes.ndim
+        shape[axis] = scale.size
+        turned = zero.reshape(shape) if zero.size > 1 else zero
+        along = _stored(reference, codes, scale.reshape(shape), turned, scheme)
+        if not quantised_weights.check(reference, along).sentence:
+            return f"the scales are taken along axis {scheme.axis}, and are those of axis {axis}"
+    return checked.sentence
+
+
+def _stored(reference: Array, codes: Array, scale: F64, zero: F64, scheme: Scheme) -> Stored:
+    rank = codes.ndim
+    s, z = (x.reshape((1,) * rank) if x.ndim != rank else x for x in (scale, zero))
+    wide = codes.astype(np.float64)
+    return Stored(reference.shape, wide, s, z, scheme, U32, ("codes",))

@@ -1,0 +1,140 @@
+"""Tensors that are stored as codes: which numbers the codes stand for, and what a layer that was
+taken together of a quantised graph reads, makes and holds.
+
+A code c with scale s and zero point z stands for (c - z) s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from whence import dtypes
+from whence.dtypes import Array
+
+F64 = npt.NDArray[np.float64]
+
+
+class Grid(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The numbers that codes of one tensor can stand for.
+
+    dtype: of the codes. scale: records of factors whose product is the scale, one number each or
+    one for each element of `axis`. zero: record of the zero point, -1 without one. channels_last:
+    the codes lie with their second axis at the end.
+    """
+
+    dtype: str
+    scale: tuple[int, ...]
+    zero: int = -1
+    axis: int = 0
+    channels_last: bool = False
+
+    def steps(self, array: Callable[[int], Array], rank: int) -> tuple[F64, F64]:
+        """(scale, zero point), in float64, as they broadcast over a tensor of this rank. array: the
+        elements of a record.
+        """
+        scale = np.ones((), np.float64)
+        for record in self.scale:
+            scale = scale * _along(array(record), self.axis, rank)
+        if self.zero < 0:
+            return scale, np.zeros((), np.float64)
+        return scale, _along(array(self.zero), self.axis, rank)
+
+    def rounded(self, array: Callable[[int], Array], values: Array) -> F64:
+        """Numbers as the nearest that there are codes for, in the order of axes of ONNX."""
+        scale, zero = self.steps(array, values.ndim)
+        codes = np.clip(np.rint(values.astype(np.float64) / scale + zero), *self.ends)
+        out: F64 = (codes - zero) * scale
+        return out
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The smallest and the largest code."""
+        kind = dtypes.named(self.dtype)
+        if kind.kind == "int":
+            return -(2.0 ** (kind.bits - 1)), 2.0 ** (kind.bits - 1) - 1
+        return 0.0, 2.0**kind.bits - 1
+
+
+class Coded(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tensor of a layer on a grid. record: the numbers, as floats. codes: the codes, -1 where the
+    run shows none of them. grid: None for a tensor that is not stored as codes. of: the record
+    that was rounded to it on the way into the layer, -1 where none was.
+    """
+
+    record: int
+    codes: int = -1
+    grid: Grid | None = None
+    of: int = -1
+
+
+class CodedWeight(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A parameter that is stored as codes. facing: the slot of the reference's parameter that it
+    stands for, "" where none is known. factors: of a bias of sums, the records of the scales of
+    what is multiplied, whose product its scale should be.
+    """
+
+    name: str
+    coded: Coded
+    facing: str = ""
+    factors: tuple[int, ...] = ()
+
+
+class Reread(msgspec.Struct, frozen=True):
+    """Codes that are read with another grid than they were made with."""
+
+    name: str
+    made: Grid
+    read: Grid
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A node of a layer. program: what it computes, "" where that is not known. slots: the records
+    of its tensors. kind: its operator, without a domain. reads, makes: records by place.
+    attributes: as the node states them.
+    """
+
+    name: str
+    program: str
+    slots: dict[str, int]
+    kind: str
+    reads: dict[int, int]
+    makes: tuple[int, ...]
+    attributes: dict[str, Any]
+
+
+class QuantisedLayer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What lies between two values of a quantised graph. reads, makes: by place. own: the records
+    of what it reads, makes and holds, as they are. inner: records of codes that it makes and reads
+    itself. floats: records of parameters of several numbers that are none of codes.
+    """
+
+    reads: tuple[Coded, ...]
+    makes: tuple[Coded, ...]
+    weights: tuple[CodedWeight, ...] = ()
+    rereads: tuple[Reread, ...] = ()
+    own: dict[str, int] = {}
+    members: tuple[Member, ...] = ()
+    inner: tuple[Coded, ...] = ()
+    floats: tuple[int, ...] = ()
+
+
+def numbers(codes: Array, scale: F64, zero: F64) -> npt.NDArray[np.float32]:
+    """What codes stand for, rounded once to float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return ((codes.astype(np.float64) - zero) * scale).astype(np.float32)
+
+
+def _along(values: Array, axis: int, rank: int) -> F64:
+    wide: F64 = values.astype(np.float64)
+    if wide.size == 1:
+        return wide.reshape(())
+    if wide.ndim > 1 and wide.ndim == rank:
+        return wide
+    shape = [1] * rank
+    shape[axis % rank if rank else 0] = wide.size
+    return wide.reshape(shape)

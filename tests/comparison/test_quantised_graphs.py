@@ -1,0 +1,153 @@
+"""Quantised graphs of ONNX Runtime against the float one: the loss of the scheme is `precision`,
+with what each layer costs; a wrong scale, zero point, code or bias is named.
+"""
+
+import numpy as np
+import pytest
+
+import whence
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime.quantization")
+
+from quantised_models import Net, captured, edited, quantised  # noqa: E402
+
+from whence.comparison.verdicts.quantised import saturating_sums  # noqa: E402
+from whence.records.quantised import Member  # noqa: E402
+from whence.report import answer  # noqa: E402
+
+pytestmark = pytest.mark.torch
+UNSIGNED = {"per_channel": False, "weight_type": "QUInt8", "activation_type": "QUInt8"}
+PER_CHANNEL = {"per_channel": True, "reduce_range": True, "weight_type": "QInt8"}
+
+
+def options_of(scheme, form="QDQ"):
+    from onnxruntime.quantization import QuantFormat, QuantType
+
+    kinds = {"QUInt8": QuantType.QUInt8, "QInt8": QuantType.QInt8}
+    given = {k: kinds.get(v, v) for k, v in scheme.items()}
+    return given | {"quant_format": getattr(QuantFormat, form)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("quantised")
+    onnx.save(Net().model(), str(folder / "float.onnx"))
+    options = options_of(PER_CHANNEL)
+    from onnxruntime.quantization import CalibrationMethod
+
+    options |= {"calibrate_method": CalibrationMethod.Percentile}
+    options |= {"extra_options": {"CalibPercentile": 99.9}}
+    quantised(folder / "float.onnx", folder / "qdq.onnx", **options)
+    captured(folder / "float.onnx", folder / "float")
+    captured(folder / "qdq.onnx", folder / "qdq")
+    return folder
+
+
+def test_the_loss_of_a_scheme_is_precision_with_what_each_layer_costs(folder):
+    result = whence.compare(folder / "float", folder / "qdq")
+    assert result.status == "same"
+    assert {verdict.verdict for verdict in result.verdicts} == {"precision"}
+    assert {cost.name for cost in result.layer_costs} == {
+        "a.Conv+a.Relu", "b.Conv", "sum.Add", "pool.Pool", "y"
+    }  # fmt: skip
+    assert all(cost.sqnr_db > 20 for cost in result.layer_costs)
+    assert [c.explains for c in result.layer_costs] == sorted(
+        (c.explains for c in result.layer_costs), reverse=True
+    )
+    text = answer.answer(result)
+    assert "LEAVE IN FLOAT" in text and result.layer_costs[0].name in text
+
+
+def test_what_the_weights_of_a_layer_cost_is_what_leaving_it_out_saves(folder):
+    """The quantiser leaves a node out: its result stays on the grid of what reads it."""
+    from onnxruntime.quantization import CalibrationMethod
+
+    result = whence.compare(folder / "float", folder / "qdq")
+    cost = next(cost for cost in result.layer_costs if cost.name == "b.Conv")
+    options = options_of(PER_CHANNEL) | {"nodes_to_exclude": ["/b/Conv_output_0_node"]}
+    options |= {"calibrate_method": CalibrationMethod.Percentile}
+    options |= {"extra_options": {"CalibPercentile": 99.9}}
+    path = quantised(folder / "float.onnx", folder / "without.onnx", **options)
+    left = whence.compare(folder / "float", captured(path, folder / "without")).effect
+    before = result.effect
+    share = 1 - (left.error / before.error) ** 2
+    assert cost.weights_explain == pytest.approx(share, abs=0.02)
+
+
+@pytest.mark.parametrize("form", ["QDQ", "QOperator"])
+@pytest.mark.parametrize("level", ["off", "all"])
+def test_every_form_and_level_is_the_same(folder, tmp_path, form, level):
+    path = quantised(folder / "float.onnx", tmp_path / "q.onnx", **options_of(UNSIGNED, form))
+    result = whence.compare(folder / "float", captured(path, tmp_path / "run", level))
+    assert (result.status, result.findings) == ("same", ())
+    assert {verdict.verdict for verdict in result.verdicts} <= {"precision", "noise"}
+
+
+def test_codes_of_another_type_are_the_same_numbers(folder, tmp_path):
+    """The runtime turns int8 into uint8 at this level."""
+    scheme = options_of({**PER_CHANNEL, "activation_type": "QInt8"})
+    path = quantised(folder / "float.onnx", tmp_path / "q.onnx", **scheme)
+    runs = [captured(path, tmp_path / level, level) for level in ("off", "all")]
+    result = whence.compare(*runs)
+    assert (result.status, result.findings) == ("same", ())
+
+
+FAULTS = {
+    "weight scale": ({"b__weight_scale": lambda s: s * np.float32(1.3)}, "b.Conv", "scale x1.3"),
+    "rolled": ({"b__weight_scale": lambda s: np.roll(s, 1)}, "b.Conv", "shifted by +1 channel"),
+    "zero point": ({"b__weight_zero_point": lambda z: z + np.int8(3)}, "b.Conv", "zero point off"),
+    "code": ({"b__weight_quantized": lambda c: np.where(np.arange(c.size).reshape(c.shape) == 7,
+                                                       c + 25, c).astype("i1")},
+             "b.Conv", "1 of 576 codes"),
+    "bias scale": ({"b__bias_quantized_scale": lambda s: s * np.float32(1.3)}, "b.Conv",
+                   "scale of the bias is 1.3 times"),
+    "bias code": ({"b__bias_quantized": lambda c: c + 400 * (np.arange(8) == 2).astype("i4")},
+                  "b.Conv", "1 of 8 elements of the bias"),
+    "activation scale": ({"/a/Relu_output_0_scale": lambda s: s * np.float32(2)}, "b.Conv",
+                         "scale of the bias is 0.5 times"),
+    "activation zero": ({"/a/Relu_output_0_zero_point": lambda z: (z + 12).astype(z.dtype)},
+                        "a.Conv+a.Relu", "codes are not the nearest"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named_first(folder, tmp_path, name):
+    changed, layer, words = FAULTS[name]
+    path = edited(folder / "qdq.onnx", tmp_path / "bad.onnx", **changed)
+    result = whence.compare(folder / "float", captured(path, tmp_path / "bad"))
+    assert result.status == "different"
+    assert result.findings[0].name == layer
+    assert words in result.findings[0].sentence
+
+
+def test_codes_read_otherwise_than_made(folder, tmp_path):
+    model = onnx.load(str(folder / "qdq.onnx"))
+    scale = "/a/Relu_output_0_scale"
+    held = next(i for i in model.graph.initializer if i.name == scale)
+    array = onnx.numpy_helper.to_array(held) * np.float32(1.1)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(array, "another"))
+    for node in model.graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[1] == scale:
+            node.input[1] = "another"
+    onnx.save(model, str(tmp_path / "bad.onnx"))
+    result = whence.compare(folder / "float", captured(tmp_path / "bad.onnx", tmp_path / "bad"))
+    assert "another scale or zero point than it was made with" in result.findings[0].sentence
+
+
+def product(saturates):
+    """A node whose first sum of pairs does not fit 16 bits, computed in either way."""
+    a, b = np.array([[255, 255, 3, 4]], "u1"), np.array([[127], [127], [1], [2]], "i1")
+    pair = 2 * 255 * 127
+    total = (32767 if saturates else pair) + 3 + 8
+    made = np.array([[np.clip(round(total / 300), 0, 255)]], "u1")
+    one, zero = np.float32(1), np.uint8(0)
+    arrays = [a, one, zero, b, one, np.int8(0), np.float32(300), zero, made]
+    member = Member("m", "", {}, "QLinearMatMul", {k: k for k in range(8)}, (8,), {})
+    return member, arrays.__getitem__
+
+
+def test_sums_that_saturate_are_the_cause_only_where_they_give_what_was_made():
+    assert saturating_sums.explains(*product(saturates=True))
+    assert not saturating_sums.explains(*product(saturates=False))
