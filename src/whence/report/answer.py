@@ -28,6 +28,7 @@ from whence.results import (
 LEFT = 19
 _MOST_FINDINGS = 5
 _MOST_COSTS = 5
+_WORTH = 0.01  # share of the outputs' squared error, from which on a layer is named
 _SATURATED = 1e-3  # share of results beyond the largest code, from which on it is shown
 CAUSES: dict[str, str] = {
     CauseKind.PARAMETER: "the parameters differ",
@@ -66,7 +67,8 @@ def answer(
     lines += _remarks(result)
     for item in result.declared:
         lines += _declared(item)
-    lines += _costs(result.layer_costs)
+    if result.status == Status.SAME:  # a fault costs more, and moves the shares
+        lines += _costs(result.layer_costs)
     about = result.origin
     if about is not None and result.findings and about.steps[-1].name == result.findings[0].name:
         lines += [_row(*line) for line in origin.about(about) if line[0] != "  inputs"]
@@ -292,18 +294,20 @@ def _declared(item: Declared) -> Iterator[str]:
 
 
 def _costs(costs: Sequence[LayerCost]) -> Iterator[str]:
-    """The quantised layers that cost most."""
-    for place, cost in enumerate(costs[:_MOST_COSTS]):
+    """The quantised layers that cost most: not those that would save nothing in float."""
+    worth = [c for c in costs if c.explains is None or c.explains >= _WORTH]
+    for place, cost in enumerate(worth[:_MOST_COSTS]):
         words = f"{clean(cost.name)}   SQNR {cost.sqnr_db:.1f} dB"
         if cost.explains is not None:
-            words += f", in float removes {100 * cost.explains:.2g} % of the outputs' squared error"
+            words += f", in float removes {100 * cost.explains:.0f} % of the outputs' squared error"
             if cost.weights_explain is not None:
-                words += f" (its weights alone {100 * cost.weights_explain:.2g} %)"
+                words += f" (its weights alone {100 * cost.weights_explain:.0f} %)"
         if cost.saturated >= _SATURATED:
             words += f", {100 * cost.saturated:.2g} % saturated"
         yield _row("LEAVE IN FLOAT" if place == 0 else "  then", words)
-    if len(costs) > _MOST_COSTS:
-        yield _row("", f"{count(len(costs) - _MOST_COSTS, 'layer')} more in report.json")
+    more = len(costs) - len(worth[:_MOST_COSTS])
+    if worth and more:
+        yield _row("", f"{count(more, 'layer')} more in summary.json")
 
 
 def _absent(finding: Finding, result: Comparison) -> str:

@@ -53,8 +53,8 @@ def _own(context: Context, verdicts: Sequence[Verdict]) -> dict[str, LayerCost]:
         if sqnr is None or pair is None:
             continue
         call, partner = calls[pair.reference], context.paired.target.calls[pair.target]
-        if partner.quantised is None:
-            continue
+        if partner.quantised is None or call.quantised is not None:
+            continue  # where both compute with codes, nothing is lost by that
         saturated = verdict.numbers.get("saturated") or 0.0
         used = verdict.numbers.get("range_used")
         before = costs.get(call.scope)
@@ -85,6 +85,11 @@ class _Chain:
             ((call, partner) for call, partner, _ in here if partner.leaf),
             key=lambda item: item[1].order,
         )
+        self._weighted = {
+            call.scope
+            for call, partner in self._layers
+            if partner.quantised is not None and partner.quantised.weights
+        }
         self._ends: list[SlotPair] = [
             slot
             for call, _, pair in here
@@ -108,10 +113,12 @@ class _Chain:
         for name, cost in costs.items():
             if not whole or self._replays > _MOST_REPLAYS:
                 break
-            left, with_codes = (self._error(self._with_float(name, r)) for r in (False, True))
-            out[name] = msgspec.structs.replace(
-                cost, explains=1 - left / whole, weights_explain=1 - with_codes / whole
-            )
+            left = self._error(self._with_float(name, False))
+            cost = msgspec.structs.replace(cost, explains=1 - left / whole)
+            if name in self._weighted:
+                with_codes = self._error(self._with_float(name, True))
+                cost = msgspec.structs.replace(cost, weights_explain=1 - with_codes / whole)
+            out[name] = cost
         return out
 
     def _error(self, made: Mapping[int, Array]) -> float:
