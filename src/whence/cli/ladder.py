@@ -1,5 +1,4 @@
-"""Find the stage of torch.compile, the optimiser or the release of ONNX Runtime at which the
-results change.
+"""Find the compiler stage, optimiser or release at which the results change.
 
 \b
     whence ladder -o DIR -- python infer.py
