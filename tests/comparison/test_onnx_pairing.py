@@ -203,3 +203,41 @@ def test_a_fault_is_named(tmp_path, runs, fault, of_module_, of_graph):
         assert word in finding.name or word in finding.op_type, finding.name
         if reference != "plain":
             assert len(result.findings) == 1
+
+
+# ---- one name for two things
+
+
+def squeezed(folder, is_squeezed, factor=1.0):
+    """A run of two products, whose result only one form of the graph hands on with an axis less:
+    that changes what the name of its output stands for, and no other name.
+    """
+    random = np.random.default_rng(3)
+    weights = [random.standard_normal((4, 4)).astype(np.float32) for _ in range(3)]
+    weights[1] *= np.float32(factor)
+    names = [h.make_tensor_value_info("x", T.FLOAT, [1, 2, 4])]
+    nodes = []
+    for k in range(3):
+        last = "squeezed" if is_squeezed else "y"
+        nodes.append(h.make_node("MatMul", [f"r{k - 1}" if k else "x", f"w{k}"], [f"m{k}"]))
+        nodes.append(h.make_node("Relu", [f"m{k}"], [f"r{k}" if k < 2 else last]))
+    held = [onnx.numpy_helper.from_array(w, f"w{k}") for k, w in enumerate(weights)]
+    if is_squeezed:
+        held.append(onnx.numpy_helper.from_array(np.array([0]), "axes"))
+        nodes.append(h.make_node("Squeeze", [last, "axes"], ["y"]))
+    shape = [2, 4] if is_squeezed else [1, 2, 4]
+    graph = h.make_graph(nodes, "g", names, [h.make_tensor_value_info("y", T.FLOAT, shape)], held)
+    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=9)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    with whence.capture(session, folder):
+        session.run(None, {"x": np.random.default_rng(4).random((1, 2, 4), dtype=np.float32)})
+    return folder
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_an_output_that_another_node_hands_on_is_the_same(tmp_path, first):
+    reference = squeezed(tmp_path / "r", first)
+    assert whence.compare(reference, squeezed(tmp_path / "t", not first)).status == "same"
+    wrong = whence.compare(reference, squeezed(tmp_path / "f", not first, factor=1.01))
+    assert [f.name for f in wrong.findings] == ["m1"]
+    assert "scaled by 1.01" in wrong.findings[0].sentence

@@ -32,7 +32,7 @@ _SHARED = 0.5
 
 def applies(reference: Run, target: Run) -> bool:
     """Are these operators of two graphs that share few names, with programs on the reference's
-    side?
+    side? Or names that do not stand for the same?
     """
     if not any(has_mark(call, Mark.OPSET) for call in target.calls):
         return False
@@ -45,7 +45,24 @@ def applies(reference: Run, target: Run) -> bool:
     if not any(has_mark(c, Mark.OPSET) for c in calls):
         return any(c.program for c in calls)
     names, target_names = ({c.scope for c in side if not is_move(c)} for side in (calls, others))
-    return len(names & target_names) < _SHARED * min(len(names), len(target_names))
+    if len(names & target_names) < _SHARED * min(len(names), len(target_names)):
+        return True
+    ends, other_ends = _last_calls(reference, calls), _last_calls(target, others)
+    pairs = ((call, other_ends[name]) for name, call in ends.items() if name in other_ends)
+    return any(is_move(a) != is_move(b) and not (a.origins or b.origins) for a, b in pairs)
+
+
+def _last_calls(run: Run, calls: Sequence[Call]) -> dict[str, Call]:
+    """The calls that make what the models return, by name. A reshape in front of an output that
+    came or went takes the name of the output with it; of one file that was optimised, a call says
+    which others it stands for.
+    """
+    ends = {r.record for call in run.calls if call.parent == -1 for r in call.slots("output")}
+    return {
+        call.scope: call
+        for call in calls
+        if any(ref.record in ends for ref in call.slots("output"))
+    }
 
 
 def joined(reference: Run, target: Run) -> Fused:
