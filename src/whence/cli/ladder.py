@@ -1,4 +1,4 @@
-"""Find the compiler stage, optimiser or release at which the results change.
+"""Find the stage, optimiser or release that changes the results.
 
 \b
     whence ladder -o DIR -- python infer.py
