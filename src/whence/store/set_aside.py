@@ -7,12 +7,13 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+from whence.errors import StoreFailed
 from whence.store.folder import RUN, is_run, process_folders
 
 
 class SetAside:
     """The files of the run at `path` in the folder PATH.replaced. also: names of further files that
-    belong to the run. Raises OSError.
+    belong to the run. Raises StoreFailed, and leaves the run where it was.
 
     Nothing is set aside where there is no run, or something else beside it. A process that is
     killed leaves PATH.replaced, which is a run; one that is there already stays, and what lies at
@@ -29,24 +30,38 @@ class SetAside:
         names = [entry.name for entry in self._run.iterdir()]
         if not own.issuperset(names):
             return
-        self._place.mkdir(mode=0o700)
-        for name in names:
-            (self._run / name).rename(self._place / name)
-            self._names.append(name)
+        try:
+            self._place.mkdir(mode=0o700)
+            for name in names:
+                (self._run / name).rename(self._place / name)
+                self._names.append(name)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._move_back()
+            raise StoreFailed(
+                f"cannot move the run {self._run} to {self._place}: {error.strerror or error}; "
+                "choose another output path"
+            ) from error
 
     def keep(self, *, in_its_place: bool) -> str:
-        """Keep it, where it was or where it lies. Returns that folder, "" where there is no run.
-        Raises OSError.
+        """Keep it, where it was (as far as that goes) or where it lies. Returns that folder, ""
+        where there is no run.
         """
         if not self._names:
             return ""
+        folder = self._place
         if in_its_place:
-            self._run.mkdir(mode=0o700, exist_ok=True)
-            for name in self._names:
-                (self._place / name).rename(self._run / name)
-            self._place.rmdir()
+            with contextlib.suppress(OSError):
+                self._move_back()
+                folder = self._run
         self._names = []
-        return str(self._run if in_its_place else self._place)
+        return str(folder)
+
+    def _move_back(self) -> None:
+        self._run.mkdir(mode=0o700, exist_ok=True)
+        for name in self._names:
+            (self._place / name).rename(self._run / name)
+        self._place.rmdir()
 
     def delete(self) -> None:
         """Delete it, as far as that goes, unless it is kept."""

@@ -214,7 +214,8 @@ class CallReplays:
             return verdict
         flagged = [slot for slot, error in figures if error.score > 1]
         if names := self._differing_parameters_behind(evidence.pair, flagged):
-            words = f"inherited: {', '.join(map(param_name, names))} differs between the runs"
+            verb = "differs" if len(names) == 1 else "differ"
+            words = f"inherited: {', '.join(map(param_name, names))} {verb} between the runs"
             return verdict.withdrawn(VerdictKind.INHERITED, words)
         fault = self.cause(evidence.pair, flagged)
         leaf = leaf.replace(cause=CauseKind(fault.cause), cause_words=fault.words)

@@ -98,7 +98,12 @@ def launch(
     is_ours = not Path(absolute).is_dir() or any(Path(absolute).iterdir())
     own = (LOG, ERRORS, *((extra.folder,) if extra is not None else ()))
     replaced = runs.set_aside(absolute, own) if options.force else None
-    runs.create(absolute, info, options.force)
+    try:
+        runs.create(absolute, info, options.force)
+    except WhenceError:
+        if replaced is not None:
+            replaced.keep(in_its_place=True)
+        raise
 
     def discard() -> bool:
         is_gone = runs.discard(absolute, own, is_ours)

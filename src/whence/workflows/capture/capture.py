@@ -191,9 +191,8 @@ def attach(options: CaptureOptions, run_path: str, framework: str) -> None:
         labels.inherited(session)
         return listener
 
-    stage = stage_of(
-        framework, options
-    )  # raises where there is none, before anything is listened to
+    # Raises where there is none, before anything is listened to.
+    stage = stage_of(framework, options)
     current = start()
     if stage is not None:
         stage.install()

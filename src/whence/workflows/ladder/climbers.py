@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 class Stairs(NamedTuple):
     """What a ladder is. base: the lowest rung, which is run twice and which others are compared
-    with. top: words for what is named. sees_inside: comparisons see nodes, not a boundary alone.
+    with. sees_inside: comparisons see nodes, not a boundary alone.
     rounded: a rung of the base whose results are rounded once more, "" where there is none.
     bisects: always, not when asked for alone.
     """

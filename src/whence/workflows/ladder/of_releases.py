@@ -70,7 +70,7 @@ class ReleasesCommand:
         return seconds
 
     def facts(self, path: Path, run: Run) -> dict[str, Any]:
-        """How many nodes ran, and the release where it was not known before."""
+        """How many nodes ran."""
         return {"nodes": nodes_of(run)}
 
     def instead(self, base: Run) -> None:

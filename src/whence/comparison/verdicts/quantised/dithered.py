@@ -58,8 +58,8 @@ def beyond_steps(
         right = np.clip(right, *((end - zero) * scale for end in grid.ends))
     off: F64 = produced.astype(np.float64) - right.astype(np.float64)
     allowed = _size(noise) + step
-    whole = _size(off) / allowed if allowed else 0.0
-    if whole > NOISE_OF_STEPS:
+    whole = _size(off) / allowed if allowed else np.inf if off.any() else 0.0
+    if not whole <= NOISE_OF_STEPS:  # NaN is no rounding
         return (
             f"differs from the float layer by {whole:.3g} times what rounding its weights and "
             "results to codes explains"
@@ -72,7 +72,7 @@ def beyond_steps(
     explained = np.sqrt(np.mean(noise * noise, axis=(0, *(k + 1 for k in others)))) + step
     ratio = by_channel / np.maximum(explained, 0.1 * allowed)
     worst = int(np.argmax(ratio))
-    if ratio[worst] > NOISE_OF_STEPS_IN_A_CHANNEL:
+    if not ratio[worst] <= NOISE_OF_STEPS_IN_A_CHANNEL:
         return (
             f"channel {worst} differs from the float layer by {ratio[worst]:.3g} times what "
             "rounding its weights and results to codes explains"

@@ -29,6 +29,8 @@ from whence.records import Run
 from whence.records.quantised import F64, Coded, QuantisedLayer
 from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
+_HELD_TO_A_CODE = "its codes are those of what the reference's operators make"
+_HELD_TO_ROUNDING = "what it is off by is what rounding its codes explains"
 _SAID = 1e-3
 """Share of saturated numbers from which on a sentence states it."""
 
@@ -100,9 +102,8 @@ class QuantisedLayers:
         plain = programs.right(call, layer, {})
         right: Sequence[Array | None] = [None] * len(plain)
         if call.quantised is not None:
-            right = list(
-                plain
-            )  # codes on both sides: the reference's own, as numbers, are the same
+            # Codes on both sides: the reference's own, as numbers, are the same.
+            right = list(plain)
         elif weights.all_face:
             right = programs.right(call, layer, weights.values) if weights.values else list(plain)
         produced = [self.target.array(ref.record) for ref in partner.slots("output")]
@@ -255,10 +256,11 @@ class QuantisedLayers:
     ) -> Verdict:
         """The verdict of a layer whose loss is that of its scheme."""
         sqnr = numbers["sqnr_db"]
+        held = _HELD_TO_A_CODE
+        if layer.inner or outputs[0].right is None:
+            held = _HELD_TO_ROUNDING
         if sqnr is None or all(_is_on_both(pair, o) for o in outputs):
-            return verdict.replace(
-                verdict=VerdictKind.NOISE, numbers=numbers, sentence="every code is the nearest"
-            )
+            return verdict.replace(verdict=VerdictKind.NOISE, numbers=numbers, sentence=held)
         parts = [f"weights {scheme}" for scheme in dict.fromkeys(weights.schemes)]
         activations = self._activations(layer)
         parts += [f"activations {activations}"] if activations else []
@@ -282,7 +284,7 @@ class QuantisedLayers:
             return verdict.replace(
                 verdict=VerdictKind.PRECISION,
                 numbers=numbers,
-                sentence=f"{words}, not declared: {loss}; every code is the nearest",
+                sentence=f"{words}, not declared: {loss}; {held}",
             )
         self._ledger.consult(entry)
         self._ledger.apply(entry)
@@ -298,7 +300,7 @@ class QuantisedLayers:
         return verdict.replace(
             verdict=VerdictKind.DECLARED,
             numbers=numbers,
-            sentence=f"{entry}: {loss}; every code is the nearest",
+            sentence=f"{entry}: {loss}; {held}",
         )
 
     def _activations(self, layer: QuantisedLayer) -> Scheme | None:

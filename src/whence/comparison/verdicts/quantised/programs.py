@@ -99,7 +99,7 @@ class LayerPrograms:
                 off = np.abs(produced - array.astype(np.float64))
                 if dtypes.is_floating(run.records[record].dtype):
                     limit = FLOAT_KERNELS * max(float(np.abs(array).max(initial=0.0)), 1e-30)
-                    is_off = bool((off > limit).any())
+                    is_off = not bool((off <= limit).all())  # NaN is off too
                 else:
                     few = max(3, int(CODES_NOT_NEAREST * off.size))
                     is_off = bool((off > 1).any()) or int(np.count_nonzero(off)) > few
