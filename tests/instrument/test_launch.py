@@ -40,7 +40,7 @@ try:
             lambda path, info, force: store.create(path, info, force=force),
             store.update_info, store.open_run,
             lambda path, also, folder: store.discard(path, also=also, folder=folder),
-            store.reasons, lambda path, also: store.SetAside(path, also=also),
+            store.reasons, lambda path, also, force: store.SetAside(path, also=also, force=force),
         ),
         terminal=launch.Terminal(lambda line: print(line, file=sys.stderr, flush=True)),
     )

@@ -15,16 +15,16 @@ class SetAside:
     """The files of the run at `path` in the folder PATH.replaced. also: names of further files that
     belong to the run. Raises StoreFailed, and leaves the run where it was.
 
-    Nothing is set aside where there is no run, or something else beside it. A process that is
+    Nothing is set aside without `force`, where there is no run, or something else beside it. A process that is
     killed leaves PATH.replaced, which is a run; one that is there already stays, and what lies at
     `path`, which began after it, is not set aside.
     """
 
-    def __init__(self, path: str | Path, *, also: Collection[str] = ()) -> None:
+    def __init__(self, path: str | Path, *, also: Collection[str] = (), force: bool = True) -> None:
         self._run = Path(path)
         self._place = self._run.with_name(f"{self._run.name}.replaced")
         self._names: list[str] = []
-        if not is_run(self._run) or self._run.is_symlink() or self._place.exists():
+        if not force or not is_run(self._run) or self._run.is_symlink() or self._place.exists():
             return
         own = {RUN, *also, *(folder.name for folder in process_folders(self._run))}
         names = [entry.name for entry in self._run.iterdir()]

@@ -50,8 +50,8 @@ class Aside(Protocol):
 class RunStore(NamedTuple):
     """How runs are made and read: create(path, info, force), update(path, **fields of RunInfo),
     open(path); discard(path, also, folder) deletes one that holds nothing, and says whether it did;
-    reasons(path): why its processes captured nothing. set_aside(path, names): keeps what the run at
-    `path` wrote out of the way of one that replaces it.
+    reasons(path): why its processes captured nothing. set_aside(path, names, force): with
+    `force`, keeps what the run at `path` wrote out of the way of one that replaces it.
     """
 
     create: Callable[[str, RunInfo, bool], object]
@@ -59,7 +59,7 @@ class RunStore(NamedTuple):
     open: Callable[[str], Run]
     discard: Callable[[str, Collection[str], bool], bool]
     reasons: Callable[[str], list[str]]
-    set_aside: Callable[[str, Collection[str]], Aside]
+    set_aside: Callable[[str, Collection[str], bool], Aside]
 
 
 class Terminal(NamedTuple):
@@ -97,17 +97,16 @@ def launch(
     info = describe(command, options, versions, found.python if found else "")
     is_ours = not Path(absolute).is_dir() or any(Path(absolute).iterdir())
     own = (LOG, ERRORS, *((extra.folder,) if extra is not None else ()))
-    replaced = runs.set_aside(absolute, own) if options.force else None
+    replaced = runs.set_aside(absolute, own, options.force)
     try:
         runs.create(absolute, info, options.force)
     except WhenceError:
-        if replaced is not None:
-            replaced.keep(in_its_place=True)
+        replaced.keep(in_its_place=True)
         raise
 
     def discard() -> bool:
         is_gone = runs.discard(absolute, own, is_ours)
-        if replaced is not None and (kept := replaced.keep(in_its_place=is_gone)):
+        if kept := replaced.keep(in_its_place=is_gone):
             terminal.tell(f"whence: the run that --force would have replaced is still in {kept}")
         return is_gone
 
@@ -138,8 +137,7 @@ def launch(
     reasons = runs.reasons(absolute)
     outcome = Outcome(run_path, absolute, options, ended, processes, reasons)
     exit_code = conclude(outcome, runs.open, discard, terminal.tell)
-    if replaced is not None:
-        replaced.delete()
+    replaced.delete()
     return exit_code
 
 

@@ -54,8 +54,8 @@ def run_command(
     def discard(path: str, also: Collection[str], folder: bool) -> bool:
         return store.discard(path, also=also, folder=folder)
 
-    def set_aside(path: str, also: Collection[str]) -> store.SetAside:
-        return store.SetAside(path, also=also)
+    def set_aside(path: str, also: Collection[str], force: bool) -> store.SetAside:
+        return store.SetAside(path, also=also, force=force)
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)

@@ -20,8 +20,8 @@ from whence.records.quantised import Member
 I32 = npt.NDArray[np.int32]
 F64 = npt.NDArray[np.float64]
 WORDS = (
-    "it adds pairs of products in 16 bits, where they saturate on the processor that ran it: cut off "
-    "so, the sums give what it made; quantise with reduce_range=True (weights of 7 bits) or with "
+    "it adds pairs of products in 16 bits, where they saturate on the processor that ran it: cut "
+    "off so, the sums give what it made; quantise with reduce_range=True (weights of 7 bits) or with "
     "unsigned weights"
 )
 _MOST_ROWS = 512
