@@ -15,9 +15,9 @@ class SetAside:
     """The files of the run at `path` in the folder PATH.replaced. also: names of further files that
     belong to the run. Raises StoreFailed, and leaves the run where it was.
 
-    Nothing is set aside without `force`, where there is no run, or something else beside it. A process that is
-    killed leaves PATH.replaced, which is a run; one that is there already stays, and what lies at
-    `path`, which began after it, is not set aside.
+    Nothing is set aside without `force`, where there is no run, or something else beside it. A
+    process that is killed leaves PATH.replaced, which is a run; one that is there already stays,
+    and what lies at `path`, which began after it, is not set aside.
     """
 
     def __init__(self, path: str | Path, *, also: Collection[str] = (), force: bool = True) -> None:

@@ -21,8 +21,8 @@ I32 = npt.NDArray[np.int32]
 F64 = npt.NDArray[np.float64]
 WORDS = (
     "it adds pairs of products in 16 bits, where they saturate on the processor that ran it: cut "
-    "off so, the sums give what it made; quantise with reduce_range=True (weights of 7 bits) or with "
-    "unsigned weights"
+    "off so, the sums give what it made; quantise with reduce_range=True (weights of 7 bits) or "
+    "with unsigned weights"
 )
 _MOST_ROWS = 512
 _PADS = "pads"
