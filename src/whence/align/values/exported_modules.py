@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from whence.align.values.value_graph import ValueGraph, is_move
 from whence.records import Call, Record
 from whence.records.marks import Mark, mark_value
-from whence.records.slots import is_output
 
 
 class ModuleValue(NamedTuple):
@@ -37,9 +36,9 @@ def module_values(graph: ValueGraph) -> dict[str, ModuleValue]:
         for path in _with_those_around(mark_value(call, Mark.OF_MODULE)):
             modules[path].append(call)
     if modules:
-        ends = {graph.source(ref.record) for ref in graph.root.slots("output")}
+        readers = _readers(graph)
         results = (
-            (path, calls, _read_outside(graph, calls, ends)) for path, calls in modules.items()
+            (path, calls, _read_outside(graph, calls, readers)) for path, calls in modules.items()
         )
         return {
             path: ModuleValue(values[0], _parameters(graph, calls))
@@ -63,23 +62,28 @@ def _with_those_around(path: str) -> Iterator[str]:
         path = path.rpartition(".")[0]
 
 
-def _read_outside(graph: ValueGraph, calls: Sequence[Call], ends: set[int]) -> list[int]:
-    """The values of calls that others read, or that the model returns."""
+def _readers(graph: ValueGraph) -> dict[int, set[int]]:
+    """By value the calls that compute with it, and the model where it returns it."""
+    readers = defaultdict[int, set[int]](set)
+    for call in graph.calls:
+        for ref in () if is_move(call) else call.slots("input"):
+            readers[graph.source(ref.record)].add(call.id)
+    for ref in graph.root.slots("output"):
+        readers[graph.source(ref.record)].add(graph.root.id)
+    return readers
+
+
+def _read_outside(
+    graph: ValueGraph, calls: Sequence[Call], readers: Mapping[int, set[int]]
+) -> list[int]:
+    """The values of a module's calls that others read, or that the model returns."""
     inside = {call.id for call in calls}
-    own = {
-        graph.source(ref.record)
-        for call in calls
-        for ref in call.refs
-        if is_output(ref.slot) and graph.makers[ref.record] is call
-    }
-    own &= {ref.record for call in calls for ref in call.slots("output")}
-    read = {
-        graph.source(ref.record)
-        for call in graph.calls
-        if call.id not in inside and not is_move(call)
-        for ref in call.slots("input")
-    }
-    return [value for value in graph.values if value in own and value in read | ends]
+    own = (ref.record for call in calls for ref in call.slots("output"))
+    return [
+        value
+        for value in own
+        if graph.makers[value].id in inside and readers.get(value, set()) - inside
+    ]
 
 
 def _parameters(graph: ValueGraph, calls: Sequence[Call]) -> list[Record]:
