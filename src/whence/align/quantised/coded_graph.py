@@ -20,6 +20,7 @@ from whence.align.quantised.decoded_run import Decoded, DecodedRun
 from whence.align.quantised.operands import DEQUANTIZE, QUANTIZE, operands, plain_type
 from whence.align.quantised.plain_calls import plain_calls, plain_name
 from whence.align.quantised.weights import coded_weights
+from whence.align.values.groups import last_maker
 from whence.align.values.value_graph import Stretch, ValueGraph, is_move
 from whence.errors import ReplayRefused
 from whence.records import Call, Program, Ref, Run
@@ -90,7 +91,7 @@ class CodedSide:
         """(the run with each part as one call, those calls)."""
         first = len(self.run.calls)
         programs: dict[str, Program] = {}
-        heads = {_maker(part).id: number for number, part in enumerate(parts)}
+        heads = {last_maker(part).id: number for number, part in enumerate(parts)}
         members = {call.id for part in parts for call in part.calls}
         read = {record for part in parts for record in part.reads}
         members |= {
@@ -230,15 +231,6 @@ def _member(call: Call) -> Member:
         {place: ref.record for place, ref in operands(call).items()},
         tuple(ref.record for ref in call.slots("output")),
         call.arguments,
-    )
-
-
-def _maker(part: Stretch) -> Call:
-    makes = set(part.makes)
-    return next(
-        call
-        for call in reversed(part.calls)
-        if any(ref.record in makes for ref in call.slots("output"))
     )
 
 

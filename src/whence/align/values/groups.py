@@ -158,7 +158,7 @@ def _with_wholes(run: Run, parts: Sequence[Stretch]) -> tuple[Run, list[int]]:
     heads: dict[int, int] = {}  # last call of a part -> part
     members: set[int] = set()
     for number, part in enumerate(parts):
-        heads[_maker(part).id] = number
+        heads[last_maker(part).id] = number
         members.update(call.id for call in part.calls)
     begun: list[Call] = []
     names: Counter[object] = Counter()
@@ -177,7 +177,7 @@ def _with_wholes(run: Run, parts: Sequence[Stretch]) -> tuple[Run, list[int]]:
     return with_programs(run, calls, programs), [new_ids[first + n] for n in range(len(parts))]
 
 
-def _maker(part: Stretch) -> Call:
+def last_maker(part: Stretch) -> Call:
     """The last call of a part that makes what it is paired for."""
     makes = set(part.makes)
     return next(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -94,6 +94,33 @@ class Climber(Protocol):
     ) -> Pass | None:
         """Name what makes the difference on the first rung outside the noise, by more runs."""
         ...
+
+
+class OneByOne:
+    """What climbers of sessions have in common: each rung is named itself, and none stands between
+    two.
+    """
+
+    @contextlib.contextmanager
+    def ready(self, place: Path) -> Iterator[None]:
+        """Sessions keep nothing between two runs."""
+        yield
+
+    def instead(self, base: Run) -> None:
+        """Sessions climb as sessions."""
+        return
+
+    def parted_by(self, rung: str) -> str:
+        """No rung."""
+        return ""
+
+    def nothing(self, rungs: Sequence[Rung]) -> str:
+        """It always makes sense."""
+        return ""
+
+    def stage(self, rung: str, top: Rung) -> str:
+        """The rung itself."""
+        return rung
 
 
 FINE = (RungKind.BIT_EQUAL, RungKind.NOISE)

@@ -4,12 +4,11 @@ a model file of this process.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from whence.instrument.onnxruntime.what_optimized import Optimized, of_run
 from whence.instrument.rungs import RUNGS
 from whence.records.marks import EngineModel
 from whence.results import LadderKind, Pass
-from whence.workflows.ladder.climbers import Judge, Stairs, first_outside
+from whence.workflows.ladder.climbers import Judge, OneByOne, Stairs, first_outside
 from whence.workflows.ladder.optimizers import first_optimizer
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ _OFF = RUNGS["onnxruntime"][0]
 _WRITTEN = ("com.microsoft.nchwc", "com.ms.internal.nhwc")
 
 
-class _OfLevels:
+class _OfLevels(OneByOne):
     """What is the same for a command and a model file."""
 
     stairs = Stairs(LadderKind.LEVELS, _OFF, sees_inside=True, bisects=True)
@@ -48,26 +47,10 @@ class _OfLevels:
         names = (name for o in self.optimized(path, run) for name in o.optimizers)
         return {"nodes": nodes_of(run), "optimizers": tuple(dict.fromkeys(names))}
 
-    def instead(self, base: Run) -> None:
-        """Sessions climb as sessions."""
-        return
-
     def rungs(self, base: Run) -> Sequence[str]:
         """The levels that the program's release has."""
-        found = self.optimized(Path(base.path), base)
-        return [r for r in (found[0].levels if found else ()) if r != _OFF]
-
-    def parted_by(self, rung: str) -> str:
-        """No level stands between two."""
-        return ""
-
-    def nothing(self, rungs: Sequence[Rung]) -> str:
-        """Nothing but the lowest rung is there."""
-        return ""
-
-    def stage(self, rung: str, top: Rung) -> str:
-        """The level itself."""
-        return rung
+        processes = self.optimized(Path(base.path), base)
+        return [r for r in (processes[0].levels if processes else ()) if r != _OFF]
 
     def notes(self, base: Run) -> list[str]:
         """Files that were optimised before the program had them."""
@@ -112,11 +95,6 @@ class LevelsCommand(_OfLevels):
 
         self._subject, self._options = Command(command), dict(options)
         self.words = self._subject.words
-
-    @contextlib.contextmanager
-    def ready(self, place: Path) -> Iterator[None]:
-        """Sessions keep nothing between two runs."""
-        yield
 
     def capture(self, path: Path, rung: str, disabled: Sequence[str] = ()) -> float:
         """Run the command on a rung."""
@@ -168,11 +146,6 @@ class LevelsModel(_OfLevels):
             raise UsageError(f"there is no model file {os.fspath(self._source)}")
         self.words = os.fspath(self._source) if is_file else "the model given as bytes"
         self._optimized: dict[Path, Optimized] = {}
-
-    @contextlib.contextmanager
-    def ready(self, place: Path) -> Iterator[None]:
-        """Sessions keep nothing between two runs."""
-        yield
 
     def capture(self, path: Path, rung: str, disabled: Sequence[str] = ()) -> float:
         """Make a session on a rung, and run it."""

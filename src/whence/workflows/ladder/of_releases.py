@@ -4,16 +4,15 @@ the path of its Python.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whence.errors import CaptureError, UsageError
 from whence.results import LadderKind, Pass
-from whence.workflows.ladder.climbers import Judge, Stairs
+from whence.workflows.ladder.climbers import Judge, OneByOne, Stairs
 from whence.workflows.ladder.of_levels import nodes_of, sessions_of, settings_of
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ _VERSION = re.compile(r"^__version__\s*=\s*[\"']([^\"']+)[\"']", re.MULTILINE)
 _INSTALLED = "installed"
 
 
-class ReleasesCommand:
+class ReleasesCommand(OneByOne):
     """A command under several releases. folders: each with a package onnxruntime, in the order in
     which they are tried; of one alone, what the command has installed comes second.
     """
@@ -48,11 +47,6 @@ class ReleasesCommand:
             self._folders[version] = str(Path(folder).absolute())
         self.stairs = Stairs(LadderKind.RELEASES, next(iter(self._folders)), sees_inside=True)
 
-    @contextlib.contextmanager
-    def ready(self, place: Path) -> Iterator[None]:
-        """Sessions keep nothing between two runs."""
-        yield
-
     def capture(self, path: Path, rung: str) -> float:
         """Run the command with a release. Raises CaptureError where another one was imported."""
         from whence.readers.opening import open_run
@@ -73,26 +67,10 @@ class ReleasesCommand:
         """How many nodes ran."""
         return {"nodes": nodes_of(run)}
 
-    def instead(self, base: Run) -> None:
-        """Releases were asked for."""
-        return
-
     def rungs(self, base: Run) -> Sequence[str]:
         """The releases behind the first."""
         behind = list(self._folders)[1:]
         return behind or [_INSTALLED]
-
-    def parted_by(self, rung: str) -> str:
-        """No release stands between two that were given."""
-        return ""
-
-    def nothing(self, rungs: Sequence[Rung]) -> str:
-        """Every release makes sense."""
-        return ""
-
-    def stage(self, rung: str, top: Rung) -> str:
-        """The release itself."""
-        return rung
 
     def notes(self, base: Run) -> list[str]:
         """A program without a session."""
