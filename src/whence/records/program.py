@@ -6,11 +6,26 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
+import xxhash
 
 from whence.display import Described
 
 TENSOR_OPERANDS = frozenset(("in", "param", "const", "op"))
 """Kinds of operands that are tensors. The others are sizes ("dim", "mul"), dtypes and the like."""
+
+
+GRADIENTS = "whence.gradients"
+"""The operation of a backward pass. Its arguments are three lists of operands: results of the
+forward pass, the gradient of each, and the inputs and params whose gradients it makes, in order.
+"""
+
+
+OPTIMIZER_STEP = "whence.optimizer_step"
+"""The operation of an optimiser of torch on one parameter. Its arguments are the name of its class
+("AdamW"), the parameter, its gradient, the names and the tensors of its state, and the names of the
+state that it leaves; its hyper-parameters are named arguments. Its results are the parameter and
+the state after the step.
+"""
 
 
 class Operand(NamedTuple):
@@ -61,6 +76,8 @@ class Program(
     extents were one at recording and must be on replay. inference: recorded under inference_mode,
     where composite operators arrive whole; grad: slots that required grad then (they choose by it).
     under_grad: recorded with gradients enabled, where one of its operators takes another kernel.
+    detached: (operation, argument of it) through which no gradient flows back although it depends
+    on a tensor with one.
     notes: what was met ("in-place", "cast pinned", "guard"), for a reader.
 
     A call that calls others runs its own operators between them: outputs "k:input.x" are what its
@@ -97,6 +114,13 @@ class Program(
     lines: tuple[str, ...] = ()
     call_lines: tuple[str, ...] = ()
     under_grad: bool = False
+    detached: tuple[tuple[int, dict[str, Any]], ...] = ()
+
+
+def identified(program: Program) -> Program:
+    """The program with the digest of its content as id; the lines of its code do not count."""
+    content = msgspec.json.encode(msgspec.structs.replace(program, id="", lines=()), order="sorted")
+    return msgspec.structs.replace(program, id=xxhash.xxh3_128_hexdigest(content))
 
 
 def operands(value: Any) -> Iterator[Operand]:

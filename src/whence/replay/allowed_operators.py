@@ -213,3 +213,10 @@ class OperatorName(NamedTuple):
     namespace: str
     base: str
     overload: str
+
+
+OPTIMIZERS = frozenset(
+    words("""
+    ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD
+""")
+)

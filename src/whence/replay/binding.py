@@ -12,7 +12,7 @@ from whence.errors import ReplayRefused
 from whence.frameworks.operator_names import CHOOSES
 from whence.frameworks.torch_schema import draws, schema_of, written
 from whence.records import Operation, Program
-from whence.records.program import TENSOR_OPERANDS, Operand, operands
+from whence.records.program import GRADIENTS, OPTIMIZER_STEP, TENSOR_OPERANDS, Operand, operands
 from whence.replay.allowed_operators import OperatorName
 
 _NUMERIC: dict[str, tuple[type, ...]] = {
@@ -25,6 +25,9 @@ _TAGGED = {
     "ScalarType": {"dtype"}, "Layout": {"layout"}, "Device": {"device"},
     "MemoryFormat": {"memory_format"},
 }  # fmt: skip
+
+
+_OWN = {GRADIENTS: "gradients", OPTIMIZER_STEP: "optimizer_step"}
 
 
 @dataclass
@@ -49,6 +52,7 @@ class BoundOperation:
 class BoundProgram:
     """A program ready to run. roots: by operation, roots of memory that its result may share.
     written_roots: roots that some operation writes. boundaries: place -> children called before it.
+    differentiated: (kind, place) of the inputs and params whose gradients it makes.
     """
 
     program: Program
@@ -56,6 +60,7 @@ class BoundProgram:
     roots: Sequence[set[Any]]
     written_roots: set[Any]
     boundaries: Mapping[int, Sequence[int]]
+    differentiated: frozenset[Operand] = frozenset()
 
     @property
     def writes(self) -> bool:
@@ -74,6 +79,8 @@ class Dependencies:
 
 
 def _bind(operation: Operation, name: OperatorName | None) -> BoundOperation:
+    if operation.name in _OWN:
+        return BoundOperation(operation, None, _OWN[operation.name], (), True, (), False)
     if name is None:
         return BoundOperation(operation, None, "cast", (), False, (), False)
     namespace, base, overload = name
@@ -167,7 +174,13 @@ def bind_program(program: Program, names: Sequence[OperatorName | None]) -> Boun
     boundaries: dict[int, list[int]] = {}
     for child, place in program.calls:
         boundaries.setdefault(place, []).append(child)
-    return BoundProgram(program, steps, *_aliases(steps), boundaries)
+    differentiated = frozenset(
+        wanted
+        for operation in program.operations
+        if operation.name == GRADIENTS
+        for wanted in operands(operation.args[2])
+    )
+    return BoundProgram(program, steps, *_aliases(steps), boundaries, differentiated)
 
 
 def _aliases(steps: Sequence[BoundOperation]) -> tuple[list[set[Any]], set[Any]]:

@@ -9,6 +9,7 @@ was given is written: inputs, parameters and constants are private copies.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.frameworks.torch_arrays import TORCH, from_host, to_host
 from whence.records import Program
+from whence.records.program import Operand
 from whence.records.slots import is_of_child
 from whence.replay.allowed_operators import OperatorName
 from whence.replay.binding import Dependencies, bind_program, dependencies
@@ -179,14 +181,13 @@ class Loaded:
         if not lenient:
             self._check_given(part, inputs, params, awaited)
         policy = DtypePolicy(working, self.base, self.default)
-        layouts = strides or {}
-
-        def prepare(k: int, array: Array) -> Any:
-            return self._input(k, array, policy, layouts, convert)
-
+        prepare = functools.partial(
+            self._input, policy=policy, layouts=strides or {}, convert=convert
+        )
         slots = enumerate(self.program.inputs)
         tensors = [prepare(k, inputs[slot]) if slot in inputs else None for k, slot in slots]
         private = {slot: self._private(slot, t) for slot, t in params.tensors.items()}
+        _differentiate(self._bound.differentiated, tensors, private)
         key = (_forms(tensors), _forms(private.values()), tuple(private), stepwise, part.outputs)
         checked_length = self._within_budget.get(key) if child is None else None
         execution = Execution(
@@ -300,6 +301,20 @@ class Loaded:
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+
+def _differentiate(wanted: Iterable[Operand], inputs: list[Any], params: dict[str, Any]) -> None:
+    """Have autograd follow what is done with these inputs and params; one that is missing is told
+    elsewhere. Raises ReplayRefused for a tensor that has no gradient.
+    """
+    for kind, place in wanted:
+        tensors: Any = inputs if kind == "in" else params
+        tensor = inputs[place] if kind == "in" else params.get(place)
+        if tensor is None:
+            continue
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            raise ReplayRefused(f"{kind} {place} has no gradient: it is {tensor.dtype}")
+        tensors[place] = tensor.detach().requires_grad_()
 
 
 def _forms(tensors: Iterable[Any]) -> tuple[Any, ...]:

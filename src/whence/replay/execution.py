@@ -19,6 +19,7 @@ from whence.replay.binding import BoundOperation, BoundProgram, Dependencies
 from whence.replay.choices import Choices
 from whence.replay.dtype_policy import DtypePolicy
 from whence.replay.memory_bound import MemoryBudget
+from whence.replay.optimizers import optimizer_step
 
 _VIEW_LIKE = {"view", "_unsafe_view", "_reshape_alias", "view_as"}
 
@@ -154,14 +155,9 @@ class Execution:
     def step(self, place: int, step: BoundOperation) -> list[Any]:
         operation = step.operation
         args = tuple(map_operands(self.argument, operation.args))
-        if step.func is None:
-            cast = self.policy.cast(args[0], args[2])
-            if self.choices is not None:
-                self.choices.passes(place, step.base, operation, args, lambda index: index)
-            if self.watch is not None:
-                self.watch.runs(place, "aten._to_copy.default", (args[0],), {"dtype": cast.dtype})
-            return [cast]
         kwargs = {k: map_operands(self.argument, v) for k, v in operation.kwargs.items()}
+        if step.func is None:
+            return self.own(place, step, args, kwargs)
         if "pin_memory" in kwargs:
             kwargs["pin_memory"] = False
         args, kwargs = self.dtypes(step, args, kwargs)
@@ -190,6 +186,43 @@ class Execution:
         if self.policy.wide and not step.writes and step.allocates:
             results = [self.policy.widened(t) for t in _exact_ints(step, args, kwargs, results)]
         return results
+
+    def own(
+        self, place: int, step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Any]:
+        """The results of an operation of whence's own."""
+        if step.base == "cast":
+            cast = self.policy.cast(args[0], args[2])
+            if self.choices is not None:
+                self.choices.passes(place, step.base, step.operation, args, lambda index: index)
+            if self.watch is not None:
+                self.watch.runs(place, "aten._to_copy.default", (args[0],), {"dtype": cast.dtype})
+            return [cast]
+        if self.watch is not None:
+            self.watch.runs(place, step.operation.name, args, kwargs)
+        if step.base == "gradients":
+            return self.gradients(*args)
+        return optimizer_step(*args, **kwargs)
+
+    def gradients(self, results: Any, gradients: Any, wanted: Any) -> list[Any]:
+        """The gradients of `wanted`, from those of `results`, by torch's own derivatives of the
+        operations before this one.
+        """
+        pairs = [(r, g.to(r.dtype)) for r, g in zip(results, gradients) if r.requires_grad]
+        rows = [g.numel() // max(1, g.shape[-1]) if g.dim() else 1 for _, g in pairs]
+        widths = [g.shape[-1] if g.dim() else 1 for _, g in pairs]
+        self.length = max([self.length, *rows, *widths])
+        if not pairs:
+            raise ReplayRefused("no gradient reaches what is to be differentiated")
+        made = torch.autograd.grad(
+            [result for result, _ in pairs],
+            wanted,
+            [gradient for _, gradient in pairs],
+            allow_unused=True,
+        )
+        if any(gradient is None for gradient in made):
+            raise ReplayRefused("a gradient does not reach an input or a parameter")
+        return list(made)
 
     def dtypes(
         self, step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, Any]

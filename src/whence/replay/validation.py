@@ -17,6 +17,7 @@ from whence import dtypes, extras
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.records import Operation, Program
+from whence.records.program import GRADIENTS, OPTIMIZER_STEP
 from whence.replay import allowed_operators
 from whence.replay.allowed_operators import OperatorName
 
@@ -57,8 +58,8 @@ def load(
 def validate(
     program: Program, constants: int, *, allow: tuple[str, ...] = ()
 ) -> list[OperatorName | None]:
-    """The names of the operations, None for a cast. Raises ReplayRefused when the program is not
-    well-formed: the form is written in `records.Operation`.
+    """The names of the operations, None for one of whence's own. Raises ReplayRefused when the
+    program is not well-formed: the form is written in `records.Operation`.
     """
     if len(program.operations) > MAX_OPERATIONS:
         raise ReplayRefused(
@@ -131,7 +132,7 @@ class _Reader:
         self.program, self.constants, self.place, self.values = program, constants, 0, 0
 
     def operation(self, operation: Operation, allow: tuple[str, ...]) -> OperatorName | None:
-        """The name of the operator, None for a cast."""
+        """The name of the operator, None for an operation of whence's own."""
         name = None
         if operation.name == allowed_operators.CAST:
             a = operation.args
@@ -145,6 +146,10 @@ class _Reader:
                 self.refuse("whence.cast with other arguments than (tensor, float32, up or back)")
             if not isinstance(a[0], dict):
                 self.refuse("whence.cast of something that is not a tensor")
+        elif operation.name == GRADIENTS:
+            self.gradients(operation)
+        elif operation.name == OPTIMIZER_STEP:
+            self.optimizer_step(operation)
         else:
             name = operator_name(operation.name, allow)
         for value in operation.args:
@@ -154,6 +159,40 @@ class _Reader:
                 self.refuse("a keyword that is not a name")
             self.value(value, 0)
         return name
+
+    def gradients(self, operation: Operation) -> None:
+        """Refuse a backward pass of another form than `GRADIENTS` says."""
+        lists = operation.args
+        if (
+            len(lists) != 3
+            or operation.kwargs
+            or operation.guard is not None
+            or not all(isinstance(items, (list, tuple)) and items for items in lists)
+            or len(lists[0]) != len(lists[1])
+        ):
+            self.refuse("other arguments than results, gradients and what to differentiate")
+        tensors = [item for items in lists for item in items]
+        if not all(isinstance(t, dict) and len(t) == 1 for t in tensors):
+            self.refuse("something that is not a tensor")
+        if not all(next(iter(wanted)) in ("in", "param") for wanted in lists[2]):
+            self.refuse("a gradient of what is neither an input nor a parameter")
+
+    def optimizer_step(self, operation: Operation) -> None:
+        """Refuse a step of an optimiser of another form than `OPTIMIZER_STEP` says."""
+        a = operation.args
+        if (
+            len(a) != 6
+            or operation.guard is not None
+            or a[0] not in allowed_operators.OPTIMIZERS
+            or not all(isinstance(names, (list, tuple)) for names in a[3:])
+            or len(a[3]) != len(a[4])
+            or not all(isinstance(name, str) and name.isidentifier() for name in (*a[3], *a[5]))
+        ):
+            self.refuse("other arguments than optimiser, parameter, gradient and state")
+        if not all(isinstance(t, dict) and len(t) == 1 for t in (a[1], a[2], *a[4])):
+            self.refuse("something that is not a tensor")
+        if any(isinstance(value, dict) for value in operation.kwargs.values()):
+            self.refuse("a hyper-parameter that is not a number")
 
     def refuse(self, fault: str) -> None:
         name = (

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import torch
-import xxhash
 
 from whence.frameworks.torch_arrays import NAMES, tensors_in
 from whence.frameworks.torch_schema import METADATA_ONLY
 from whence.instrument.torch.operator_call import OperatorCall
 from whence.records import Operation, Program
+from whence.records.program import identified
 from whence.records.slots import is_output
 
 _TENSOR = torch.Tensor
@@ -51,13 +50,6 @@ def program_of(call: OperatorCall, out: Any) -> tuple[Program | None, str]:
             _programs.clear()
         program_or_reason = _programs[key] = _written(call, out, inference, under_grad)
     return program_or_reason
-
-
-def identified(program: Program) -> Program:
-    """The program with the digest of its content as id."""
-    program = msgspec.structs.replace(program, id="")
-    digest = xxhash.xxh3_128_hexdigest(msgspec.json.encode(program, order="sorted"))
-    return msgspec.structs.replace(program, id=digest)
 
 
 def _written(

@@ -13,8 +13,9 @@ import torch
 
 from whence.instrument.torch.compiled.fx_nodes import origin_of
 from whence.instrument.torch.operator_call import OperatorCall
-from whence.instrument.torch.operator_program import identified, program_of
+from whence.instrument.torch.operator_program import program_of
 from whence.records import Program
+from whence.records.program import identified
 
 
 class MadeInGraph(OperatorCall):

@@ -1,0 +1,231 @@
+"""The program of a backward pass, made from the program of the forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from whence.records.program import (
+    GRADIENTS,
+    Operation,
+    Program,
+    identified,
+    map_operands,
+)
+from whence.records.slots import is_of_child
+
+_IN_PLACE = "in-place"
+
+
+class GivenGradient(NamedTuple):
+    """A gradient that a backward pass starts from: of which output of the forward program, under
+    which slot it is an input of the backward program, and its dtype.
+    """
+
+    output: str
+    slot: str
+    dtype: str
+
+
+class WantedGradient(NamedTuple):
+    """A gradient that a backward pass makes: of which input or param of the forward program, and
+    under which slot it is an output of the backward program.
+    """
+
+    read: str
+    slot: str
+
+
+def as_input(slot: str) -> str:
+    """The slot under which a backward pass reads a tensor of the forward pass: "input.0" is itself,
+    "3:output.0" of a child is "input.3:output.0".
+    """
+    return f"input.{slot}" if is_of_child(slot) else slot
+
+
+def backward_program(
+    forward: Program,
+    given: Sequence[GivenGradient],
+    wanted: Sequence[WantedGradient],
+    *,
+    passed_on: bool,
+    aliases: Mapping[str, str],
+) -> Program | None:
+    """The program that takes what `forward` takes and the given gradients, and makes the wanted
+    ones; None where `forward` lacks one of the tensors, or none of the gradients leads to them.
+
+    Given gradients that lead to no wanted one are left out, and so is what only they need.
+    A tensor that `forward` lacks is left out of the wanted ones. passed_on: an output that is an
+    input, handed on as it was, takes part. aliases: slots of inputs that are one tensor with that
+    of another slot.
+    """
+    forward = _joined(_merged(forward, aliases))
+    results = dict(forward.outputs)
+    reads: dict[str, Any] = {slot: {"in": k} for k, slot in enumerate(forward.inputs)}
+    reads |= {slot: {"param": slot} for slot in forward.params}
+    wanted = [gradient for gradient in wanted if gradient.read in reads]
+    if any(gradient.output not in results for gradient in given):
+        return None
+    goals = [reads[gradient.read] for gradient in wanted]
+    reach = _Reach(forward)
+    given = [
+        gradient
+        for gradient in given
+        if (passed_on or "op" in results[gradient.output])
+        and any(reach.leads(results[gradient.output], goal) for goal in goals)
+    ]
+    if not given or not wanted:
+        return None
+    starts = [results[gradient.output] for gradient in given]
+    copied = _Copied(forward, sorted(reach.operations(starts)))
+    first = len(forward.inputs)
+    gradients = Operation(
+        GRADIENTS, (starts, [{"in": first + k} for k in range(len(given))], goals)
+    ).with_operands(copied.renumbered)
+    program = msgspec.structs.replace(
+        forward,
+        id="",
+        operations=(*copied.operations, gradients),
+        inputs=(*map(as_input, forward.inputs), *(gradient.slot for gradient in given)),
+        input_dtypes=(*forward.input_dtypes, *(gradient.dtype for gradient in given)),
+        outputs=tuple((g.slot, {"op": [len(copied.operations), k]}) for k, g in enumerate(wanted)),
+        lines=(*copied.lines, "") if forward.lines else (),
+        calls=(),
+        call_lines=(),
+        same=(),
+        lost=(),
+        names=(),
+        scopes=(),
+        picks=(),
+        inference=False,
+        grad=(),
+        under_grad=True,
+        detached=(),
+    )
+    return identified(program)
+
+
+def read_by(program: Program) -> frozenset[str]:
+    """Slots of the inputs and params that the operations of a program use."""
+    slots: set[str] = set()
+    for operation in program.operations:
+        for kind, value in operation.operands():
+            if kind in ("in", "dim"):
+                slots.add(program.inputs[value if kind == "in" else value[0]])
+            elif kind == "param":
+                slots.add(value)
+    return frozenset(slots)
+
+
+def _merged(program: Program, aliases: Mapping[str, str]) -> Program:
+    """The program with one input in the place of all that are one tensor."""
+    places = {slot: k for k, slot in enumerate(program.inputs)}
+    merged = {
+        places[slot]: places[first]
+        for slot, first in aliases.items()
+        if slot in places and first in places
+    }
+    if not merged:
+        return program
+
+    def renamed(kind: str, value: Any) -> Any:
+        return {kind: merged.get(value, value) if kind == "in" else value}
+
+    return msgspec.structs.replace(
+        program,
+        operations=tuple(operation.with_operands(renamed) for operation in program.operations),
+        outputs=tuple((slot, map_operands(renamed, operand)) for slot, operand in program.outputs),
+        detached=tuple((k, map_operands(renamed, operand)) for k, operand in program.detached),
+    )
+
+
+def _joined(program: Program) -> Program:
+    """The program of a call with its stretches joined: behind a child, a tensor that the child was
+    given is an input of the next stretch, and here again what the stretch before made.
+    """
+    results = dict(program.outputs)
+    made = {k: results[slot] for k, slot in enumerate(program.inputs) if slot in results}
+    if not made:
+        return program
+
+    def joined(kind: str, value: Any) -> Any:
+        return made.get(value, {kind: value}) if kind == "in" else {kind: value}
+
+    return msgspec.structs.replace(
+        program,
+        operations=tuple(operation.with_operands(joined) for operation in program.operations),
+        outputs=tuple((slot, map_operands(joined, operand)) for slot, operand in program.outputs),
+        detached=tuple((k, map_operands(joined, operand)) for k, operand in program.detached),
+    )
+
+
+def _replacing(old: dict[str, Any], new: dict[str, Any]) -> Callable[[str, Any], dict[str, Any]]:
+    def replaced(kind: str, value: Any) -> dict[str, Any]:
+        operand = {kind: value}
+        return new if operand == old else operand
+
+    return replaced
+
+
+class _Copied:
+    """Some operations of a program in their order, with other numbers, and what it detached."""
+
+    def __init__(self, program: Program, order: Sequence[int]) -> None:
+        self.operations: list[Operation] = []
+        self.lines: list[str] = []
+        self._places: dict[int, int] = {}
+        for place in order:
+            line = program.lines[place] if program.lines else ""
+            cut = [operand for user, operand in program.detached if user == place]
+            operation = program.operations[place].with_operands(self.renumbered)
+            for operand in map_operands(self.renumbered, cut):
+                detached = {"op": [len(self.operations), 0]}
+                self._add(Operation("aten.detach.default", (operand,)), line)
+                operation = operation.with_operands(_replacing(operand, detached))
+            self._places[place] = len(self.operations)
+            self._add(operation, line)
+
+    def _add(self, operation: Operation, line: str) -> None:
+        self.operations.append(operation)
+        self.lines.append(line)
+
+    def renumbered(self, kind: str, place: Any) -> Any:
+        """An operand of the program as one of the copy."""
+        return {"op": [self._places[place[0]], place[1]]} if kind == "op" else {kind: place}
+
+
+class _Reach:
+    """What the results of a program's operations depend on."""
+
+    def __init__(self, program: Program) -> None:
+        self._operations = program.operations
+        # What is written in place may reach whatever shares its memory.
+        self._all = _IN_PLACE in program.notes or any(
+            operation.guard is not None for operation in program.operations
+        )
+
+    def operations(self, starts: Iterable[Any]) -> set[int]:
+        """Numbers of the operations that these results need."""
+        if self._all:
+            return set(range(len(self._operations)))
+        needed: set[int] = set()
+        todo = [start["op"][0] for start in starts if "op" in start]
+        while todo:
+            place = todo.pop()
+            if place not in needed:
+                needed.add(place)
+                used = self._operations[place].operands()
+                todo += [value[0] for kind, value in used if kind == "op"]
+        return needed
+
+    def leads(self, start: Any, goal: Any) -> bool:
+        """Does a result depend on this input or param?"""
+        if start == goal or self._all:
+            return True
+        return any(
+            {kind: value} == goal
+            for place in self.operations([start])
+            for kind, value in self._operations[place].operands()
+        )
