@@ -60,7 +60,7 @@ class OperandTable:
     wrote a storage. owners: (operand, dtype, offset, elements) over a storage, for views that no
     operator made. pinned: layouts of tensors that are float32 in a 16-bit run too. fixed: (input,
     axis, extent) that a replay must share. hole: why an argument of the
-    operator at hand is unknown.
+    operator at hand is unknown. detached: its arguments through which no gradient flows.
     """
 
     def __init__(self, find: Callable[[Any], str] | None) -> None:
@@ -85,6 +85,7 @@ class OperandTable:
         self.param_extents: set[int] = set()
         self.fixed: set[tuple[int, int, int]] = set()
         self.grad: set[str] = set()
+        self.detached: list[Operand] = []
         self.base: Any = None
 
     def forget_tensors(self) -> None:
@@ -296,33 +297,17 @@ class OperandTable:
         if value is None or kind in _PLAIN:
             return value
         if isinstance(value, torch.Tensor):
-            return self.ref(value)
+            return self._argument(value)
         if isinstance(value, (list, tuple)):
             return [self.encode(item) for item in value]
-        if isinstance(value, float):
-            number = float(value)
-            return (
-                number
-                if math.isfinite(number)
-                else {"float": "nan" if number != number else "inf" if number > 0 else "-inf"}
-            )
-        if isinstance(value, int):
-            return int(value)
-        if isinstance(value, complex):
-            return {"complex": [self.encode(value.real), self.encode(value.imag)]}
-        if isinstance(value, torch.dtype):
-            if value not in NAMES:
-                raise Stop(f"uses the dtype {value}")
-            return {"dtype": NAMES[value]}
-        if isinstance(value, torch.device):
-            return {"device": ""}
-        if isinstance(value, torch.layout):
-            return {"layout": str(value).removeprefix("torch.")}
-        if isinstance(value, torch.memory_format):
-            return {"memory_format": str(value).removeprefix("torch.")}
-        if isinstance(value, torch.Generator):
-            raise Stop("takes random numbers from a generator")
-        raise Stop(f"an operator takes a {kind.__name__}")
+        return _setting(value)
+
+    def _argument(self, tensor: Any) -> Operand:
+        """A tensor that an operator is given."""
+        operand = self.ref(tensor)
+        if not tensor.requires_grad and (tensor.is_floating_point() or tensor.is_complex()):
+            self.detached.append(operand)
+        return operand
 
     def check_written(self, value: Any) -> None:
         for tensor in tensors_in(value):
@@ -350,3 +335,31 @@ class OperandTable:
         self.constants.append(tensor.detach().clone())
         self.hold(tensor, key[0])
         self.see(tensor, key)
+
+
+def _setting(value: Any) -> Any:
+    """An argument that is no tensor, as an operand. May raise Stop."""
+    if isinstance(value, float):
+        number = float(value)
+        return (
+            number
+            if math.isfinite(number)
+            else {"float": "nan" if number != number else "inf" if number > 0 else "-inf"}
+        )
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, complex):
+        return {"complex": [_setting(value.real), _setting(value.imag)]}
+    if isinstance(value, torch.dtype):
+        if value not in NAMES:
+            raise Stop(f"uses the dtype {value}")
+        return {"dtype": NAMES[value]}
+    if isinstance(value, torch.device):
+        return {"device": ""}
+    if isinstance(value, torch.layout):
+        return {"layout": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.memory_format):
+        return {"memory_format": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.Generator):
+        raise Stop("takes random numbers from a generator")
+    raise Stop(f"an operator takes a {type(value).__name__}")

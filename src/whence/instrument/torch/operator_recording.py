@@ -18,7 +18,13 @@ from whence.frameworks.torch_schema import (
     written,
 )
 from whence.instrument.torch.cast_points import CastPoints
-from whence.instrument.torch.operand_table import OperandTable, RecordedOperation, Stop, layout
+from whence.instrument.torch.operand_table import (
+    Operand,
+    OperandTable,
+    RecordedOperation,
+    Stop,
+    layout,
+)
 from whence.instrument.torch.sources import source_here
 
 _METADATA_READERS = {
@@ -37,12 +43,14 @@ _CASTS = {"_to_copy", "to", "type_as"}
 class OperatorRecording:
     """Adds operators to a table of operands; every method may raise `Stop`.
 
-    lines: source line of each operation.
+    lines: source line of each operation. detached: arguments of an operation, by its place, that
+    require no gradient.
     """
 
     def __init__(self, table: OperandTable, cast_points: CastPoints) -> None:
         self._table, self._cast_points = table, cast_points
         self.lines: dict[int, str] = {}
+        self.detached: dict[int, list[Operand]] = {}
 
     def before(
         self, func: Any, args: Any, kwargs: Any
@@ -57,7 +65,7 @@ class OperatorRecording:
         named.update(kwargs)
         if draws(schema, named):
             return schema, named, (), {}, f"draws random numbers ({schema.name})"
-        self._table.hole = ""
+        self._table.hole, self._table.detached = "", []
         if schema.base == "lift_fresh" and (key := layout(args[0])) not in self._table.operands:
             self._table.constant(args[0], key)
         if schema.base == "set_" or schema.base.startswith("resize"):
@@ -87,8 +95,10 @@ class OperatorRecording:
         table, name = self._table, schema.name
         outs = list(tensors_in(out))
         mutated = [t for n in written(schema, named) for t in tensors_in(named.get(n))]
-        if hole:
-            self._lost(out, outs, mutated, hole)
+        if hole or schema.base == "detach":
+            # Detached are the same elements: who uses them without a gradient shows in the using.
+            if hole:
+                self._lost(out, outs, mutated, hole)
             return
         guard = None
         if not outs and not mutated:
@@ -104,6 +114,7 @@ class OperatorRecording:
         self._note_modes(schema)
         place = len(table.operations)
         self.lines[place] = source_here()
+        self.detached[place] = table.detached if torch.is_grad_enabled() else []
         table.operations.append(
             RecordedOperation(METADATA_ONLY.get(name, name), encoded, encoded_kwargs, guard, schema)
         )

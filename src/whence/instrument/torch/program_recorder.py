@@ -224,7 +224,11 @@ class Recorder:
             self._paused = True
             with self._guarded("writing the program"):
                 program, constants = write_program(
-                    self._table, self._children, self._operators.lines, outputs
+                    self._table,
+                    self._children,
+                    self._operators.lines,
+                    self._operators.detached,
+                    outputs,
                 )
         self._over = True
         self._table.forget_tensors()

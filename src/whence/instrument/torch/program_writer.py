@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -123,12 +123,14 @@ def _needed(
 def write_program(
     table: OperandTable,
     children: ChildCalls,
-    lines: dict[int, str],
+    lines: Mapping[int, str],
+    detached: Mapping[int, Sequence[Operand]],
     outputs: Sequence[tuple[str, Any]],
 ) -> tuple[Program, list[Any]]:
     """The program of a recording, and the tensors of its constants.
 
-    lines: source line of each operation. outputs: (slot, tensor after the call). Raises Stop where
+    lines: source line of each operation. detached: arguments of operations, by place, that
+    require no gradient. outputs: (slot, tensor after the call). Raises Stop where
     there is no program.
     """
     # Of a call between whose operators others lie, each output stands for itself.
@@ -167,6 +169,11 @@ def write_program(
         same=tuple(pair for pair in children.same_tensors if pair[1] in used_slots),
         lost=lost,
         under_grad=under_grad,
+        detached=tuple(
+            (numbers[place], map_operands(rename, operand))
+            for place, operand in _detached(table, detached)
+            if place in numbers
+        ),
     )
     tensors = [table.constants[old] for old in sorted(used.constants)]
     # Equal code at other lines is the same program.
@@ -213,6 +220,40 @@ def _digest(program: Program, constants: Sequence[Any]) -> str:
         digest.update(f"{constant.dtype}{tuple(constant.shape)}".encode())
         digest.update(canonical(constant).tobytes())
     return digest.hexdigest()
+
+
+def _detached(
+    table: OperandTable, detached: Mapping[int, Sequence[Operand]]
+) -> list[tuple[int, Operand]]:
+    """(operation, argument) where an operation uses what depends on a tensor with a gradient, and
+    no gradient flows back: detached, or made without autograd.
+    """
+    cuts: list[tuple[int, Operand]] = []
+    carry: set[int] = set()
+    for place, (_, args, kwargs, *_) in enumerate(table.operations):
+        carries = False
+        for kind, value in operands([*args, *kwargs.values()]):
+            operand = {kind: value}
+            if not _carries(table, carry, kind, value):
+                continue
+            if operand in detached.get(place, ()):
+                cuts.append((place, operand))
+            else:
+                carries = True
+        if carries:
+            carry.add(place)
+    return cuts
+
+
+def _carries(table: OperandTable, carry: set[int], kind: str, value: Any) -> bool:
+    """Does an operand depend on a tensor with a gradient?"""
+    if kind == "op":
+        return value[0] in carry
+    return (
+        table.inputs[value] in table.grad
+        if kind == "in"
+        else kind == "param" and value in table.grad
+    )
 
 
 def _live(table: OperandTable, operands: list[Operand]) -> set[int]:
