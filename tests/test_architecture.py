@@ -144,6 +144,7 @@ FOLDERS = {
             "operator_program",
             "listener_parts",
         },
+        {"training"},
         {"modules"},
         {"operators", "logits", "compiled"},
         {"forced_tokens"},

@@ -179,7 +179,8 @@ def test_a_step_is_one_optimizer_step_in_training(tmp_path):
         forward(model)
 
     run = captured(net(train=True), tmp_path / "run", use)
-    assert [(c.step, c.micro) for c in run.calls if c.parent == -1] == [
+    roots = [c for c in run.calls if c.parent == -1 and c.kind == "module"]
+    assert [(c.step, c.micro) for c in roots] == [
         (0, 0),
         (0, 1),
         (0, 2),
@@ -188,7 +189,8 @@ def test_a_step_is_one_optimizer_step_in_training(tmp_path):
         (1, 2),
         (2, 0),
     ]
-    weights = [ref(c, "param.weight").record for c in run.calls if c.scope == "head"]
+    heads = [c for c in run.calls if c.scope == "head" and c.phase == "forward"]
+    weights = [ref(c, "param.weight").record for c in heads]
     assert weights[0] == weights[1] == weights[2] != weights[3] == weights[5] != weights[6]
 
 
@@ -245,7 +247,7 @@ def test_recomputation_is_a_phase_of_its_own(reentrant, tmp_path):
         (f"blocks.{b}", s, 0) for b in (0, 1) for s in (0, 1)
     }
     assert {c.error for c in run.calls} == {""}
-    assert {c.phase for c in run.calls} == {"forward", "recompute"}
+    assert {c.phase for c in run.calls if c.kind == "module"} >= {"forward", "recompute"}
     assert len({c.key() for c in run.calls}) == len(run.calls)
     for c in again:
         if c.scope.endswith(".0") and c.scope.count(".") == 2 and "output.0" in slots(c):

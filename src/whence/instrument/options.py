@@ -48,7 +48,8 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     written. on_record: "module:function" called with (op type, name, tensor), "" for none.
     print_pattern: names to print live, None for no printing. seed, deterministic: see
     `framework.set_determinism`. no_inputs: names whose elements are never kept, statistics
-    only. programs: record what leaf modules ran. weights: checkpoint files parameters may be
+    only. programs: record what leaf modules ran. gradients: record backward passes and steps of
+    optimisers. weights: checkpoint files parameters may be
     referenced from instead of copied. force: replace an existing run. patch: points
     (`capture.points`) whose outputs are replaced by those of the run `patch_from`; inject: a fault
     to plant, or "". force_tokens: a run whose tokens the program goes on with, "" for its own.
@@ -101,6 +102,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     graph_anyway: bool = False
     rung: str = ""
     disabled_optimizers: tuple[str, ...] = ()
+    gradients: bool = True
 
     def __post_init__(self) -> None:
         self._check_texts()

@@ -141,7 +141,8 @@ class Call(Described, msgspec.Struct, frozen=True, tag="call", tag_field="t", om
     (`Record.file`), of slots whose record is an earlier sight. Of operators of a capture: aliases:
     pairs of slots that share a storage, where the schema does not say so. seconds: wall time (on an
     asynchronous device the time to launch it). forward: `order` of the operator whose backward this
-    is a part of, -1 of none.
+    is a part of, -1 of none. gradients: of a call that autograd saw, slots of the tensors that have
+    a gradient.
     """
 
     id: int
@@ -174,6 +175,7 @@ class Call(Described, msgspec.Struct, frozen=True, tag="call", tag_field="t", om
     forward: int = -1
     placements: dict[str, Placement] = {}
     quantised: QuantisedLayer | None = None
+    gradients: tuple[str, ...] = ()
 
     def slots(self, kind: str) -> tuple[Ref, ...]:
         """References whose slot is of `kind` ("input", "output", "param", "mutated", "grad"), in

@@ -20,13 +20,13 @@ class ModuleFrame(Frame):
     shape, stride)) of those. objects: (slot, object) of what holds tensors among its arguments.
     results: (slot, tensor) of what it returned and changed. operators: calls directly below it that
     are no modules. signature, family, recorder, reads, started, ended, held: see
-    `program_cache`.
+    `program_cache`. first_node, input_edges, called: see `training.backward_pass`.
     """
 
     __slots__ = (
-        "arguments", "ended", "family", "forms", "held", "info", "inputs", "micro", "module",
-        "note", "objects", "op_type", "operators", "phase", "placements", "reads", "recorder",
-        "results", "signature", "started", "training",
+        "arguments", "called", "ended", "family", "first_node", "forms", "held", "info",
+        "input_edges", "inputs", "micro", "module", "note", "objects", "op_type", "operators",
+        "phase", "placements", "reads", "recorder", "results", "signature", "started", "training",
     )  # fmt: skip
     micro: int
     held: dict[tuple[Any, ...], tuple[str, Any]] | None
@@ -55,3 +55,6 @@ class ModuleFrame(Frame):
         self.family: tuple[Any, ...] | None = None
         self.recorder: Recorder | None = None
         self.ended, self.held = False, None
+        self.first_node = -1
+        self.input_edges: list[tuple[str, Any]] = []
+        self.called: list[Any] = []

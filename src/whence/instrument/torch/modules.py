@@ -34,6 +34,7 @@ from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot, is_optim
 from whence.instrument.torch.module_registry import ModuleRegistry
 from whence.instrument.torch.program_cache import NoPrograms, ProgramCache, ProgramWriter
 from whence.instrument.torch.tensor_identity import FindExternal, TensorRegistry
+from whence.instrument.torch.training.listener import training_of
 from whence.instrument.wording import raised
 from whence.records import Call
 from whence.records.marks import Mark
@@ -81,6 +82,9 @@ class Listener:
         self.programs: ProgramCache | NoPrograms = ProgramCache(
             session, self.registry, self.frames, self._compiled_code, self.writer
         )
+        self.training = training_of(
+            session, self.frames, self.registry, self.writer, self.modules, self._compiled_code
+        )
         self._calls = ModuleCalls(self.frames, self._observe)
         self._optimizer_hook: Any = None
         if model is not None:
@@ -103,13 +107,15 @@ class Listener:
             # else with the first call: programs may search what is imported while they start
             self.session.load_kernels()
         self._calls.wrap()
+        if self.training is not None:
+            self.training.install()
         if hasattr(os, "register_at_fork"):
             me = weakref.ref(self)
             os.register_at_fork(after_in_child=lambda: _forked(me))
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._optimizer_hook = register_optimizer_step_post_hook(
-            lambda *_: self._optimizer_stepped()
+            lambda optimizer, *_: self._optimizer_stepped(optimizer)
         )
         self.active = True
 
@@ -119,6 +125,8 @@ class Listener:
             return
         self.active, self._removed = False, True
         self._calls.unwrap()
+        if self.training is not None:
+            self.training.remove()
         if self._changes is not None:
             self._changes.finish()
         self._compiled_code.clear()
@@ -159,6 +167,9 @@ class Listener:
         if thread.busy or _tracing() is not None or (_depth() and is_traced()):
             return previous(module, *args, **kwargs)
         guarded, stack = self.frames.guarded, thread.stack
+        outside = self.training.loss if self.training is not None and not stack else None
+        if outside is not None:
+            outside.model_begins()
         above = stack[-1].recorder if stack else None
         if above is not None:
             above.pause()
@@ -183,6 +194,8 @@ class Listener:
             above.resume()
         if self._changes is not None:
             out = self._changes.taken(frame, args, kwargs, out)
+        if outside is not None:
+            outside.model_ended(frame)
         return out
 
     def _enter(self, module: Any, args: Args, kwargs: Kwargs) -> ModuleFrame | None:
@@ -216,6 +229,8 @@ class Listener:
             self._note_boundary(frame)
         inputs = self.tensors.take_inputs(frame, args, kwargs)
         self.programs.expect(frame, inputs)
+        if self.training is not None:
+            self.training.entered(frame, inputs)
         if parent is not None and parent.recorder is not None:
             parent.recorder.child_enters(frame.place, inputs)
         return frame
@@ -258,12 +273,15 @@ class Listener:
         if session.failed:
             self.active = False
             return
-        info, parent = frame.info, frame.parent
+        parent = frame.parent
         program = no_program = ""
         if frame.selected:
             self.tensors.take_results(frame, out, error)
             program, no_program = self.programs.program_of(frame, error)
             frame.recorder = None  # it refers to the frame
+        gradients: tuple[str, ...] = ()
+        if self.training is not None:
+            gradients = self.training.left(frame, program, failed=bool(error))
         above = parent.recorder if parent is not None else None
         if above is not None and error:
             above.abandon("an exception left a module it calls")
@@ -272,33 +290,9 @@ class Listener:
         if error and error.startswith("_StopRecomputationError"):
             # torch's way to end a recomputation once backward has what it needs.
             error, frame.note = "", frame.note or "recomputed as far as backward needed it"
-        call = Call(
-            frame.order,  # id
-            frame.scope,
-            frame.root.name,
-            frame.step,
-            frame.order,
-            session.rank,
-            frame.micro,
-            frame.phase,
-            "",  # op
-            frame.occurrence,
-            "module",
-            info.op_type,
-            info.source,
-            parent.order if parent is not None else -1,
-            frame.number,
-            frame.children == 0 and not frame.operators,  # leaf
-            frame.training,
-            tuple(frame.refs),
-            frame.arguments,
-            program,
-            no_program,
-            (frame.note,) if frame.note else (),
-            error,
-        )  # by position: names would take longer than all the rest of it
-        if frame.placements:
-            call = msgspec.structs.replace(call, placements=frame.placements)
+        call = _call_of(frame, session.rank, program, no_program, error)
+        if frame.placements or gradients:
+            call = msgspec.structs.replace(call, placements=frame.placements, gradients=gradients)
         self.registry.call(call)
         if parent is None:
             self._end_root(frame)
@@ -319,7 +313,9 @@ class Listener:
         self.registry.prune()
         self.tensors.prune()
 
-    def _optimizer_stepped(self) -> None:
+    def _optimizer_stepped(self, optimizer: Any) -> None:
+        if self.training is not None:
+            self.training.stepped(optimizer)
         with self.frames.lock:
             for root in self.modules.roots.values():
                 root.optimizer_stepped()
@@ -334,11 +330,42 @@ class Listener:
     def _met_compiled(self, callback: Any) -> None:
         """Compiled code runs next on this thread: no mode of ours may be around it."""
         stack = self.thread.stack
+        if self.training is not None:
+            self.training.loss.drop("runs compiled code")
         if stack and callback not in (None, False):
             self._note_compiler(stack[-1], callback)
         for frame in stack:
             if frame.recorder is not None and frame.recorder.listening:
                 frame.recorder.abandon("runs compiled code")
+
+
+def _call_of(frame: ModuleFrame, rank: int, program: str, no_program: str, error: str) -> Call:
+    """The call of a module that has ended."""
+    return Call(
+        frame.order,  # id
+        frame.scope,
+        frame.root.name,
+        frame.step,
+        frame.order,
+        rank,
+        frame.micro,
+        frame.phase,
+        "",  # op
+        frame.occurrence,
+        "module",
+        frame.info.op_type,
+        frame.info.source,
+        frame.parent.order if frame.parent is not None else -1,
+        frame.number,
+        frame.children == 0 and not frame.operators,  # leaf
+        frame.training,
+        tuple(frame.refs),
+        frame.arguments,
+        program,
+        no_program,
+        (frame.note,) if frame.note else (),
+        error,
+    )  # by position: names would take longer than all the rest of it
 
 
 def _forked(listener: weakref.ref[Listener]) -> None:

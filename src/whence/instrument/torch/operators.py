@@ -196,11 +196,11 @@ class OperatorListener(Listener):
     def _optimizer_steps(self) -> None:
         self.thread.optimizing = True
 
-    def _optimizer_stepped(self) -> None:
+    def _optimizer_stepped(self, optimizer: Any) -> None:
         self.thread.optimizing = False
         with self.frames.lock:
             self._regions.close()
-        super()._optimizer_stepped()
+        super()._optimizer_stepped(optimizer)
 
     def _region(self, kind: str) -> Region:
         """The region of what runs outside any module now."""

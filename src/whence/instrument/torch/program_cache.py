@@ -52,19 +52,27 @@ class ProgramWriter:
 
     def __init__(self, session: Session, registry: TensorRegistry) -> None:
         self._session, self._registry = session, registry
-        self._ids: set[str] = set()
+        self._programs: dict[str, tuple[Program, tuple[Any, ...]]] = {}
         wanted = session.options.programs and session.options.keep == "full"
         self.unwanted = "" if wanted else "programs were not recorded"
 
     def has(self, program: Program) -> bool:
         """Was this program written before?"""
-        return program.id in self._ids
+        return program.id in self._programs
+
+    def program(self, name: str) -> Program:
+        """The program of this id, which was written."""
+        return self._programs[name][0]
+
+    def constants(self, name: str) -> tuple[Any, ...]:
+        """Record ids of the constants of a program that was written, or `Pending`."""
+        return self._programs[name][1]
 
     def put(self, program: Program | None, reason: str) -> tuple[str, str]:
         """(id of a program, written if it is new, why there is none)."""
         if program is None:
             return "", reason
-        if program.id not in self._ids:
+        if program.id not in self._programs:
             self.write(program)
         return program.id, ""
 
@@ -72,10 +80,10 @@ class ProgramWriter:
         """Write a program if it is new. constants: record ids in place of its own, or `Pending` for
         those on their way.
         """
-        if program.id in self._ids:
+        if program.id in self._programs:
             return
-        self._ids.add(program.id)
         ids = tuple(program.constants if constants is None else constants)
+        self._programs[program.id] = program, ids
         self._registry.staging.emit(
             lambda: self._session.program(
                 msgspec.structs.replace(

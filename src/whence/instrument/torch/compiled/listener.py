@@ -120,10 +120,10 @@ class GraphListener(Listener):
         if frame.phase != "recompute":
             self.thread.last = root, frame.step, frame.micro, frame.counts
 
-    def _optimizer_stepped(self) -> None:
+    def _optimizer_stepped(self, optimizer: Any) -> None:
         with self.frames.lock:
             self._regions.close()
-        super()._optimizer_stepped()
+        super()._optimizer_stepped(optimizer)
 
     def _region(self, kind: str) -> Region:
         """The region of a graph that runs outside any module."""

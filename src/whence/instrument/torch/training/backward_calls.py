@@ -1,0 +1,235 @@
+"""The calls of a backward pass, made of the gradients that were seen of it.
+
+A call of the forward pass that calls no module has one: from the gradients of its outputs to those
+of its inputs and parameters. One that calls others has one for each child whose outputs its own
+operators use, since these are differentiated between the backward passes of its children, and one
+for its own inputs and parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from whence.instrument.session import Session
+from whence.instrument.torch.program_cache import ProgramWriter
+from whence.instrument.torch.regions import Region, Regions
+from whence.instrument.torch.tensor_identity import TensorRegistry
+from whence.instrument.torch.training.forward_calls import Edge, ForwardCall, first_reads
+from whence.instrument.torch.training.gradient_hooks import Gradient, SeenGradients
+from whence.instrument.torch.training.open_region import OpenRegion
+from whence.records import Call, Program, Ref
+from whence.records.backward import (
+    GivenGradient,
+    WantedGradient,
+    as_input,
+    backward_program,
+    read_by,
+)
+from whence.records.slots import is_of_child, is_output, is_read, split_child
+
+
+class _Part(NamedTuple):
+    """One call of the backward pass. given, made: (slot of the forward program, gradient). turn:
+    when its first gradient was made.
+    """
+
+    call: ForwardCall
+    child: int | None
+    given: list[tuple[str, Gradient]]
+    made: list[tuple[str, Gradient]]
+
+    @property
+    def turn(self) -> int:
+        return max((g.turn for _, g in (*self.given, *self.made)), default=0)
+
+
+def _hands_on(part: _Part, program: Program) -> bool:
+    """Is the gradient that a child's output gets one that another child sent, as it was?"""
+    slots = [_given_slot(part, place) for place in range(len(part.given))]
+    used = {g.record for slot, (_, g) in zip(slots, part.given) if slot in program.inputs}
+    return used == {gradient.record for _, gradient in part.made}
+
+
+class BackwardCalls:
+    """Writes the calls of backward passes."""
+
+    def __init__(self, session: Session, registry: TensorRegistry, writer: ProgramWriter) -> None:
+        self._session, self.registry, self._writer = session, registry, writer
+        self._regions = Regions(session, registry, OpenRegion())
+        self._programs: dict[Any, str] = {}
+        self._counts: dict[str, tuple[int, int, dict[str, int]]] = {}
+
+    def close(self) -> None:
+        """The backward pass is over."""
+        self._regions.close()
+
+    def write(self, calls: Sequence[ForwardCall], seen: SeenGradients) -> Region | None:
+        """Write what was seen of the backward pass of these calls. Returns the region that is open
+        then, None where there was nothing.
+        """
+        region = None
+        parts = [part for call in calls for part in _parts(call, seen)]
+        parts.sort(key=lambda part: part.turn)
+        for part in parts:
+            call = part.call
+            when = call.step, call.micro
+            if self._counts.get(call.root.name, ())[:2] != when:
+                self._counts[call.root.name] = *when, {}
+            counts = self._counts[call.root.name][2]
+            region = self._regions.enter("backward", call.root, *when, counts)
+            if region.selected:
+                region.operators += 1
+                self._write(part, region)
+        return region
+
+    def _write(self, part: _Part, region: Any) -> None:
+        call, session = part.call, self._session
+        program, no_program = self._program_of(part)
+        if program and _hands_on(part, self._writer.program(program)):
+            return
+        own = f"backward of {part.child}" if part.child is not None else ""
+        self.registry.call(
+            Call(
+                id=(order := session.next_order()),
+                scope=call.scope,
+                root=call.root.name,
+                step=call.step,
+                order=order,
+                rank=session.rank,
+                micro=call.micro,
+                phase="backward",
+                op=own,
+                occurrence=_free(region.counts, f"{call.scope}/{own}", call.occurrence),
+                kind="module",
+                op_type=call.op_type,
+                source=call.info.source,
+                parent=region.order,
+                number=f"{region.number}_{region.operators}",
+                leaf=True,
+                training=call.training,
+                refs=tuple(self._refs(part, program)),
+                arguments=call.arguments,
+                program=program,
+                no_program=no_program,
+                forward=call.order,
+            )
+        )
+
+    def _refs(self, part: _Part, program: str) -> Iterator[Ref]:
+        """What a part reads and makes: of what there is, what its program uses."""
+        used = read_by(self._writer.program(program)) if program else None
+        for ref in _read(part):
+            if used is None or ref.slot in used:
+                yield ref
+        for slot, gradient in part.made:
+            yield Ref(f"output.grad.{slot}", gradient.record)
+
+    def _program_of(self, part: _Part) -> tuple[str, str]:
+        """(id, why there is none) of the program of one part."""
+        call, writer = part.call, self._writer
+        if not call.program:
+            return "", "its forward pass has no program"
+        aliases = _aliases(call)
+        key = (
+            call.program,
+            tuple(aliases.items()),
+            tuple((slot, g.dtype) for slot, g in part.given),
+            tuple(slot for slot, _ in part.made),
+        )
+        if key not in self._programs:
+            program = backward_program(
+                writer.program(call.program),
+                [
+                    GivenGradient(slot, _given_slot(part, place), g.dtype)
+                    for place, (slot, g) in enumerate(part.given)
+                ],
+                [WantedGradient(slot, f"output.grad.{slot}") for slot, _ in part.made],
+                passed_on=part.child is not None,
+                aliases=aliases,
+            )
+            self._programs[key] = "" if program is None else program.id
+            if program is not None:
+                writer.write(program, writer.constants(call.program))
+        made = self._programs[key]
+        return made, "" if made else "its forward program has other tensors"
+
+
+def _free(counts: dict[str, int], name: str, occurrence: int) -> int:
+    """The occurrence of a forward call, or the next one where another pass through the same graph
+    had it.
+    """
+    while f"{name}/{occurrence}" in counts:
+        occurrence += 1
+    counts[f"{name}/{occurrence}"] = 0
+    return occurrence
+
+
+def _read(part: _Part) -> Iterator[Ref]:
+    """Everything that a part could read."""
+    call = part.call
+    yield from (ref for ref in call.refs if is_read(ref.slot))
+    for place, child in enumerate(call.children):
+        for ref in child.refs if child is not None else ():
+            if is_output(ref.slot):
+                yield Ref(as_input(f"{place}:{ref.slot}"), ref.record, ref.edge)
+    for place, (_, gradient) in enumerate(part.given):
+        yield Ref(_given_slot(part, place), gradient.record)
+
+
+def _given_slot(part: _Part, place: int) -> str:
+    """The slot of a gradient that a part starts from."""
+    slot = part.given[place][0]
+    earlier = sum(name == slot for name, _ in part.given[:place])
+    return f"input.grad.{slot}" + (f".{earlier}" if earlier else "")
+
+
+def _parts(call: ForwardCall, seen: SeenGradients) -> Iterator[_Part]:
+    """The calls that the backward pass of one call consists of."""
+    given = [
+        (slot, gradient)
+        for slot, edge in call.outputs
+        if call.made(edge) and (gradient := seen.given(call, edge)) is not None
+    ]
+    # Autograd runs what ran last first, and adds gradients in that order.
+    for place, child in reversed(list(enumerate(call.children))):
+        if child is not None:
+            for slot, edge in child.inputs:
+                given += [(f"{place}:{slot}", g) for g in seen.sent_below(child, edge)]
+    for place, child in enumerate(call.children):
+        if child is None:
+            continue
+        made = [
+            (f"{place}:{slot}", gradient)
+            for slot, edge in child.outputs
+            if child.made(edge) and (gradient := seen.given(child, edge)) is not None
+        ]
+        if made:
+            yield _Part(call, place, [g for g in given if _is_behind(g[0], place)], made)
+    own = [
+        (slot, gradient)
+        for edge, slot in first_reads(call).items()
+        if (gradient := seen.sent_by(call, edge)) is not None
+    ]
+    if own:
+        yield _Part(call, None, given, own)
+
+
+def _is_behind(slot: str, child: int) -> bool:
+    """Can a gradient of this slot lead to what the child returned?"""
+    return not is_of_child(slot) or split_child(slot)[0] > child
+
+
+def _aliases(call: ForwardCall) -> dict[str, str]:
+    """Slots that are one tensor for autograd with an earlier slot: a child returned what it was
+    given, or an argument was given twice.
+    """
+    first: dict[Edge, str] = {}
+    aliases: dict[str, str] = {}
+    pairs = [*call.inputs]
+    for place, child in enumerate(call.children):
+        pairs += [(f"{place}:{slot}", edge) for slot, edge in (child.outputs if child else ())]
+    for slot, edge in pairs:
+        if first.setdefault(edge, slot) != slot:
+            aliases[slot] = first[edge]
+    return aliases

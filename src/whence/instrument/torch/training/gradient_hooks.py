@@ -1,0 +1,240 @@
+"""Looks at the gradients of a backward pass where they arrive: hooks on the nodes of the graph that
+autograd made by itself, put there before the pass and taken off after it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from whence.instrument.torch.tensor_identity import TensorRegistry
+from whence.instrument.torch.training.forward_calls import (
+    Edge,
+    ForwardCall,
+    NodeOwners,
+    edge_to,
+    first_reads,
+)
+
+
+class Gradient(NamedTuple):
+    """A gradient that was seen. record: its number. turn: when it was seen, counted up."""
+
+    record: Any
+    dtype: str
+    turn: int
+
+
+class _Share:
+    """What some nodes send along one edge, added up in the order in which autograd adds it.
+
+    call, slot: whose tensor the edge is. is_own: are the nodes those of the call, or all others?
+    waiting: how many nodes have not sent theirs.
+    """
+
+    __slots__ = ("call", "edge", "is_own", "slot", "total", "waiting")
+
+    def __init__(self, call: ForwardCall, slot: str, edge: Edge, *, is_own: bool) -> None:
+        self.call, self.slot, self.edge, self.is_own = call, slot, edge, is_own
+        self.waiting = 0
+        self.total: Any = None
+
+    def add(self, gradient: Any, seen: SeenGradients) -> None:
+        """One node has sent its gradient, or None."""
+        self.waiting -= 1
+        if gradient is not None:
+            self.total = gradient if self.total is None else self.total + gradient
+        if self.waiting or self.total is None:
+            return
+        direction = "output" if self.is_own else "input"
+        taken = seen.take(self.total, f"{direction}.grad.{self.slot}", self.call)
+        self.total = None
+        if self.is_own:
+            seen.sent.setdefault(self.edge, []).append((self.call, taken))
+        else:
+            seen.outside[self.call.order, self.edge] = taken
+
+
+class SeenGradients:
+    """The gradients of one backward pass.
+
+    arrived: what came to an edge from everywhere. outside: what came to an output of a call, by its
+    order, from nodes that are not the call's, where some are. sent: by edge, what the own nodes of
+    calls sent along it.
+    """
+
+    def __init__(self, registry: TensorRegistry) -> None:
+        self._registry = registry
+        self.arrived: dict[Edge, Gradient] = {}
+        self.outside: dict[tuple[int, Edge], Gradient | None] = {}
+        self.sent: dict[Edge, list[tuple[ForwardCall, Gradient]]] = {}
+        self._turn = 0
+
+    def met(self, call: ForwardCall) -> bool:
+        """Was a gradient seen at this call?"""
+        return any(edge in self.arrived for _, edge in call.outputs)
+
+    def given(self, call: ForwardCall, edge: Edge) -> Gradient | None:
+        """The gradient of an output of a call by all that used the output outside of the call."""
+        key = call.order, edge
+        return self.outside[key] if key in self.outside else self.arrived.get(edge)
+
+    def sent_by(self, call: ForwardCall, edge: Edge) -> Gradient | None:
+        """What the own nodes of a call sent along an edge."""
+        return next((g for sender, g in self.sent.get(edge, ()) if sender is call), None)
+
+    def sent_below(self, call: ForwardCall, edge: Edge) -> list[Gradient]:
+        """What a call and the calls below it sent along an edge, in the order in which they did."""
+        return [g for sender, g in self.sent.get(edge, ()) if call.encloses(sender)]
+
+    def take(self, tensor: Any, slot: str, call: ForwardCall) -> Gradient:
+        """Record one gradient."""
+        self._turn += 1
+        number, _, form = self._registry.record_of(tensor, slot, call)
+        return Gradient(number, form[0], self._turn)
+
+
+class _NodeHook:
+    """What is taken at one node. outputs: (edge, slot, call that made it); inputs: (place, share it
+    adds to).
+    """
+
+    __slots__ = ("inputs", "outputs")
+
+    def __init__(self) -> None:
+        self.outputs: list[tuple[Edge, str, ForwardCall]] = []
+        self.inputs: list[tuple[int, _Share]] = []
+
+    def fired(self, seen: SeenGradients, into: Any, out_of: Any) -> None:
+        """The node has run. into: gradients that it made; out_of: those that it was given."""
+        for edge, slot, call in self.outputs:
+            gradient = out_of[edge.place] if edge.place < len(out_of) else None
+            if gradient is not None:
+                seen.arrived[edge] = seen.take(gradient, f"input.grad.{slot}", call)
+        for place, share in self.inputs:
+            share.add(into[place] if place < len(into) else None, seen)
+
+
+class GradientHooks:
+    """The hooks of one backward pass.
+
+    guarded: runs a function of ours so that nothing it raises reaches the program. leaves: the
+    leaves of the graph that it reaches, by identity.
+    """
+
+    def __init__(
+        self,
+        roots: Iterable[Any],
+        owners: NodeOwners,
+        seen: SeenGradients,
+        guarded: Callable[..., Any],
+    ) -> None:
+        self._owners, self._seen, self._guarded = owners, seen, guarded
+        self._handles: list[Any] = []
+        self.leaves: dict[int, weakref.ref[Any]] = {}
+        self._hooks: dict[Any, _NodeHook] = {}
+        self._outputs: dict[int, dict[Edge, tuple[str, ForwardCall]]] = {}
+        # The innermost call first, whose slot the gradient is named by.
+        for call in sorted(owners.calls, key=lambda c: c.nodes[0] - c.nodes[1]):
+            for slot, edge in call.outputs:
+                if call.made(edge):
+                    self._outputs.setdefault(edge.node, {}).setdefault(edge, (slot, call))
+        self._reads: dict[int, dict[Edge, str]] = {}
+        self._shares: dict[tuple[int, Edge], _Share] = {}
+        self._senders: dict[Edge, list[tuple[Any, int]]] = {}
+        self._walk(roots)
+        self._separate_inner_uses()
+        for node, hook in self._hooks.items():
+            self._handles.append(node.register_hook(self._listening(hook)))
+        # Nodes are the program's, and nobody keeps them while they run.
+        self._hooks, self._senders = {}, {}
+
+    def remove(self) -> None:
+        """Take all hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _walk(self, roots: Iterable[Any]) -> None:
+        """Visit every node of the graph behind these tensors once."""
+        todo = [root.grad_fn for root in roots if root.grad_fn is not None]
+        visited = set(todo)
+        while todo:
+            node = todo.pop()
+            followers = node.next_functions
+            for follower, _ in followers:
+                if follower is not None and follower not in visited:
+                    visited.add(follower)
+                    todo.append(follower)
+            self._look_at(node, followers)
+
+    def _hook_of(self, node: Any) -> _NodeHook:
+        hook = self._hooks.get(node)
+        if hook is None:
+            hook = self._hooks[node] = _NodeHook()
+        return hook
+
+    def _look_at(self, node: Any, followers: Any) -> None:
+        """Note what there is to see at a node."""
+        number = node._sequence_nr()
+        outputs = self._outputs.get(number)
+        if outputs is not None:
+            self._hook_of(node).outputs = [(edge, *named) for edge, named in outputs.items()]
+        owner = self._owners.of(number)
+        reads: dict[Edge, str] = {}
+        if owner is not None:
+            known = self._reads.get(owner.order)
+            reads = known if known is not None else first_reads(owner)
+            self._reads[owner.order] = reads
+        for place, (follower, result) in enumerate(followers):
+            if follower is None:
+                continue
+            edge = edge_to(follower, result)
+            if edge.node < 0 and edge.place not in self.leaves:
+                self.leaves[edge.place] = weakref.ref(follower.variable)
+            if edge.node in self._outputs:
+                self._senders.setdefault(edge, []).append((node, place))
+            if owner is not None and (slot := reads.get(edge)) is not None:
+                self._add(node, place, owner, slot, edge, is_own=True)
+
+    def _separate_inner_uses(self) -> None:
+        """What a call returns and uses itself too gets gradients from both: those from outside are
+        added up by themselves.
+        """
+        for call in self._owners.calls:
+            for slot, edge in call.outputs:
+                senders = self._senders.get(edge, ())
+                outer = [s for s in senders if not call.made(Edge(s[0]._sequence_nr(), 0))]
+                if not call.made(edge) or len(outer) == len(senders):
+                    continue
+                self._seen.outside[call.order, edge] = None
+                for node, place in outer:
+                    self._add(node, place, call, slot, edge, is_own=False)
+
+    def _add(
+        self, node: Any, place: int, call: ForwardCall, slot: str, edge: Edge, *, is_own: bool
+    ) -> None:
+        share = self._shares.get((call.order, edge))
+        if share is None:
+            share = _Share(call, slot, edge, is_own=is_own)
+            self._shares[call.order, edge] = share
+        share.waiting += 1
+        self._hook_of(node).inputs.append((place, share))
+
+    def _listening(self, hook: _NodeHook) -> Callable[..., None]:
+        guarded, seen = self._guarded, self._seen
+
+        def fired(into: Any, out_of: Any) -> None:
+            guarded(hook.fired, seen, into, out_of)
+
+        return fired
+
+
+def tensors_to_start_from(tensors: Any) -> list[Any]:
+    """The tensors that a backward pass begins at."""
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    return [t for t in tensors or () if isinstance(t, torch.Tensor)]

@@ -1,0 +1,159 @@
+"""Gradients of parameters: what the calls of a backward pass sent, added to what was there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from whence.frameworks.torch_arrays import NAMES
+from whence.instrument.session import Session
+from whence.instrument.torch.program_cache import ProgramWriter
+from whence.instrument.torch.tensor_identity import TensorRegistry
+from whence.instrument.torch.training.forward_calls import Edge
+from whence.instrument.torch.training.gradient_hooks import Gradient, SeenGradients
+from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
+from whence.records import Call, Operation, Placement, Program, Ref
+from whence.records.program import identified
+
+
+class _Summed:
+    """One parameter whose gradient a backward pass has changed."""
+
+    def __init__(self, name: ParameterName, *, keep: bool) -> None:
+        self.name, self.keep = name, keep
+        self.scope, self.op_type = name.scope, "AccumulateGrad"
+        self.placements: dict[str, Placement] = {}
+
+
+class GradientBefore(NamedTuple):
+    """The gradient of a parameter before a backward pass."""
+
+    record: Any
+    dtype: str
+
+
+class GradientSums:
+    """Writes a call for each parameter whose gradient is not simply what one call sent."""
+
+    def __init__(
+        self,
+        session: Session,
+        registry: TensorRegistry,
+        writer: ProgramWriter,
+        names: ParameterNames,
+    ) -> None:
+        self._session, self._registry, self._writer, self._names = session, registry, writer, names
+
+    def before(self, leaves: Mapping[int, Any]) -> dict[int, GradientBefore]:
+        """Gradients that are there already, of the leaves of a graph by identity."""
+        before: dict[int, GradientBefore] = {}
+        for identity, reference in leaves.items():
+            leaf = reference()
+            if leaf is None or leaf.grad is None or (name := self._names.of(leaf)) is None:
+                continue
+            summed = _Summed(name, keep=self._session.elements_on)
+            number, _, form = self._registry.record_of(leaf.grad, "input.sum", summed)
+            before[identity] = GradientBefore(number, form[0])
+        return before
+
+    def write(
+        self,
+        leaves: Mapping[int, Any],
+        before: Mapping[int, GradientBefore],
+        seen: SeenGradients,
+        region: Any,
+    ) -> None:
+        """Write what the gradients are now. region: the call of the backward pass."""
+        for identity, reference in leaves.items():
+            leaf = reference()
+            if leaf is None or leaf.grad is None or (name := self._names.of(leaf)) is None:
+                continue
+            sent = [gradient for _, gradient in seen.sent.get(Edge(-1, identity), ())]
+            sent.sort(key=lambda gradient: gradient.turn)
+            summed = _Summed(name, keep=self._session.elements_on)
+            total, _, form = self._registry.record_of(leaf.grad, "output.grad", summed)
+            start = before.get(identity)
+            if start is None and len(sent) == 1 and sent[0].record == total:
+                continue
+            self._write(summed, start, sent, Gradient(total, form[0], 0), region)
+
+    def _write(
+        self,
+        summed: _Summed,
+        start: GradientBefore | None,
+        sent: Sequence[Gradient],
+        total: Gradient,
+        region: Any,
+    ) -> None:
+        region.operators += 1
+        name, session = summed.name, self._session
+        refs = [Ref(f"input.{k}", gradient.record) for k, gradient in enumerate(sent)]
+        if start is not None:
+            refs.append(Ref("input.sum", start.record))
+        no_program = self._writer.unwanted or ("" if sent else "no module sent a gradient")
+        program, no_program = self._writer.put(
+            None if no_program else _program_of(start, sent, total), no_program
+        )
+        self._registry.call(
+            Call(
+                id=(order := session.next_order()),
+                scope=name.scope,
+                root=name.root.name,
+                step=region.step,
+                order=order,
+                rank=session.rank,
+                micro=region.micro,
+                phase="backward",
+                op=f"sum of {name.name}.grad",
+                occurrence=region.occurrence,
+                kind="module",
+                op_type="AccumulateGrad",
+                parent=region.order,
+                number=f"{region.number}_{region.operators}",
+                leaf=True,
+                training=True,
+                refs=(*refs, Ref("output.grad", total.record)),
+                program=program,
+                no_program=no_program,
+                placements=summed.placements,
+            )
+        )
+
+
+def _program_of(start: GradientBefore | None, sent: Sequence[Gradient], total: Gradient) -> Program:
+    """What was there, and all that was sent, added up as autograd does."""
+    operations: list[Operation] = []
+    result: dict[str, Any] = {"in": 0}
+
+    def add(first: Any, second: Any) -> Any:
+        operations.append(Operation("aten.add.Tensor", (first, second)))
+        return {"op": [len(operations) - 1, 0]}
+
+    for place in range(1, len(sent)):
+        result = add(result, {"in": place})
+    if sent[0].dtype != total.dtype:  # autograd gives a leaf the gradient in its own dtype
+        operations.append(
+            Operation("aten._to_copy.default", (result,), {"dtype": {"dtype": total.dtype}})
+        )
+        result = {"op": [len(operations) - 1, 0]}
+    if start is not None:
+        result = add({"in": len(sent)}, result)
+    return identified(
+        Program(
+            id="",
+            operations=tuple(operations),
+            inputs=(
+                *(f"input.{k}" for k in range(len(sent))),
+                *(("input.sum",) if start is not None else ()),
+            ),
+            outputs=(("output.grad", result),),
+            base=total.dtype,
+            input_dtypes=(
+                *(gradient.dtype for gradient in sent),
+                *((start.dtype,) if start is not None else ()),
+            ),
+            default_dtype=NAMES[torch.get_default_dtype()],
+        )
+    )

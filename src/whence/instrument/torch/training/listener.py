@@ -1,0 +1,98 @@
+"""What a listener of modules needs to follow a training run: backward passes, gradients of
+parameters, what changes them, and steps of optimisers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from whence.instrument.call_frames import CallFrames
+from whence.instrument.session import Session
+from whence.instrument.torch.compiled_boundary import CompiledCodeGuard
+from whence.instrument.torch.frames import ModuleFrame
+from whence.instrument.torch.module_info import ModuleRoot
+from whence.instrument.torch.module_registry import ModuleRegistry
+from whence.instrument.torch.program_cache import ProgramWriter
+from whence.instrument.torch.tensor_identity import TensorRegistry
+from whence.instrument.torch.training.backward_calls import BackwardCalls
+from whence.instrument.torch.training.backward_pass import BackwardPasses
+from whence.instrument.torch.training.gradient_changes import GradientChanges
+from whence.instrument.torch.training.gradient_sums import GradientSums
+from whence.instrument.torch.training.loss_code import LossCode
+from whence.instrument.torch.training.optimizer_steps import OptimizerSteps
+from whence.instrument.torch.training.parameter_names import ParameterNames
+
+
+def training_of(
+    session: Session,
+    frames: CallFrames,
+    registry: TensorRegistry,
+    writer: ProgramWriter,
+    modules: ModuleRegistry,
+    compiled_code: CompiledCodeGuard,
+) -> Training | None:
+    """What follows the training of the models of a listener, None where that is not wanted."""
+    options = session.options
+    if options.level != "modules" or options.slots != "both" or not options.gradients:
+        return None
+    return Training(session, frames, registry, writer, modules.roots, compiled_code)
+
+
+class Training:
+    """Follows the training of the models that a listener listens to. roots: by name."""
+
+    def __init__(
+        self,
+        session: Session,
+        frames: CallFrames,
+        registry: TensorRegistry,
+        writer: ProgramWriter,
+        roots: Mapping[str, ModuleRoot],
+        compiled_code: CompiledCodeGuard,
+    ) -> None:
+        self._frames = frames
+        self.loss = LossCode(session, frames, registry, writer, compiled_code)
+        names = ParameterNames(roots)
+        sums = GradientSums(session, registry, writer, names)
+        calls = BackwardCalls(session, registry, writer)
+        self._passes = BackwardPasses(session, frames, calls, sums, self.loss)
+        self._changes = GradientChanges(session, frames, registry, writer, names)
+        self._steps = OptimizerSteps(session, registry, writer, names)
+        self._undo: list[Any] = []
+
+    def install(self) -> None:
+        """Begin to listen."""
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        self._passes.install()
+        self._changes.install()
+        self._undo.append(register_optimizer_step_pre_hook(self._step_begins))
+
+    def remove(self) -> None:
+        """Stop listening. Idempotent."""
+        self.loss.clear()
+        self._passes.remove()
+        self._changes.remove()
+        while self._undo:
+            self._undo.pop().remove()
+
+    def entered(self, frame: ModuleFrame, inputs: list[tuple[str, Any]]) -> None:
+        """A module is called with these tensors (slot, tensor)."""
+        self._passes.entered(frame, inputs)
+
+    def left(self, frame: ModuleFrame, program: str, *, failed: bool) -> tuple[str, ...]:
+        """A module has returned, and ran this program. failed: it raised. Returns the slots of its
+        tensors that have a gradient.
+        """
+        return self._passes.left(frame, program, failed=failed)
+
+    def _step_begins(self, optimizer: Any, *_: Any) -> None:
+        self.loss.drop("an optimiser steps")
+        if self._frames.active and not self._frames.thread.busy:
+            self._frames.guarded(self._steps.begins, optimizer)
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimiser has stepped. Called before its roots go on to their next step."""
+        if self._frames.active and not self._frames.thread.busy:
+            self._frames.guarded(self._steps.ended, optimizer)

@@ -1,0 +1,210 @@
+"""The code between a model's return and the backward pass: the loss, and how it is scaled.
+
+It belongs to no module. From the return of an outermost call in training until a backward pass
+begins, its operators are recorded as one program, and written as a call of its own ("loss"). Calls
+of models in between are left out: what they return is an input, like labels.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import torch
+
+from whence.instrument.call_frames import CallFrames
+from whence.instrument.session import Session
+from whence.instrument.torch.compiled_boundary import CompiledCodeGuard
+from whence.instrument.torch.frames import ModuleFrame
+from whence.instrument.torch.modes import NoFunctions
+from whence.instrument.torch.program_cache import ProgramWriter
+from whence.instrument.torch.program_recorder import Recorder
+from whence.instrument.torch.regions import Regions
+from whence.instrument.torch.tensor_identity import TensorRegistry
+from whence.instrument.torch.training.forward_calls import ForwardCall, edge_of, next_node
+from whence.instrument.torch.training.open_region import OpenRegion
+from whence.records import Call, Placement, Ref
+from whence.records.slots import SlotKind
+
+LOSS = "loss"
+
+_MOST_OPERATORS = 2_000
+"""So many operators are recorded of one loss; a program that runs more between its models does
+something else there.
+"""
+_modes = torch._C._len_torch_dispatch_stack
+
+
+class _NoModule:
+    """What a module knows of itself, for code that belongs to none."""
+
+    entries: None = None
+    source: str = ""
+
+
+class _Loss:
+    """The code behind one call of a model, as a listener keeps a call of a module in progress."""
+
+    def __init__(self, frame: ModuleFrame, *, keep: bool) -> None:
+        self.scope, self.op_type, self.number = "", LOSS, LOSS
+        self.occurrence, self.training = 0, True
+        self.root, self.step, self.micro, self.keep = frame.root, frame.step, frame.micro, keep
+        self.info = _NoModule()
+        self.first_node, self.order = next_node(), -1
+        self.placements: dict[str, Placement] = {}
+        self.refs: list[Ref] = []
+        self.arguments: dict[str, Any] = {}
+        self.input_edges: list[tuple[str, Any]] = []
+        self.results: list[tuple[str, Any]] = []
+        self.called: list[Any] = []
+        self.recorder: Any = None
+
+
+class _OpenLoss(threading.local):
+    """The loss whose code runs on a thread, or None."""
+
+    loss: _Loss | None = None
+
+
+class LossCode:
+    """Records the code between models and backward passes."""
+
+    def __init__(
+        self,
+        session: Session,
+        frames: CallFrames,
+        registry: TensorRegistry,
+        writer: ProgramWriter,
+        compiled_code: CompiledCodeGuard,
+    ) -> None:
+        self._session, self._frames, self._registry = session, frames, registry
+        self._writer, self._compiled_code = writer, compiled_code
+        self._regions = Regions(session, registry, OpenRegion())
+        self._counts: dict[tuple[str, int, int], dict[str, int]] = {}
+        self._open = _OpenLoss()
+
+    # ---- around calls of models; nothing of the listener is on the thread then
+
+    def model_begins(self) -> None:
+        """An outermost call begins: what it runs is not part of the loss."""
+        loss = self._open.loss
+        if loss is not None:
+            loss.recorder.pause()
+
+    def model_ended(self, frame: ModuleFrame) -> None:
+        """An outermost call has returned: what runs from here on may be the loss."""
+        loss = self._open.loss
+        if loss is not None and (loss.root, loss.step) == (frame.root, frame.step):
+            loss.recorder.resume()
+            return
+        self.drop("another model was called")
+        if (
+            frame.training
+            and frame.phase == "forward"
+            and frame.selected
+            and not self._writer.unwanted
+            and self._frames.active
+            and torch.is_grad_enabled()
+            and not _modes()
+        ):
+            self._compiled_code.set()
+            loss = _Loss(frame, keep=self._session.elements_on)
+            find = functools.partial(self._find, loss)
+            # A mode on functions would be around the call of `backward` itself.
+            loss.recorder = Recorder([], [], casts=False, find=find)
+            loss.recorder.__enter__()
+            self._open.loss = loss
+
+    def drop(self, reason: str) -> None:
+        """Record the code that runs now no longer."""
+        loss, self._open.loss = self._open.loss, None
+        if loss is not None:
+            loss.recorder.abandon(reason)
+
+    def stop(self) -> Any:
+        """A backward pass begins: listen no more. Returns what was recorded, for `write`."""
+        loss, self._open.loss = self._open.loss, None
+        if loss is not None:
+            loss.recorder.pause()
+        return loss
+
+    # ---- what it reads and makes
+
+    def _find(self, loss: _Loss, tensor: Any) -> str:
+        """The slot of a tensor that the code reads and did not make."""
+        thread = self._frames.thread
+        if thread.busy or len(loss.refs) >= _MOST_OPERATORS:
+            return ""
+        thread.busy = True
+        try:
+            with self._frames.lock, NoFunctions():
+                slot = f"{SlotKind.INPUT}.{len(loss.refs)}"
+                number, edge, _ = self._registry.record_of(tensor, slot, loss)
+                loss.refs.append(Ref(slot, number, edge))
+                if (arrives := edge_of(tensor)) is not None:
+                    loss.input_edges.append((slot, arrives))
+                return slot
+        finally:
+            thread.busy = False
+
+    def write(self, loss: _Loss, tensors: list[Any]) -> ForwardCall | None:
+        """Write the call of a loss, from which a backward pass begins at these tensors. Returns it
+        as a call that waits for its backward pass, None where there is nothing.
+        """
+        made = [t for t in tensors if (e := edge_of(t)) is not None and e.node >= loss.first_node]
+        if not made:
+            return None
+        loss.results = [(f"output.{k}", tensor) for k, tensor in enumerate(made)]
+        recording = loss.recorder.finish(loss.results)
+        program, no_program = "", recording.reason
+        if recording.program is not None:
+            if not recording.program.operations:
+                return None
+            constants = [
+                self._registry.record_of(tensor, f"constant.{i}", loss)[0]
+                for i, tensor in enumerate(recording.constants)
+            ]
+            self._writer.write(recording.program, constants)
+            program = recording.program.id
+        for slot, tensor in loss.results:
+            number, edge, _ = self._registry.record_of(tensor, slot, loss)
+            loss.refs.append(Ref(slot, number, edge))
+        self._write(loss, program, no_program)
+        return ForwardCall(loss, next_node(), program)
+
+    def _write(self, loss: _Loss, program: str, no_program: str) -> None:
+        root, session = loss.root, self._session
+        counts = self._counts.setdefault((root.name, loss.step, loss.micro), {})
+        region = self._regions.enter("region", root, loss.step, loss.micro, counts)
+        loss.order = session.next_order()
+        loss.occurrence = region.occurrence
+        if region.selected:
+            self._registry.call(
+                Call(
+                    id=loss.order,
+                    scope="",
+                    root=root.name,
+                    step=loss.step,
+                    order=loss.order,
+                    rank=session.rank,
+                    micro=loss.micro,
+                    op=LOSS,
+                    occurrence=loss.occurrence,
+                    kind="module",
+                    op_type=LOSS,
+                    parent=region.order,
+                    number=f"{region.number}_{LOSS}",
+                    leaf=True,
+                    training=True,
+                    refs=tuple(loss.refs),
+                    program=program,
+                    no_program=no_program,
+                    placements=loss.placements,
+                )
+            )
+        self._regions.close()
+
+    def clear(self) -> None:
+        """Stop for good."""
+        self.drop("the capture has ended")

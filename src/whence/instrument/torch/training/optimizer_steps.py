@@ -1,0 +1,196 @@
+"""Steps of optimisers: a call for each parameter, from its value, gradient and state to what they
+are after the step.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from whence.frameworks.torch_arrays import NAMES
+from whence.instrument.session import Session
+from whence.instrument.torch.program_cache import ProgramWriter
+from whence.instrument.torch.regions import Regions
+from whence.instrument.torch.tensor_identity import TensorRegistry
+from whence.instrument.torch.training.open_region import OpenRegion
+from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
+from whence.records import Call, Operation, Placement, Program, Ref
+from whence.records.program import OPTIMIZER_STEP, identified
+
+_HOW = ("foreach", "fused", "capturable", "differentiable")
+"""How an optimiser goes about its step; what it computes is the same."""
+
+
+class _Updated:
+    """One parameter in a step: as what its tensors are recorded. state: names of what the optimiser
+    keeps of it, before the step.
+    """
+
+    def __init__(self, name: ParameterName, tensor: Any, number: int, *, keep: bool) -> None:
+        self.name, self.tensor, self.keep = name, tensor, keep
+        self.scope, self.op_type = name.scope, name.op_type
+        self.placements: dict[str, Placement] = {}
+        self.refs: list[Ref] = []
+        self.dtypes: list[str] = []
+        self.state: list[str] = []
+        self.number = number
+
+
+class OptimizerSteps:
+    """Records the steps of all optimisers."""
+
+    def __init__(
+        self,
+        session: Session,
+        registry: TensorRegistry,
+        writer: ProgramWriter,
+        names: ParameterNames,
+    ) -> None:
+        self._session, self._registry, self._writer, self._names = session, registry, writer, names
+        self._regions = Regions(session, registry, OpenRegion())
+        self._before: list[_Updated] = []
+
+    def begins(self, optimizer: Any) -> None:
+        """An optimiser is about to step."""
+        self._before = []
+        for number, group in enumerate(optimizer.param_groups):
+            for tensor in group["params"]:
+                if tensor.grad is None or (name := self._names.of(tensor)) is None:
+                    continue
+                updated = _Updated(name, tensor, number, keep=self._session.elements_on)
+                self._take(updated, "input.param", tensor)
+                self._take(updated, "input.grad", tensor.grad)
+                for key, value in _state(optimizer, tensor):
+                    updated.state.append(key)
+                    self._take(updated, f"input.{key}", value)
+                self._before.append(updated)
+
+    def ended(self, optimizer: Any) -> None:
+        """It has stepped."""
+        before, self._before = self._before, []
+        counts: dict[str, int] = {}
+        for updated in before:
+            root = updated.name.root
+            read = len(updated.refs)
+            left = [key for key, _ in _state(optimizer, updated.tensor)]
+            self._take(updated, "output.param", updated.tensor)
+            for key, value in _state(optimizer, updated.tensor):
+                self._take(updated, f"output.{key}", value)
+            step = root.steps.get("", 0)
+            region = self._regions.enter("optimizer", root, step, 0, counts)
+            if region.selected:
+                region.operators += 1
+                group = optimizer.param_groups[updated.number]
+                self._write(updated, read, left, type(optimizer), _plain(group), region)
+        self._regions.close()
+
+    def _take(self, updated: _Updated, slot: str, tensor: Any) -> None:
+        parameter = slot.endswith(".param")
+        number, edge, form = self._registry.record_of(tensor, slot, updated, parameter=parameter)
+        updated.refs.append(Ref(slot, number, edge))
+        updated.dtypes.append(form[0])
+
+    def _write(
+        self,
+        updated: _Updated,
+        read: int,
+        left: list[str],
+        kind: type,
+        hyper_parameters: dict[str, Any],
+        region: Any,
+    ) -> None:
+        session, name = self._session, updated.name
+        made = _program_of(updated, read, left, kind, hyper_parameters)
+        unwanted = self._writer.unwanted
+        written, no_program = self._writer.put(*((None, unwanted) if unwanted else made))
+        self._registry.call(
+            Call(
+                id=(order := session.next_order()),
+                scope=name.scope,
+                root=name.root.name,
+                step=region.step,
+                order=order,
+                rank=session.rank,
+                phase="optimizer",
+                op=name.name,
+                kind="module",
+                op_type=kind.__name__,
+                source=f"{kind.__module__}.{kind.__qualname__}",
+                parent=region.order,
+                number=f"{region.number}_{region.operators}",
+                leaf=True,
+                training=True,
+                refs=tuple(updated.refs),
+                arguments=hyper_parameters,
+                program=written,
+                no_program=no_program,
+                placements=updated.placements,
+            )
+        )
+
+
+def _state(optimizer: Any, tensor: Any) -> Iterator[tuple[str, Any]]:
+    """Name and value of what an optimiser keeps of a parameter, as far as it is tensors."""
+    state = optimizer.state.get(tensor)
+    for key, value in state.items() if isinstance(state, dict) else ():
+        if isinstance(key, str) and isinstance(value, torch.Tensor) and value.dtype in NAMES:
+            yield key, value
+
+
+def _plain(group: dict[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters of a group, as plain values."""
+    return {
+        key: plain
+        for key, value in group.items()
+        if key != "params" and key not in _HOW and (plain := _plain_value(value)) is not _ABSENT
+    }
+
+
+_ABSENT = object()
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        items = [_plain_value(item) for item in value]
+        return _ABSENT if any(item is _ABSENT for item in items) else items
+    return _ABSENT
+
+
+def _program_of(
+    updated: _Updated, read: int, left: list[str], kind: type, hyper_parameters: dict[str, Any]
+) -> tuple[Program | None, str]:
+    """The step as a program, or why there is none. read: how many of its tensors are inputs."""
+    if getattr(torch.optim, kind.__name__, None) is not kind:
+        return None, f"{kind.__name__} is not one of torch's own optimisers"
+    taken = inspect.signature(kind.__init__).parameters
+    operation = Operation(
+        OPTIMIZER_STEP,
+        (
+            kind.__name__,
+            {"in": 0},
+            {"in": 1},
+            updated.state,
+            [{"in": 2 + k} for k in range(len(updated.state))],
+            left,
+        ),
+        {key: value for key, value in hyper_parameters.items() if key in taken},
+    )
+    outputs = [f"output.{key}" for key in ("param", *left)]
+    program = Program(
+        id="",
+        operations=(operation,),
+        inputs=tuple(ref.slot for ref in updated.refs[:read]),
+        outputs=tuple((slot, {"op": [0, k]}) for k, slot in enumerate(outputs)),
+        base=updated.dtypes[0],
+        input_dtypes=tuple(updated.dtypes[:read]),
+        default_dtype=NAMES[torch.get_default_dtype()],
+        notes=("optimizer",),
+    )
+    return identified(program), ""

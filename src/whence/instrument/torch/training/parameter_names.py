@@ -1,0 +1,46 @@
+"""Which parameter of which module a tensor is."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from whence.instrument.torch.module_info import ModuleRoot
+
+
+class ParameterName(NamedTuple):
+    """A parameter of a root: scope and class of the module that holds it, and its name there."""
+
+    root: ModuleRoot
+    scope: str
+    op_type: str
+    name: str
+    tensor: weakref.ref[Any]
+
+
+class ParameterNames:
+    """Parameters by identity. roots: by name, as they are met."""
+
+    def __init__(self, roots: Mapping[str, ModuleRoot]) -> None:
+        self._roots = roots
+        self._names: dict[int, ParameterName] = {}
+
+    def of(self, tensor: Any) -> ParameterName | None:
+        """What a tensor is called, None for one that no root holds."""
+        known = self._names.get(id(tensor))
+        if known is None or known.tensor() is not tensor:
+            self._learn()
+            known = self._names.get(id(tensor))
+        return known if known is not None and known.tensor() is tensor else None
+
+    def _learn(self) -> None:
+        self._names.clear()
+        for root in self._roots.values():
+            model = root.ref()
+            for scope, module in model.named_modules() if model is not None else ():
+                for name, tensor in module._parameters.items():
+                    if tensor is not None and id(tensor) not in self._names:
+                        self._names[id(tensor)] = ParameterName(
+                            root, scope, type(module).__name__, name, weakref.ref(tensor)
+                        )
