@@ -14,7 +14,13 @@ from whence.comparison.answer.effect import effect
 from whence.comparison.answer.next_steps import next_steps
 from whence.comparison.context import Context, context_of, followed, timed
 from whence.comparison.options import CompareOptions
-from whence.comparison.verdicts import checkpoints, compiled_kernels, operator_forms, rewritten
+from whence.comparison.verdicts import (
+    checkpoints,
+    compiled_kernels,
+    gradient_flow,
+    operator_forms,
+    rewritten,
+)
 from whence.comparison.verdicts.causes.explained import explained
 from whence.comparison.verdicts.patched import declare_patched
 from whence.comparison.verdicts.ranks import RankFaults
@@ -63,6 +69,8 @@ STAGES: tuple[Stage, ...] = (
     lambda verdicts, c: rewritten.doubted(verdicts, c.errors),
     # What sizes cannot show: another form of an operator, other arguments.
     lambda verdicts, c: operator_forms.formed(verdicts, c.errors),
+    # Tensors through which a gradient flows in one run only.
+    lambda verdicts, c: gradient_flow.stopped(verdicts, c.paired),
     # A module whose parameters the checkpoint lacks.
     lambda verdicts, c: checkpoints.complete(verdicts, c.paired),
     # Models that were given different inputs prove little by their outputs.

@@ -10,8 +10,9 @@ import numpy as np
 
 from whence import extras
 from whence.dtypes import Array
-from whence.frameworks.operator_names import base_name
+from whence.frameworks.operator_names import base_name, words
 from whence.records import Call, Operation, Program
+from whence.records.program import OPTIMIZER_STEP
 
 _DEFAULT = "its default"
 _LARGEST = float(np.finfo(np.float32).max)
@@ -41,7 +42,11 @@ _FUNCTIONS = frozenset((
 
 
 # Lists of numbers that are settings of an operator; others are shapes.
-_SETTINGS = frozenset(("stride", "padding", "dilation", "output_padding", "kernel_size", "dim"))
+_SETTINGS = frozenset(
+    words("""
+    stride padding dilation output_padding kernel_size dim betas etas step_sizes ns_coefficients
+""")
+)
 
 
 class _Step(Protocol):
@@ -88,7 +93,7 @@ def difference(reference: Program, target: Program) -> Parting:
             words = f"the reference runs {_short(a.name)} where the target runs {_short(b.name)}"
             return Parting(b.name, words, on_one_side=True)
         if clauses := differing_arguments(a, b):
-            return Parting(b.name, f"{_short(a.name)}: {', and '.join(clauses)}")
+            return Parting(b.name, f"{_called(a)}: {', and '.join(clauses)}")
     common = min(len(reference_steps), len(target_steps))
     for side, steps in (("reference", reference_steps), ("target", target_steps)):
         if len(steps) > common:
@@ -245,6 +250,12 @@ def _short(name: str) -> str:
     return name.removeprefix("aten.").removesuffix(".default")
 
 
+def _called(operation: Operation) -> str:
+    """What an operation is called: an optimiser's step by its class."""
+    is_step = operation.name == OPTIMIZER_STEP
+    return str(operation.args[0]) if is_step else _short(operation.name)
+
+
 def differing_arguments(reference: _Step, target: _Step) -> list[str]:
     """The arguments in which two steps of one operator differ, each by its name with both values;
     by its place where no torch is here to ask.
@@ -263,6 +274,8 @@ def differing_arguments(reference: _Step, target: _Step) -> list[str]:
 
 def _by_name(step: _Step) -> dict[str, Any]:
     """The arguments of a step by name, defaults included."""
+    if step.name == OPTIMIZER_STEP:
+        return {"optimiser": step.args[0], **step.kwargs}
     schema = None
     if extras.is_here("torch"):
         from whence.frameworks.torch_schema import schema_named

@@ -196,6 +196,8 @@ def _arguments(call: Call, partner: Call) -> str:
     """
     if has_mark(call, Mark.OPSET) != has_mark(partner, Mark.OPSET):
         return ""
+    if call.phase == "optimizer" and call.program and partner.program:
+        return ""  # its hyper-parameters are arguments of its program
     differ = [
         f"argument {input_name(name)} is {_shown(value)} in the reference, "
         f"{_shown(partner.arguments[name])} in the target"

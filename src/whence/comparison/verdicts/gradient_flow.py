@@ -1,0 +1,130 @@
+"""Where gradients stop: a tensor that is part of autograd's graph in one run and not in the other.
+
+A capture notes of every call of a training run which of its tensors have a gradient. The first
+tensor, in the order of execution, of which only one run says so is where the code differs: it is
+detached there, made without autograd, or frozen. What depends on it follows from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from whence.comparison.paired_runs import PairedRuns
+from whence.records import Call
+from whence.records.slots import is_input, is_output, is_param, param_name
+from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
+
+Verdicts = dict[tuple[int, int], Verdict]
+
+
+def stopped(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
+    """The verdicts, with regions guilty through which a gradient flows in one run only."""
+    if not all(any(c.gradients for c in run.calls) for run in (paired.reference, paired.target)):
+        return verdicts
+    out = dict(verdicts)
+    for root in paired.kids.get(-1, []):
+        for verdict, call in _Flow(paired).differing(root):
+            out[call, verdict.stretch] = verdict
+    return out
+
+
+class _Flow:
+    """The tensors with a gradient, in the calls of both runs."""
+
+    def __init__(self, paired: PairedRuns) -> None:
+        self._paired = paired
+        self._blamed: set[int] = set()  # records that are detached, once for all that read them
+
+    def differing(self, call: int) -> Iterator[tuple[Verdict, int]]:
+        """(verdict, call) of the regions in a call, and in the calls below it, that only in one run
+        hand a gradient on.
+        """
+        index = self._paired.pair_of.get(call)
+        owner = self._paired.calls[call]
+        if index is None or owner.phase != "forward" or not self._both(index):
+            return
+        parameters = self._lone(index, is_param)
+        if parameters:
+            yield self._verdict(index, -1, parameters[0], _frozen(parameters)), call
+        agrees = not self._lone(index, is_input) and not parameters
+        kids = self._paired.kids.get(call, [])
+        for place, kid in enumerate(kids):
+            below = self._paired.pair_of.get(kid)
+            if below is None:
+                agrees = False
+                continue
+            inputs = self._lone(below, is_input)
+            records = self._records(below, inputs)
+            if inputs and agrees and not records & self._blamed:
+                yield self._before(index, place, below, inputs[0]), call
+            self._blamed |= records
+            if not inputs:
+                yield from self.differing(kid)
+            agrees = agrees and not self._lone(below, is_output)
+        outputs = self._lone(index, is_output)
+        if outputs and agrees:
+            yield self._behind(index, len(kids) if kids else -1, outputs[0]), call
+
+    def _both(self, index: int) -> bool:
+        """Did autograd see the call in both runs?"""
+        call, partner = self._calls(index)
+        return bool(call.gradients) and bool(partner.gradients)
+
+    def _calls(self, index: int) -> tuple[Call, Call]:
+        pair = self._paired.plan.pairs[index]
+        return self._paired.calls[pair.reference], self._paired.target.calls[pair.target]
+
+    def _lone(self, index: int, wanted: Callable[[str], bool]) -> list[tuple[str, str]]:
+        """(slot, run) of the tensors of a call that have a gradient in one run only."""
+        call, partner = self._calls(index)
+        lone = []
+        for slot in self._paired.slots[index].values():
+            if not wanted(slot.reference_slot):
+                continue
+            has = slot.reference_slot in call.gradients, slot.target_slot in partner.gradients
+            if has[0] != has[1]:
+                lone.append((slot.reference_slot, "reference" if has[0] else "target"))
+        return lone
+
+    def _records(self, index: int, lone: list[tuple[str, str]]) -> set[int]:
+        slots = {slot for slot, _ in lone}
+        return {
+            pair.reference_record
+            for pair in self._paired.slots[index].values()
+            if pair.reference_slot in slots
+        }
+
+    def _before(self, index: int, place: int, below: int, lone: tuple[str, str]) -> Verdict:
+        slot, run = lone
+        kid = self._calls(below)[0]
+        name = kid.scope or kid.root
+        words = f"{slot} of {name} has a gradient in the {run} only: {_detached(run)} before it"
+        return self._verdict(index, place, (f"{place}:{slot}", run), words)
+
+    def _behind(self, index: int, stretch: int, lone: tuple[str, str]) -> Verdict:
+        slot, run = lone
+        words = f"{slot} has a gradient in the {run} only: {_detached(run)} here"
+        return self._verdict(index, stretch, lone, words)
+
+    def _verdict(self, index: int, stretch: int, lone: tuple[str, str], words: str) -> Verdict:
+        return Verdict(
+            index,
+            VerdictKind.INTRODUCED,
+            stretch=stretch,
+            evidence=Evidence.PROGRAM,
+            confidence=Confidence.CERTAIN,
+            cause=CauseKind.SEMANTIC,
+            sentence=words,
+            slot=lone[0],
+            reason=words,
+        )
+
+
+def _detached(run: str) -> str:
+    return f"the {'target' if run == 'reference' else 'reference'} detaches it"
+
+
+def _frozen(parameters: list[tuple[str, str]]) -> str:
+    slot, run = parameters[0]
+    other = "target" if run == "reference" else "reference"
+    return f"`{param_name(slot)}` has a gradient in the {run} only: it is frozen in the {other}"
