@@ -188,9 +188,12 @@ def test_sentinels_of_each_sides_dtype_match():
     y[0, 3] = np.finfo(np.float16).min
     assert between(x, y, U).value > 1
     mask = np.where(np.arange(6) < 3, np.finfo(np.float32).min, 0).astype(np.float32)
-    assert between(
-        mask, np.where(mask < 0, np.finfo(np.float16).min, 0).astype(np.float16), U
-    ).exact
+    half = np.where(mask < 0, np.finfo(np.float16).min, 0).astype(np.float16)
+    infinite = np.where(mask < 0, np.float32(-np.inf), mask)
+    for other in (half, infinite, np.where(mask < 0, 0.95 * mask, mask)):
+        same = between(mask, other, U)
+        assert same.value == 0.0 and not same.exact  # the same mask, in other bits
+    assert between(mask, mask.copy(), U).exact
 
 
 def test_figures_of_a_tensor_filled_up_by_the_smallest_number_say_nothing():

@@ -11,6 +11,7 @@ from whence.judge.error_growth import (
     between,
     error_of,
     grow,
+    is_filled,
     judge_stated,
     lone_element,
     may_be_masked,
@@ -23,7 +24,7 @@ from whence.judge.nondeterminism import elementwise, explain, flips, repeated
 from whence.judge.parameters import ParameterDifference, rounded
 from whence.judge.parameters import compare as parameters
 from whence.judge.power import without_visible
-from whence.judge.precision import partly, roundoff
+from whence.judge.precision import filled_otherwise, partly, roundoff
 from whence.judge.replay_error import ReplayError, less_suspect
 from whence.judge.replay_error import measure as local
 from whence.judge.statistics_drift import drift, parted
@@ -55,10 +56,12 @@ __all__ = [
     "error_of",
     "error_of_codes",
     "explain",
+    "filled_otherwise",
     "flips",
     "forms_of",
     "formula_difference",
     "grow",
+    "is_filled",
     "is_one_element",
     "judge_leaf",
     "judge_region",

@@ -111,7 +111,8 @@ def between(reference: Array, target: Array, u: float) -> PairError:
     (|v| >= 0.9 of the largest number).
 
     Masks are filled with the smallest number of their dtype, which differs by dtype and swamps
-    every norm. Source: VERDICT.md.
+    every norm. Source: VERDICT.md. Sentinels may match and differ in bits: only equal bits are
+    exact.
     """
     a, b = reference.astype(np.float64), target.astype(np.float64)
     sentinel = is_mask_fill(reference) & is_mask_fill(target) & (np.signbit(a) == np.signbit(b))
@@ -119,8 +120,9 @@ def between(reference: Array, target: Array, u: float) -> PairError:
     if not np.array_equal(np.isfinite(x), np.isfinite(y)):
         return PairError(math.inf, u=u)
     size, error = float(np.linalg.norm(x)), float(np.linalg.norm(x - y))
+    is_exact = reference.dtype == target.dtype and reference.tobytes() == target.tobytes()
     return PairError(
-        error / size if size else (0.0 if error == 0 else math.inf), exact=error == 0, u=u
+        error / size if size else (0.0 if error == 0 else math.inf), exact=is_exact, u=u
     )
 
 
@@ -162,7 +164,8 @@ def may_be_masked(record: Record) -> bool:
     )
 
 
-def _filled(record: Record) -> bool:
+def is_filled(record: Record) -> bool:
+    """Do the figures of a tensor reach the filling of a mask, in its own dtype?"""
     figures, kind = record.statistics, dtypes.DTYPES.get(record.dtype)
     return (
         figures is not None
@@ -179,7 +182,7 @@ def error_of(measured: Measured, reference: Record, target: Record, u: float) ->
     """
     if measured.identical:
         return PairError(0.0, exact=True, u=u)
-    if (u or reference.dtype != target.dtype) and _filled(reference) and _filled(target):
+    if (u or reference.dtype != target.dtype) and is_filled(reference) and is_filled(target):
         return PairError(
             None, u=u, why="filled with the smallest number of each side's dtype, as masks are"
         )

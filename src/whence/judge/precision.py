@@ -51,6 +51,16 @@ def mask_fill(kind: dtypes.DType) -> float:
     return MASK_FILL * (kind.max_finite or math.inf)
 
 
+def filled_otherwise(reference: Array, target: Array) -> npt.NDArray[np.bool_]:
+    """Which elements differ although rounding cannot: infinite on one side only, or the filling of
+    a mask on both and another number. Arrays of one shape, of floating dtypes that are not complex.
+    """
+    a, b = reference.astype(np.float64), target.astype(np.float64)
+    is_filling = is_mask_fill(reference) & is_mask_fill(target)
+    differ: npt.NDArray[np.bool_] = (a != b) & (is_filling | np.isinf(a) | np.isinf(b))
+    return differ
+
+
 def is_mask_fill(array: Array) -> npt.NDArray[np.bool_]:
     """Which elements are the filling of a mask, or infinite."""
     limit = mask_fill(dtypes.of(array))

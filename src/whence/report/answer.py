@@ -129,10 +129,11 @@ def _head(result: Comparison) -> Iterator[str]:
     if result.status == Status.SAME and result.evidence == Evidence.PROGRAM:
         yield _row("SAME", clean(result.headline))
     elif result.status == Status.SAME:
-        exact = set(result.counts) <= {VerdictKind.IDENTICAL}
         yield _row(
             "SAME",
-            "bitwise identical" if exact else f"no fault: every difference is {same_words(result)}",
+            "bitwise identical"
+            if is_bitwise(result)
+            else f"no fault: every difference is {same_words(result)}",
         )
     elif result.status == Status.UNDECIDED:
         yield _row("UNDECIDED", clean(result.headline))
@@ -151,8 +152,25 @@ def _about(undecided: Undecided) -> Iterator[str]:
         yield _row("  called at", clean(from_here(undecided.source)))
 
 
+def is_bitwise(result: Comparison) -> bool:
+    """Has every tensor the same bits on both sides?"""
+    return set(result.counts) <= {VerdictKind.IDENTICAL} and not result.alike
+
+
 def same_words(result: Comparison) -> str:
     """What every difference of two runs without a fault is."""
+    text = _same_by_rounding(result)
+    if not result.alike:
+        return text
+    first = result.alike[0]
+    others = f" and {count(len(result.alike) - 1, 'more tensor')}" if len(result.alike) > 1 else ""
+    return (
+        f"{text}, but for {count(first.elements, 'element')} of {clean(first.name)} "
+        f"{clean(first.slot)}{others}, counted as equal: {clean(first.words)}"
+    )
+
+
+def _same_by_rounding(result: Comparison) -> str:
     dtypes = next((e for e in result.environment if "parameter_dtypes" in e), "")
     names = dtypes.rpartition("parameter_dtypes ")[2]
     losses = max(

@@ -55,6 +55,7 @@ def summary_of(result: Comparison) -> Summary:
         nearest=few("nearest", result.nearest),
         declared=few("declared", result.declared),
         layer_costs=few("layer_costs", result.layer_costs),
+        alike=few("alike", result.alike),
         notes=few("notes", result.notes),
         environment=few("environment", result.environment),
         repetition=result.repetition,

@@ -1,6 +1,7 @@
 """What a comparison and the other verbs produce: plan, verdicts, findings, comparison."""
 
 from whence.results.comparison import (
+    Alike,
     Comparison,
     Coverage,
     Declared,
@@ -63,6 +64,7 @@ __all__ = [
     "GUILTY",
     "TENSOR_RULE",
     "VERDICTS",
+    "Alike",
     "CallPair",
     "CauseKind",
     "Checkup",

@@ -223,6 +223,20 @@ class Declared(msgspec.Struct, frozen=True, omit_defaults=True):
     ignored: bool = False
 
 
+class Alike(msgspec.Struct, frozen=True):
+    """A tensor that counts as equal, or as rounded, with bits that rounding does not make.
+
+    elements: how many differ so. words: what the first of them is on both sides, or what makes the
+    whole alike.
+    """
+
+    name: str
+    slot: str
+    step: int
+    elements: int
+    words: str
+
+
 class LayerCost(msgspec.Struct, frozen=True, omit_defaults=True):
     """What computing one layer with codes costs.
 
@@ -267,7 +281,8 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     third: how far both are from the run in higher precision; None when none was given. remarks:
     what passes and is worth a look,
     which counts with --strict. declared: losses that a policy allows, and those of quantised layers
-    without one. generation: what both runs generated. views: the rows of each view that was asked
+    without one. alike: where the status is same, tensors that pass although rounding does not make
+    their bits. generation: what both runs generated. views: the rows of each view that was asked
     for. asked: arguments of `compare` that decide which calls are paired and what may be run, where
     they are not the defaults and can be written down. programs: what the programs of both runs
     differ in, in lines; () when they are not known. occurrences: when operators first differ; None
@@ -300,6 +315,7 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     nearest: tuple[Nearest, ...] = ()
     declared: tuple[Declared, ...] = ()
     layer_costs: tuple[LayerCost, ...] = ()
+    alike: tuple[Alike, ...] = ()
     remarks: tuple[Remark, ...] = ()
     timing: dict[str, float] = {}
     repetition: Repetition | None = None

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from whence.results.comparison import (
+    Alike,
     Declared,
     Effect,
     LayerCost,
@@ -97,6 +98,7 @@ class Summary(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     schema: int = SCHEMA
     undecided: Undecided | None = None
+    alike: tuple[Alike, ...] = ()
     omitted: dict[str, int] = {}
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from whence import align
 from whence.comparison.answer import summary
+from whence.comparison.answer.alike import alike
 from whence.comparison.answer.coverage import CallCoverage
 from whence.comparison.answer.finding_details import with_worst
 from whence.comparison.answer.layer_costs import layer_costs
@@ -18,7 +19,7 @@ from whence.comparison.verdicts import compiled_kernels, indices
 from whence.comparison.verdicts.findings import findings, order_and_taint, remarks
 from whence.comparison.verdicts.status import decide
 from whence.comparison.views.rows import viewed
-from whence.results import Comparison, Finding, Remark, Verdict
+from whence.results import Comparison, Finding, Remark, Status, Verdict
 
 
 def comparison(
@@ -69,6 +70,7 @@ def comparison(
         remarks=tuple(remarked),
         declared=context.errors.declared.ledger.summary(),
         layer_costs=layer_costs(context, every),
+        alike=alike(paired, per_call) if decision.status == Status.SAME else (),
         repetition=context.repeated.summary(),
         third=context.third.summary(verdicts, plan.pairs),
         without_partner=summary.without_partner(paired, inside),

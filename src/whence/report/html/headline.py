@@ -8,7 +8,7 @@ from typing import Any
 
 from whence.records.slots import is_of_child
 from whence.report import effect
-from whence.report.answer import CAUSES, same_words
+from whence.report.answer import CAUSES, is_bitwise, same_words
 from whence.report.evidence import basis, chance, visible
 from whence.report.generation import UNSEEN_IN_LOGITS
 from whence.report.html.steps import next_steps
@@ -69,14 +69,10 @@ def _kind(result: Comparison, first: Finding | None) -> str:
     if result.status == Status.UNDECIDED:
         return "Cannot tell"
     if result.status == Status.SAME:
-        return "No difference" if _is_equal(result) else "No fault"
+        return "No difference" if is_bitwise(result) else "No fault"
     if result.inputs_differ:
         return "Different inputs"
     return "Fault" if first is not None else "Different"
-
-
-def _is_equal(result: Comparison) -> bool:
-    return set(result.counts) <= {VerdictKind.IDENTICAL}
 
 
 def _sentence(page: Page, first: Finding | None) -> str:
@@ -89,7 +85,7 @@ def _sentence(page: Page, first: Finding | None) -> str:
     if result.status == Status.SAME:
         return (
             "Bitwise identical."
-            if _is_equal(result)
+            if is_bitwise(result)
             else f"No fault: every difference is {same_words(result)}."
         )
     if first is None:
@@ -135,7 +131,7 @@ def _where(page: Page, first: Finding | None) -> dict[str, Any]:
             "more": _more(first),
         }
     if page.comparison.status == Status.SAME:
-        return {"text": "No call differs" if _is_equal(page.comparison) else "No call is at fault"}
+        return {"text": "No call differs" if is_bitwise(page.comparison) else "No call is at fault"}
     about = page.comparison.undecided
     if page.comparison.status != Status.UNDECIDED or about is None:
         return {}
@@ -196,7 +192,7 @@ def _rests(page: Page) -> str:
     if generation is not None and generation.logits_only:
         return (
             "logits alone"
-            if _is_equal(page.comparison)
+            if is_bitwise(page.comparison)
             else f"logits alone; could not have seen {UNSEEN_IN_LOGITS}"
         )
     return basis(page.comparison) if page.comparison.coverage.calls else "outputs alone"
@@ -209,7 +205,7 @@ def _effect(page: Page) -> list[str]:
         return effect.words(result.effect).split("; ")
     if not page.calls:
         return []
-    if _is_equal(result):
+    if is_bitwise(result):
         return ["none: everything is bitwise equal"]
     return ["not known: no output of a model was compared"]
 
