@@ -235,9 +235,13 @@ def squeezed(folder, is_squeezed, factor=1.0):
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_an_output_that_another_node_hands_on_is_the_same(tmp_path, first):
+def test_of_an_output_that_another_node_hands_on_the_shape_alone_differs(tmp_path, first):
     reference = squeezed(tmp_path / "r", first)
-    assert whence.compare(reference, squeezed(tmp_path / "t", not first)).status == "same"
+    other = whence.compare(reference, squeezed(tmp_path / "t", not first))
+    assert [(f.name, f.slot, f.verdict) for f in other.findings] == [
+        ("model", "output.y", "structural")
+    ]
+    assert "in the reference, for inputs of the same shapes" in other.findings[0].sentence
     wrong = whence.compare(reference, squeezed(tmp_path / "f", not first, factor=1.01))
     assert [f.name for f in wrong.findings] == ["m1"]
     assert "scaled by 1.01" in wrong.findings[0].sentence

@@ -19,6 +19,7 @@ from whence.comparison.verdicts import (
     compiled_kernels,
     gradient_flow,
     operator_forms,
+    returned_shapes,
     rewritten,
 )
 from whence.comparison.verdicts.causes.explained import explained
@@ -75,6 +76,8 @@ STAGES: tuple[Stage, ...] = (
     lambda verdicts, c: checkpoints.complete(verdicts, c.paired),
     # Models that were given different inputs prove little by their outputs.
     lambda verdicts, c: c.root_inputs.doubted(verdicts),
+    # Elements that agree in other axes are another result, unless a map says that it is meant.
+    lambda verdicts, c: verdicts if c.options.chart else returned_shapes.blamed(verdicts, c.paired),
     _declare_patched,
     # Names for what is guilty by now: kernels, then lines of source.
     lambda verdicts, c: compiled_kernels.named(verdicts, c.paired),

@@ -10,6 +10,7 @@ import numpy as np
 
 from whence import dtypes, judge
 from whence.comparison.paired_runs import PairedRuns
+from whence.comparison.verdicts.returned_shapes import reshaped
 from whence.records.slots import is_param
 from whence.results import GUILTY, Alike, SlotPair, VerdictKind
 
@@ -37,6 +38,17 @@ def alike(paired: PairedRuns, per_call: Mapping[int, str]) -> tuple[Alike, ...]:
             for elements, words in _unlike(paired, slot):
                 name = call.scope or call.root
                 tensors[key] = Alike(name, slot.reference_slot, call.step, elements, words)
+    for returned in reshaped(paired):
+        slot = returned.slot
+        call = paired.calls[paired.plan.pairs[returned.pair].reference]
+        elements = paired.reference.records[slot.reference_record].count
+        tensors[slot.reference_record, slot.target_record] = Alike(
+            call.scope or call.root,
+            slot.reference_slot,
+            call.step,
+            elements,
+            f"returned as {returned.words} in the reference",
+        )
     return tuple(tensors.values())
 
 

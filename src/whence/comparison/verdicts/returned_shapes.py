@@ -1,0 +1,88 @@
+"""What a model returns in another shape, although it was asked in the same one: whoever calls it
+gets something else, whatever the elements are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from whence.comparison.paired_runs import PairedRuns
+from whence.records.marks import Mark, has_mark
+from whence.records.slots import is_input, is_output
+from whence.results import (
+    GUILTY,
+    CauseKind,
+    Confidence,
+    Evidence,
+    SlotPair,
+    Verdict,
+    VerdictKind,
+)
+
+Verdicts = dict[tuple[int, int], Verdict]
+_MODELS = ("module", "graph")
+"""Kinds of calls that are models where no other call made them."""
+
+
+class Reshaped(NamedTuple):
+    """An output of a model that the target returned in another shape. pair: of calls, its index.
+    words: both shapes. is_asked_alike: did every input come in one shape?
+    """
+
+    pair: int
+    slot: SlotPair
+    words: str
+    is_asked_alike: bool
+
+
+def reshaped(paired: PairedRuns) -> Iterator[Reshaped]:
+    """Outputs of models whose elements were brought to the reference's axes."""
+    plan = paired.plan
+    if plan.joined:  # what was asked in batches is returned in batches
+        return
+    own_records = {
+        made.record: made.operands[0][1][0]
+        for made in plan.made_target
+        if [len(records) for _, records in made.operands] == [1]
+    }
+    for index, pair in enumerate(plan.pairs):
+        call = paired.calls[pair.reference]
+        if call.parent != -1 or call.kind not in _MODELS or has_mark(call, Mark.PUT_TOGETHER):
+            continue
+        inputs = [s for s in pair.slots if is_input(s.reference_slot)]
+        is_asked_alike = bool(inputs) and not any(s.target_record in own_records for s in inputs)
+        for slot in pair.slots:
+            own = own_records.get(slot.target_record)
+            if own is None or not is_output(slot.reference_slot):
+                continue
+            reference, target = (
+                paired.reference.records[slot.reference_record],
+                paired.shown.records[own],
+            )
+            if reference.shape != target.shape and reference.count == target.count:
+                words = f"{list(target.shape)} in the target, {list(reference.shape)}"
+                yield Reshaped(index, slot, words, is_asked_alike and reference.count > 1)
+
+
+def blamed(verdicts: Mapping[tuple[int, int], Verdict], paired: PairedRuns) -> Verdicts:
+    """The verdicts, with models guilty that return another shape for inputs of the same one."""
+    out = dict(verdicts)
+    for returned in reshaped(paired):
+        call = paired.plan.pairs[returned.pair].reference
+        segment = len(paired.kids.get(call, ())) if paired.kids.get(call) else -1
+        verdict = out.get((call, segment))
+        if not returned.is_asked_alike or (verdict is not None and verdict.verdict in GUILTY):
+            continue
+        passed = verdict or Verdict(returned.pair, VerdictKind.IDENTICAL, stretch=segment)
+        own_name = returned.slot.reference_slot
+        out[call, segment] = passed.replace(
+            verdict=VerdictKind.STRUCTURAL,
+            evidence=passed.evidence or Evidence.TWO_DUMPS,
+            confidence=Confidence.LIKELY,
+            cause=CauseKind.STRUCTURAL,
+            slot=own_name,
+            sentence=f"{own_name} is {returned.words} in the reference, "
+            "for inputs of the same shapes",
+        )
+    return out
