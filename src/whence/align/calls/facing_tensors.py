@@ -5,6 +5,7 @@ order, and parameters that can be compared.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from whence.align.call_sites import match_roots
 from whence.align.calls.folded_parameters import settled_parameters
@@ -13,20 +14,31 @@ from whence.align.calls.input_order import (
     origins,
     parameters_like,
     results_like,
-    results_of,
 )
 from whence.align.derived_run import Derived
 from whence.records import Call, Program, Run
 
 
+class ResultNames(NamedTuple):
+    """How each side calls what its calls leave, by record (`results_of`)."""
+
+    reference: Mapping[int, str]
+    target: Mapping[int, str]
+
+
 def facing(
-    reference: Run, target: Run, pairs: Sequence[tuple[int, int]], *, is_one_file: bool = True
+    reference: Run,
+    target: Run,
+    pairs: Sequence[tuple[int, int]],
+    names: ResultNames | None = None,
 ) -> tuple[Run, Run]:
     """Both runs, with the tensors of paired calls facing each other. pairs: (call, partner).
-    is_one_file: do both run one file of weights? Else inputs are in one order already, and weights
-    may have been folded by each side.
+    names: of two runs of one file of weights; None where inputs are in one order already, and
+    weights may have been folded by each side.
     """
-    if is_one_file:
+    is_one_file = names is not None
+    if names is not None:
+        reference, target = _same_result_order(reference, target, pairs, names)
         reference, target = _same_input_order(reference, target, pairs)
     calls, partners = dict[int, Call](), dict[int, Call]()
     programs: dict[str, Program] = {}
@@ -49,14 +61,27 @@ def with_programs(run: Run, calls: Sequence[Call], programs: Mapping[str, Progra
     return derived
 
 
+def _same_result_order(
+    reference: Run, target: Run, pairs: Sequence[tuple[int, int]], names: ResultNames
+) -> tuple[Run, Run]:
+    """Both runs, with what joined calls make in the order in which their partners make it."""
+    calls, partners = dict[int, Call](), dict[int, Call]()
+    for a, b in pairs:
+        call, partner = reference.calls[a], target.calls[b]
+        if len(call.origins) > 1:
+            calls[a] = results_like(call, partner, names.reference, names.target)
+        elif len(partner.origins) > 1:
+            partners[b] = results_like(partner, call, names.target, names.reference)
+    return _with(reference, calls, {}), _with(target, partners, {})
+
+
 def _same_input_order(
     reference: Run, target: Run, pairs: Sequence[tuple[int, int]]
 ) -> tuple[Run, Run]:
-    """Both runs, with tensors of joined calls in the order in which their partners have them."""
+    """Both runs, with what joined calls read in the order in which their partners read it."""
     roots = match_roots(reference.calls, target.calls)
     labels = origins(reference, {a: number for number, (a, _) in enumerate(pairs)}, roots)
     target_labels = origins(target, {b: number for number, (_, b) in enumerate(pairs)}, {})
-    names, target_names = results_of(reference), results_of(target)
     calls, partners = dict[int, Call](), dict[int, Call]()
     for a, b in pairs:
         call, partner = reference.calls[a], target.calls[b]
@@ -64,10 +89,9 @@ def _same_input_order(
             ordered = ordered_like(reference, call, target, partner, labels, target_labels)
             if len(partner.origins) > 1:
                 ordered = parameters_like(reference, ordered, target, partner)
-            calls[a] = results_like(ordered, partner, names, target_names)
+            calls[a] = ordered
         elif len(partner.origins) > 1:
-            ordered = ordered_like(target, partner, reference, call, target_labels, labels)
-            partners[b] = results_like(ordered, call, target_names, names)
+            partners[b] = ordered_like(target, partner, reference, call, target_labels, labels)
     return _with(reference, calls, {}), _with(target, partners, {})
 
 

@@ -13,25 +13,18 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from whence.align.call_sites import match_roots, selected
-from whence.align.calls.facing_tensors import facing, with_programs
+from whence.align.calls.facing_tensors import ResultNames, facing
 from whence.align.calls.inner_calls import InnerCalls
-from whence.align.calls.joined_programs import joined_program
-from whence.align.derived_run import renumbered
-from whence.errors import ReplayRefused
-from whence.records import Call, Program, Ref, Run
+from whence.align.calls.input_order import results_of
+from whence.align.calls.whole_calls import content_of, listed, together
+from whence.records import Call, Run
 from whence.records.fused_names import segments
-from whence.records.marks import Mark, mark, mark_value
-from whence.records.slots import is_input, is_param, is_written, slot_kind
 
 RULE = "original operators"
 VALUES = "values"
 """The rule of pairs that were found by what they read and make (`align/values`)."""
-_MOST = 256  # members of one group; more are not joined
 _PART = "part "  # before a name that another is made of, which no origin is
-_SHOWN = 4  # names in a sentence
 _TRIED = 2000  # names that are cut into others, per step
 
 
@@ -64,11 +57,11 @@ def joined(reference: Run, target: Run) -> Fused:
     ):
         return Fused(reference, target)
     groups = [g for lane in _lanes(reference, target) for g in _groups(lane, reference, target)]
-    new_reference, ids = _joined(reference, [g.reference for g in groups])
-    new_target, target_ids = _joined(target, [g.target for g in groups])
-    new_reference, new_target = facing(
-        new_reference, new_target, [(a, b) for a, b in zip(ids, target_ids) if a >= 0 and b >= 0]
-    )
+    new_reference, ids = together(reference, [g.reference for g in groups])
+    new_target, target_ids = together(target, [g.target for g in groups])
+    placed = [(a, b) for a, b in zip(ids, target_ids) if a >= 0 and b >= 0]
+    names_of_results = ResultNames(results_of(reference), results_of(target))
+    new_reference, new_target = facing(new_reference, new_target, placed, names_of_results)
     pairs, sentences = [], Counter[str]()
     for group, a, b in zip(groups, ids, target_ids):
         if a < 0 or b < 0:
@@ -79,7 +72,7 @@ def joined(reference: Run, target: Run) -> Fused:
             (
                 a,
                 b,
-                f"{_listed(names)} in {partner.scope}"
+                f"{listed(names)} in {partner.scope}"
                 if names
                 else f"{call.scope} and {partner.scope}",
             )
@@ -90,7 +83,7 @@ def joined(reference: Run, target: Run) -> Fused:
         ):
             if len(of) > 1:
                 sentences[
-                    f"{_listed([run.calls[k].scope for k in of])} of the {side} are taken "
+                    f"{listed([run.calls[k].scope for k in of])} of the {side} are taken "
                     f"together: in the other run, {across.scope} does it"
                 ] += 1
     notes = tuple(
@@ -225,13 +218,13 @@ def _bind_concatenated(
     for call in others:
         by_scope[call.scope].append(call)
     contents = {
-        scope: {_content(other_run, r.record) for c in named for r in c.slots("output")}
+        scope: {content_of(other_run, r.record) for c in named for r in c.slots("output")}
         for scope, named in by_scope.items()
     }
 
     def feeds(source: str, reader: str) -> bool:
         return any(
-            _content(other_run, r.record) in contents[source]
+            content_of(other_run, r.record) in contents[source]
             for c in by_scope[reader]
             for r in c.slots("input")
         )
@@ -246,149 +239,3 @@ def _bind_concatenated(
             names[f"{_PART}{part}"].append(call)
             across[f"{_PART}{part}"] = by_scope[part]
     return out
-
-
-def _content(run: Run, record: int) -> Hashable:
-    """Hash, dtype and shape of a record; the record itself where the hash is not known."""
-    stored = run.records[record]
-    return (stored.hash, stored.dtype, stored.shape) if stored.hash else record
-
-
-def _joined(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]]:
-    """(the run with every group as one call, that call of each group; -1 where none can be)."""
-    heads: dict[int, int] = {}  # last member -> group
-    member_of: set[int] = set()
-    for number, group in enumerate(groups):
-        fits = len(group) <= _MOST and len({run.calls[k].parent for k in group}) == 1
-        if len(group) > 1 and fits:
-            heads[group[-1]] = number
-            member_of.update(group)
-    if not heads:
-        return run, [g[0] if len(g) == 1 else -1 for g in groups]
-    begun: list[Call] = []  # in the order of beginning; joined calls have ids behind all others
-    programs: dict[str, Program] = {}
-    first = len(run.calls)
-    for call in sorted(run.calls, key=lambda c: c.order):
-        if call.id not in member_of:
-            begun.append(call)
-        elif call.id in heads:
-            number = heads[call.id]
-            members = [run.calls[k] for k in groups[number]]
-            whole, program = _with_program(run, members, _whole(run, members, first + number))
-            begun.append(whole)
-            if program is not None:  # it is one operator now
-                programs[program.id] = program
-                continue
-            begun += (
-                msgspec.structs.replace(
-                    m, parent=whole.id, notes=(*m.notes, mark(Mark.NOT_SELECTED))
-                )
-                for m in members
-            )
-    calls, new_ids = renumbered(begun)
-    placed = [
-        new_ids[first + n] if n in heads.values() else new_ids[g[0]] if len(g) == 1 else -1
-        for n, g in enumerate(groups)
-    ]
-    return with_programs(run, calls, programs), placed
-
-
-def _with_program(run: Run, members: Sequence[Call], whole: Call) -> tuple[Call, Program | None]:
-    """The call with the program of its members, and that; None with the reason where one of them
-    cannot be run again.
-    """
-    if not all(m.kind == "operator" for m in members) or not any(m.program for m in members):
-        return whole, None
-    try:
-        program = joined_program(run, members, whole.refs, _content)
-    except ReplayRefused as refused:
-        return msgspec.structs.replace(whole, program="", no_program=str(refused)), None
-    whole = msgspec.structs.replace(whole, program=program.id, no_program="", leaf=True)
-    return whole, program
-
-
-def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
-    """One call for its members, without the tensors that only pass between them."""
-    written: set[Hashable] = set()
-    inputs: dict[int, None] = {}
-    params: dict[int, None] = {}
-    read: set[Hashable] = set()
-    for call in members:
-        for ref in call.refs:
-            content = _content(run, ref.record)
-            if is_input(ref.slot):
-                read.add(content)
-                if content not in written:
-                    inputs[ref.record] = None
-            elif is_param(ref.slot):
-                params[ref.record] = None
-        written.update(_content(run, r.record) for r in call.refs if is_written(r.slot))
-    last = members[-1].slots("output")
-    ends = [
-        r for c in members[:-1] for r in c.slots("output") if _content(run, r.record) not in read
-    ]
-    outputs = dict.fromkeys(r.record for r in (*last, *ends))
-    files = {
-        (_kind(r), r.record): c.files[r.slot]
-        for c in reversed(members)
-        for r in c.refs
-        if r.slot in c.files
-    }
-    refs = [Ref(f"input.{k}", r) for k, r in enumerate(inputs)] + [
-        Ref(f"param.{k}", r) for k, r in enumerate(params)
-    ]
-    refs += [Ref(f"output.{k}", r) for k, r in enumerate(outputs)]
-    whole = whole_call(members, refs, number)
-    of_record = {(_kind(r), r.record): r.slot for r in refs}
-    placed = {of_record[key]: file for key, file in files.items() if key in of_record}
-    return msgspec.structs.replace(whole, files=placed)
-
-
-def whole_call(members: Sequence[Call], refs: Sequence[Ref], number: int) -> Call:
-    """A call in the place of the last of its members, with these tensors."""
-    names = list(dict.fromkeys(c.scope for c in members))
-    return msgspec.structs.replace(
-        members[-1],
-        id=number,
-        scope=_called(names),
-        op="",
-        occurrence=0,
-        op_type=_called([c.op_type for c in members]),
-        refs=tuple(refs),
-        leaf=False,
-        arguments={},
-        origins=tuple(dict.fromkeys(n for c in members for n in (c.origins or (c.scope,)))),
-        notes=(*_executed(members), mark(Mark.TAKEN_TOGETHER, _listed(names))),
-        files={},
-    )
-
-
-def joined_names(members: Sequence[Call]) -> str:
-    """The names of calls in a sentence."""
-    return _listed([call.scope or call.op_type for call in members])
-
-
-def _executed(members: Sequence[Call]) -> tuple[str, ...]:
-    """In what an engine executed the members, where that is one dtype."""
-    kinds = {mark_value(m, Mark.EXECUTED_IN) for m in members}
-    kind = next(iter(kinds)) if len(kinds) == 1 else ""
-    return (mark(Mark.EXECUTED_IN, kind),) if kind else ()
-
-
-def _kind(ref: Ref) -> str:
-    return slot_kind(ref.slot)
-
-
-def _called(names: Sequence[str]) -> str:
-    listed = (
-        list(names)
-        if len(names) <= _SHOWN
-        else [*names[: _SHOWN - 2], f"{len(names) - _SHOWN + 1} more", names[-1]]
-    )
-    return "+".join(listed)
-
-
-def _listed(names: Sequence[str]) -> str:
-    if len(names) > _SHOWN:
-        return f"{', '.join(names[: _SHOWN - 1])} and {len(names) - _SHOWN + 1} more"
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

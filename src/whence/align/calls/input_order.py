@@ -10,7 +10,7 @@ import msgspec
 
 from whence.records import Call, Record, Ref, Run
 from whence.records.marks import Mark, has_mark
-from whence.records.slots import is_input, is_output, slot_kind
+from whence.records.slots import slot_kind
 
 MOVES = frozenset((
     "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze",
@@ -43,11 +43,13 @@ def origins(
         # What was put together has its inputs in the order in which its calls read them.
         is_model = call.parent == -1 and not call.leaf and not has_mark(call, Mark.PUT_TOGETHER)
         is_model &= call.id not in placed
-        for ref in call.refs:
-            if is_model and is_input(ref.slot):
-                labels.setdefault(ref.record, (*at, "", ref.slot))
-            elif call.leaf and is_output(ref.slot) and ref.record not in sources:
-                place = placed.get(call.id, (call.scope, call.op, call.occurrence))
+        for ref in call.slots("input") if is_model else ():
+            labels.setdefault(ref.record, (*at, "", ref.slot))
+        for number, ref in enumerate(call.slots("output") if call.leaf else ()):
+            if ref.record not in sources and call.id in placed:  # their results face each other
+                labels.setdefault(ref.record, (*at, placed[call.id], number))
+            elif ref.record not in sources:
+                place = call.scope, call.op, call.occurrence
                 labels.setdefault(ref.record, (*at, place, ref.slot))
     for record in sources:
         if (label := labels.get(_source(record, sources))) is not None:
@@ -122,7 +124,7 @@ def results_like(
 ) -> Call:
     """The call with its outputs in the order of another's, where all are known by name.
 
-    names, other_names: what the models return, by record.
+    names, other_names: `results_of` both runs.
     """
     own = [names.get(r.record, "") for r in call.slots("output")]
     across = [other_names.get(r.record, "") for r in other.slots("output")]
@@ -132,10 +134,19 @@ def results_like(
 
 
 def results_of(run: Run) -> dict[int, str]:
-    """What the models of a run return: record -> slot."""
-    return {
+    """What the calls of a run leave, by record: the slot of what a model returns, else the name of
+    a call that leaves nothing else.
+
+    An engine that rewrites a graph keeps the name of a tensor that others read.
+    """
+    names = {
         r.record: r.slot for call in run.calls if call.parent == -1 for r in call.slots("output")
     }
+    for call in run.calls:
+        made = call.slots("output")
+        if call.leaf and call.scope and len(made) == 1:
+            names.setdefault(made[0].record, call.scope)
+    return names
 
 
 def parameters_like(run: Run, call: Call, other_run: Run, other: Call) -> Call:

@@ -12,8 +12,8 @@ import msgspec
 from whence import dtypes
 from whence.align.call_sites import selected, step_of
 from whence.align.calls.facing_tensors import with_programs
-from whence.align.calls.fused_operators import whole_call
 from whence.align.calls.joined_programs import joined_program
+from whence.align.calls.whole_calls import whole_call
 from whence.align.derived_run import renumbered
 from whence.align.quantised.coded_values import CodedValues
 from whence.align.quantised.decoded_run import Decoded, DecodedRun

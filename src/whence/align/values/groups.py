@@ -14,8 +14,9 @@ import msgspec
 
 from whence.align.call_sites import match_roots, selected, step_of
 from whence.align.calls.facing_tensors import facing, with_programs
-from whence.align.calls.fused_operators import VALUES, Fused, joined_names, whole_call
+from whence.align.calls.fused_operators import VALUES, Fused
 from whence.align.calls.joined_programs import joined_program
+from whence.align.calls.whole_calls import joined_names, whole_call
 from whence.align.derived_run import renumbered
 from whence.align.values.corresponding import corresponding
 from whence.align.values.flat_calls import flat
@@ -78,7 +79,7 @@ def joined(reference: Run, target: Run) -> Fused:
     reference, ids = _with_wholes(reference, parts)
     target, target_ids = _with_wholes(target, target_parts)
     placed = list(zip(ids, target_ids, strict=True))
-    reference, target = facing(reference, target, placed, is_one_file=False)
+    reference, target = facing(reference, target, placed)
     sentences = Counter(
         f"{joined_names(part.calls)} against {joined_names(other.calls)}: taken together, between "
         "values that correspond"
