@@ -7,7 +7,7 @@ A code c with scale s and zero point z stands for (c - z) s.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -63,13 +63,15 @@ class Grid(msgspec.Struct, frozen=True, omit_defaults=True):
 class Coded(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tensor of a layer on a grid. record: the numbers, as floats. codes: the codes, -1 where the
     run shows none of them. grid: None for a tensor that is not stored as codes. of: the record
-    that was rounded to it on the way into the layer, -1 where none was.
+    that was rounded to it on the way into the layer, -1 where none was. is_measured: do the numbers
+    become codes inside the layer, by their own range?
     """
 
     record: int
     codes: int = -1
     grid: Grid | None = None
     of: int = -1
+    is_measured: bool = False
 
 
 class CodedWeight(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -127,6 +129,27 @@ def numbers(codes: Array, scale: F64, zero: F64) -> npt.NDArray[np.float32]:
     """What codes stand for, rounded once to float32."""
     with np.errstate(over="ignore", invalid="ignore"):
         return ((codes.astype(np.float64) - zero) * scale).astype(np.float32)
+
+
+class Measured(NamedTuple):
+    """Numbers as codes of eight bits for their own range, zero included."""
+
+    codes: F64
+    scale: np.float32
+    zero: np.float32
+
+
+def measured(values: Array) -> Measured:
+    """Numbers as codes, with the float32 arithmetic of ONNX's `DynamicQuantizeLinear`. Of what is
+    not finite the range is nothing.
+    """
+    x = values.astype(np.float32)
+    finite = x[np.isfinite(x)]
+    low, high = finite.min(initial=np.float32(0)), finite.max(initial=np.float32(0))
+    scale = np.float32((high - low) / np.float32(255)) or np.float32(1)
+    zero = np.float32(np.clip(np.rint(-low / scale), 0, 255))
+    codes = np.clip(np.rint(x / scale) + zero, 0, 255).astype(np.float64)
+    return Measured(codes, scale, zero)
 
 
 def _along(values: Array, axis: int, rank: int) -> F64:

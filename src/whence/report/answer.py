@@ -320,6 +320,8 @@ def _costs(costs: Sequence[LayerCost]) -> Iterator[str]:
             words += f", in float removes {100 * cost.explains:.0f} % of the outputs' squared error"
             if cost.weights_explain is not None:
                 words += f" (its weights alone {100 * cost.weights_explain:.0f} %)"
+            if cost.steps < cost.calls:
+                words += f" in the first {count(cost.steps, 'call')} of {count(cost.calls)}"
         if cost.saturated >= _SATURATED:
             words += f", {100 * cost.saturated:.2g} % saturated"
         yield _row("LEAVE IN FLOAT" if place == 0 else "  then", words)

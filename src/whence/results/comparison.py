@@ -244,7 +244,8 @@ class LayerCost(msgspec.Struct, frozen=True, omit_defaults=True):
     of the same inputs: the lowest of any call. explains: the share of the squared error at the
     model's outputs that goes away where this layer alone is left in float and its results are not
     rounded, below 0 where it hides a part of another's; weights_explain: where its weights alone
-    are; None where that was not tried, or it has none. saturated: share of its results beyond the
+    are; None where that was not tried, or it has none. steps: over how many of the first steps
+    these shares are. saturated: share of its results beyond the
     largest code. range_used: its largest result over the largest code's; None without codes.
     """
 
@@ -256,6 +257,7 @@ class LayerCost(msgspec.Struct, frozen=True, omit_defaults=True):
     weights_explain: float | None = None
     saturated: float = 0.0
     range_used: float | None = None
+    steps: int = 0
 
 
 class Nearest(msgspec.Struct, frozen=True):

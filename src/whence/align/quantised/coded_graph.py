@@ -17,7 +17,7 @@ from whence.align.calls.whole_calls import whole_call
 from whence.align.derived_run import renumbered
 from whence.align.quantised.coded_values import CodedValues
 from whence.align.quantised.decoded_run import Decoded, DecodedRun
-from whence.align.quantised.operands import DEQUANTIZE, QUANTIZE, operands, plain_type
+from whence.align.quantised.operands import DEQUANTIZE, QUANTIZE, form_of, operands, plain_type
 from whence.align.quantised.plain_calls import plain_calls, plain_name
 from whence.align.quantised.weights import coded_weights
 from whence.align.values.groups import last_maker
@@ -116,6 +116,16 @@ class CodedSide:
         run = DecodedRun(with_programs(self.run, calls, programs), self.made, None)
         return run, [new_ids[first + n] for n in range(len(parts))]
 
+    def _as_taken(self, part: Stretch, record: int) -> Coded:
+        """What a part reads, and whether all that read it round it by its own range."""
+        readers = [c for c in part.calls if any(r.record == record for r in c.slots("input"))]
+        forms = [(form_of(call), operands(call)) for call in readers]
+        is_measured = bool(forms) and all(
+            form is not None and form.rounds in reads and reads[form.rounds].record == record
+            for form, reads in forms
+        )
+        return msgspec.structs.replace(self.read(record), is_measured=is_measured)
+
     def _floats(self, part: Stretch, weights: Sequence[CodedWeight]) -> tuple[int, ...]:
         """The parameters of a part that are neither codes nor of any."""
         grids = [self.values.grids.get(ref.record) for c in part.calls for ref in c.refs]
@@ -163,7 +173,7 @@ class CodedSide:
         )
         if is_quantised:
             layer = QuantisedLayer(
-                tuple(map(self.read, part.reads)),
+                tuple(self._as_taken(part, record) for record in part.reads),
                 tuple(map(self.coded, part.makes)),
                 tuple(weights),
                 tuple(r for call in part.calls for r in self.values.rereads.get(call.id, ())),

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from whence.align.call_sites import match_roots, selected, step_of
 from whence.align.calls.fused_operators import VALUES, Fused
+from whence.align.quantised import dynamic
 from whence.align.quantised.coded_graph import CodedGraph, CodedSide
-from whence.align.quantised.operands import DEQUANTIZE, QUANTIZE, form_of
+from whence.align.quantised.operands import MEASURE, form_of, plain_type
 from whence.align.quantised.weights import faced
 from whence.align.values.corresponding import corresponding_coarsely
 from whence.align.values.flat_calls import flat
@@ -24,7 +25,7 @@ _KINDS = ("operator", "module")
 def applies(reference: Run, target: Run) -> bool:
     """Does the target compute with codes, by other nodes than the reference has?"""
     nodes = [c for c in selected(target.calls) if c.leaf and has_mark(c, Mark.OPSET)]
-    if not any(call.op_type in DEQUANTIZE or form_of(call) for call in nodes):
+    if not any(plain_type(call) in MEASURE or form_of(call) for call in nodes):
         return False
     calls = [c for c in selected(reference.calls) if c.leaf and c.kind in _KINDS]
     return any(call.program for call in calls) and _forms(calls) != _forms(nodes)
@@ -35,7 +36,7 @@ def _forms(calls: Sequence[Call]) -> list[tuple[str, str]]:
     return sorted(
         (call.scope, call.op_type)
         for call in calls
-        if call.op_type in QUANTIZE or form_of(call) is not None
+        if plain_type(call) in MEASURE or form_of(call) is not None
     )
 
 
@@ -43,7 +44,7 @@ def joined(reference: Run, target: Run) -> Fused:
     """Both runs with what lies between values that correspond as one call each."""
     if not any(has_mark(call, Mark.OPSET) for call in reference.calls):
         reference = flat(reference)
-    side, other = CodedSide(reference), CodedSide(target)
+    side, other = CodedSide(dynamic.joined(reference)), CodedSide(dynamic.joined(target))
     parts, other_parts = list[Stretch](), list[Stretch]()
     for graph, across in _steps(side, other):
         for part, other_part in _parts(graph, across):

@@ -11,6 +11,8 @@ from whence.records.slots import input_name
 
 QUANTIZE = frozenset(("QuantizeLinear", "com.microsoft.QuantizeLinear"))
 DEQUANTIZE = frozenset(("DequantizeLinear", "com.microsoft.DequantizeLinear"))
+MEASURE = frozenset(("DynamicQuantizeLinear",))
+"""Nodes that make codes by the range of what they read."""
 _DOMAINS = ("com.microsoft.nhwc.", "com.microsoft.")
 
 
@@ -28,13 +30,15 @@ class Triple(NamedTuple):
 class Form(NamedTuple):
     """A node on codes. kind: the operator on numbers that it computes. reads: operands that are
     codes. makes: (scale, zero point) of the result, None where it makes numbers. bias: place of
-    codes whose scale is that of the first operand times that of the second, -1 for none.
+    codes whose scale is that of the first operand times that of the second, -1 for none. rounds:
+    place of numbers that become codes of eight bits inside, by their own range, -1 for none.
     """
 
     kind: str
     reads: tuple[Triple, ...]
     makes: tuple[int, int] | None
     bias: int = -1
+    rounds: int = -1
 
 
 _ONE = (Triple(0, 1, 2),)
@@ -51,7 +55,8 @@ _FORMS: Mapping[str, Form] = {
     "QLinearAveragePool": Form("AveragePool", _ONE, (3, 4)),
     "QLinearWhere": Form("Where", (Triple(1, 2, 3), Triple(4, 5, 6)), (7, 8)),
     "MatMulIntegerToFloat": Form("MatMul", (Triple(0, 2, 4), Triple(1, 3, 5, -1)), None),
-    "DynamicQuantizeMatMul": Form("MatMul", (Triple(1, 2, 3, -1),), None),
+    "DynamicQuantizeMatMul": Form("MatMul", (Triple(1, 2, 3, -1),), None, rounds=0),
+    "DynamicQuantizeConv": Form("Conv", (Triple(1, 2, 3),), None, rounds=0),
 }
 KEEPS = frozenset((
     "MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice",

@@ -4,6 +4,7 @@ goes away where it alone is left in float.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -68,7 +69,10 @@ def _own(context: Context, verdicts: Sequence[Verdict]) -> dict[str, LayerCost]:
 
 
 class _Chain:
-    """The layers of the first step, run one after the other with some of their results replaced."""
+    """The layers of the first steps, run one after the other with some of their results replaced.
+
+    steps: how many of them, as many as there is time for.
+    """
 
     def __init__(
         self, context: Context, programs: LayerPrograms, parameters: CodedParameters
@@ -79,8 +83,12 @@ class _Chain:
             (context.paired.calls[pair.reference], target.calls[pair.target], pair)
             for pair in context.paired.plan.pairs
         ]
-        first = min(step_of(call) for call, *_ in every)
-        here = [item for item in every if step_of(item[0]) == first]
+        layers = Counter(step_of(call) for call, partner, _ in every if partner.leaf)
+        # Each is left in float twice, and half of the others are behind it.
+        fitting = _MOST_REPLAYS // max(layers.values(), default=1) ** 2
+        steps = sorted(layers)[: max(1, fitting)]
+        self.steps = len(steps)
+        here = [item for item in every if step_of(item[0]) in steps]
         self._layers = sorted(
             ((call, partner) for call, partner, _ in here if partner.leaf),
             key=lambda item: item[1].order,
@@ -114,7 +122,7 @@ class _Chain:
             if not whole or self._replays > _MOST_REPLAYS:
                 break
             left = self._error(self._with_float(name, False))
-            cost = msgspec.structs.replace(cost, explains=1 - left / whole)
+            cost = msgspec.structs.replace(cost, explains=1 - left / whole, steps=self.steps)
             if name in self._weighted:
                 with_codes = self._error(self._with_float(name, True))
                 cost = msgspec.structs.replace(cost, weights_explain=1 - with_codes / whole)
@@ -146,7 +154,7 @@ class _Chain:
                 continue
             self._replays += 1
             results = (
-                self._programs.right(call, layer, {}, given=made)
+                self._programs.right(call, layer, {}, given=made, rounds=is_rounded)
                 if is_left
                 else self._as_coded(call, layer, made)
             )
@@ -172,11 +180,11 @@ class _Chain:
         programs, run = self._programs, self._paired.target
         weights = self._parameters.of(call, layer)
         if weights.all_face or not layer.weights:
-            results = programs.right(call, layer, weights.values, given=made)
+            results = programs.right(call, layer, weights.values, given=made, rounds=True)
             return self._on_grid(layer, results)
         # weights that face none: what they cost stays what it was
-        results = programs.right(call, layer, {}, given=made)
-        before = programs.right(call, layer, {})
+        results = programs.right(call, layer, {}, given=made, rounds=True)
+        before = programs.right(call, layer, {}, rounds=True)
         return [
             _wide(new) + _wide(run.array(coded.record).reshape(new.shape)) - _wide(old)
             for coded, new, old in zip(layer.makes, results, before, strict=False)

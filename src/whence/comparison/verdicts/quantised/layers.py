@@ -105,7 +105,7 @@ class QuantisedLayers:
             # Codes on both sides: the reference's own, as numbers, are the same.
             right = list(plain)
         elif weights.all_face:
-            right = programs.right(call, layer, weights.values) if weights.values else list(plain)
+            right = programs.right(call, layer, weights.values, rounds=True)
         produced = [self.target.array(ref.record) for ref in partner.slots("output")]
         outputs = [
             _Output(

@@ -15,7 +15,7 @@ from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.judge.limits import CODES_BY_TABLES, CODES_NOT_NEAREST, FLOAT_KERNELS
 from whence.records import Call, Run
-from whence.records.quantised import Coded, Member, QuantisedLayer, numbers
+from whence.records.quantised import Coded, Member, QuantisedLayer, measured, numbers
 from whence.records.slots import is_param
 
 _WIDE = "float64"
@@ -36,11 +36,13 @@ class LayerPrograms:
         params: Mapping[str, Array],
         *,
         given: Mapping[int, Array] | None = None,
+        rounds: bool = False,
     ) -> list[Array]:
         """What the reference's program makes of the numbers that the target was given, by output.
 
         params: in the place of the reference's, by slot. given: in the place of records of the
-        target. Raises ReplayRefused, ElementsMissing.
+        target. rounds: are numbers that become codes inside rounded so? Raises ReplayRefused,
+        ElementsMissing.
         """
         loaded = self.reference.load(call)
         reads = {f"input.{k}": coded for k, coded in enumerate(layer.reads)}
@@ -52,7 +54,11 @@ class LayerPrograms:
             if slot not in reads:
                 raise ReplayRefused(f"the target has no tensor for {slot}")
             shape = run.records[records[slot]].shape
-            value = with_shape(self._read(reads[slot], given or {}), shape)
+            value = self._read(reads[slot], given or {})
+            if rounds and reads[slot].is_measured:
+                codes, scale, zero = measured(value)
+                value = numbers(codes, np.asarray(scale, np.float64), np.asarray(zero, np.float64))
+            value = with_shape(value, shape)
             inputs[slot] = _as_reads(run, of_reference, slot, value)
         values = {
             slot: params[slot] if slot in params else run.array(records[slot])

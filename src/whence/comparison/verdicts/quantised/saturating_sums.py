@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from whence.dtypes import Array
 from whence.judge.limits import CODES_AT_TIES
-from whence.records.quantised import Member
+from whence.records.quantised import Member, measured
 
 I32 = npt.NDArray[np.int32]
 F64 = npt.NDArray[np.float64]
@@ -140,6 +140,18 @@ def _matmul(places: tuple[int, ...], made: tuple[int, int] | None) -> _Products:
     return products
 
 
+def _measured(member: Member, read: Mapping[int, Array], result: Array) -> list[_Product]:
+    """Of numbers that become codes inside, by their own range."""
+    codes, scale, zero = measured(read[0])
+    as_fused: dict[int, Array] = {
+        0: codes.astype(np.uint8), 2: np.asarray(scale), 4: np.asarray(zero)
+    }  # fmt: skip
+    for place, own in ((1, 1), (3, 2), (5, 3), (6, 4)):
+        if own in read:
+            as_fused[place] = read[own]
+    return _matmul((0, 2, 4, 1, 3, 5), None)(member, as_fused, result)
+
+
 def _convolution(member: Member, read: Mapping[int, Array], result: Array) -> list[_Product]:
     """A product for each order in which a kernel may lay out the terms of a window."""
     stated = member.attributes
@@ -179,4 +191,5 @@ _PRODUCTS: Mapping[str, _Products] = {
     "QLinearConv": _convolution,
     "QLinearMatMul": _matmul((0, 1, 2, 3, 4, 5), (6, 7)),
     "MatMulIntegerToFloat": _matmul((0, 2, 4, 1, 3, 5), None),
+    "DynamicQuantizeMatMul": _measured,
 }

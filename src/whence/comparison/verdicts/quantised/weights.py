@@ -74,7 +74,11 @@ class CodedParameters:
         none.
         """
         array = self.target.array(record)
-        equal = (s for s in slots if np.array_equal(array, self.reference.array(params[s])))
+        equal = (
+            s
+            for s in slots
+            if np.array_equal(array.ravel(), self.reference.array(params[s]).ravel())
+        )
         return next(equal, "")
 
     def _one(self, weight: CodedWeight, reference: Array | None) -> tuple[str, Scheme | None]:
