@@ -168,9 +168,29 @@ def erf(named: Named) -> list[Any]:
     return [torch.copysign(1 - sum_ * torch.exp(-size * size), x.float()).to(x.dtype)]
 
 
+def sigmoid(named: Named) -> list[Any]:
+    """The logistic function as vector kernels of 32 bits compute it: to a rounding of 1, however
+    small it is. 1 - 1 / (1 + exp x) is as exact; ONNX Runtime's is 1.2 roundings off and 0 below
+    -18.
+
+    Others are good to a rounding of the result, and both are right. Integers and 64 bits as usual.
+    """
+    x = named["self"]
+    if not x.is_floating_point() or x.dtype.itemsize > 4:
+        return [torch.sigmoid(x)]
+    return [(1 - 1 / (1 + torch.exp(x.float()))).to(x.dtype)]
+
+
+def silu(named: Named) -> list[Any]:
+    """x sigmoid(x)."""
+    return [named["self"] * sigmoid(named)[0]]
+
+
 WRITTEN_OUT: dict[str, Callable[[Named], list[Any]]] = {
     "erf": erf,
     "special_erf": erf,
+    "sigmoid": sigmoid,
+    "silu": silu,
     "scaled_dot_product_attention": lambda named: attention(named)[:1],
     "_scaled_dot_product_attention_math": lambda named: attention(named)[:1],
     "_scaled_dot_product_flash_attention_for_cpu": attention,

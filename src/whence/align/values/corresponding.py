@@ -4,8 +4,9 @@ elements; behind a fault, where figures say nothing, by what they are computed o
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from whence.align.values.exported_modules import module_values
 from whence.align.values.value_graph import Form, ValueGraph, has_activation, is_move, kind_of
@@ -125,14 +126,27 @@ class _Pairing:
         others = module_values(self.target)
         for path, module in module_values(self.reference).items():
             other = others.get(path)
-            if (
-                other is not None
-                and self._is_open(module.value)
-                and other.value not in self._taken
-                and self._fit(module.value, other.value)
-                and module.may_be(other)
-            ):
-                self._pair(module.value, other.value)
+            if other is None or not module.may_be(other):
+                continue
+            for value, partner in self._facing(module.values, other.values):
+                if self._is_open(value) and partner not in self._taken:
+                    self._pair(value, partner)
+
+    def _facing(self, values: Sequence[int], others: Sequence[int]) -> list[tuple[int, int]]:
+        """As many results of one module in two graphs, which need not agree in their order; none
+        where it is not clear which is which.
+        """
+        if len(values) == 1:
+            return [(values[0], others[0])] if self._fit(values[0], others[0]) else []
+        pairs = []
+        for value in values:
+            record = self.reference.record(value)
+            far = [_distance(record, self.target.record(other)) for other in others]
+            nearest = min(far)
+            if math.isinf(nearest) or far.count(nearest) > 1:
+                return []
+            pairs.append((value, others[far.index(nearest)]))
+        return pairs if len({other for _, other in pairs}) == len(others) else []
 
     def by_structure(self) -> None:
         """Values by what they are computed of, as far as that tells."""
@@ -202,16 +216,33 @@ class _Pairing:
         count = 0
         for value in filter(self._is_open, self.reference.values):
             call = self.reference.makers[value]
-            partner = _last_reader(call, self.reference, others)
+            across = _readers_of(call, self.reference, others)
+            partner = max(across, key=lambda reader: reader.order, default=None)
             if partner is None or has_activation(call) != has_activation(partner):
                 continue
-            back = _last_reader(partner, self.target, readers)
+            if self._is_composite(call) and not self._may_end_in(value, partner):
+                continue
+            back = max(
+                _readers_of(partner, self.target, readers), key=lambda r: r.order, default=None
+            )
             free = self._free(ref.record for ref in partner.slots("output"))
             made = [ref.record for ref in call.slots("output")]
             if back is call and len(free) == len(made) and self._fits(value, free, made):
                 self._pair(value, free[made.index(value)])
                 count += 1
         return count
+
+    def _is_composite(self, call: Call) -> bool:
+        """Does one call, such as a whole block, use several matrices?"""
+        return sum(_is_matrix(record) for record in self.reference.parameters(call)) > 1
+
+    def _may_end_in(self, value: int, partner: Call) -> bool:
+        """Where one call does what several do, the last of these that reads a parameter need not
+        be the last: a sum may stand behind it, also in an operator of the next module.
+        """
+        record = self.reference.record(value)
+        made = (self.target.record(ref.record) for ref in partner.slots("output"))
+        return any(_alike(record, other, _NEAR) for other in made)
 
     def _fits(self, value: int, free: list[int], made: list[int]) -> bool:
         other = free[made.index(value)]
@@ -263,22 +294,43 @@ def _readers(graph: ValueGraph) -> dict[int, list[Call]]:
     return readers
 
 
-def _last_reader(call: Call, graph: ValueGraph, across: dict[int, list[Call]]) -> Call | None:
-    """The last call of the other graph that reads a parameter of this one, where of each there is
-    only one reader.
+def _readers_of(call: Call, graph: ValueGraph, across: dict[int, list[Call]]) -> list[Call]:
+    """The calls of the other graph that read the parameters of this one; none where some parameter
+    has several readers.
     """
     candidates: list[Call] = []
     for record in graph.parameters(call):
         readers = across.get(record.sketch.checksum, []) if record.sketch is not None else []
         if len(readers) > 1:
-            return None
+            return []
         candidates += readers
-    return max(candidates, key=lambda reader: reader.order, default=None)
+    return candidates
+
+
+def _is_matrix(record: Record) -> bool:
+    return sum(extent > 1 for extent in record.shape) > 1
 
 
 def _varies(record: Record) -> bool:
     """Does it hold more than one number over and over?"""
     return record.statistics is not None and bool(record.statistics.std)
+
+
+def _distance(a: Record, b: Record) -> float:
+    """How far apart the figures of two values lie, 0 where they are equal; infinite where one has
+    none.
+    """
+    if a.sketch is None or b.sketch is None or a.count != b.count:
+        return math.inf
+    sums = (a.sketch.abs_sum, b.sketch.abs_sum), (a.sketch.fourth_sum, b.sketch.fourth_sum)
+    cubes = a.sketch.cube_sum, b.sketch.cube_sum
+    if any(x is None for pair in (*sums, cubes) for x in pair):
+        return math.inf
+    return sum(
+        abs(x - y) / (max(abs(x), abs(y)) or 1.0)
+        for x, y in (*sums, cubes)
+        if x is not None and y is not None
+    )
 
 
 def _alike(a: Record, b: Record, far: float = _CLOSE) -> bool:

@@ -11,26 +11,33 @@ from whence.records import Call, Record
 from whence.records.marks import Mark, mark_value
 
 
-class ModuleValue(NamedTuple):
-    """What a module returns, and the parameters that are read inside of it."""
+class ModuleValues(NamedTuple):
+    """What a module returns, in order, and the parameters that are read inside of it."""
 
-    value: int
+    values: Sequence[int]
     parameters: Sequence[Record]
 
-    def may_be(self, other: ModuleValue) -> bool:
-        """May two values be the same result of a module?
+    def may_be(self, other: ModuleValues) -> bool:
+        """May two modules be the same one?
 
         A module whose norm, bias or activation went into another operator reads other parameters
         in one of the graphs. Of those with the same sizes one at least holds the same elements:
-        those of a convolution with a norm folded into it do not.
+        those of a convolution with a norm folded into it do not. Nothing is folded into a module
+        that has vectors alone (a norm, the frequencies of a rotary embedding) without another
+        parameter, so its own may be wrong.
         """
         sizes, other_sizes = (Counter(p.count for p in m.parameters) for m in (self, other))
+        if len(self.values) != len(other.values) or sizes != other_sizes:
+            return False
         sums, other_sums = ({_sum(p) for p in m.parameters} for m in (self, other))
-        return sizes == other_sizes and (not sums or bool(sums & other_sums))
+        return not sums or bool(sums & other_sums) or self._has_only_vectors()
+
+    def _has_only_vectors(self) -> bool:
+        return all(sum(extent > 1 for extent in p.shape) <= 1 for p in self.parameters)
 
 
-def module_values(graph: ValueGraph) -> dict[str, ModuleValue]:
-    """By the path of a module that is called once, the only tensor that it makes for others."""
+def module_values(graph: ValueGraph) -> dict[str, ModuleValues]:
+    """By the path of a module that is called once, the tensors that it makes for others."""
     modules = defaultdict[str, list[Call]](list)
     for call in graph.calls:
         for path in _with_those_around(mark_value(call, Mark.OF_MODULE)):
@@ -41,17 +48,17 @@ def module_values(graph: ValueGraph) -> dict[str, ModuleValue]:
             (path, calls, _read_outside(graph, calls, readers)) for path, calls in modules.items()
         )
         return {
-            path: ModuleValue(values[0], _parameters(graph, calls))
+            path: ModuleValues(values, _parameters(graph, calls))
             for path, calls, values in results
-            if len(values) == 1
+            if values
         }
     called = Counter(call.scope for call in graph.calls if call.kind == "module")
     return {
-        call.scope: ModuleValue(refs[0].record, _parameters(graph, [call]))
+        call.scope: ModuleValues([ref.record for ref in refs], _parameters(graph, [call]))
         for call in graph.calls
         if call.kind == "module" and call.scope and called[call.scope] == 1
         for refs in (call.slots("output"),)
-        if len(refs) == 1
+        if refs
     }
 
 
@@ -87,7 +94,12 @@ def _read_outside(
 
 
 def _parameters(graph: ValueGraph, calls: Sequence[Call]) -> list[Record]:
-    return [record for call in calls for record in graph.parameters(call)]
+    """Each of other elements once: a rotary embedding holds its frequencies twice. What moves take
+    is a shape or axes.
+    """
+    read = [record for call in calls if not is_move(call) for record in graph.parameters(call)]
+    sums = [_sum(record) for record in read]
+    return [record for k, record in enumerate(read) if sums[k] is None or sums[k] not in sums[:k]]
 
 
 def _sum(parameter: Record) -> int | None:

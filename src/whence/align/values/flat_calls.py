@@ -7,7 +7,7 @@ that it calls is one operator for each tensor that it hands on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,7 +16,7 @@ from whence.align.call_sites import selected
 from whence.align.calls.facing_tensors import with_programs
 from whence.align.derived_run import renumbered
 from whence.align.values.value_graph import ATEN_MOVES
-from whence.records import Call, Program, Ref, Run, children
+from whence.records import Call, Program, Record, Ref, Run, children
 from whence.records.program import map_operands
 from whence.records.slots import is_of_child, is_output, is_param, split_child
 
@@ -94,7 +94,7 @@ def _cut(run: Run, calls: Sequence[Call], programs: dict[str, Program]) -> list[
             continue
         program = run.programs.get(call.program)
         for slot, _ in program.outputs if program is not None else ():
-            stretch = _stretch(call, inside, program, slot, number)
+            stretch = _stretch(run.records, call, inside, program, slot, number)
             if stretch is not None:
                 part, own = stretch
                 if is_of_child(slot):
@@ -114,14 +114,24 @@ def _last_order(run: Run, kids: Mapping[int, Sequence[int]], call: Call) -> int:
 
 
 def _stretch(
-    call: Call, inside: Sequence[Call], program: Program | None, slot: str, number: int
+    records: Sequence[Record],
+    call: Call,
+    inside: Sequence[Call],
+    program: Program | None,
+    slot: str,
+    number: int,
 ) -> tuple[Call, Program] | None:
     """What a module computes of one tensor that it hands on, as a call; None where it passes on
     what it was given. number: an id that is free.
     """
     if program is None:
         return None
-    own = _sliced(program, slot)
+
+    def shape(source: str) -> tuple[int, ...]:
+        ref = _ref(call, inside, source)
+        return records[ref.record].shape if ref is not None else ()
+
+    own = _sliced(program, slot, shape)
     output = _ref(call, inside, slot)
     if own is None or output is None:
         return None
@@ -172,26 +182,48 @@ def _ref(call: Call, inside: Sequence[Call], slot: str) -> Ref | None:
     return next((ref for ref in of.refs if ref.slot == slot), None)
 
 
-def _sliced(program: Program, slot: str) -> Program | None:
-    """The part of a program that makes one of its outputs; None where it only passes it on."""
-    operand = dict(program.outputs)[slot]
-    if "op" not in operand:
-        return None
+def _needed(program: Program, last: int) -> set[int]:
+    """The operations that one depends on, by place, with itself."""
     needed: set[int] = set()
-    waiting = [operand["op"][0]]
+    waiting = [last]
     while waiting:
         place = waiting.pop()
         if place not in needed:
             needed.add(place)
             operands = program.operations[place].operands()
             waiting += [value[0] for kind, value in operands if kind == "op"]
+    return needed
+
+
+def _sliced(program: Program, slot: str, shape: Callable[[str], tuple[int, ...]]) -> Program | None:
+    """The part of a program that makes one of its outputs; None where it only passes it on.
+
+    An input of which it takes nothing but extents is none of its own: what it makes would seem to
+    be made of it, wrong where that is wrong. shape: of the tensor in a slot, () where unknown.
+    """
+    operand = dict(program.outputs)[slot]
+    if "op" not in operand:
+        return None
+    needed = _needed(program, operand["op"][0])
     places = {old: new for new, old in enumerate(sorted(needed))}
+    read = {
+        value
+        for place in needed
+        for kind, value in program.operations[place].operands()
+        if kind == "in"
+    }
     inputs: list[int] = []
     params: list[str] = []
+    extents: list[int] = []
 
     def renumbered_operand(kind: str, value: Any) -> Any:
         if kind == "op":
             return {"op": [places[value[0]], value[1]]}
+        if kind == "dim" and value[0] not in read:
+            known = shape(program.inputs[value[0]])
+            if value[1] < len(known):
+                extents.append(known[value[1]])
+                return known[value[1]]
         if kind in ("in", "dim"):
             number = value if kind == "in" else value[0]
             if number not in inputs:
@@ -210,7 +242,7 @@ def _sliced(program: Program, slot: str) -> Program | None:
     output = map_operands(renumbered_operand, operand)
     return msgspec.structs.replace(
         program,
-        id=f"{program.id} for {slot}",
+        id=f"{program.id} for {slot} of {extents}",
         operations=operations,
         inputs=tuple(program.inputs[k] for k in inputs),
         outputs=((slot, output),),

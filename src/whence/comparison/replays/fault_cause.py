@@ -40,8 +40,10 @@ def fault_cause(
 
     The target's own program on its own inputs: where it gives what the target recorded (within
     rounding), the kernel does what the code says, so the code differs (`semantic`); where it
-    does not, the kernel is at fault.
+    does not, the kernel is at fault. Nodes of a graph do the work of a module with operators of
+    their own, so that only one side has one says nothing there.
     """
+    is_rewritten = sides.reference.is_of_graphs != sides.target.is_of_graphs
     if not partner.program:
         # The reference could be replayed, so it drew none.
         is_random = is_without_program(partner, NoProgram.RANDOM)
@@ -53,7 +55,7 @@ def fault_cause(
         reference_program = sides.reference.program(call) if not borrowed else None
         anew = reference_program is not None and written_anew(reference_program, target_program)
         if reference_program is not None and not anew:
-            first = difference(reference_program, target_program)
+            first = _shared(difference(reference_program, target_program), is_rewritten)
         names = [
             slot_in_target(sides, partner, target_program, slot, pair)
             for slot in flagged
@@ -66,12 +68,13 @@ def fault_cause(
             score, wide, right = own_score(sides.unmasked, partner, outputs)
             if score > own_limit:
                 return _kernel_fault(partner, target_program)
-            if reference_program is None:
+            if reference_program is None or (anew and is_rewritten):
                 parting = Parting()
             elif anew:
                 parting = other_function(reference_program, target_program)
             else:
                 parting = _parting(sides, call, slots, flagged, target_program, right, wide)
+                parting = _shared(parting, is_rewritten)
     except (ReplayRefused, ElementsMissing, KeyError, ValueError):
         return FaultCause(CauseKind.UNKNOWN, first.words)
     return FaultCause(
@@ -82,6 +85,11 @@ def fault_cause(
         source_line(partner, target_program, parting.place),
         parting.reason(first),
     )
+
+
+def _shared(parting: Parting, is_rewritten: bool) -> Parting:
+    """What two programs part in, if the operators of one are not another way to write the other."""
+    return Parting() if is_rewritten and parting.on_one_side else parting
 
 
 def _kernel_fault(partner: Call, program: Program) -> FaultCause:

@@ -4,6 +4,7 @@ may be trusted.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge.precision import mask_fill
 from whence.records import Call, Program, Run, children
+from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_of_child, is_param, split_child
 
 if TYPE_CHECKING:
@@ -40,6 +42,11 @@ class ReplaySource:
         self._why: dict[str, str] = {}
         self._confirmed: dict[tuple[int, str], tuple[str, float]] = {}
         self._borrowed: dict[int, Any] = {}
+
+    @functools.cached_property
+    def is_of_graphs(self) -> bool:
+        """Are there nodes of an ONNX graph in it?"""
+        return any(has_mark(call, Mark.OPSET) for call in self.run.calls)
 
     # ---- records
 

@@ -40,7 +40,7 @@ def blocked_values(graph: Any, original: OriginalGraph | None) -> BlockedValues:
     for node in graph.nodes:
         if node.domain == BLOCKED and node.op_type == "ReorderOutput":
             stated = int(node.attributes.get("channels", 0))
-            channels[node.inputs[0]] = channels.get(node.inputs[0], 0) or stated
+            channels[node.inputs[0]] = stated or channels.get(node.inputs[0], 0)
             if original is not None and node.outputs[0] in original.makers:
                 names[node.inputs[0]] = node.outputs[0]
             continue
@@ -50,7 +50,7 @@ def blocked_values(graph: Any, original: OriginalGraph | None) -> BlockedValues:
         name = _name(node, names, original) if original is not None else ""
         if node.domain == BLOCKED and node.op_type in ("Conv", "ReorderInput"):
             count = original.channels(name) if original is not None else 0
-            count = count or _stated(node, graph)
+            count = count or _stated(node, graph) or _held(node, graph)
             data = node.inputs[0]
             if original is not None and node.op_type == "Conv" and not channels.get(data, 1):
                 channels[data] = original.input_channels(name)
@@ -70,6 +70,14 @@ def _stated(node: Any, graph: Any) -> int:
     axis = len(shape) - 1 if node.attributes.get("channels_last") else 1
     known = node.op_type == "ReorderInput" and 0 <= axis < len(shape)
     return max(shape[axis], 0) if known else 0
+
+
+def _held(node: Any, graph: Any) -> int:
+    """How many channels the weight of a convolution has for results: what the blocks hold, with
+    those that only fill the last one. A file that was optimised before says no more.
+    """
+    weight = graph.initializers.get(node.inputs[1]) if node.op_type == "Conv" else None
+    return int(weight.shape[0]) if weight is not None and weight.shape else 0
 
 
 def convolution(
