@@ -1,0 +1,1 @@
+"""The models, the planted faults and the runs of `benchmarks/exported_models.py`."""
