@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import msgspec
 
 from whence.records.program import (
     GRADIENTS,
+    TENSOR_OPERANDS,
     Operation,
     Program,
     identified,
@@ -137,7 +139,6 @@ def _merged(program: Program, aliases: Mapping[str, str]) -> Program:
         program,
         operations=tuple(operation.with_operands(renamed) for operation in program.operations),
         outputs=tuple((slot, map_operands(renamed, operand)) for slot, operand in program.outputs),
-        detached=tuple((k, map_operands(renamed, operand)) for k, operand in program.detached),
     )
 
 
@@ -157,16 +158,7 @@ def _joined(program: Program) -> Program:
         program,
         operations=tuple(operation.with_operands(joined) for operation in program.operations),
         outputs=tuple((slot, map_operands(joined, operand)) for slot, operand in program.outputs),
-        detached=tuple((k, map_operands(joined, operand)) for k, operand in program.detached),
     )
-
-
-def _replacing(old: dict[str, Any], new: dict[str, Any]) -> Callable[[str, Any], dict[str, Any]]:
-    def replaced(kind: str, value: Any) -> dict[str, Any]:
-        operand = {kind: value}
-        return new if operand == old else operand
-
-    return replaced
 
 
 class _Copied:
@@ -178,20 +170,31 @@ class _Copied:
         self._places: dict[int, int] = {}
         for place in order:
             line = program.lines[place] if program.lines else ""
-            cut = [operand for user, operand in program.detached if user == place]
-            operation = program.operations[place].with_operands(self.renumbered)
-            for operand in map_operands(self.renumbered, cut):
-                detached = {"op": [len(self.operations), 0]}
-                self._add(Operation("aten.detach.default", (operand,)), line)
-                operation = operation.with_operands(_replacing(operand, detached))
+            cut = {argument for user, argument in program.detached if user == place}
+            operation = program.operations[place].with_operands(self._with_cuts(cut, line))
             self._places[place] = len(self.operations)
             self._add(operation, line)
+
+    def _with_cuts(self, cut: set[int], line: str) -> Callable[[str, Any], dict[str, Any]]:
+        """Renumbers the operands of one operation; those tensors whose place is in `cut` are
+        detached before it.
+        """
+        places = itertools.count()
+
+        def renumbered(kind: str, value: Any) -> dict[str, Any]:
+            operand = self.renumbered(kind, value)
+            if kind not in TENSOR_OPERANDS or next(places) not in cut:
+                return operand
+            self._add(Operation("aten.detach.default", (operand,)), line)
+            return {"op": [len(self.operations) - 1, 0]}
+
+        return renumbered
 
     def _add(self, operation: Operation, line: str) -> None:
         self.operations.append(operation)
         self.lines.append(line)
 
-    def renumbered(self, kind: str, place: Any) -> Any:
+    def renumbered(self, kind: str, place: Any) -> dict[str, Any]:
         """An operand of the program as one of the copy."""
         return {"op": [self._places[place[0]], place[1]]} if kind == "op" else {kind: place}
 

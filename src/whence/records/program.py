@@ -76,8 +76,8 @@ class Program(
     extents were one at recording and must be on replay. inference: recorded under inference_mode,
     where composite operators arrive whole; grad: slots that required grad then (they choose by it).
     under_grad: recorded with gradients enabled, where one of its operators takes another kernel.
-    detached: (operation, argument of it) through which no gradient flows back although it depends
-    on a tensor with one.
+    detached: (operation, which of the tensors that it is given) where no gradient flows back
+    although the tensor depends on one that has a gradient.
     notes: what was met ("in-place", "cast pinned", "guard"), for a reader.
 
     A call that calls others runs its own operators between them: outputs "k:input.x" are what its
@@ -114,7 +114,7 @@ class Program(
     lines: tuple[str, ...] = ()
     call_lines: tuple[str, ...] = ()
     under_grad: bool = False
-    detached: tuple[tuple[int, dict[str, Any]], ...] = ()
+    detached: tuple[tuple[int, int], ...] = ()
 
 
 def identified(program: Program) -> Program:

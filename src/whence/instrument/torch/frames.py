@@ -32,6 +32,7 @@ class ModuleFrame(Frame):
     held: dict[tuple[Any, ...], tuple[str, Any]] | None
     parent: ModuleFrame | None
     phase: str
+    op = ""
     reads: list[str]
     root: ModuleRoot
     started: float

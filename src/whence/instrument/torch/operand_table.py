@@ -60,7 +60,8 @@ class OperandTable:
     wrote a storage. owners: (operand, dtype, offset, elements) over a storage, for views that no
     operator made. pinned: layouts of tensors that are float32 in a 16-bit run too. fixed: (input,
     axis, extent) that a replay must share. hole: why an argument of the
-    operator at hand is unknown. detached: its arguments through which no gradient flows.
+    operator at hand is unknown. detached: of each tensor that it is given,
+    whether no gradient flows back through it.
     """
 
     def __init__(self, find: Callable[[Any], str] | None) -> None:
@@ -85,7 +86,7 @@ class OperandTable:
         self.param_extents: set[int] = set()
         self.fixed: set[tuple[int, int, int]] = set()
         self.grad: set[str] = set()
-        self.detached: list[Operand] = []
+        self.detached: list[bool] = []
         self.base: Any = None
 
     def forget_tensors(self) -> None:
@@ -304,10 +305,8 @@ class OperandTable:
 
     def _argument(self, tensor: Any) -> Operand:
         """A tensor that an operator is given."""
-        operand = self.ref(tensor)
-        if not tensor.requires_grad and (tensor.is_floating_point() or tensor.is_complex()):
-            self.detached.append(operand)
-        return operand
+        self.detached.append(not tensor.requires_grad)
+        return self.ref(tensor)
 
     def check_written(self, value: Any) -> None:
         for tensor in tensors_in(value):

@@ -18,13 +18,7 @@ from whence.frameworks.torch_schema import (
     written,
 )
 from whence.instrument.torch.cast_points import CastPoints
-from whence.instrument.torch.operand_table import (
-    Operand,
-    OperandTable,
-    RecordedOperation,
-    Stop,
-    layout,
-)
+from whence.instrument.torch.operand_table import OperandTable, RecordedOperation, Stop, layout
 from whence.instrument.torch.sources import source_here
 
 _METADATA_READERS = {
@@ -43,14 +37,14 @@ _CASTS = {"_to_copy", "to", "type_as"}
 class OperatorRecording:
     """Adds operators to a table of operands; every method may raise `Stop`.
 
-    lines: source line of each operation. detached: arguments of an operation, by its place, that
-    require no gradient.
+    lines: source line of each operation. detached: of each tensor that an operation is
+    given, by the place of the operation, whether it requires no gradient.
     """
 
     def __init__(self, table: OperandTable, cast_points: CastPoints) -> None:
         self._table, self._cast_points = table, cast_points
         self.lines: dict[int, str] = {}
-        self.detached: dict[int, list[Operand]] = {}
+        self.detached: dict[int, list[bool]] = {}
 
     def before(
         self, func: Any, args: Any, kwargs: Any

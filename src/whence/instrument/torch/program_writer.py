@@ -24,7 +24,7 @@ from whence.instrument.torch.operand_table import (
 from whence.instrument.torch.program_sizes import ProgramSizes
 from whence.instrument.torch.sources import source_here
 from whence.records import Operation, Program
-from whence.records.program import map_operands, operands
+from whence.records.program import TENSOR_OPERANDS, map_operands, operands
 from whence.records.slots import is_mutated
 
 
@@ -124,14 +124,14 @@ def write_program(
     table: OperandTable,
     children: ChildCalls,
     lines: Mapping[int, str],
-    detached: Mapping[int, Sequence[Operand]],
+    detached: Mapping[int, Sequence[bool]],
     outputs: Sequence[tuple[str, Any]],
 ) -> tuple[Program, list[Any]]:
     """The program of a recording, and the tensors of its constants.
 
-    lines: source line of each operation. detached: arguments of operations, by place, that
-    require no gradient. outputs: (slot, tensor after the call). Raises Stop where
-    there is no program.
+    lines: source line of each operation. detached: of each tensor that an operation is given, by
+    place, whether it requires no gradient. outputs: (slot, tensor after the call). Raises Stop
+    where there is no program.
     """
     # Of a call between whose operators others lie, each output stands for itself.
     results, lost = _outputs(table, children, outputs, not children.calls)
@@ -170,8 +170,8 @@ def write_program(
         lost=lost,
         under_grad=under_grad,
         detached=tuple(
-            (numbers[place], map_operands(rename, operand))
-            for place, operand in _detached(table, detached)
+            (numbers[place], argument)
+            for place, argument in _detached(table, detached)
             if place in numbers
         ),
     )
@@ -222,25 +222,18 @@ def _digest(program: Program, constants: Sequence[Any]) -> str:
     return digest.hexdigest()
 
 
-def _detached(
-    table: OperandTable, detached: Mapping[int, Sequence[Operand]]
-) -> list[tuple[int, Operand]]:
-    """(operation, argument) where an operation uses what depends on a tensor with a gradient, and
-    no gradient flows back: detached, or made without autograd.
+def _detached(table: OperandTable, detached: Mapping[int, Sequence[bool]]) -> list[tuple[int, int]]:
+    """(operation, which of the tensors that it is given) where an operation uses what depends on a
+    tensor with a gradient, and no gradient flows back: detached, or made without autograd.
     """
-    cuts: list[tuple[int, Operand]] = []
+    cuts: list[tuple[int, int]] = []
     carry: set[int] = set()
     for place, (_, args, kwargs, *_) in enumerate(table.operations):
-        carries = False
-        for kind, value in operands([*args, *kwargs.values()]):
-            operand = {kind: value}
-            if not _carries(table, carry, kind, value):
-                continue
-            if operand in detached.get(place, ()):
-                cuts.append((place, operand))
-            else:
-                carries = True
-        if carries:
+        tensors = [o for o in operands([*args, *kwargs.values()]) if o.kind in TENSOR_OPERANDS]
+        carries = [_carries(table, carry, *operand) for operand in tensors]
+        cut = detached.get(place, ())
+        cuts += [(place, k) for k, (c, d) in enumerate(zip(carries, cut)) if c and d]
+        if any(c and not (k < len(cut) and cut[k]) for k, c in enumerate(carries)):
             carry.add(place)
     return cuts
 

@@ -88,7 +88,7 @@ class BackwardCalls:
         program, no_program = self._program_of(part)
         if program and _hands_on(part, self._writer.program(program)):
             return
-        own = f"backward of {part.child}" if part.child is not None else ""
+        own = f"backward of {part.child}" if part.child is not None else call.op
         self.registry.call(
             Call(
                 id=(order := session.next_order()),

@@ -102,16 +102,25 @@ class BackwardPasses:
         """Begin to look at backward passes."""
         previous = self._previous = torch.autograd.backward
 
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        def backward(
+            tensors: Any,
+            grad_tensors: Any = None,
+            retain_graph: bool | None = None,
+            create_graph: bool = False,
+            *further: Any,
+            **named: Any,
+        ) -> Any:
             hooks = None
             loss = self._loss.stop()
             if self._waiting and self._frames.active and not inside():
                 hooks = self._frames.guarded(self._begin, tensors, loss)
             try:
-                return previous(tensors, *args, **kwargs)
+                return previous(
+                    tensors, grad_tensors, retain_graph, create_graph, *further, **named
+                )
             finally:
                 if hooks is not None:
-                    kept = bool(kwargs.get("retain_graph") or kwargs.get("create_graph"))
+                    kept = create_graph if retain_graph is None else retain_graph
                     self._frames.guarded(self._end, hooks, kept)
 
         self._wrapper = backward

@@ -61,6 +61,7 @@ class EndedCall(Protocol):
     """
 
     scope: str
+    op: str
     op_type: str
     number: str
     occurrence: int
@@ -91,7 +92,7 @@ class ForwardCall:
 
     __slots__ = (
         "arguments", "children", "info", "inputs", "keep", "micro", "nodes", "number",
-        "occurrence", "op_type", "order", "outputs", "placements", "program", "refs", "root",
+        "occurrence", "op", "op_type", "order", "outputs", "placements", "program", "refs", "root",
         "scope", "step", "training",
     )  # fmt: skip
     children: list[ForwardCall | None]
@@ -107,6 +108,7 @@ class ForwardCall:
         self.root: ModuleRoot = frame.root
         self.refs: Sequence[Ref] = frame.refs
         self.program, self.order, self.scope = program, frame.order, frame.scope
+        self.op = frame.op
         self.step, self.micro, self.occurrence = frame.step, frame.micro, frame.occurrence
         self.op_type, self.number, self.training = frame.op_type, frame.number, frame.training
         self.arguments, self.keep = frame.arguments, frame.keep

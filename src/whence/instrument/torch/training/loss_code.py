@@ -47,7 +47,8 @@ class _Loss:
     """The code behind one call of a model, as a listener keeps a call of a module in progress."""
 
     def __init__(self, frame: ModuleFrame, *, keep: bool) -> None:
-        self.scope, self.op_type, self.number = "", LOSS, LOSS
+        self.scope, self.number = "", LOSS
+        self.op = self.op_type = LOSS
         self.occurrence, self.training = 0, True
         self.root, self.step, self.micro, self.keep = frame.root, frame.step, frame.micro, keep
         self.info = _NoModule()
