@@ -27,7 +27,8 @@ _GROUPS = {
     "Files": "--output --force",
     "What is captured": "--include --exclude --class --max-depth --ids --no-children --slots "
     "--steps --ranks --level",
-    "What is kept": "--keep --max-bytes --no-inputs --weights --programs --samples --dedup "
+    "What is kept": "--keep --max-bytes --no-inputs --weights --programs --gradients --samples "
+    "--dedup "
     "--on-record --print",
     "Repeatable runs": "--seed --deterministic --force-tokens",
     "Experiments": "--patch --patch-from --inject --rung --disabled-optimizers",
@@ -149,6 +150,11 @@ def _a_file(ctx: click.Context, argument: click.Parameter, word: str) -> list[An
     "--programs/--no-programs",
     default=True,
     help="Record the operators of leaf modules, so that compare can replay them.  [default: on]",
+)
+@click.option(
+    "--gradients/--no-gradients",
+    default=True,
+    help="Record backward passes, losses and steps of optimisers too.  [default: on]",
 )
 @click.option(
     "--weights",

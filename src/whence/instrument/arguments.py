@@ -29,6 +29,7 @@ class SharedArguments(TypedDict, total=False):
     deterministic: bool
     no_inputs: str | Iterable[str]
     programs: bool
+    gradients: bool
     weights: str | Iterable[str]
     patch: str | Iterable[str]
     patch_from: str | os.PathLike[str]

@@ -24,6 +24,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Program
 from whence.records.marks import NoProgram, is_without_program
+from whence.records.program import GRADIENTS
 from whence.results import CauseKind
 
 
@@ -94,6 +95,12 @@ def _shared(parting: Parting, is_rewritten: bool) -> Parting:
 
 def _kernel_fault(partner: Call, program: Program) -> FaultCause:
     """The cause where the target's own program does not give what the target recorded."""
+    if program.operations[-1].name == GRADIENTS:
+        return FaultCause(
+            CauseKind.KERNEL,
+            "the target's gradients are not the derivative of the operators that it ran: a custom "
+            "autograd function, a hook, or a kernel",
+        )
     operator = only_operator(program)
     named = f" ({operator})" if operator else ""
     place = next((i for i, op in enumerate(program.operations) if op.name == operator), -1)

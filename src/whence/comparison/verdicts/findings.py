@@ -273,7 +273,7 @@ def _finding(
         pair=verdict.pair,
         operator=verdict.operator or own,
         side=verdict.side,
-        phase=call.phase if own and call.phase != "forward" else "",
+        phase=call.phase if call.phase != "forward" and call.kind != "region" else "",
     )
 
 

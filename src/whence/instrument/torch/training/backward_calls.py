@@ -18,7 +18,7 @@ from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.training.forward_calls import Edge, ForwardCall, first_reads
 from whence.instrument.torch.training.gradient_hooks import Gradient, SeenGradients
 from whence.instrument.torch.training.open_region import OpenRegion
-from whence.records import Call, Program, Ref
+from whence.records import Call, Ref
 from whence.records.backward import (
     GivenGradient,
     WantedGradient,
@@ -42,13 +42,6 @@ class _Part(NamedTuple):
     @property
     def turn(self) -> int:
         return max((g.turn for _, g in (*self.given, *self.made)), default=0)
-
-
-def _hands_on(part: _Part, program: Program) -> bool:
-    """Is the gradient that a child's output gets one that another child sent, as it was?"""
-    slots = [_given_slot(part, place) for place in range(len(part.given))]
-    used = {g.record for slot, (_, g) in zip(slots, part.given) if slot in program.inputs}
-    return used == {gradient.record for _, gradient in part.made}
 
 
 class BackwardCalls:
@@ -86,8 +79,6 @@ class BackwardCalls:
     def _write(self, part: _Part, region: Any) -> None:
         call, session = part.call, self._session
         program, no_program = self._program_of(part)
-        if program and _hands_on(part, self._writer.program(program)):
-            return
         own = f"backward of {part.child}" if part.child is not None else call.op
         self.registry.call(
             Call(
