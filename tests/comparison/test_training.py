@@ -1,5 +1,5 @@
-"""Training runs: what the optimiser did is not captured, so it is neither blamed nor passed
-over.
+"""Training runs: faults in the optimiser are named there; where it is not captured, it is neither
+blamed nor passed over.
 """
 
 import pytest
@@ -23,11 +23,11 @@ def model():
     )
 
 
-def train(net, path, rate=1e-2):
+def train(net, path, rate=1e-2, **options):
     torch.set_num_threads(1)
     optimizer = torch.optim.AdamW(net.train().parameters(), lr=rate)
     draw = torch.Generator().manual_seed(3)
-    with whence.capture(net, path, force=True):
+    with whence.capture(net, path, force=True, **options):
         for _ in range(3):
             for _ in range(2):
                 x, y = torch.randn(8, 16, generator=draw), torch.randint(0, 4, (8,), generator=draw)
@@ -56,9 +56,19 @@ def test_a_fault_in_the_forward_is_named_once_and_its_consequences_are_not(refer
     assert [(f.name, f.step, f.cause) for f in result.findings] == [("4", 0, "semantic")]
 
 
-def test_parameters_that_an_optimiser_parted_are_undecided_with_the_reason(reference, tmp_path):
+def test_another_learning_rate_is_one_finding_with_both_values(reference, tmp_path):
     train(model(), tmp_path / "tgt", rate=2e-2)
     result = whence.compare(reference, tmp_path / "tgt")
+    (finding,) = result.findings
+    assert (finding.op_type, finding.phase, finding.step) == ("AdamW", "optimizer", 0)
+    assert "lr is 0.01 in the reference, 0.02 in the target" in finding.sentence
+    assert len(finding.also) == 4  # the other modules with parameters
+
+
+def test_what_an_optimiser_parted_unseen_is_undecided_with_the_reason(tmp_path):
+    train(model(), tmp_path / "ref", gradients=False)
+    train(model(), tmp_path / "tgt", rate=2e-2, gradients=False)
+    result = whence.compare(tmp_path / "ref", tmp_path / "tgt")
     assert result.status == "undecided"
     assert result.findings == ()
     assert "diverged between steps" in result.headline
