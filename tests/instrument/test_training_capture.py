@@ -263,3 +263,15 @@ def test_gradients_can_be_left_out(tmp_path):
     run = captured(tmp_path / "run", net(), train, gradients=False)
     assert {c.phase for c in run.calls} == {"forward"}
     assert not any(c.gradients for c in run.calls)
+
+
+def test_code_between_models_that_is_no_loss_is_not_followed_for_ever(tmp_path):
+    def use(model):
+        out = model(IDS[0])
+        for _ in range(2500):
+            out = out + 0
+        out.sum().backward()
+
+    run = captured(tmp_path / "run", net(), use)
+    (loss,) = (c for c in run.calls if c.op == "loss" and c.phase == "forward")
+    assert loss.no_program == "runs more than 2000 operators"

@@ -110,7 +110,7 @@ class Recorder:
     casts: listen at the torch-function level too; False for code that asks `has_torch_function` and
     would decide otherwise while someone listens (`asks_for_listeners`). find: gives the slot of a
     tensor that is visible in another way (it hangs in a cache, it is a parameter of a module
-    below), "" when it is not.
+    below), "" when it is not. most: so many operators are recorded.
     """
 
     def __init__(
@@ -120,7 +120,9 @@ class Recorder:
         *,
         casts: bool = True,
         find: Callable[[Any], str] | None = None,
+        most: int | None = None,
     ) -> None:
+        self._most = most
         self._reason = ""
         self._over = self._paused = False
         self._entered: list[Any] = []
@@ -252,6 +254,8 @@ class Recorder:
         with self._guarded("looking at {}", func):
             around = restored(func, self._autocast)
             if not self._over and not self._paused:
+                if self._most is not None and len(self._table.operations) >= self._most:
+                    raise Stop(f"runs more than {self._most} operators")
                 ready = self._operators.before(func, args, kwargs)
         with around:
             out = func(*args, **kwargs)

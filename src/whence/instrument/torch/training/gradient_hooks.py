@@ -46,7 +46,8 @@ class _Share:
         """One node has sent its gradient, or None."""
         self.waiting -= 1
         if gradient is not None:
-            self.total = gradient if self.total is None else self.total + gradient
+            with torch.no_grad():  # autograd follows a pass of which the graph is kept
+                self.total = gradient if self.total is None else self.total + gradient
         if self.waiting or self.total is None:
             return
         direction = "output" if self.is_own else "input"

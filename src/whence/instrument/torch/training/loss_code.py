@@ -113,7 +113,7 @@ class LossCode:
             loss = _Loss(frame, keep=self._session.elements_on)
             find = functools.partial(self._find, loss)
             # A mode on functions would be around the call of `backward` itself.
-            loss.recorder = Recorder([], [], casts=False, find=find)
+            loss.recorder = Recorder([], [], casts=False, find=find, most=_MOST_OPERATORS)
             loss.recorder.__enter__()
             self._open.loss = loss
 
@@ -135,7 +135,7 @@ class LossCode:
     def _find(self, loss: _Loss, tensor: Any) -> str:
         """The slot of a tensor that the code reads and did not make."""
         thread = self._frames.thread
-        if thread.busy or len(loss.refs) >= _MOST_OPERATORS:
+        if thread.busy:
             return ""
         thread.busy = True
         try:
