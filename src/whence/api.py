@@ -37,6 +37,7 @@ from whence.workflows.live import compare_live
 from whence.workflows.locate.locate import locate
 from whence.workflows.maintenance import recover, scrub, warmup
 from whence.workflows.msit_report import cmp_report
+from whence.workflows.nans import nans
 from whence.workflows.operator_tests.generate import diff_results, generate_tests
 from whence.workflows.operator_tests.operators import chosen_operators, signatures
 from whence.workflows.page.write import page, plots, report_html
@@ -97,6 +98,7 @@ __all__ = [
     "load_policy",
     "locate",
     "map_weights",
+    "nans",
     "new_id",
     "open_run",
     "open_to_show",

@@ -18,6 +18,7 @@ from whence.report.doctor import checkup
 from whence.report.ladder import rungs
 from whence.report.locate import location
 from whence.report.module import module_lines, size
+from whence.report.nans import nans_text
 from whence.report.origin import origin_text
 from whence.report.repro import reproduction
 from whence.report.run.elements import kind_of_record
@@ -246,6 +247,7 @@ _WORDS: dict[type, Callable[[Any], str]] = {
     results.Explained: _explained,
     results.Rung: _rung,
     results.Location: _first_lines(location),
+    results.Nans: _first_lines(nans_text),
     results.Ladder: _first_lines(rungs),
     results.Checkup: _first_lines(checkup),
     results.Reproduction: _first_lines(reproduction),

@@ -19,6 +19,7 @@ from whence.results.contents import Contents, FoundComparison, FoundRun, LastCom
 from whence.results.generation import Generation, Prompted, Token, TokenKind
 from whence.results.measured import Measured
 from whence.results.module import ModuleCall, ModuleResult
+from whence.results.nans import Nans, NotFinite, Range
 from whence.results.origin import Counted, Occurrence, Occurrences, Origin, TracedInput, TracedStep
 from whence.results.parity import ParityError
 from whence.results.plan import TENSOR_RULE, CallPair, Joined, Made, Parted, Plan, SlotPair
@@ -94,8 +95,10 @@ __all__ = [
     "Measured",
     "ModuleCall",
     "ModuleResult",
+    "Nans",
     "Nearest",
     "NextStep",
+    "NotFinite",
     "Occurrence",
     "Occurrences",
     "Origin",
@@ -108,6 +111,7 @@ __all__ = [
     "PlantedFault",
     "PromptMatch",
     "Prompted",
+    "Range",
     "Remark",
     "Repetition",
     "Reproduction",

@@ -1,0 +1,145 @@
+"""The first operator of a run whose output is not finite although its inputs were."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from whence import dtypes
+from whence.records.slots import is_read, is_written
+from whence.results import Nans, NotFinite, Range
+
+if TYPE_CHECKING:
+    from whence.records import Call, Record, Run
+
+_MOST_OVERFLOWS = 100
+
+
+def nans(run: str | os.PathLike[str]) -> Nans:
+    """Find the first operator of a run whose output has NaN, or overflowed, although its inputs had
+    and did not.
+
+    run: a run folder or another tool's dump; statistics are enough. Infinities that a container's
+    own code makes (masks) are not counted. Raises UnreadableRun when the run cannot be read.
+    """
+    from whence.readers.figures import with_figures
+    from whence.readers.opening import open_run
+
+    path = os.fspath(run)
+    return _Search(with_figures(open_run(path))).result(path)
+
+
+class _Search:
+    """Walks over a run in the order of execution."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._kids: dict[int, list[Call]] = {}
+        for call in sorted(run.calls, key=lambda c: c.order):
+            self._kids.setdefault(call.parent, []).append(call)
+        self._seen: set[int] = set()
+
+    def result(self, name: str) -> Nans:
+        """What was found."""
+        nan: NotFinite | None = None
+        overflowed: list[NotFinite] = []
+        for made in self._made():
+            if made.nan:
+                nan = made
+                break
+            overflowed.append(made)
+        cause, overflow = nan, next(iter(overflowed), None)
+        if nan is None or (overflow is not None and any(read.infinite for read in nan.read)):
+            cause = overflow
+        after = [c for c in self._run.calls if cause is not None and c.order > cause.order]
+        records = self._run.records
+        return Nans(
+            name,
+            cause,
+            nan if cause is not nan else None,
+            tuple(overflowed[:_MOST_OVERFLOWS]),
+            sum(any(_is_bad(records[r.record]) for r in c.refs) for c in after),
+            len(self._run.calls),
+            sum(record.statistics is None and record.count > 0 for record in records),
+        )
+
+    def _made(self, parent: int = -1) -> Iterator[NotFinite]:
+        """Tensors that are the first of their kind, in the order in which they were made."""
+        for place, call in enumerate(self._kids.get(parent, ())):
+            yield from self._handed(call, parent, place)
+            if self._kids.get(call.id):
+                yield from self._made(call.id)
+            yield from self._left(call)
+
+    def _handed(self, call: Call, parent: int, place: int) -> Iterator[NotFinite]:
+        """What a call was given and nothing before it had: made by the code around it."""
+        for ref in call.refs:
+            if not is_read(ref.slot) or not self._is_new(ref.record):
+                continue
+            if self._run.records[ref.record].statistics.nan:  # type: ignore[union-attr]
+                above = self._run.calls[parent] if parent >= 0 else call
+                slot = f"{place}:{ref.slot}" if parent >= 0 else ref.slot
+                yield self._found(above, slot, ref.record)
+
+    def _left(self, call: Call) -> Iterator[NotFinite]:
+        """What a call made, of inputs that were finite."""
+        records = self._run.records
+        written = [r for r in call.refs if is_written(r.slot)]
+        read = [records[r.record] for r in call.refs if is_read(r.slot)]
+        for ref in written:
+            if not self._is_new(ref.record):
+                continue
+            figures = records[ref.record].statistics
+            assert figures is not None
+            before = [r.statistics for r in read if r.statistics is not None]
+            is_first_nan = figures.nan and not any(f.nan for f in before)
+            overflows = call.leaf and not figures.nan and not any(f.nan or f.inf for f in before)
+            if is_first_nan or overflows:
+                yield self._found(call, ref.slot, ref.record)
+
+    def _is_new(self, record: int) -> bool:
+        """Is it not finite, and seen for the first time?"""
+        if record in self._seen or not _is_bad(self._run.records[record]):
+            return False
+        self._seen.add(record)
+        return True
+
+    def _found(self, call: Call, slot: str, number: int) -> NotFinite:
+        record = self._run.records[number]
+        figures = record.statistics
+        assert figures is not None
+        dtype = dtypes.DTYPES.get(record.dtype)
+        return NotFinite(
+            scope=call.scope,
+            root=call.root,
+            op_type=call.op_type,
+            slot=slot,
+            step=call.step,
+            rank=call.rank,
+            order=call.order,
+            nan=figures.nan,
+            infinite=figures.inf,
+            count=figures.count,
+            dtype=record.dtype,
+            largest=dtype.max_finite if dtype is not None else None,
+            phase=call.phase,
+            source=call.source,
+            read=tuple(
+                _range(ref.slot, self._run.records[ref.record])
+                for ref in call.refs
+                if is_read(ref.slot)
+            ),
+        )
+
+
+def _is_bad(record: Record) -> bool:
+    figures = record.statistics
+    return figures is not None and bool(figures.nan or figures.inf)
+
+
+def _range(slot: str, record: Record) -> Range:
+    figures = record.statistics
+    if figures is None:
+        return Range(slot, record.dtype)
+    return Range(slot, record.dtype, figures.min, figures.max, figures.inf)
