@@ -1,0 +1,112 @@
+"""Small models of four kinds with fixed weights, and what they are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+STEPS, MICRO_BATCHES = 2, 2
+"""Steps of the optimiser, and backward passes of each."""
+_VOCABULARY, _CLASSES, _LENGTH, _ROWS = 96, 10, 12, 2
+IGNORED = -100
+"""The label of what counts for nothing."""
+
+_TEXT = {
+    "vocab_size": _VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "use_cache": False,
+}
+
+Batch = dict[str, torch.Tensor]
+
+
+def _llama(**options: Any) -> nn.Module:
+    config = transformers.LlamaConfig(**_TEXT, **options)
+    return transformers.LlamaForCausalLM(config)
+
+
+def _mixtral(**options: Any) -> nn.Module:
+    config = transformers.MixtralConfig(
+        **_TEXT,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        output_router_logits=True,
+        router_aux_loss_coef=0.02,
+        **options,
+    )
+    return transformers.MixtralForCausalLM(config)
+
+
+def _vit(**options: Any) -> nn.Module:
+    config = transformers.ViTConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        image_size=16,
+        patch_size=4,
+        num_labels=_CLASSES,
+        **options,
+    )
+    return transformers.ViTForImageClassification(config)
+
+
+def _resnet(**options: Any) -> nn.Module:
+    config = transformers.ResNetConfig(
+        embedding_size=8,
+        hidden_sizes=[16, 32],
+        depths=[2, 2],
+        layer_type="basic",
+        num_labels=_CLASSES,
+        **options,
+    )
+    return transformers.ResNetForImageClassification(config)
+
+
+_MAKERS: dict[str, Callable[..., nn.Module]] = {
+    "llama": _llama,
+    "mixtral": _mixtral,
+    "vit": _vit,
+    "resnet": _resnet,
+}
+SUBJECTS = tuple(_MAKERS)
+
+
+def made(name: str, **options: Any) -> nn.Module:
+    """The model of this name, in training mode, with the weights that it always has."""
+    torch.manual_seed(0)
+    return _MAKERS[name](**options).train()
+
+
+def is_text(name: str) -> bool:
+    """Does the model read tokens? Else images."""
+    return name in ("llama", "mixtral")
+
+
+def batches(name: str) -> Iterator[Batch]:
+    """What the model is given, micro-batch by micro-batch: inputs and labels."""
+    draw = torch.Generator().manual_seed(1)
+    for _ in range(STEPS * MICRO_BATCHES):
+        if is_text(name):
+            shape = (_ROWS, _LENGTH)
+            tokens = torch.randint(3, _VOCABULARY, shape, generator=draw)
+            tokens[:, -2:] = 0
+            labels = tokens.clone()
+            labels[:, :3] = IGNORED
+            yield {"input_ids": tokens, "labels": labels}
+        else:
+            pixels = torch.randn(2 * _ROWS, 3, 16, 16, generator=draw)
+            labels = torch.randint(0, _CLASSES, (2 * _ROWS,), generator=draw)
+            yield {"pixel_values": pixels, "labels": labels}

@@ -1,0 +1,127 @@
+"""Is whence silent about trainings that are done otherwise and compute the same, and does it name
+what is wrong in one?
+
+    python benchmarks/training_faults.py [--clean | --faults] [--only REGEX] [--json FILE] [-v]
+
+Four small models (Llama, Mixtral, ViT, ResNet of transformers, random weights) train two steps of
+two micro-batches under `whence.capture`, with AdamW or SGD with momentum, in fp32 or under bf16
+autocast. A clean pair must have no finding; where it is `undecided` it says so. A planted fault
+must be the first finding, at the module, phase and operation where it was planted: "first"; "named"
+is at that place among others, "wider" where the answer is undecided there, "wrong" where findings
+are elsewhere alone, "missed" where there is none.
+
+Needs transformers, and a C++ compiler for the compiled pairs. Exit code 1 where a clean pair has a
+finding or something crashes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from _training.clean import Clean, pairs
+from _training.faults import Fault, faults
+from _training.training import train, training_of
+
+import whence
+from whence.results import Comparison
+
+
+def compared(case: Clean | Fault, folder: Path) -> tuple[Comparison, list[str]]:
+    """The comparison of both trainings of a case, and warnings of the captures."""
+    sides = []
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        for twist, name in ((case.reference, "reference"), (case.target, "target")):
+            options = dict(case.options)
+            training = training_of(case.model, case.optimizer, autocast=case.autocast, **options)
+            twist(training)
+            sides.append(train(training, folder / name))
+    said = [str(w.message) for w in heard if "whence" in str(w.message)]
+    return whence.compare(*sides), said
+
+
+def judged(case: Clean | Fault, folder: Path) -> dict[str, Any]:
+    """One line of the table."""
+    began = time.perf_counter()
+    row: dict[str, Any] = {"case": case.title, "kind": type(case).__name__.lower()}
+    try:
+        result, said = compared(case, folder)
+    except Exception as error:  # noqa: BLE001 - the other cases are of interest too
+        return {**row, "answer": "crashed", "error": f"{error!r}", "trace": traceback.format_exc()}
+    row |= {
+        "status": str(result.status),
+        "headline": result.headline,
+        "findings": [_place(finding) for finding in result.findings],
+        "sentences": [finding.sentence for finding in result.findings],
+        "warnings": said,
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+    return {**row, "answer": _of_clean(result) if isinstance(case, Clean) else case.answer(result)}
+
+
+def _of_clean(result: Comparison) -> str:
+    if result.findings:
+        return "flagged"
+    return "silent" if result.status == "same" else str(result.status)
+
+
+def _place(finding: Any) -> str:
+    return f"{finding.name} ({finding.phase or 'forward'}, step {finding.step})"
+
+
+def _line(row: dict[str, Any], *, verbose: bool) -> str:
+    words = f"{row['case']:<76} {row['answer']:<10}"
+    if row["answer"] == "crashed":
+        return f"{words} {row['trace'] if verbose else row['error']}"
+    found = row["findings"]
+    words += f" {found[0]}" if found else ""
+    words += f" and {len(found) - 1} more" if len(found) > 1 else ""
+    if row["answer"] not in ("silent", "first") or verbose:
+        words += f"\n    {row['status']}: {row['headline'] or row['sentences'][0]}"
+    if verbose:
+        words += "".join(f"\n    {at}: {s}" for at, s in zip(found, row["sentences"]))
+    return words + "".join(f"\n    warning: {said}" for said in row["warnings"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--clean", action="store_true", help="clean pairs only")
+    which.add_argument("--faults", action="store_true", help="planted faults only")
+    parser.add_argument("--only", metavar="REGEX", default="")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("-v", "--verbose", action="store_true", help="every finding in words")
+    chosen = parser.parse_args()
+    cases: list[Clean | Fault] = [
+        *(() if chosen.faults else pairs()),
+        *(() if chosen.clean else faults()),
+    ]
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for case in cases:
+            if re.search(chosen.only, case.title):
+                rows.append(judged(case, Path(scratch)))
+                print(_line(rows[-1], verbose=chosen.verbose), flush=True)
+    for kind in ("clean", "fault"):
+        counts = Counter(row["answer"] for row in rows if row["kind"] == kind)
+        if counts:
+            told = ", ".join(f"{answer} {count}" for answer, count in counts.most_common())
+            print(f"{kind}: {counts.total()}: {told}")
+    if chosen.json:
+        Path(chosen.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    answers = [row["answer"] for row in rows]
+    sys.exit("flagged" in answers or "crashed" in answers)
+
+
+if __name__ == "__main__":
+    main()
