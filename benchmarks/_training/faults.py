@@ -22,14 +22,14 @@ from _training.subjects import IGNORED
 from _training.training import Training
 from whence.results import Comparison
 
-FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+FORWARD, BACKWARD, OPTIMIZER, RECOMPUTE = "forward", "backward", "optimizer", "recompute"
 
 
 @dataclass(frozen=True)
 class Fault:
     """A pair of trainings of which the target has a fault.
 
-    name: what the name of the finding must match, in full; phase, step: its phase and step, where
+    name: what the name of the finding, alone or with its slot, must match in full; phase, step: its phase and step, where
     step -1 is any. The others as in `Clean`.
     """
 
@@ -52,7 +52,10 @@ class Fault:
 
     def answer(self, result: Comparison) -> str:
         """How the fault was named (see benchmarks/training_faults.py)."""
-        met = [self._is_at(f.name, f.phase, f.step) for f in result.findings]
+        met = [
+            any(self._is_at(name, f.phase, f.step) for name in (f.name, f"{f.name}:{f.slot}"))
+            for f in result.findings
+        ]
         if met:
             return "first" if met[0] else "named" if any(met) else "wrong"
         return "wider" if result.status == "undecided" else "missed"
@@ -243,11 +246,11 @@ def _scheduled(factor: float) -> Twist:
     return twist
 
 
-_LOSS = r"(.*\.)?loss"
+_LOSS = r".*/loss"
 _UP = "model.layers.1.mlp.up_proj"
 _ACTIVATION = "model.layers.0.mlp.act_fn"
-_ANY_PARAMETER = r".*(weight|bias|_token|embeddings|proj)"
-_ANY_SUM = r".*sum of .*\.grad"
+_ANY_PARAMETER = r".*/[\w]+"
+_ANY_SUM = r".*/sum of .*\.grad"
 
 
 def faults() -> Iterator[Fault]:
@@ -328,7 +331,7 @@ def _in_modules() -> Iterator[Fault]:
         name = "attention_dropout" if model == "llama" else "hidden_dropout_prob"
         layer = "model.layers" if model == "llama" else "vit.layers"
         yield Fault(
-            "checkpoints without RNG", model, "adamw", _no_rng, layer + r"\.\d\..*", BACKWARD,
+            "checkpoints without RNG", model, "adamw", _no_rng, layer + r"\.\d\..*", RECOMPUTE,
             options=((name, 0.3),), reference=checkpointed(reentrant=False),
         )  # fmt: skip
     yield Fault(
@@ -352,16 +355,16 @@ def _in_gradients() -> Iterator[Fault]:
     lost = otherwise(backward=_gradient_of_last)
     yield Fault(
         "gradient not accumulated", "llama", "sgd", lost,
-        re.escape(_UP) + r".sum of weight\.grad", BACKWARD,
+        re.escape(_UP) + r"/sum of weight\.grad", BACKWARD,
     )  # fmt: skip
     written = _overwritten("model.layers.0.self_attn.v_proj.weight")
-    value = r"model\.layers\.0\.self_attn\.v_proj(\..*)?"
+    value = r".*/gradients:output\.model\.layers\.0\.self_attn\.v_proj\.weight"
     yield Fault("gradient times 1.1 before the step", "llama", "adamw", written, value, OPTIMIZER)
     yield Fault(
         "gradient times 1.1 before the step", "mixtral", "sgd", written, value, OPTIMIZER,
         autocast=True,
     )  # fmt: skip
-    clipping = r"(.*\.)?clip_grad_norm_"
+    clipping = r".*/gradients"
     yield Fault("clipped to 0.45", "llama", "adamw", otherwise(limit=0.45), clipping, OPTIMIZER)
     missing = otherwise(limit=None)
     yield Fault("not clipped", "vit", "sgd", missing, clipping, OPTIMIZER)
@@ -377,9 +380,9 @@ def _in_steps() -> Iterator[Fault]:
     yield Fault("no weight decay", "vit", "adamw", _groups(norms=0.0, matrices=0.0), **step)
     yield Fault("betas (0.9, 0.999)", "llama", "adamw", optimizer(betas=(0.9, 0.999)), **step)
     yield Fault("eps 1e-6", "mixtral", "adamw", optimizer(eps=1e-6), **step, autocast=True)
-    yield Fault("momentum 0.8", "resnet", "sgd", optimizer(momentum=0.8), **step)
+    yield Fault("momentum 0.8", "resnet", "sgd", optimizer(momentum=0.8), **step, step=1)
     yield Fault("nesterov", "vit", "sgd", optimizer(nesterov=True), **step, autocast=True)
-    yield Fault("dampening", "llama", "sgd", optimizer(dampening=0.1), **step)
+    yield Fault("dampening", "llama", "sgd", optimizer(dampening=0.1), **step, step=1)
     yield Fault("lr 1.1e-3", "resnet", "adamw", optimizer(lr=1.1e-3), **step)
     yield Fault(
         "schedule of the learning rate", "llama", "adamw", _scheduled(0.8), **step, step=1,

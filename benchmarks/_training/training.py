@@ -51,7 +51,7 @@ class Training:
     accumulate: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss / MICRO_BATCHES
     auxiliary: float = 0.02
     limit: float | None = 0.5
-    clip: Callable[..., Any] = nn.utils.clip_grad_norm_
+    clip: Callable[..., Any] = lambda parameters, limit: nn.utils.clip_grad_norm_(parameters, limit)
     precision: torch.dtype | None = None
     threads: int = 1
     after_backward: Callable[[Training, int], None] | None = None

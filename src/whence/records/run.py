@@ -177,6 +177,16 @@ class Call(Described, msgspec.Struct, frozen=True, tag="call", tag_field="t", om
     quantised: QuantisedLayer | None = None
     gradients: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """What a call is named by: the scope of its module, the root's name for the root itself. Of
+        a part of a training step that is no call of a module (a loss, a sum of gradients, the step
+        of one parameter) what it is, behind a slash.
+        """
+        whole = self.scope or self.root
+        is_part = self.kind == "module" and self.op and self.forward < 0
+        return f"{whole}/{self.op}" if is_part else whole
+
     def slots(self, kind: str) -> tuple[Ref, ...]:
         """References whose slot is of `kind` ("input", "output", "param", "mutated", "grad"), in
         order.

@@ -86,7 +86,7 @@ class Choices:
                 results[0] = layout.back(torch.gather(scores, 1, used))
         self.seen[place] = SeenChoices(
             base,
-            scores.to(torch.float64).numpy().copy(),
+            scores.detach().to(torch.float64).numpy().copy(),
             indices.numpy().astype(np.int64),
             used.numpy().astype(np.int64),
             layout.shape,

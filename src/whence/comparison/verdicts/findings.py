@@ -273,13 +273,12 @@ def _finding(
         pair=verdict.pair,
         operator=verdict.operator or own,
         side=verdict.side,
-        phase=call.phase if call.phase != "forward" and call.kind != "region" else "",
+        phase=call.phase if call.phase != "forward" else "",
     )
 
 
 def _name(item: Judged, calls: Sequence[Call]) -> str:
-    call = calls[item.region.call]
-    return item.verdict.where or call.scope or call.root
+    return item.verdict.where or calls[item.region.call].name
 
 
 def between(region: Region, calls: Sequence[Call]) -> str:

@@ -1,12 +1,15 @@
-"""Gradients between a backward pass and the optimiser's step: clipped.
+"""Gradients between a backward pass and the optimiser's step: one call from those that the backward
+pass left to those that the optimiser takes, whether something changed them or not.
 
-The functions of torch that do it are wrapped. What else changes a gradient there has no program.
+Functions of torch that clip are wrapped, and make the program of the call. What else changes a
+gradient there is not recorded: such a gradient has no program, and is compared all the same.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,31 +17,60 @@ from whence.frameworks.torch_arrays import NAMES
 from whence.instrument.call_frames import CallFrames
 from whence.instrument.session import Session
 from whence.instrument.torch.program_cache import ProgramWriter
-from whence.instrument.torch.regions import Regions
 from whence.instrument.torch.tensor_identity import TensorRegistry
-from whence.instrument.torch.training.open_region import OpenRegion
 from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
 from whence.records import Call, Operation, Placement, Program, Ref
 from whence.records.program import identified
 
-Change = Callable[[Sequence[Any]], tuple[list[Operation], list[Any]]]
-"""From the operands of gradients: the operations of a change, and the operands after it."""
+GRADIENTS = "gradients"
+_UNRECORDED = "code that is not recorded changed the gradients"
+
+Operand = dict[str, Any]
+Run = Callable[..., Operand]
+"""Adds an operation to a program: its name and arguments, to its result."""
+Change = Callable[[Sequence[Operand], Run], list[Operand]]
+"""From the operands of gradients to what they are after a change."""
+
+
+class _Left(NamedTuple):
+    """The gradient of a parameter as a backward pass left it."""
+
+    tensor: weakref.ref[Any]
+    record: Any
+    dtype: str
+
+
+class _Recorded(NamedTuple):
+    """A change that was recorded. parameters: by identity; change: None where it depends on what is
+    not known.
+    """
+
+    what: str
+    parameters: tuple[int, ...]
+    change: Change | None
+    arguments: dict[str, Any]
+
+
+class _Norm(NamedTuple):
+    """A norm that torch computed. result: the tensor; of: the gradients."""
+
+    result: Any
+    of: list[weakref.ref[Any]]
+    kind: float
 
 
 class _Changed:
-    """The parameters whose gradients one call changes."""
+    """The call that is written."""
 
-    op_type = "gradients"
+    scope, op_type = "", GRADIENTS
 
-    def __init__(self, parameters: list[tuple[ParameterName, Any]], *, keep: bool) -> None:
-        self.parameters, self.keep, self.scope = parameters, keep, ""
+    def __init__(self, *, keep: bool) -> None:
+        self.keep = keep
         self.placements: dict[str, Placement] = {}
-        self.refs: list[Ref] = []
-        self.dtypes: list[str] = []
 
 
 class GradientChanges:
-    """Records what clips and unscales gradients."""
+    """Records what changes gradients before the optimiser takes them."""
 
     def __init__(
         self,
@@ -50,41 +82,52 @@ class GradientChanges:
     ) -> None:
         self._session, self._frames, self._registry = session, frames, registry
         self._writer, self._names = writer, names
-        self._regions = Regions(session, registry, OpenRegion())
-        self._counts: dict[tuple[str, int], dict[str, int]] = {}
+        self._left: dict[int, _Left] = {}
+        self._now: dict[int, Any] = {}
+        self._unknown: set[int] = set()
+        self._recorded: list[_Recorded] = []
+        self._norm: _Norm | None = None
         self._undo: list[Callable[[], None]] = []
 
     # ---- the functions of torch
 
     def install(self) -> None:
-        """Wrap the functions that change gradients."""
-        utils = torch.nn.utils
-        for module in (utils, utils.clip_grad):
-            self._wrap(module, "clip_grad_norm_", _clip_norm)
-            self._wrap(module, "clip_grad_value_", _clip_value)
+        """Wrap the functions that change gradients. Programs hold `clip_grad_norm_` from before, so
+        what it calls is wrapped.
+        """
+        clip_grad, utils = torch.nn.utils.clip_grad, torch.nn.utils
+        for module, name in ((clip_grad, "_get_total_norm"), (utils, "get_total_norm")):
+            self._wrap(module, name, self._norm_of)
+        for module, name in (
+            (clip_grad, "_clip_grads_with_norm_"),
+            (utils, "clip_grads_with_norm_"),
+        ):
+            self._wrap(module, name, self._clips_norm)
+        for module in (clip_grad, utils):
+            self._wrap(module, "clip_grad_value_", self._clips_values)
 
     def remove(self) -> None:
         """Put the functions back that nobody wrapped in turn."""
         for undo in self._undo:
             undo()
         self._undo.clear()
+        self.clear()
+        self._left.clear()
 
-    def _wrap(self, module: Any, name: str, meaning: Callable[..., Any]) -> None:
-        previous = getattr(module, name)
+    def _wrap(self, module: Any, name: str, around: Callable[..., Any]) -> None:
+        previous = getattr(module, name, None)
+        if previous is None:  # of another release of torch
+            return
         frames = self._frames
 
-        def wrapper(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if not frames.active or frames.thread.busy:
-                return previous(parameters, *args, **kwargs)
-            given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            changed = frames.guarded(self._begin, given)
-            busy, frames.thread.busy = frames.thread.busy, True  # the other name of this function
-            try:
-                out = previous(given, *args, **kwargs)
-            finally:
-                frames.thread.busy = busy
-            if changed is not None:
-                frames.guarded(self._end, changed, name, meaning, args, kwargs)
+                return previous(tensors, *args, **kwargs)
+            given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            ended = frames.guarded(around, given, *args, **kwargs)
+            out = previous(given, *args, **kwargs)
+            if ended is not None:
+                frames.guarded(ended, out)
             return out
 
         wrapper.__name__ = wrapper.__qualname__ = name
@@ -96,128 +139,218 @@ class GradientChanges:
 
         self._undo.append(undo)
 
-    # ---- one change
+    def _norm_of(
+        self, tensors: list[Any], norm_type: float = 2.0, *_: Any, **__: Any
+    ) -> Callable[[Any], None]:
+        def ended(result: Any) -> None:
+            self._norm = _Norm(result, [weakref.ref(t) for t in tensors], float(norm_type))
 
-    def _begin(self, parameters: Iterable[Any]) -> _Changed | None:
-        named = [
+        return ended
+
+    def _clips_norm(
+        self, parameters: list[Any], max_norm: float, total_norm: Any, *_: Any, **__: Any
+    ) -> Callable[[Any], None]:
+        norm, self._norm = self._norm, None
+        limit = float(max_norm)
+        arguments = {"max_norm": limit}
+        change = None
+        clipped = [p for p in parameters if p.grad is not None]
+        if norm is not None and norm.result is total_norm:
+            arguments["norm_type"] = norm.kind
+            if [id(ref()) for ref in norm.of] == [id(p.grad) for p in clipped]:
+                change = _clip_norm(limit, norm.kind)
+        return self._around("clip_grad_norm_", clipped, change, arguments)
+
+    def _clips_values(
+        self, parameters: list[Any], clip_value: float, *_: Any, **__: Any
+    ) -> Callable[[Any], None]:
+        limit = float(clip_value)
+        clipped = [p for p in parameters if p.grad is not None]
+        return self._around("clip_grad_value_", clipped, _clip_value(limit), {"clip_value": limit})
+
+    # ---- what happens between a backward pass and a step
+
+    def clear(self) -> None:
+        """A backward pass has run: nothing has changed what it left."""
+        self._now.clear()
+        self._unknown.clear()
+        self._recorded.clear()
+        self._norm = None
+
+    def left(self, parameter: Any, record: Any, dtype: str) -> None:
+        """A backward pass left this gradient."""
+        self._left[id(parameter)] = _Left(weakref.ref(parameter), record, dtype)
+
+    def _around(
+        self, what: str, parameters: list[Any], change: Change | None, arguments: dict[str, Any]
+    ) -> Callable[[Any], None]:
+        """A change begins. Returns what is to be called when it has ended."""
+        for parameter in parameters:
+            self._look(parameter)
+        identities = tuple(map(id, parameters))
+        self._recorded.append(_Recorded(what, identities, change, arguments))
+
+        def ended(_: Any) -> None:
+            for parameter in parameters:
+                self._now[id(parameter)] = self._record_of(parameter)
+
+        return ended
+
+    def _look(self, parameter: Any) -> None:
+        """Note whether the gradient is what the last change that was recorded made of it."""
+        left = self._left.get(id(parameter))
+        if (
+            left is None
+            or left.tensor() is not parameter
+            or self._record_of(parameter) != self._now.get(id(parameter), left.record)
+        ):
+            self._unknown.add(id(parameter))
+
+    def _record_of(self, parameter: Any) -> Any:
+        seen = _Changed(keep=self._session.elements_on)
+        return self._registry.record_of(parameter.grad, "output.grad", seen)[0]
+
+    # ---- the call
+
+    def write(self, stepped: Sequence[tuple[ParameterName, Any]], region: Any) -> None:
+        """An optimiser is about to take the gradients of these parameters: write what became of
+        them, in the call of its step.
+        """
+        known = [
             (name, parameter)
-            for parameter in parameters
-            if parameter.grad is not None and (name := self._names.of(parameter)) is not None
+            for name, parameter in stepped
+            if (left := self._left.get(id(parameter))) is not None
+            and left.tensor() is parameter
+            and left.dtype == NAMES.get(parameter.grad.dtype)
         ]
-        if not named:
-            return None
-        changed = _Changed(named, keep=self._session.elements_on)
-        for name, parameter in named:
-            self._take(changed, f"input.{_path(name)}", parameter.grad)
-        return changed
+        if not known or not region.selected:
+            return
+        for _, parameter in known:
+            self._look(parameter)
+        read = dict.fromkeys(
+            [*(id(p) for _, p in known), *(i for r in self._recorded for i in r.parameters)]
+        )
+        named = {i: path for i in read if i in self._left and (path := self._path(i))}
+        changed = _Changed(keep=self._session.elements_on)
+        inputs = [Ref(f"input.{named[i]}", self._left[i].record) for i in named]
+        outputs = []
+        for _, parameter in known:
+            slot = f"output.{named[id(parameter)]}"
+            number, edge, _ = self._registry.record_of(parameter.grad, slot, changed)
+            outputs.append(Ref(slot, number, edge))
+        program = self._program_of(named, [id(p) for _, p in known])
+        reason = self._writer.unwanted or ("" if program is not None else _UNRECORDED)
+        self._write(known[0][0], (*inputs, *outputs), None if reason else program, reason, region)
 
-    def _take(self, changed: _Changed, slot: str, gradient: Any) -> None:
-        number, edge, form = self._registry.record_of(gradient, slot, changed)
-        changed.refs.append(Ref(slot, number, edge))
-        changed.dtypes.append(form[0])
-
-    def _end(
-        self, changed: _Changed, what: str, meaning: Callable[..., Any], args: Any, kwargs: Any
+    def _write(
+        self,
+        first: ParameterName,
+        refs: tuple[Ref, ...],
+        program: Program | None,
+        reason: str,
+        region: Any,
     ) -> None:
-        session, root = self._session, changed.parameters[0][0].root
-        step = root.steps.get("", 0)
-        counts = self._counts.setdefault((root.name, step), {})
-        region = self._regions.enter("optimizer", root, step, 0, counts)
-        for name, parameter in changed.parameters:
-            self._take(changed, f"output.{_path(name)}", parameter.grad)
-        arguments = meaning(*args, **kwargs)
-        program = _program_of(changed, arguments.pop("change"))
-        written, no_program = self._writer.put(
-            None if self._writer.unwanted else program, self._writer.unwanted
-        )
+        session, root = self._session, first.root
+        written, no_program = self._writer.put(program, reason)
         region.operators += 1
-        if region.selected:
-            self._registry.call(
-                Call(
-                    id=(order := session.next_order()),
-                    scope="",
-                    root=root.name,
-                    step=step,
-                    order=order,
-                    rank=session.rank,
-                    phase="optimizer",
-                    op=what,
-                    occurrence=counts.setdefault(what, -1) + 1,
-                    kind="module",
-                    op_type=what,
-                    source=f"torch.nn.utils.{what}",
-                    parent=region.order,
-                    number=f"{region.number}_{region.operators}",
-                    leaf=True,
-                    training=True,
-                    refs=tuple(changed.refs),
-                    arguments=arguments,
-                    program=written,
-                    no_program=no_program,
-                    placements=changed.placements,
-                )
+        self._registry.call(
+            Call(
+                id=(order := session.next_order()),
+                scope="",
+                root=root.name,
+                step=region.step,
+                order=order,
+                rank=session.rank,
+                phase="optimizer",
+                op=GRADIENTS,
+                occurrence=region.occurrence,
+                kind="module",
+                op_type=GRADIENTS,
+                parent=region.order,
+                number=f"{region.number}_{region.operators}",
+                leaf=True,
+                training=True,
+                refs=refs,
+                arguments={
+                    f"{r.what}.{key}": value
+                    for r in self._recorded
+                    for key, value in r.arguments.items()
+                },
+                program=written,
+                no_program=no_program,
             )
-            counts[what] += 1
-        self._regions.close()
-
-
-def _path(name: ParameterName) -> str:
-    return f"{name.scope}.{name.name}" if name.scope else name.name
-
-
-def _program_of(changed: _Changed, change: Change) -> Program:
-    count = len(changed.parameters)
-    operations, results = change([{"in": k} for k in range(count)])
-    return identified(
-        Program(
-            id="",
-            operations=tuple(operations),
-            inputs=tuple(ref.slot for ref in changed.refs[:count]),
-            outputs=tuple(
-                (ref.slot, operand) for ref, operand in zip(changed.refs[count:], results)
-            ),
-            base=changed.dtypes[0],
-            input_dtypes=tuple(changed.dtypes[:count]),
-            default_dtype=NAMES[torch.get_default_dtype()],
         )
-    )
 
+    def _path(self, identity: int) -> str:
+        parameter = self._left[identity].tensor()
+        name = self._names.of(parameter) if parameter is not None else None
+        if name is None:
+            return ""
+        return f"{name.scope}.{name.name}" if name.scope else name.name
 
-def _clip_norm(
-    max_norm: float,
-    norm_type: float = 2.0,
-    error_if_nonfinite: bool = False,
-    foreach: bool | None = None,
-) -> dict[str, Any]:
-    """What `clip_grad_norm_` does: the norm of all norms, and every gradient times
-    min(1, max_norm / (norm + 1e-6)).
-    """
-    limit, kind = float(max_norm), float(norm_type)
-    order: Any = {"float": "inf"} if kind == float("inf") else kind
+    def _program_of(self, named: dict[int, str], taken: Iterable[int]) -> Program | None:
+        """All changes that were recorded as one program, None where it has nothing to make.
 
-    def change(gradients: Sequence[Any]) -> tuple[list[Operation], list[Any]]:
+        named: paths of what it reads, by identity. taken: identities of what the optimiser takes.
+        """
         operations: list[Operation] = []
 
-        def run(name: str, *args: Any) -> Any:
+        def run(name: str, *args: Any) -> Operand:
             operations.append(Operation(name, args))
             return {"op": [len(operations) - 1, 0]}
 
+        operands: dict[int, Operand | None] = {
+            i: {"in": k} if i not in self._unknown else None for k, i in enumerate(named)
+        }
+        for recorded in self._recorded:
+            before = [operands.get(i) for i in recorded.parameters]
+            whole = [operand for operand in before if operand is not None]
+            if recorded.change is None or len(whole) < len(before):
+                operands.update(dict.fromkeys(recorded.parameters))
+            else:
+                operands.update(zip(recorded.parameters, recorded.change(whole, run), strict=True))
+        outputs = [
+            (f"output.{named[i]}", operand)
+            for i in taken
+            if (operand := operands.get(i)) is not None
+        ]
+        if not outputs:
+            return None
+        dtypes = tuple(self._left[i].dtype for i in named)
+        return identified(
+            Program(
+                id="",
+                operations=tuple(operations),
+                inputs=tuple(f"input.{path}" for path in named.values()),
+                outputs=tuple(outputs),
+                base=dtypes[0],
+                input_dtypes=dtypes,
+                default_dtype=NAMES[torch.get_default_dtype()],
+            )
+        )
+
+
+def _clip_norm(limit: float, kind: float) -> Change:
+    """What `clip_grad_norm_` does: the norm of all norms, and every gradient times
+    min(1, limit / (norm + 1e-6)).
+    """
+    order: Any = {"float": "inf"} if kind == float("inf") else kind
+
+    def change(gradients: Sequence[Operand], run: Run) -> list[Operand]:
         norms = [run("aten.linalg_vector_norm.default", g, order) for g in gradients]
         total = run("aten.linalg_vector_norm.default", run("aten.stack.default", norms), order)
         inverse = run("aten.reciprocal.default", run("aten.add.Tensor", total, 1e-6))
         share = run("aten.mul.Tensor", inverse, limit)
         factor = run("aten.clamp.default", share, None, 1.0)
-        return operations, [run("aten.mul.Tensor", g, factor) for g in gradients]
+        return [run("aten.mul.Tensor", g, factor) for g in gradients]
 
-    return {"max_norm": limit, "norm_type": kind, "change": change}
+    return change
 
 
-def _clip_value(clip_value: float, foreach: bool | None = None) -> dict[str, Any]:
+def _clip_value(limit: float) -> Change:
     """What `clip_grad_value_` does: every element between the value and its negative."""
-    limit = float(clip_value)
 
-    def change(gradients: Sequence[Any]) -> tuple[list[Operation], list[Any]]:
-        operations = [Operation("aten.clamp.default", (g, -limit, limit)) for g in gradients]
-        return operations, [{"op": [k, 0]} for k in range(len(gradients))]
+    def change(gradients: Sequence[Operand], run: Run) -> list[Operand]:
+        return [run("aten.clamp.default", g, -limit, limit) for g in gradients]
 
-    return {"clip_value": limit, "change": change}
+    return change

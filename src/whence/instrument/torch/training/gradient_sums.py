@@ -12,6 +12,7 @@ from whence.instrument.session import Session
 from whence.instrument.torch.program_cache import ProgramWriter
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.training.forward_calls import Edge
+from whence.instrument.torch.training.gradient_changes import GradientChanges
 from whence.instrument.torch.training.gradient_hooks import Gradient, SeenGradients
 from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
 from whence.records import Call, Operation, Placement, Program, Ref
@@ -35,7 +36,10 @@ class GradientBefore(NamedTuple):
 
 
 class GradientSums:
-    """Writes a call for each parameter whose gradient is not simply what one call sent."""
+    """Writes a call for each parameter: what there was and what calls sent, to what it has now. A
+    run that adds nothing up has them too, so that one that forgets to, or to begin anew, stands
+    beside it.
+    """
 
     def __init__(
         self,
@@ -43,8 +47,10 @@ class GradientSums:
         registry: TensorRegistry,
         writer: ProgramWriter,
         names: ParameterNames,
+        changes: GradientChanges,
     ) -> None:
         self._session, self._registry, self._writer, self._names = session, registry, writer, names
+        self._changes = changes
 
     def before(self, leaves: Mapping[int, Any]) -> dict[int, GradientBefore]:
         """Gradients that are there already, of the leaves of a graph by identity."""
@@ -66,6 +72,7 @@ class GradientSums:
         region: Any,
     ) -> None:
         """Write what the gradients are now. region: the call of the backward pass."""
+        self._changes.clear()
         for identity, reference in leaves.items():
             leaf = reference()
             if leaf is None or leaf.grad is None or (name := self._names.of(leaf)) is None:
@@ -74,9 +81,8 @@ class GradientSums:
             sent.sort(key=lambda gradient: gradient.turn)
             summed = _Summed(name, keep=self._session.elements_on)
             total, _, form = self._registry.record_of(leaf.grad, "output.grad", summed)
+            self._changes.left(leaf, total, form[0])
             start = before.get(identity)
-            if start is None and len(sent) == 1 and sent[0].record == total:
-                continue
             self._write(summed, start, sent, Gradient(total, form[0], 0), region)
 
     def _write(

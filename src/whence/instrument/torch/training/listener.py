@@ -54,11 +54,11 @@ class Training:
         self._frames = frames
         self.loss = LossCode(session, frames, registry, writer, compiled_code)
         names = ParameterNames(roots)
-        sums = GradientSums(session, registry, writer, names)
+        self._changes = GradientChanges(session, frames, registry, writer, names)
+        sums = GradientSums(session, registry, writer, names, self._changes)
         calls = BackwardCalls(session, registry, writer)
         self._passes = BackwardPasses(session, frames, calls, sums, self.loss)
-        self._changes = GradientChanges(session, frames, registry, writer, names)
-        self._steps = OptimizerSteps(session, registry, writer, names)
+        self._steps = OptimizerSteps(session, registry, writer, names, self._changes)
         self._undo: list[Any] = []
 
     def install(self) -> None:

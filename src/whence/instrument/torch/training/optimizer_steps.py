@@ -15,6 +15,7 @@ from whence.instrument.session import Session
 from whence.instrument.torch.program_cache import ProgramWriter
 from whence.instrument.torch.regions import Regions
 from whence.instrument.torch.tensor_identity import TensorRegistry
+from whence.instrument.torch.training.gradient_changes import GradientChanges
 from whence.instrument.torch.training.open_region import OpenRegion
 from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
 from whence.records import Call, Operation, Placement, Program, Ref
@@ -48,14 +49,18 @@ class OptimizerSteps:
         registry: TensorRegistry,
         writer: ProgramWriter,
         names: ParameterNames,
+        changes: GradientChanges,
     ) -> None:
+        self._changes = changes
         self._session, self._registry, self._writer, self._names = session, registry, writer, names
         self._regions = Regions(session, registry, OpenRegion())
         self._before: list[_Updated] = []
+        self._counts: dict[str, int] = {}
 
     def begins(self, optimizer: Any) -> None:
         """An optimiser is about to step."""
         self._before = []
+        stepped: list[tuple[ParameterName, Any]] = []
         for number, group in enumerate(optimizer.param_groups):
             for tensor in group["params"]:
                 if tensor.grad is None or (name := self._names.of(tensor)) is None:
@@ -67,11 +72,15 @@ class OptimizerSteps:
                     updated.state.append(key)
                     self._take(updated, f"input.{key}", value)
                 self._before.append(updated)
+                stepped.append((name, tensor))
+        if stepped:
+            root = stepped[0][0].root
+            region = self._regions.enter("optimizer", root, root.steps.get("", 0), 0, self._counts)
+            self._changes.write(stepped, region)
 
     def ended(self, optimizer: Any) -> None:
         """It has stepped."""
         before, self._before = self._before, []
-        counts: dict[str, int] = {}
         for updated in before:
             root = updated.name.root
             read = len(updated.refs)
@@ -80,12 +89,13 @@ class OptimizerSteps:
             for key, value in _state(optimizer, updated.tensor):
                 self._take(updated, f"output.{key}", value)
             step = root.steps.get("", 0)
-            region = self._regions.enter("optimizer", root, step, 0, counts)
+            region = self._regions.enter("optimizer", root, step, 0, self._counts)
             if region.selected:
                 region.operators += 1
                 group = optimizer.param_groups[updated.number]
                 self._write(updated, read, left, type(optimizer), _plain(group), region)
         self._regions.close()
+        self._counts = {}
 
     def _take(self, updated: _Updated, slot: str, tensor: Any) -> None:
         parameter = slot.endswith(".param")
