@@ -29,8 +29,8 @@ FORWARD, BACKWARD, OPTIMIZER, RECOMPUTE = "forward", "backward", "optimizer", "r
 class Fault:
     """A pair of trainings of which the target has a fault.
 
-    name: what the name of the finding, alone or with its slot, must match in full; phase, step: its phase and step, where
-    step -1 is any. The others as in `Clean`.
+    name: what the name of the finding, alone or with its slot, must match in full. phase, step:
+    its phase and step, where step -1 is any. The others as in `Clean`.
     """
 
     words: str

@@ -2,7 +2,9 @@
 
 A capture notes of every call of a training run which of its tensors have a gradient. The first
 tensor, in the order of execution, of which only one run says so is where the code differs: it is
-detached there, made without autograd, or frozen. What depends on it follows from that.
+detached there, made without autograd, or frozen. What depends on it follows from that. A call whose
+input has a gradient in both runs, and whose backward pass makes it in one run only, detaches it
+inside.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from whence.comparison.paired_runs import PairedRuns
-from whence.records import Call
+from whence.records import Call, Run, children
 from whence.records.slots import is_input, is_output, is_param, param_name
 from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
 Verdicts = dict[tuple[int, int], Verdict]
+
+_MADE = "output.grad."
 
 
 def stopped(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
@@ -34,6 +38,7 @@ class _Flow:
     def __init__(self, paired: PairedRuns) -> None:
         self._paired = paired
         self._blamed: set[int] = set()  # records that are detached, once for all that read them
+        self._sent = _Sent(paired.reference), _Sent(paired.target)
 
     def differing(self, call: int) -> Iterator[tuple[Verdict, int]]:
         """(verdict, call) of the regions in a call, and in the calls below it, that only in one run
@@ -62,8 +67,28 @@ class _Flow:
                 yield from self.differing(kid)
             agrees = agrees and not self._lone(below, is_output)
         outputs = self._lone(index, is_output)
+        if agrees and not kids and (lost := self._swallowed(index)):
+            yield lost, call
         if outputs and agrees:
             yield self._behind(index, len(kids) if kids else -1, outputs[0]), call
+
+    def _swallowed(self, index: int) -> Verdict | None:
+        """A call of which one run's backward pass makes no gradient of an input, though autograd
+        went through the call and the input has a gradient.
+        """
+        calls = self._calls(index)
+        if any(sent.of(call) is None for sent, call in zip(self._sent, calls, strict=True)):
+            return None
+        for pair in self._paired.slots[index].values():
+            slots = pair.reference_slot, pair.target_slot
+            if not is_input(slots[0]) or slots[0] not in calls[0].gradients:
+                continue
+            made = [s.makes(c, x) for s, c, x in zip(self._sent, calls, slots, strict=True)]
+            if made[0] != made[1]:
+                run = "reference" if made[0] else "target"
+                words = f"no gradient of {slots[0]} comes out of it: {_detached(run)} inside"
+                return self._verdict(index, -1, (slots[0], run), words)
+        return None
 
     def _both(self, index: int) -> bool:
         """Did autograd see the call in both runs?"""
@@ -118,6 +143,40 @@ class _Flow:
             slot=lone[0],
             reason=words,
         )
+
+
+class _Sent:
+    """Of which records the backward passes of a run's calls made a gradient."""
+
+    def __init__(self, run: Run) -> None:
+        self._calls, self._kids = run.calls, children(run.calls)
+        self._parts: dict[int, list[Call]] = {}
+        for call in run.calls:
+            if call.phase == "backward" and call.forward >= 0:
+                self._parts.setdefault(call.forward, []).append(call)
+        self._known: dict[int, set[int] | None] = {}
+
+    def of(self, call: Call) -> set[int] | None:
+        """Records that a call or one below it sent a gradient to, None where none had a backward
+        pass.
+        """
+        if call.id not in self._known:
+            found: set[int] | None = None
+            todo = [call]
+            while todo:
+                inner = todo.pop()
+                todo += [self._calls[kid] for kid in self._kids.get(inner.id, ())]
+                for part in self._parts.get(inner.order, ()):
+                    made = {ref.slot.removeprefix(_MADE) for ref in part.slots("output")}
+                    records = {ref.record for ref in inner.refs if ref.slot in made}
+                    found = (found or set()) | records
+            self._known[call.id] = found
+        return self._known[call.id]
+
+    def makes(self, call: Call, slot: str) -> bool:
+        """Does a gradient of what the call was given under this slot come out of it?"""
+        records = {ref.record for ref in call.refs if ref.slot == slot}
+        return bool(records & (self.of(call) or set()))
 
 
 def _detached(run: str) -> str:
