@@ -1,5 +1,5 @@
-"""Training runs: faults in the optimiser are named there; where it is not captured, it is neither
-blamed nor passed over.
+"""Training runs: what goes wrong between a loss and the optimiser's step is named there, and what
+is only written in another way is not.
 """
 
 import pytest
@@ -23,7 +23,10 @@ def model():
     )
 
 
-def train(net, path, rate=1e-2, **options):
+_clip_imported_before = nn.utils.clip_grad_norm_
+
+
+def train(net, path, rate=1e-2, zero=True, change=lambda parameters: None, **options):
     torch.set_num_threads(1)
     optimizer = torch.optim.AdamW(net.train().parameters(), lr=rate)
     draw = torch.Generator().manual_seed(3)
@@ -32,8 +35,10 @@ def train(net, path, rate=1e-2, **options):
             for _ in range(2):
                 x, y = torch.randn(8, 16, generator=draw), torch.randint(0, 4, (8,), generator=draw)
                 nn.functional.cross_entropy(net(x), y).backward()
+            change(list(net.parameters()))
             optimizer.step()
-            optimizer.zero_grad()
+            if zero:
+                optimizer.zero_grad()
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +61,78 @@ def test_a_fault_in_the_forward_is_named_once_and_its_consequences_are_not(refer
     assert [(f.name, f.step, f.cause) for f in result.findings] == [("4", 0, "semantic")]
 
 
-def test_another_learning_rate_is_one_finding_with_both_values(reference, tmp_path):
+def test_a_hyper_parameter_is_named_at_the_step_of_the_optimiser(reference, tmp_path):
     train(model(), tmp_path / "tgt", rate=2e-2)
-    result = whence.compare(reference, tmp_path / "tgt")
-    (finding,) = result.findings
-    assert (finding.op_type, finding.phase, finding.step) == ("AdamW", "optimizer", 0)
-    assert "lr is 0.01 in the reference, 0.02 in the target" in finding.sentence
-    assert len(finding.also) == 4  # the other modules with parameters
+    first = whence.compare(reference, tmp_path / "tgt").findings[0]
+    assert (first.name, first.phase, first.step) == ("0/weight", "optimizer", 0)
+    assert "lr is 0.01 in the reference, 0.02 in the target" in first.sentence
+
+
+def clip(parameters):
+    nn.utils.clip_grad_norm_(parameters, 0.1)
+
+
+def clip_by_hand(parameters):
+    norm = torch.stack([p.grad.pow(2).sum() for p in parameters]).sum().sqrt()
+    for p in parameters:
+        p.grad.mul_(torch.clamp(0.1 / (norm + 1e-6), max=1.0))
+
+
+def clip_in_two_calls(parameters):
+    norm = nn.utils.get_total_norm([p.grad for p in parameters])
+    nn.utils.clip_grads_with_norm_(parameters, 0.1, norm)
+
+
+@pytest.fixture(scope="module")
+def clipped(tmp_path_factory):
+    path = tmp_path_factory.mktemp("clipped") / "ref"
+    train(model(), path, change=clip)
+    return path
+
+
+@pytest.mark.parametrize(
+    "other",
+    [clip_by_hand, clip_in_two_calls, lambda parameters: _clip_imported_before(parameters, 0.1)],
+)
+def test_clipping_written_otherwise_is_the_same(clipped, tmp_path, other):
+    train(model(), tmp_path / "tgt", change=other)
+    assert whence.compare(clipped, tmp_path / "tgt").status == "same"
+
+
+@pytest.mark.parametrize(
+    "other", [lambda parameters: None, lambda parameters: _clip_imported_before(parameters, 0.09)]
+)
+def test_clipping_that_is_missing_or_other_is_named(clipped, tmp_path, other):
+    train(model(), tmp_path / "tgt", change=other)
+    first = whence.compare(clipped, tmp_path / "tgt").findings[0]
+    assert (first.name, first.phase, first.step) == ("Sequential/gradients", "optimizer", 0)
+
+
+def test_a_gradient_that_code_overwrites_is_named(reference, tmp_path):
+    train(model(), tmp_path / "tgt", change=lambda parameters: parameters[4].grad.mul_(1.1))
+    first = whence.compare(reference, tmp_path / "tgt").findings[0]
+    assert (first.name, first.slot) == ("Sequential/gradients", "output.3.weight")
+
+
+def test_gradients_that_are_never_zeroed_are_named_where_they_are_added(reference, tmp_path):
+    train(model(), tmp_path / "tgt", zero=False)
+    first = whence.compare(reference, tmp_path / "tgt").findings[0]
+    assert first.name.endswith(".grad")
+    assert (first.phase, first.step) == ("backward", 1)
+
+
+class Detached(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.detach())
+
+
+def test_a_layer_that_detaches_its_input_is_named(reference, tmp_path):
+    broken = model()
+    broken[3].__class__ = Detached
+    train(broken, tmp_path / "tgt")
+    first = whence.compare(reference, tmp_path / "tgt").findings[0]
+    assert (first.name, first.phase) == ("3", "")
+    assert "detaches it inside" in first.sentence
 
 
 def test_what_an_optimiser_parted_unseen_is_undecided_with_the_reason(tmp_path):

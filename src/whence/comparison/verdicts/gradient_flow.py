@@ -38,7 +38,9 @@ class _Flow:
     def __init__(self, paired: PairedRuns) -> None:
         self._paired = paired
         self._blamed: set[int] = set()  # records that are detached, once for all that read them
-        self._sent = _Sent(paired.reference), _Sent(paired.target)
+        runs = paired.reference, paired.target
+        self._sent = tuple(map(_Sent, runs))
+        self._again = [{_at(c) for c in run.calls if c.phase == "recompute"} for run in runs]
 
     def differing(self, call: int) -> Iterator[tuple[Verdict, int]]:
         """(verdict, call) of the regions in a call, and in the calls below it, that only in one run
@@ -56,6 +58,9 @@ class _Flow:
         for place, kid in enumerate(kids):
             below = self._paired.pair_of.get(kid)
             if below is None:
+                agrees = False
+                continue
+            if self._recomputed(below):
                 agrees = False
                 continue
             inputs = self._lone(below, is_input)
@@ -89,6 +94,15 @@ class _Flow:
                 words = f"no gradient of {slots[0]} comes out of it: {_detached(run)} inside"
                 return self._verdict(index, -1, (slots[0], run), words)
         return None
+
+    def _recomputed(self, index: int) -> bool:
+        """Did a call run without autograd in one run, which called it again in the backward pass?
+        Such a checkpoint hands the gradient on by that second call.
+        """
+        return any(
+            not call.gradients and _at(call) in again
+            for call, again in zip(self._calls(index), self._again, strict=True)
+        )
 
     def _both(self, index: int) -> bool:
         """Did autograd see the call in both runs?"""
@@ -143,6 +157,10 @@ class _Flow:
             slot=lone[0],
             reason=words,
         )
+
+
+def _at(call: Call) -> tuple[object, ...]:
+    return call.rank, call.root, call.scope, call.step, call.micro
 
 
 class _Sent:

@@ -188,6 +188,9 @@ class RegionJudge:
         verdict = judge.judge_leaf(leaf)
         if evidence.hands_on:  # nothing is computed that could be wrong
             verdict = judge.without_visible(verdict)
+            if verdict.verdict in GUILTY:
+                why = "inherited: every output is a tensor that came in"
+                verdict = verdict.withdrawn(VerdictKind.INHERITED, why)
         return self._indices.judged(verdict, call, evidence.inputs, outputs)
 
     def _excuse_after_ties(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
