@@ -206,6 +206,10 @@ class GradientChanges:
         ):
             self._unknown.add(id(parameter))
 
+    def _left_of(self, parameter: Any) -> _Left | None:
+        left = self._left.get(id(parameter))
+        return left if left is not None and left.tensor() is parameter else None
+
     def _record_of(self, parameter: Any) -> Any:
         seen = _Changed(keep=self._session.elements_on)
         return self._registry.record_of(parameter.grad, "output.grad", seen)[0]
@@ -219,8 +223,7 @@ class GradientChanges:
         known = [
             (name, parameter)
             for name, parameter in stepped
-            if (left := self._left.get(id(parameter))) is not None
-            and left.tensor() is parameter
+            if (left := self._left_of(parameter)) is not None
             and left.dtype == NAMES.get(parameter.grad.dtype)
         ]
         if not known or not region.selected:
