@@ -87,7 +87,7 @@ def _line(row: dict[str, Any], *, verbose: bool) -> str:
     words += f" {found[0]}" if found else ""
     words += f" and {len(found) - 1} more" if len(found) > 1 else ""
     if row["answer"] not in ("silent", "first") or verbose:
-        words += f"\n    {row['status']}: {row['headline'] or row['sentences'][0]}"
+        words += f"\n    {row['status']}: {row['headline'] or ' '.join(row['sentences'][:1])}"
     if verbose:
         words += "".join(f"\n    {at}: {s}" for at, s in zip(found, row["sentences"]))
     return words + "".join(f"\n    warning: {said}" for said in row["warnings"])

@@ -26,7 +26,7 @@ def model():
 _clip_imported_before = nn.utils.clip_grad_norm_
 
 
-def train(net, path, rate=1e-2, zero=True, change=lambda parameters: None, **options):
+def train(net, path, rate=1e-2, zero=True, change=lambda _: None, lower=False, **options):
     torch.set_num_threads(1)
     optimizer = torch.optim.AdamW(net.train().parameters(), lr=rate)
     draw = torch.Generator().manual_seed(3)
@@ -34,7 +34,9 @@ def train(net, path, rate=1e-2, zero=True, change=lambda parameters: None, **opt
         for _ in range(3):
             for _ in range(2):
                 x, y = torch.randn(8, 16, generator=draw), torch.randint(0, 4, (8,), generator=draw)
-                nn.functional.cross_entropy(net(x), y).backward()
+                with torch.autocast("cpu", torch.bfloat16, enabled=lower):
+                    loss = nn.functional.cross_entropy(net(x), y)
+                loss.backward()
             change(list(net.parameters()))
             optimizer.step()
             if zero:
@@ -143,3 +145,41 @@ def test_what_an_optimiser_parted_unseen_is_undecided_with_the_reason(tmp_path):
     assert result.findings == ()
     assert "diverged between steps" in result.headline
     assert "optimiser" in result.headline
+
+
+def test_autocast_is_rounding_in_its_precision(reference, tmp_path):
+    train(model(), tmp_path / "tgt", lower=True)
+    result = whence.compare(reference, tmp_path / "tgt")
+    assert result.findings == ()
+    assert result.status == "same"
+
+
+def test_weights_that_autocast_keeps_over_a_step_are_named(reference, tmp_path):
+    with torch.autocast("cpu", torch.bfloat16):  # casts a weight once, and keeps the copy
+        train(model(), tmp_path / "tgt", lower=True)
+    first = whence.compare(reference, tmp_path / "tgt").findings[0]
+    assert (first.name, first.step, first.cause) == ("0", 1, "kernel")
+
+
+class Lowered(nn.Linear):
+    def forward(self, x):
+        out = nn.functional.linear(x.bfloat16(), self.weight.bfloat16(), self.bias.bfloat16())
+        return out.float()
+
+
+def test_one_layer_in_lower_precision_among_others_is_not_rounding(reference, tmp_path):
+    lower = model()
+    lower[3].__class__ = Lowered
+    train(lower, tmp_path / "tgt")
+    result = whence.compare(reference, tmp_path / "tgt")
+    calls = {result.plan.pairs[v.pair].reference: v.verdict for v in result.verdicts}
+    run = whence.open_run(reference)
+    told = {run.calls[c].scope for c, v in calls.items() if v in ("precision", "introduced")}
+    assert "3" in told
+
+
+def test_a_fault_under_autocast_is_named(reference, tmp_path):
+    broken = model()
+    broken[4].eps = 1e-2
+    train(broken, tmp_path / "tgt", lower=True)
+    assert [f.name for f in whence.compare(reference, tmp_path / "tgt").findings] == ["4"]

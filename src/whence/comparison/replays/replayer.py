@@ -18,6 +18,7 @@ from whence.comparison.prepare.masks import UnifiedMasks
 from whence.comparison.prepare.stored_precision import executed_in
 from whence.comparison.replays import both_sides, noise_floors
 from whence.comparison.replays.both_sides import BothSides, Slots
+from whence.comparison.replays.lowered import LoweredPrecision
 from whence.comparison.replays.program_run import (
     CallParameters,
     Misrouted,
@@ -110,6 +111,7 @@ class Replayer:
             pair_of,
             spread,
         )
+        self._lowered = LoweredPrecision(reference, as_run)
         self.outputs = max(len(paired), 1)
         self.refused: Counter[str] = Counter()
 
@@ -158,7 +160,7 @@ class Replayer:
             loaded,
             [(pairs[s], request.is_initial.get(s, True)) for s in program.params if s in pairs],
             semantics,
-            executed := executed_in(request.partner),
+            executed := executed_in(request.partner) or self._lowered.dtype(request.partner),
         )
         produced = {
             slot: self.target.run.array(pair.target_record)

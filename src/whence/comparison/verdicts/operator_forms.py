@@ -42,6 +42,11 @@ def formed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
             and verdict.verdict not in (*GUILTY, VerdictKind.IDENTICAL)
         ):
             verdict = _by_form(verdict, call, errors)
+        if _went_another_way(verdict, pair, call):
+            words = (
+                "the backward passes of the two runs read other tensors, and no program says more"
+            )
+            verdict = verdict.withdrawn(VerdictKind.UNDETERMINED, f"{words}; {verdict.sentence}")
         if verdict.verdict == VerdictKind.INTRODUCED:
             cause, missing = _missing(verdict, pair, paired)
             if missing:
@@ -55,6 +60,20 @@ def formed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
             verdict = verdict.replace(sentence=f"{words}; {verdict.sentence}")
         out[key] = verdict
     return out
+
+
+def _went_another_way(verdict: Verdict, pair: CallPair, call: Call) -> bool:
+    """Is it a backward pass, guilty by size alone, that reads tensors in one run that it does not
+    read in the other: through a checkpoint that computes its forward pass again, for one?
+    """
+    lone = (*pair.only_reference, *pair.only_target)
+    return (
+        verdict.verdict == VerdictKind.INTRODUCED
+        and verdict.evidence == Evidence.TWO_DUMPS
+        and call.phase == "backward"
+        and call.forward >= 0
+        and any(map(is_input, lone))
+    )
 
 
 def _missing(verdict: Verdict, pair: CallPair, paired: PairedRuns) -> tuple[CauseKind, str]:
