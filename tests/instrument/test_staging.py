@@ -352,7 +352,8 @@ def test_the_same_run_as_without_the_ring(use, tmp_path):
         assert [(r.slot, r.record, r.edge) for r in a.refs] == [
             (r.slot, r.record, r.edge) for r in b.refs
         ], a.scope
-        assert bool(a.program) == bool(b.program)
+        if a.op != "gradients":  # of a staged tensor it is known later that nothing changed it
+            assert bool(a.program) == bool(b.program)
     for a, b in zip(one.records, two.records):
         for field in ("dtype", "shape", "stride", "storage_offset", "hash", "statistics", "sketch"):
             assert getattr(a, field) == getattr(b, field)

@@ -40,6 +40,7 @@ from whence.records import Call
 from whence.records.marks import Mark
 
 _tracing, _depth = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
+_grad = torch.is_grad_enabled
 
 
 class Listener:
@@ -229,7 +230,7 @@ class Listener:
             self._note_boundary(frame)
         inputs = self.tensors.take_inputs(frame, args, kwargs)
         self.programs.expect(frame, inputs)
-        if self.training is not None:
+        if self.training is not None and _grad():
             self.training.entered(frame, inputs)
         if parent is not None and parent.recorder is not None:
             parent.recorder.child_enters(frame.place, inputs)
@@ -280,7 +281,8 @@ class Listener:
             program, no_program = self.programs.program_of(frame, error)
             frame.recorder = None  # it refers to the frame
         gradients: tuple[str, ...] = ()
-        if self.training is not None:
+        followed = frame.first_node >= 0 or (parent is not None and parent.first_node >= 0)
+        if self.training is not None and followed:
             gradients = self.training.left(frame, program, failed=bool(error))
         above = parent.recorder if parent is not None else None
         if above is not None and error:

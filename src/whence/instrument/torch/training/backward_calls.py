@@ -114,7 +114,7 @@ class BackwardCalls:
             if used is None or ref.slot in used:
                 yield ref
         for slot, gradient in part.made:
-            yield Ref(f"output.grad.{slot}", gradient.record)
+            yield Ref(f"output.grad.{slot}", gradient.record, gradient.edge)
 
     def _program_of(self, part: _Part) -> tuple[str, str]:
         """(id, why there is none) of the program of one part."""
@@ -165,7 +165,7 @@ def _read(part: _Part) -> Iterator[Ref]:
             if is_output(ref.slot):
                 yield Ref(as_input(f"{place}:{ref.slot}"), ref.record, ref.edge)
     for place, (_, gradient) in enumerate(part.given):
-        yield Ref(_given_slot(part, place), gradient.record)
+        yield Ref(_given_slot(part, place), gradient.record, gradient.edge)
 
 
 def _given_slot(part: _Part, place: int) -> str:

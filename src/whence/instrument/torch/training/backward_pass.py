@@ -32,8 +32,6 @@ from whence.instrument.torch.training.gradient_hooks import (
 from whence.instrument.torch.training.gradient_sums import GradientBefore, GradientSums
 from whence.instrument.torch.training.loss_code import LossCode
 
-_grad = torch.is_grad_enabled
-
 
 class _Pass(NamedTuple):
     """A backward pass that runs. calls: those that wait for theirs. before: gradients of parameters
@@ -72,8 +70,6 @@ class BackwardPasses:
 
     def entered(self, frame: ModuleFrame, inputs: list[tuple[str, Any]]) -> None:
         """A module is called with these tensors (slot, tensor)."""
-        if not _grad():
-            return
         frame.first_node = next_node()
         frame.input_edges = [
             (slot, edge) for slot, tensor in inputs if (edge := edge_of(tensor)) is not None

@@ -18,6 +18,7 @@ from whence.instrument.call_frames import CallFrames
 from whence.instrument.session import Session
 from whence.instrument.torch.program_cache import ProgramWriter
 from whence.instrument.torch.tensor_identity import TensorRegistry
+from whence.instrument.torch.training.gradient_hooks import Gradient
 from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
 from whence.records import Call, Operation, Placement, Program, Ref
 from whence.records.program import identified
@@ -37,6 +38,7 @@ class _Left(NamedTuple):
 
     tensor: weakref.ref[Any]
     record: Any
+    edge: str
     dtype: str
 
 
@@ -177,9 +179,11 @@ class GradientChanges:
         self._recorded.clear()
         self._norm = None
 
-    def left(self, parameter: Any, record: Any, dtype: str) -> None:
+    def left(self, parameter: Any, gradient: Gradient) -> None:
         """A backward pass left this gradient."""
-        self._left[id(parameter)] = _Left(weakref.ref(parameter), record, dtype)
+        self._left[id(parameter)] = _Left(
+            weakref.ref(parameter), gradient.record, gradient.edge, gradient.dtype
+        )
 
     def _around(
         self, what: str, parameters: list[Any], change: Change | None, arguments: dict[str, Any]
@@ -235,7 +239,7 @@ class GradientChanges:
         )
         named = {i: path for i in read if i in self._left and (path := self._path(i))}
         changed = _Changed(keep=self._session.elements_on)
-        inputs = [Ref(f"input.{named[i]}", self._left[i].record) for i in named]
+        inputs = [Ref(f"input.{named[i]}", self._left[i].record, self._left[i].edge) for i in named]
         outputs = []
         for _, parameter in known:
             slot = f"output.{named[id(parameter)]}"

@@ -21,9 +21,12 @@ from whence.instrument.torch.training.forward_calls import (
 
 
 class Gradient(NamedTuple):
-    """A gradient that was seen. record: its number. turn: when it was seen, counted up."""
+    """A gradient that was seen. record: its number; edge: how it was known again, as of `Ref`.
+    turn: when it was seen, counted up.
+    """
 
     record: Any
+    edge: str
     dtype: str
     turn: int
 
@@ -94,8 +97,8 @@ class SeenGradients:
     def take(self, tensor: Any, slot: str, call: ForwardCall) -> Gradient:
         """Record one gradient."""
         self._turn += 1
-        number, _, form = self._registry.record_of(tensor, slot, call)
-        return Gradient(number, form[0], self._turn)
+        number, edge, form = self._registry.record_of(tensor, slot, call)
+        return Gradient(number, edge, form[0], self._turn)
 
 
 class _NodeHook:

@@ -32,6 +32,7 @@ class GradientBefore(NamedTuple):
     """The gradient of a parameter before a backward pass."""
 
     record: Any
+    edge: str
     dtype: str
 
 
@@ -60,8 +61,8 @@ class GradientSums:
             if leaf is None or leaf.grad is None or (name := self._names.of(leaf)) is None:
                 continue
             summed = _Summed(name, keep=self._session.elements_on)
-            number, _, form = self._registry.record_of(leaf.grad, "input.sum", summed)
-            before[identity] = GradientBefore(number, form[0])
+            number, edge, form = self._registry.record_of(leaf.grad, "input.sum", summed)
+            before[identity] = GradientBefore(number, edge, form[0])
         return before
 
     def write(
@@ -80,10 +81,10 @@ class GradientSums:
             sent = [gradient for _, gradient in seen.sent.get(Edge(-1, identity), ())]
             sent.sort(key=lambda gradient: gradient.turn)
             summed = _Summed(name, keep=self._session.elements_on)
-            total, _, form = self._registry.record_of(leaf.grad, "output.grad", summed)
-            self._changes.left(leaf, total, form[0])
+            total, edge, form = self._registry.record_of(leaf.grad, "output.grad", summed)
+            self._changes.left(leaf, Gradient(total, edge, form[0], 0))
             start = before.get(identity)
-            self._write(summed, start, sent, Gradient(total, form[0], 0), region)
+            self._write(summed, start, sent, Gradient(total, edge, form[0], 0), region)
 
     def _write(
         self,
@@ -95,9 +96,11 @@ class GradientSums:
     ) -> None:
         region.operators += 1
         name, session = summed.name, self._session
-        refs = [Ref(f"input.{k}", gradient.record) for k, gradient in enumerate(sent)]
+        refs = [
+            Ref(f"input.{k}", gradient.record, gradient.edge) for k, gradient in enumerate(sent)
+        ]
         if start is not None:
-            refs.append(Ref("input.sum", start.record))
+            refs.append(Ref("input.sum", start.record, start.edge))
         no_program = self._writer.unwanted or ("" if sent else "no module sent a gradient")
         program, no_program = self._writer.put(
             None if no_program else _program_of(start, sent, total), no_program
@@ -120,7 +123,7 @@ class GradientSums:
                 number=f"{region.number}_{region.operators}",
                 leaf=True,
                 training=True,
-                refs=(*refs, Ref("output.grad", total.record)),
+                refs=(*refs, Ref("output.grad", total.record, total.edge)),
                 program=program,
                 no_program=no_program,
                 placements=summed.placements,

@@ -84,6 +84,8 @@ class LossCode:
         self._regions = Regions(session, registry, OpenRegion())
         self._counts: dict[tuple[str, int, int], dict[str, int]] = {}
         self._open = _OpenLoss()
+        # A mode can be taken off only by the thread that it is on: the one that ends the capture.
+        self._thread = threading.get_ident()
 
     # ---- around calls of models; nothing of the listener is on the thread then
 
@@ -106,6 +108,7 @@ class LossCode:
             and frame.selected
             and not self._writer.unwanted
             and self._frames.active
+            and threading.get_ident() == self._thread
             and torch.is_grad_enabled()
             and not _modes()
         ):
