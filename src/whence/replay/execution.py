@@ -214,15 +214,15 @@ class Execution:
         self.length = max([self.length, *rows, *widths])
         if not pairs:
             raise ReplayRefused("no gradient reaches what is to be differentiated")
-        made = torch.autograd.grad(
+        computed = torch.autograd.grad(
             [result for result, _ in pairs],
             wanted,
             [gradient for _, gradient in pairs],
             allow_unused=True,
         )
-        if any(gradient is None for gradient in made):
+        if any(gradient is None for gradient in computed):
             raise ReplayRefused("a gradient does not reach an input or a parameter")
-        return list(made)
+        return list(computed)
 
     def dtypes(
         self, step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, Any]

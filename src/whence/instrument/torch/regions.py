@@ -51,6 +51,24 @@ class Region:
         self.occurrence = count(counts, f"<{kind}>")
 
 
+def part_of(region: Region, session: Session, **fields: Any) -> Call:
+    """The next call of a region: one part of a training step, with these fields of its own."""
+    region.operators += 1
+    order = session.next_order()
+    common: dict[str, Any] = {
+        "root": region.root.name,
+        "step": region.step,
+        "rank": session.rank,
+        "micro": region.micro,
+        "phase": region.phase,
+        "number": f"{region.number}_{region.operators}",
+    }
+    return Call(
+        id=order, order=order, kind="module", parent=region.order, leaf=True, training=True,
+        **(common | fields),
+    )  # fmt: skip
+
+
 class Regions:
     """The open region of each thread.
 

@@ -142,8 +142,8 @@ class BackwardCalls:
             self._programs[key] = "" if program is None else program.id
             if program is not None:
                 writer.write(program, writer.constants(call.program))
-        made = self._programs[key]
-        return made, "" if made else "its forward program has other tensors"
+        name = self._programs[key]
+        return name, "" if name else "its forward program has other tensors"
 
 
 def _free(counts: dict[str, int], name: str, occurrence: int) -> int:

@@ -17,10 +17,11 @@ from whence.frameworks.torch_arrays import NAMES
 from whence.instrument.call_frames import CallFrames
 from whence.instrument.session import Session
 from whence.instrument.torch.program_cache import ProgramWriter
+from whence.instrument.torch.regions import part_of
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.training.gradient_hooks import Gradient
 from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
-from whence.records import Call, Operation, Placement, Program, Ref
+from whence.records import Operation, Placement, Program, Ref
 from whence.records.program import identified
 
 GRADIENTS = "gradients"
@@ -259,24 +260,15 @@ class GradientChanges:
     ) -> None:
         session, root = self._session, first.root
         written, no_program = self._writer.put(program, reason)
-        region.operators += 1
         self._registry.call(
-            Call(
-                id=(order := session.next_order()),
+            part_of(
+                region,
+                session,
                 scope="",
                 root=root.name,
-                step=region.step,
-                order=order,
-                rank=session.rank,
-                phase="optimizer",
                 op=GRADIENTS,
                 occurrence=region.occurrence,
-                kind="module",
                 op_type=GRADIENTS,
-                parent=region.order,
-                number=f"{region.number}_{region.operators}",
-                leaf=True,
-                training=True,
                 refs=refs,
                 arguments={
                     f"{r.what}.{key}": value

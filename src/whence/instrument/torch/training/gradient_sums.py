@@ -10,12 +10,13 @@ import torch
 from whence.frameworks.torch_arrays import NAMES
 from whence.instrument.session import Session
 from whence.instrument.torch.program_cache import ProgramWriter
+from whence.instrument.torch.regions import part_of
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.training.forward_calls import Edge
 from whence.instrument.torch.training.gradient_changes import GradientChanges
 from whence.instrument.torch.training.gradient_hooks import Gradient, SeenGradients
 from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
-from whence.records import Call, Operation, Placement, Program, Ref
+from whence.records import Operation, Placement, Program, Ref
 from whence.records.program import identified
 
 
@@ -94,7 +95,6 @@ class GradientSums:
         total: Gradient,
         region: Any,
     ) -> None:
-        region.operators += 1
         name, session = summed.name, self._session
         refs = [
             Ref(f"input.{k}", gradient.record, gradient.edge) for k, gradient in enumerate(sent)
@@ -106,23 +106,14 @@ class GradientSums:
             None if no_program else _program_of(start, sent, total), no_program
         )
         self._registry.call(
-            Call(
-                id=(order := session.next_order()),
+            part_of(
+                region,
+                session,
                 scope=name.scope,
                 root=name.root.name,
-                step=region.step,
-                order=order,
-                rank=session.rank,
-                micro=region.micro,
-                phase="backward",
                 op=f"sum of {name.name}.grad",
                 occurrence=region.occurrence,
-                kind="module",
                 op_type="AccumulateGrad",
-                parent=region.order,
-                number=f"{region.number}_{region.operators}",
-                leaf=True,
-                training=True,
                 refs=(*refs, Ref("output.grad", total.record, total.edge)),
                 program=program,
                 no_program=no_program,

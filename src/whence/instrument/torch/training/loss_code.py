@@ -156,10 +156,10 @@ class LossCode:
         """Write the call of a loss, from which a backward pass begins at these tensors. Returns it
         as a call that waits for its backward pass, None where there is nothing.
         """
-        made = [t for t in tensors if (e := edge_of(t)) is not None and e.node >= loss.first_node]
-        if not made:
+        starts = [t for t in tensors if (e := edge_of(t)) is not None and e.node >= loss.first_node]
+        if not starts:
             return None
-        loss.results = [(f"output.{k}", tensor) for k, tensor in enumerate(made)]
+        loss.results = [(f"output.{k}", tensor) for k, tensor in enumerate(starts)]
         recording = loss.recorder.finish(loss.results)
         program, no_program = "", recording.reason
         if recording.program is not None:

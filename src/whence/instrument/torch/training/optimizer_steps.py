@@ -13,12 +13,12 @@ import torch
 from whence.frameworks.torch_arrays import NAMES
 from whence.instrument.session import Session
 from whence.instrument.torch.program_cache import ProgramWriter
-from whence.instrument.torch.regions import Regions
+from whence.instrument.torch.regions import Regions, part_of
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.training.gradient_changes import GradientChanges
 from whence.instrument.torch.training.open_region import OpenRegion
 from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
-from whence.records import Call, Operation, Placement, Program, Ref
+from whence.records import Operation, Placement, Program, Ref
 from whence.records.program import OPTIMIZER_STEP, identified
 
 _HOW = ("foreach", "fused", "capturable", "differentiable")
@@ -91,7 +91,6 @@ class OptimizerSteps:
             step = root.steps.get("", 0)
             region = self._regions.enter("optimizer", root, step, 0, self._counts)
             if region.selected:
-                region.operators += 1
                 group = optimizer.param_groups[updated.number]
                 self._write(updated, read, left, type(optimizer), _plain(group), region)
         self._regions.close()
@@ -113,26 +112,20 @@ class OptimizerSteps:
         region: Any,
     ) -> None:
         session, name = self._session, updated.name
-        made = _program_of(updated, read, left, kind, hyper_parameters)
+        program_or_reason = _program_of(updated, read, left, kind, hyper_parameters)
         unwanted = self._writer.unwanted
-        written, no_program = self._writer.put(*((None, unwanted) if unwanted else made))
+        written, no_program = self._writer.put(
+            *((None, unwanted) if unwanted else program_or_reason)
+        )
         self._registry.call(
-            Call(
-                id=(order := session.next_order()),
+            part_of(
+                region,
+                session,
                 scope=name.scope,
                 root=name.root.name,
-                step=region.step,
-                order=order,
-                rank=session.rank,
-                phase="optimizer",
                 op=name.name,
-                kind="module",
                 op_type=kind.__name__,
                 source=f"{kind.__module__}.{kind.__qualname__}",
-                parent=region.order,
-                number=f"{region.number}_{region.operators}",
-                leaf=True,
-                training=True,
                 refs=tuple(updated.refs),
                 arguments=hyper_parameters,
                 program=written,
