@@ -32,9 +32,10 @@ def without_visible(verdict: Verdict) -> Verdict:
 
 def visible(local: ReplayError) -> dict[str, float]:
     """By kind, the smallest fault that would have been named at this output; {} where figures say
-    nothing of it: integers, and stretches of which only the ends are seen.
+    nothing of it: integers, stretches of which only the ends are seen, and outputs of zeros and
+    filling alone, which have no size that a fault could be relative to.
     """
-    if local.whole or not local.u or not local.count:
+    if local.whole or not local.u or not local.count or not math.isfinite(local.element_rel):
         return {}
     is_half = is_half_roundoff(local.u)
     largest = LIMITS.precision_rho if is_half else LIMITS.rho

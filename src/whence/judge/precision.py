@@ -53,12 +53,19 @@ def mask_fill(kind: dtypes.DType) -> float:
 
 def filled_otherwise(reference: Array, target: Array) -> npt.NDArray[np.bool_]:
     """Which elements differ although rounding cannot: infinite on one side only, or the filling of
-    a mask on both and another number. Arrays of one shape, of floating dtypes that are not complex.
+    a mask on both and another number, unless each is the lowest of its own dtype. Arrays of one
+    shape, of floating dtypes that are not complex.
     """
     a, b = reference.astype(np.float64), target.astype(np.float64)
-    is_filling = is_mask_fill(reference) & is_mask_fill(target)
+    are_lowest = (a == _lowest(reference)) & (b == _lowest(target))
+    is_filling = is_mask_fill(reference) & is_mask_fill(target) & ~are_lowest
     differ: npt.NDArray[np.bool_] = (a != b) & (is_filling | np.isinf(a) | np.isinf(b))
     return differ
+
+
+def _lowest(array: Array) -> float:
+    """The lowest finite number of the array's dtype."""
+    return -(dtypes.of(array).max_finite or math.inf)
 
 
 def is_mask_fill(array: Array) -> npt.NDArray[np.bool_]:
