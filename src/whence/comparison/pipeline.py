@@ -19,6 +19,7 @@ from whence.comparison.verdicts import (
     compiled_kernels,
     gradient_flow,
     operator_forms,
+    random_draws,
     returned_shapes,
     rewritten,
 )
@@ -70,6 +71,8 @@ STAGES: tuple[Stage, ...] = (
     lambda verdicts, c: rewritten.doubted(verdicts, c.errors),
     # What sizes cannot show: another form of an operator, other arguments.
     lambda verdicts, c: operator_forms.formed(verdicts, c.errors),
+    # Random numbers that were drawn by other settings, and those that were not recorded.
+    lambda verdicts, c: random_draws.judged(verdicts, c.paired),
     # Tensors through which a gradient flows in one run only.
     lambda verdicts, c: gradient_flow.stopped(verdicts, c.paired),
     # A module whose parameters the checkpoint lacks.

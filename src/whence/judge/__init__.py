@@ -25,6 +25,7 @@ from whence.judge.parameters import ParameterDifference, rounded
 from whence.judge.parameters import compare as parameters
 from whence.judge.power import without_visible
 from whence.judge.precision import filled_otherwise, partly, roundoff
+from whence.judge.random_numbers import chance_bits, misdrawn
 from whence.judge.replay_error import ReplayError, less_suspect
 from whence.judge.replay_error import measure as local
 from whence.judge.statistics_drift import drift, parted
@@ -50,6 +51,7 @@ __all__ = [
     "below_masks",
     "between",
     "beyond_boundaries",
+    "chance_bits",
     "coarser",
     "drift",
     "elementwise",
@@ -72,6 +74,7 @@ __all__ = [
     "local",
     "lone_element",
     "may_be_masked",
+    "misdrawn",
     "of_formula",
     "parameters",
     "parted",

@@ -236,3 +236,18 @@ WEIGHT_FEW_SCALES = 0.2
 """Share of scales that may be wrong while the others still show the rule."""
 WEIGHT_GRID_VALUES = 16
 """A grid read off fewer values could be an accident."""
+
+# ---- random numbers
+
+DRAWN_DEVIATIONS = 8.0
+"""Standard deviations from which on a figure of random numbers is not chance: by a normal tail,
+once in 10^15.
+"""
+DRAWN_EFFECT = 0.02
+"""Of the distribution's own standard deviation: 16-bit numbers are rounded, and millions of them
+show that.
+"""
+DRAWN_AGAIN_BITS = 100.0
+"""Bits of chance from which on the same random numbers are not drawn twice: with 10^12 pairs of
+draws, once in 10^18 comparisons.
+"""

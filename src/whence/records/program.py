@@ -62,6 +62,18 @@ class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
         return Operation(self.name, args, kwargs, self.guard)
 
 
+class ProgramDraw(msgspec.Struct, frozen=True):
+    """Random numbers that are an input of a program.
+
+    slot: of the tensor that was drawn. operator: what drew it ("aten.bernoulli_.float"), with these
+    settings.
+    """
+
+    slot: str
+    operator: str
+    settings: dict[str, float | bool] = {}
+
+
 class Program(
     Described, msgspec.Struct, frozen=True, tag="program", tag_field="t", omit_defaults=True
 ):
@@ -77,7 +89,8 @@ class Program(
     where composite operators arrive whole; grad: slots that required grad then (they choose by it).
     under_grad: recorded with gradients enabled, where one of its operators takes another kernel.
     detached: (operation, which of the tensors that it is given) where no gradient flows back
-    although the tensor depends on one that has a gradient.
+    although the tensor depends on one that has a gradient. draws: random numbers that the region
+    drew; the tensors are among its inputs.
     notes: what was met ("in-place", "cast pinned", "guard"), for a reader.
 
     A call that calls others runs its own operators between them: outputs "k:input.x" are what its
@@ -115,6 +128,7 @@ class Program(
     call_lines: tuple[str, ...] = ()
     under_grad: bool = False
     detached: tuple[tuple[int, int], ...] = ()
+    draws: tuple[ProgramDraw, ...] = ()
 
 
 def identified(program: Program) -> Program:

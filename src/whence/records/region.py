@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from whence.records.run import Call, Run
-from whence.records.slots import is_read, is_written
+from whence.records.slots import is_drawn, is_read, is_written
 
 
 def hands_on(run: Run, call: Call) -> bool:
@@ -53,7 +53,7 @@ def regions(calls: Sequence[Call]) -> Iterator[Region]:
     A container with k children has k + 1 stretches; one that made nothing has no outputs. A stretch
     sees its container's inputs and parameters and the outputs of the children before it; what a
     later child reads, or the container returns, and nobody had before, the stretch made. Parameters
-    of a child are the child's.
+    of a child are the child's, and so are the random numbers that it draws.
     """
     below = children(calls)
     visible: set[int] = set()
@@ -71,7 +71,9 @@ def regions(calls: Sequence[Call]) -> Iterator[Region]:
         for place, kid in enumerate(kids):
             child = calls[kid]
             outputs = dict.fromkeys(
-                r.record for r in child.slots("input") if r.record not in visible
+                r.record
+                for r in child.slots("input")
+                if r.record not in visible and not is_drawn(r.slot)
             )
             yield Region(call.id, place, tuple(fresh), tuple(outputs))
             yield from walk(child)

@@ -79,6 +79,16 @@ def is_input(text: str) -> bool:
     return text.startswith("input")
 
 
+DRAWN = f"{SlotKind.INPUT}.drawn."
+"""Before the number of a tensor of random numbers that the call drew, in the order of drawing."""
+
+
+@_remember
+def is_drawn(text: str) -> bool:
+    """Is it random numbers that the call drew?"""
+    return text.startswith(DRAWN)
+
+
 @_remember
 def is_output(text: str) -> bool:
     """Is it what the call returned?"""

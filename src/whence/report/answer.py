@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from whence.records.marks import OBSERVER
-from whence.records.slots import input_name, is_input
+from whence.records.slots import input_name, is_drawn, is_input
 from whence.report import effect, evidence, generation, origin
 from whence.report import occurrences as counts
 from whence.report.tables import AT_LINE, clean, count, folded, from_here, listed
@@ -184,6 +184,8 @@ def _same_by_rounding(result: Comparison) -> str:
         if result.repetition and result.repetition.largest
         else ""
     )
+    if result.random_numbers is not None:
+        text += " or follows from other random numbers"
     if any(d.declared for d in result.declared):
         text += " or declared"
     if any(not d.declared for d in result.declared):
@@ -339,12 +341,14 @@ def _absent(finding: Finding, result: Comparison) -> str:
         return ""
     pair = result.plan.pairs[finding.pair]
     sides = (
-        (pair.only_reference, "not passed in the target"),
-        (pair.only_target, "passed only in the target"),
+        ("reference", pair.only_reference, "not passed in the target"),
+        ("target", pair.only_target, "passed only in the target"),
     )
     parts = []
-    for slots, words in sides:
-        names = [f"`{clean(input_name(s))}`" for s in slots if is_input(s)]
+    for side, slots, words in sides:
+        names = [f"`{clean(input_name(s))}`" for s in slots if is_input(s) and not is_drawn(s)]
+        if any(map(is_drawn, slots)):
+            parts.append(f"random numbers are drawn in the {side} only")
         if names:
             others = f" and {len(names) - 3} more" if len(names) > 3 else ""
             verb = "is" if len(names) == 1 else "are"

@@ -91,6 +91,10 @@ def lines(result: Comparison) -> Iterator[tuple[str, str]]:
         yield "  how sure", sure(result, text)
     if result.status == Status.SAME and (text := visible(result)):
         yield "  would have seen", text
+    if (drawn := result.random_numbers) is not None:
+        where = f"first in {clean(drawn.name)} ({clean(drawn.op_type)}), step {drawn.step}"
+        text = f"differ in {count(drawn.calls, 'call')}, {where}, rank {drawn.rank}"
+        yield "  random numbers", f"{text}; replays take the target's"
     yield from _observed(result)
     yield from _repetition(result)
     yield from _third(result)

@@ -56,6 +56,7 @@ def summary_of(result: Comparison) -> Summary:
         declared=few("declared", result.declared),
         layer_costs=few("layer_costs", result.layer_costs),
         alike=few("alike", result.alike),
+        random_numbers=result.random_numbers,
         notes=few("notes", result.notes),
         environment=few("environment", result.environment),
         repetition=result.repetition,

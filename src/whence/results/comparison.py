@@ -237,6 +237,19 @@ class Alike(msgspec.Struct, frozen=True):
     words: str
 
 
+class RandomNumbers(msgspec.Struct, frozen=True):
+    """Random numbers that differ between the runs: what follows was judged on the target's own.
+
+    name, op_type, step, rank: of the first call that drew others. calls: how many did.
+    """
+
+    name: str
+    op_type: str
+    step: int
+    rank: int
+    calls: int
+
+
 class LayerCost(msgspec.Struct, frozen=True, omit_defaults=True):
     """What computing one layer with codes costs.
 
@@ -284,7 +297,8 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     what passes and is worth a look,
     which counts with --strict. declared: losses that a policy allows, and those of quantised layers
     without one. alike: where the status is same, tensors that pass although rounding does not make
-    their bits. generation: what both runs generated. views: the rows of each view that was asked
+    their bits. random_numbers: where the runs drew other random numbers, None where they drew the
+    same or none. generation: what both runs generated. views: the rows of each view that was asked
     for. asked: arguments of `compare` that decide which calls are paired and what may be run, where
     they are not the defaults and can be written down. programs: what the programs of both runs
     differ in, in lines; () when they are not known. occurrences: when operators first differ; None
@@ -318,6 +332,7 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     declared: tuple[Declared, ...] = ()
     layer_costs: tuple[LayerCost, ...] = ()
     alike: tuple[Alike, ...] = ()
+    random_numbers: RandomNumbers | None = None
     remarks: tuple[Remark, ...] = ()
     timing: dict[str, float] = {}
     repetition: Repetition | None = None

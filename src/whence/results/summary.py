@@ -13,6 +13,7 @@ from whence.results.comparison import (
     LayerCost,
     Nearest,
     NextStep,
+    RandomNumbers,
     Remark,
     Repetition,
     ThirdRun,
@@ -99,6 +100,7 @@ class Summary(msgspec.Struct, frozen=True):
     schema: int = SCHEMA
     undecided: Undecided | None = None
     alike: tuple[Alike, ...] = ()
+    random_numbers: RandomNumbers | None = None
     omitted: dict[str, int] = {}
 
 

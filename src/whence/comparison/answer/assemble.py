@@ -17,6 +17,7 @@ from whence.comparison.answer.origin import OriginTracer, flow_of
 from whence.comparison.context import Context, timed
 from whence.comparison.verdicts import compiled_kernels, indices
 from whence.comparison.verdicts.findings import findings, order_and_taint, remarks
+from whence.comparison.verdicts.random_draws import random_numbers
 from whence.comparison.verdicts.status import decide
 from whence.comparison.views.rows import viewed
 from whence.results import Comparison, Finding, Remark, Status, Verdict
@@ -54,10 +55,7 @@ def comparison(
         first_difference=summary.first_difference(paired, per_call),
         counts=summary.counts(paired, per_call),
         coverage=coverage,
-        unmatched=len(plan.unmatched_reference)
-        - coverage.inside
-        + len(plan.unmatched_target)
-        + len(plan.ambiguous),
+        unmatched=summary.unmatched(plan) - coverage.inside,
         incomparable=len(unmeasured),
         inputs_differ=inputs_differ,
         versions=summary.versions(paired.reference),
@@ -71,6 +69,7 @@ def comparison(
         declared=context.errors.declared.ledger.summary(),
         layer_costs=layer_costs(context, every),
         alike=alike(paired, per_call) if decision.status == Status.SAME else (),
+        random_numbers=random_numbers(paired),
         repetition=context.repeated.summary(),
         third=context.third.summary(verdicts, plan.pairs),
         without_partner=summary.without_partner(paired, inside),

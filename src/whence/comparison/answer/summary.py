@@ -27,6 +27,7 @@ from whence.results import (
     Evidence,
     Finding,
     Nearest,
+    Plan,
     Row,
     SlotPair,
     Undecided,
@@ -50,6 +51,12 @@ def counts(paired: PairedRuns, per_call: Mapping[int, str]) -> dict[str, int]:
             if not marks.has_mark(paired.calls[call], Mark.PUT_TOGETHER)
         )
     )
+
+
+def unmatched(plan: Plan) -> int:
+    """How many calls have no partner, or several that it could be."""
+    alone = plan.unmatched_reference, plan.unmatched_target, plan.ambiguous
+    return sum(map(len, alone))
 
 
 def evidence(paired: PairedRuns, verdicts: Iterable[Verdict], findings: Iterable[Finding]) -> str:

@@ -5,6 +5,7 @@ arguments.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from whence import dtypes, judge
@@ -15,6 +16,7 @@ from whence.records import Call, Run
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import (
     input_name,
+    is_drawn,
     is_input,
     is_of_child,
     is_output,
@@ -96,18 +98,18 @@ def _used_alone(pair: CallPair, paired: PairedRuns) -> str:
     """Which input only one side's call has, and computes with, in words; "" for none. A replay
     judges the other side on the value that this one had.
     """
+    calls = paired.calls[pair.reference], paired.target.calls[pair.target]
     sides = (
-        (paired.reference, paired.calls[pair.reference], pair.only_reference, "not passed"),
-        (paired.target, paired.target.calls[pair.target], pair.only_target, "passed only"),
+        ("reference", paired.reference, calls[0], pair.only_reference),
+        ("target", paired.target, calls[1], pair.only_target),
     )
     lone = []
-    for run, call, slots, how in sides:
+    for side, run, call, slots in sides:
         program = run.programs.get(call.program)
         read = program.inputs if program is not None else ()
-        used = [input_name(s) for s in slots if s in read and is_input(s) and not is_cache(s)]
+        used = [s for s in slots if s in read and is_input(s) and not is_cache(s)]
         if used:
-            names = " and ".join(f"`{name}`" for name in used[:3])
-            lone.append(f"{names} {'is' if len(used) == 1 else 'are'} {how} in the target")
+            lone.append(_lone_inputs(used, side))
     return lone[0] if len(lone) == 1 else ""  # else one tensor under two names
 
 
@@ -115,15 +117,18 @@ def not_passed(pair: CallPair, call: Call) -> str:
     """Which input of the reference's call the target's was not given, in words; "" when it was
     given all.
     """
-    missing = [input_name(slot) for slot in pair.only_reference if is_input(slot)]
     read = {r.slot for r in call.slots("input")}
-    missing = [
-        name for name in missing if f"input.{name}" in read and not is_cache(f"input.{name}")
-    ]
-    if not missing:
-        return ""
-    names = " and ".join(f"`{name}`" for name in missing[:3])
-    return f"{names} {'is' if len(missing) == 1 else 'are'} not passed in the target"
+    missing = [s for s in pair.only_reference if is_input(s) and s in read and not is_cache(s)]
+    return _lone_inputs(missing, "reference") if missing else ""
+
+
+def _lone_inputs(slots: Sequence[str], side: str) -> str:
+    """What only the calls of one side have among their inputs, in words."""
+    if all(map(is_drawn, slots)):
+        return f"only the {side} draws random numbers"
+    names = " and ".join(f"`{input_name(slot)}`" for slot in slots[:3])
+    verb = "is" if len(slots) == 1 else "are"
+    return f"{names} {verb} {'not passed' if side == 'reference' else 'passed only'} in the target"
 
 
 def lone_parameters(pair: CallPair, paired: PairedRuns) -> str:

@@ -10,6 +10,7 @@ from whence.frameworks.torch_trees import ObjectSnapshot
 from whence.instrument.call_frames import Frame
 from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot
 from whence.instrument.torch.program_recorder import Recorder
+from whence.instrument.torch.random_draws import DrawListener
 from whence.records import Placement
 
 
@@ -20,11 +21,12 @@ class ModuleFrame(Frame):
     shape, stride)) of those. objects: (slot, object) of what holds tensors among its arguments.
     results: (slot, tensor) of what it returned and changed. operators: calls directly below it that
     are no modules. signature, family, recorder, reads, started, ended, held: see
-    `program_cache`. first_node, input_edges, called: see `training.backward_pass`.
+    `program_cache`. draws: tensors of random numbers so far. first_node, input_edges, called:
+    see `training.backward_pass`.
     """
 
     __slots__ = (
-        "arguments", "called", "ended", "family", "first_node", "forms", "held", "info",
+        "arguments", "called", "draws", "ended", "family", "first_node", "forms", "held", "info",
         "input_edges", "inputs", "micro", "module", "note", "objects", "op_type", "operators",
         "phase", "placements", "reads", "recorder", "results", "signature", "started", "training",
     )  # fmt: skip
@@ -54,7 +56,8 @@ class ModuleFrame(Frame):
         self.placements: dict[str, Placement] = {}
         self.signature: tuple[Any, ...] | None = None
         self.family: tuple[Any, ...] | None = None
-        self.recorder: Recorder | None = None
+        self.recorder: Recorder | DrawListener | None = None
+        self.draws = 0
         self.ended, self.held = False, None
         self.first_node = -1
         self.input_edges: list[tuple[str, Any]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +20,9 @@ from whence.frameworks.torch_schema import (
 )
 from whence.instrument.torch.cast_points import CastPoints
 from whence.instrument.torch.operand_table import OperandTable, RecordedOperation, Stop, layout
+from whence.instrument.torch.random_draws import FUSED_DROPOUT, Draw, draw_of
 from whence.instrument.torch.sources import source_here
+from whence.records.program import ProgramDraw
 
 _METADATA_READERS = {
     "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like",
@@ -37,12 +40,19 @@ _CASTS = {"_to_copy", "to", "type_as"}
 class OperatorRecording:
     """Adds operators to a table of operands; every method may raise `Stop`.
 
+    drawn: gives the slot of a tensor of random numbers that was just drawn. draws: those tensors.
     lines: source line of each operation. detached: of each tensor that an operation is
     given, by the place of the operation, whether it requires no gradient.
     """
 
-    def __init__(self, table: OperandTable, cast_points: CastPoints) -> None:
-        self._table, self._cast_points = table, cast_points
+    def __init__(
+        self,
+        table: OperandTable,
+        cast_points: CastPoints,
+        drawn: Callable[[Any], str] | None = None,
+    ) -> None:
+        self._table, self._cast_points, self._drawn = table, cast_points, drawn
+        self.draws: list[ProgramDraw] = []
         self.lines: dict[int, str] = {}
         self.detached: dict[int, list[bool]] = {}
 
@@ -58,7 +68,9 @@ class OperatorRecording:
         named = dict(zip(schema.positional, args))
         named.update(kwargs)
         if draws(schema, named):
-            return schema, named, (), {}, f"draws random numbers ({schema.name})"
+            fused = schema.base == FUSED_DROPOUT and self._drawn is not None
+            encoded = (self._table.encode(named["input"]),) if fused else ()
+            return schema, named, encoded, {}, f"draws random numbers ({schema.name})"
         self._table.hole, self._table.detached = "", []
         if schema.base == "lift_fresh" and (key := layout(args[0])) not in self._table.operands:
             self._table.constant(args[0], key)
@@ -87,13 +99,10 @@ class OperatorRecording:
     ) -> None:
         """An operator has run: its operation, and its results as operands."""
         table, name = self._table, schema.name
+        if self._is_no_operation(out, schema, named, encoded, hole):
+            return
         outs = list(tensors_in(out))
         mutated = [t for n in written(schema, named) for t in tensors_in(named.get(n))]
-        if hole or schema.base == "detach":
-            # Detached are the same elements: who uses them without a gradient shows in the using.
-            if hole:
-                self._lost(out, outs, mutated, hole)
-            return
         guard = None
         if not outs and not mutated:
             if out is None:
@@ -129,6 +138,43 @@ class OperatorRecording:
                 table.versions.pop(key, None)
             else:
                 table.see(tensor, key)
+
+    def _is_no_operation(
+        self, out: Any, schema: OperatorSchema, named: dict[str, Any], encoded: Any, hole: str
+    ) -> bool:
+        """Does an operator add nothing to compute: it drew random numbers, its results are unknown,
+        or they are what it was given?
+        """
+        if self._drawn is not None and draws(schema, named):
+            draw = draw_of(schema, named, out)
+            if draw is not None:
+                self._draw(draw, schema, encoded, out)
+                return True
+        if hole:
+            outs = list(tensors_in(out))
+            mutated = [t for n in written(schema, named) for t in tensors_in(named.get(n))]
+            self._lost(out, outs, mutated, hole)
+        # Detached are the same elements: who uses them without a gradient shows in the using.
+        return bool(hole) or schema.base == "detach"
+
+    def _draw(self, draw: Draw, schema: OperatorSchema, encoded: Any, out: Any) -> None:
+        """Random numbers were drawn: they are an input of the program from here on."""
+        table, tensor = self._table, draw.tensor
+        key = layout(tensor)
+        table.poison(key[0], "a view of a tensor that random numbers were written to")
+        table.unwritten.discard(key[0])
+        slot = self._drawn(tensor) if self._drawn is not None else ""
+        if not slot:
+            raise Stop(f"draws random numbers ({schema.name})")
+        table.renew(slot, tensor, key)
+        table.versions.pop(key, None)  # a written tensor is still to get its next version
+        self.draws.append(ProgramDraw(slot, draw.operator, draw.settings))
+        if encoded and "hole" in encoded[0]:
+            table.unknown(out[0], layout(out[0]), encoded[0]["hole"])
+        elif encoded:
+            scale = 1 / (1 - draw.settings["p"]) if draw.settings["p"] < 1 else 0.0
+            operands = (*encoded, table.operands[key], scale)
+            table.emit("aten.native_dropout_backward.default", operands, {}, out[0], layout(out[0]))
 
     def _number_taken(self, out: Any, name: str) -> Any:
         """A number that an operator took out of a tensor: what the code does next may depend on

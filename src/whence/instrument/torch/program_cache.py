@@ -20,9 +20,11 @@ from whence.instrument.torch.modes import NoFunctions
 from whence.instrument.torch.module_info import HeldTensor, home_of
 from whence.instrument.torch.operand_table import layout
 from whence.instrument.torch.program_recorder import Recorder
+from whence.instrument.torch.random_draws import DrawListener
 from whence.instrument.torch.tensor_content import StorageRef, storage_ref
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.records import Program, Ref
+from whence.records.slots import DRAWN
 
 # So many programs of a family that are one and the same, and its next extents are not recorded
 # again.
@@ -36,13 +38,14 @@ _autocast = torch._C._is_any_autocast_enabled
 
 
 class _Outcome(NamedTuple):
-    """What calls of one signature run: a program, or why there is none; and the slots it reads out
-    of objects.
+    """What calls of one signature run: a program, or why there is none; the slots it reads out of
+    objects; and how many tensors of random numbers it draws.
     """
 
     program: str
     reason: str
     reads: tuple[str, ...] = ()
+    draws: int = 0
 
 
 class ProgramWriter:
@@ -158,6 +161,9 @@ class ProgramCache:
         if outcome is not None:
             for slot in outcome.reads:
                 self._read(frame, slot)
+            if outcome.draws and frame.keep:
+                self._compiled_code.set()
+                frame.recorder = DrawListener(lambda tensor: self._drawn(frame, tensor))
         elif self._session.elements_on:
             self._record(frame, inputs, signature)
 
@@ -209,7 +215,24 @@ class ProgramCache:
             params,
             casts=not asks_for_listeners(module),
             find=lambda tensor: self._find(frame, hanging, tensor),
+            drawn=lambda tensor: self._drawn(frame, tensor),
         )
+
+    def _drawn(self, frame: ModuleFrame, tensor: Any) -> str:
+        """The slot of random numbers that a call has just drawn, which are recorded as they are
+        now: what drew them may go on to scale them in place.
+        """
+        thread = self._frames.thread
+        busy, thread.busy = thread.busy, True
+        try:
+            with self._frames.lock, NoFunctions():
+                slot = f"{DRAWN}{frame.draws}"
+                frame.draws += 1
+                number, edge, _ = self._registry.record_of(tensor, slot, frame)
+                frame.refs.append(Ref(slot, number, edge))
+                return slot
+        finally:
+            thread.busy = busy
 
     def _find(
         self,
@@ -272,10 +295,12 @@ class ProgramCache:
             return "", frame.note
         if frame.signature is None:
             return "", "programs were not recorded"
-        if recorder is None:
+        if not isinstance(recorder, Recorder):
             outcome = self._outcomes.get(frame.signature)
             if outcome is None:
                 return "", "first seen when elements were no longer kept"
+            if recorder is not None and (recorder.reason or frame.draws != outcome.draws):
+                return "", recorder.reason or "draws other random numbers than at its first call"
             return outcome.program, outcome.reason
         if error:
             recorder.abandon()
@@ -295,7 +320,7 @@ class ProgramCache:
                     for i, tensor in enumerate(recording.constants)
                 ]
                 self._writer.write(recording.program, constants)
-            outcome = _Outcome(recording.program.id, "", tuple(frame.reads))
+            outcome = _Outcome(recording.program.id, "", tuple(frame.reads), frame.draws)
         self._outcomes[frame.signature] = outcome
         if frame.family is not None:
             self._families[frame.family].append(outcome)

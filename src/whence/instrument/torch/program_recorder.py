@@ -17,16 +17,15 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence.frameworks.torch_schema import AUTOCAST_KEYS, restored
+from whence.frameworks.torch_schema import restored
 from whence.instrument.torch.cast_points import CastPoints
 from whence.instrument.torch.operand_table import OperandTable, Stop
+from whence.instrument.torch.operator_listener import OperatorListener
 from whence.instrument.torch.operator_recording import OperatorRecording
 from whence.instrument.torch.program_writer import ChildCalls, write_program
 from whence.records import Program
@@ -72,36 +71,18 @@ class Recording(NamedTuple):
     reason: str
 
 
-class _Dispatch(TorchDispatchMode):  # type: ignore[misc]
-    # Without this a higher-order operator under the mode raises into the user's program.
-    supports_higher_order_operators = True
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # The default wraps the handler in torch._dynamo.disable, which imports dynamo (seconds) at
-        # the first operator.
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._recorder._operator(func, args, kwargs or {})
-
-
 class _Function(TorchFunctionMode):  # type: ignore[misc]
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") not in _WATCHED or self._recorder._over:
+        if getattr(func, "__name__", "") not in _WATCHED or self._recorder.over:
             return func(*args, **(kwargs or {}))
-        return self._recorder._call(func, args, kwargs or {})
+        return self._recorder.function(func, args, kwargs or {})
 
 
-class Recorder:
+class Recorder(OperatorListener):
     """Records what runs inside its `with` block, the calls of other modules left out (`pause`
     before them, `resume` after).
 
@@ -110,7 +91,8 @@ class Recorder:
     casts: listen at the torch-function level too; False for code that asks `has_torch_function` and
     would decide otherwise while someone listens (`asks_for_listeners`). find: gives the slot of a
     tensor that is visible in another way (it hangs in a cache, it is a parameter of a module
-    below), "" when it is not. most: so many operators are recorded.
+    below), "" when it is not. drawn: gives the slot of a tensor of random numbers that was just
+    drawn; without it what draws has no program. most: so many operators are recorded.
     """
 
     def __init__(
@@ -120,17 +102,16 @@ class Recorder:
         *,
         casts: bool = True,
         find: Callable[[Any], str] | None = None,
+        drawn: Callable[[Any], str] | None = None,
         most: int | None = None,
     ) -> None:
+        super().__init__()
         self._most = most
-        self._reason = ""
-        self._over = self._paused = False
-        self._entered: list[Any] = []
+        self._paused = False
         self._casts = casts
-        self._autocast: tuple[str, ...] = ()
         self._table = OperandTable(find)
         self._cast_points = CastPoints(self._table)
-        self._operators = OperatorRecording(self._table, self._cast_points)
+        self._operators = OperatorRecording(self._table, self._cast_points, drawn)
         self._children = ChildCalls(self._table)
         with self._guarded("reading the region's inputs"):
             for slot, tensor in inputs:
@@ -138,69 +119,25 @@ class Recorder:
             for slot, tensor in params:
                 self._table.new_param(slot, tensor)
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> Self:
         with self._guarded("starting to listen"):
-            self._autocast = tuple(
-                key for device, key in AUTOCAST_KEYS.items() if torch.is_autocast_enabled(device)
-            )
-            if self._autocast and torch.is_inference_mode_enabled():
+            if torch.is_inference_mode_enabled() and torch._C._is_any_autocast_enabled():
                 # Composite operators arrive whole there, and whether autocast was on for what they
                 # call cannot be known.
                 raise Stop(
                     "autocast under inference_mode cannot be listened to without changing it"
                 )
-            self.resume()
-            return self
-        while self._entered:
-            self._entered.pop().__exit__(None, None, None)
-        return self
+        return super().__enter__()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            self._give_up(f"{type(error).__name__} left the call")
-        while self._entered:
-            self._entered.pop().__exit__(kind, error, trace)
-
-    def abandon(self, reason: str = "calls other modules") -> None:
-        """Stop recording: a child module turned out to be called, or the region is not wanted.
-        Nothing is listened to from here on.
-
-        The modes are taken off at once where they are on top, so that what runs next does not see
-        them.
-        """
-        self._give_up(reason)
-        while self._entered and _on_top(self._entered[-1]):
-            self._entered.pop().__exit__(None, None, None)
-
-    @property
-    def listening(self) -> bool:
-        """Are modes of this recorder around what runs now?"""
-        return bool(self._entered)
-
-    def pause(self) -> None:
-        """Another module is called next: take the modes off."""
-        while self._entered and _on_top(self._entered[-1]):
-            self._entered.pop().__exit__(None, None, None)
-        if self._entered:
-            self._give_up("calls a module inside a mode of its own")
-
-    def resume(self) -> None:
-        """Listen (again)."""
-        if not self._over and not self._entered:
-            for mode in (_Dispatch(self), *((_Function(self),) if self._casts else ())):
-                mode.__enter__()
-                self._entered.append(mode)
+    def function_mode(self) -> TorchFunctionMode | None:
+        """Casts that run no operator are seen there."""
+        return _Function(self) if self._casts else None
 
     def child_enters(self, k: int, tensors: Sequence[tuple[str, Any]]) -> None:
         """Child number k is called with these tensors (slot, tensor): outputs "k:slot" of this
         call's own operators.
         """
-        if not self._over:
+        if not self.over:
             with self._guarded("looking at what a module was given"):
                 self._children.enter(k, tensors)
 
@@ -208,7 +145,7 @@ class Recorder:
         """Child number k is over and left these tensors (outputs, and what it changed): inputs
         "k:slot" of what follows.
         """
-        if not self._over:
+        if not self.over:
             with self._guarded("looking at what a module returned"):
                 self._children.leave(k, tensors)
 
@@ -222,7 +159,7 @@ class Recorder:
         """
         program: Program | None = None
         constants: list[Any] = []
-        if not self._reason:
+        if not self.reason:
             self._paused = True
             with self._guarded("writing the program"):
                 program, constants = write_program(
@@ -230,30 +167,29 @@ class Recorder:
                     self._children,
                     self._operators.lines,
                     self._operators.detached,
+                    self._operators.draws,
                     outputs,
                 )
-        self._over = True
+        self.over = True
         self._table.forget_tensors()
-        return Recording(program, constants, self._reason)
+        return Recording(program, constants, self.reason)
 
-    def _give_up(self, reason: str) -> None:
-        if not self._reason:
-            self._reason = reason
-        self._over = True
-        # Nothing is kept of a recording that failed.
+    def give_up(self, reason: str) -> None:
+        """Listen no more; nothing is kept of a recording that failed."""
+        super().give_up(reason)
         self._table.operations, self._table.constants = [], []
 
     def _guarded(self, doing: str, subject: Any = None) -> _Guarded:
         """A block that may end the recording, and never breaks the recorded program."""
-        return _Guarded(self._give_up, doing, subject)
+        return _Guarded(self.give_up, doing, subject)
 
-    def _operator(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         """One operator at the dispatcher: runs it exactly once."""
         around: Any = contextlib.nullcontext()
         ready = None
         with self._guarded("looking at {}", func):
-            around = restored(func, self._autocast)
-            if not self._over and not self._paused:
+            around = restored(func, self.autocast)
+            if not self.over and not self._paused:
                 if self._most is not None and len(self._table.operations) >= self._most:
                     raise Stop(f"runs more than {self._most} operators")
                 ready = self._operators.before(func, args, kwargs)
@@ -264,7 +200,7 @@ class Recorder:
                 self._operators.after(out, *ready)
         return out
 
-    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def function(self, func: Any, args: Any, kwargs: Any) -> Any:
         """One watched call at the torch-function level."""
         name, points, table = func.__name__, self._cast_points, self._table
         position, undo = len(table.operations), None
@@ -283,7 +219,7 @@ class Recorder:
             out = func(*args, **kwargs)
         finally:
             points.explicit, self._paused = explicit, paused
-        if self._over:
+        if self.over:
             return out
         with self._guarded("looking at {}", name):
             if undo is not None:
@@ -319,11 +255,3 @@ class _Guarded:
             doing = self._doing.format(self._subject)
             self._give_up(f"the recorder failed while {doing}: {text}")
         return isinstance(error, Exception)
-
-
-def _on_top(mode: Any) -> bool:
-    if isinstance(mode, TorchFunctionMode):
-        depth = torch._C._len_torch_function_stack()
-        return depth > 0 and torch._C._get_function_stack_at(depth - 1) is mode
-    depth = torch._C._len_torch_dispatch_stack()
-    return depth > 0 and torch._C._get_dispatch_stack_at(depth - 1) is mode

@@ -24,7 +24,7 @@ from whence.instrument.torch.operand_table import (
 from whence.instrument.torch.program_sizes import ProgramSizes
 from whence.instrument.torch.sources import source_here
 from whence.records import Operation, Program
-from whence.records.program import TENSOR_OPERANDS, map_operands, operands
+from whence.records.program import TENSOR_OPERANDS, ProgramDraw, map_operands, operands
 from whence.records.slots import is_mutated
 
 
@@ -125,13 +125,14 @@ def write_program(
     children: ChildCalls,
     lines: Mapping[int, str],
     detached: Mapping[int, Sequence[bool]],
+    draws: Sequence[ProgramDraw],
     outputs: Sequence[tuple[str, Any]],
 ) -> tuple[Program, list[Any]]:
     """The program of a recording, and the tensors of its constants.
 
     lines: source line of each operation. detached: of each tensor that an operation is given, by
-    place, whether it requires no gradient. outputs: (slot, tensor after the call). Raises Stop
-    where there is no program.
+    place, whether it requires no gradient. draws: its inputs that are random numbers. outputs:
+    (slot, tensor after the call). Raises Stop where there is no program.
     """
     # Of a call between whose operators others lie, each output stands for itself.
     results, lost = _outputs(table, children, outputs, not children.calls)
@@ -174,6 +175,7 @@ def write_program(
             for place, argument in _detached(table, detached)
             if place in numbers
         ),
+        draws=tuple(draw for draw in draws if draw.slot in used_slots),
     )
     tensors = [table.constants[old] for old in sorted(used.constants)]
     # Equal code at other lines is the same program.

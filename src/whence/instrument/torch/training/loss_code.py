@@ -116,7 +116,9 @@ class LossCode:
             loss = _Loss(frame, keep=self._session.elements_on)
             find = functools.partial(self._find, loss)
             # A mode on functions would be around the call of `backward` itself.
-            loss.recorder = Recorder([], [], casts=False, find=find, most=_MOST_OPERATORS)
+            loss.recorder = Recorder(
+                [], [], casts=False, find=find, drawn=find, most=_MOST_OPERATORS
+            )
             loss.recorder.__enter__()
             self._open.loss = loss
 
