@@ -18,6 +18,7 @@ from whence.comparison.verdicts import (
     checkpoints,
     compiled_kernels,
     gradient_flow,
+    loss_scale,
     operator_forms,
     random_draws,
     returned_shapes,
@@ -73,6 +74,8 @@ STAGES: tuple[Stage, ...] = (
     lambda verdicts, c: operator_forms.formed(verdicts, c.errors),
     # Random numbers that were drawn by other settings, and those that were not recorded.
     lambda verdicts, c: random_draws.judged(verdicts, c.paired),
+    # Losses whose other scale is taken out again.
+    lambda verdicts, c: loss_scale.undone(verdicts, c.paired),
     # Tensors through which a gradient flows in one run only.
     lambda verdicts, c: gradient_flow.stopped(verdicts, c.paired),
     # A module whose parameters the checkpoint lacks.

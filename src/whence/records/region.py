@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from whence.records.run import Call, Run
-from whence.records.slots import is_drawn, is_read, is_written
+from whence.records.slots import is_own_input, is_read, is_written
 
 
 def hands_on(run: Run, call: Call) -> bool:
@@ -73,7 +73,7 @@ def regions(calls: Sequence[Call]) -> Iterator[Region]:
             outputs = dict.fromkeys(
                 r.record
                 for r in child.slots("input")
-                if r.record not in visible and not is_drawn(r.slot)
+                if r.record not in visible and not is_own_input(r.slot)
             )
             yield Region(call.id, place, tuple(fresh), tuple(outputs))
             yield from walk(child)

@@ -89,6 +89,17 @@ def is_drawn(text: str) -> bool:
     return text.startswith(DRAWN)
 
 
+INVERSE_SCALE = f"{SlotKind.INPUT}.inverse_scale"
+"""What a loss scaler multiplies gradients by."""
+
+
+def is_own_input(text: str) -> bool:
+    """Is it an input that no other call makes or hands on: what the call draws, or a setting of
+    its tool?
+    """
+    return text.startswith(DRAWN) or text == INVERSE_SCALE
+
+
 @_remember
 def is_output(text: str) -> bool:
     """Is it what the call returned?"""

@@ -15,7 +15,7 @@ from whence.comparison.answer.layer_costs import layer_costs
 from whence.comparison.answer.occurrences import counted, of_operators
 from whence.comparison.answer.origin import OriginTracer, flow_of
 from whence.comparison.context import Context, timed
-from whence.comparison.verdicts import compiled_kernels, indices
+from whence.comparison.verdicts import compiled_kernels, indices, loss_scale
 from whence.comparison.verdicts.findings import findings, order_and_taint, remarks
 from whence.comparison.verdicts.random_draws import random_numbers
 from whence.comparison.verdicts.status import decide
@@ -113,6 +113,7 @@ def _notes(
         *judge.parameters.notes(),
         *context.root_inputs.notes,
         *context.positions.notes(),
+        *loss_scale.notes(verdicts, paired),
         *indices.notes(verdicts, [call.scope or call.root for call in calls]),
         *context.prepared.notes(),
         *context.errors.declared.ledger.notes(),

@@ -51,8 +51,9 @@ def judged(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
                     VerdictKind.UNDETERMINED, f"{words}: seed both runs alike; {verdict.sentence}"
                 )
     earlier: dict[str, _Drawn] = {}
+    recomputed = _Recomputed(paired)
     for index in _in_order(paired):
-        for segment, words in _drawn_otherwise(index, paired, earlier):
+        for segment, words in _drawn_otherwise(index, paired, earlier, recomputed):
             call_id = paired.plan.pairs[index].reference
             if (passed := out.get((call_id, segment))) is None or passed.verdict not in GUILTY:
                 out[call_id, segment] = Verdict(
@@ -100,6 +101,47 @@ class _Drawn(NamedTuple):
     reference_hash: str
 
 
+class _Recomputed:
+    """What both runs drew where a backward pass ran calls again."""
+
+    def __init__(self, paired: PairedRuns) -> None:
+        self._paired = paired
+        self._drawn = [self._of(run) for run in (paired.reference, paired.target)]
+
+    @staticmethod
+    def _of(run: Run) -> dict[tuple[object, ...], set[str]]:
+        drawn: dict[tuple[object, ...], set[str]] = {}
+        for call in run.calls:
+            for ref in call.refs if call.phase == "recompute" else ():
+                if is_drawn(ref.slot):
+                    hashes = drawn.setdefault((*_place(call), ref.slot), set())
+                    hashes.add(run.records[ref.record].hash)
+        return drawn
+
+    def otherwise(self, slot: SlotPair, call: Call, partner: Call) -> str:
+        """Did the target draw other numbers when it ran a call again, and the reference not?"""
+        parted = []
+        for drawn, side, own, record in zip(
+            self._drawn,
+            (call, partner),
+            (slot.reference_slot, slot.target_slot),
+            self._paired.records(slot),
+            strict=True,
+        ):
+            again = drawn.get((*_place(side), own), set())
+            parted.append(bool(again) and record.hash not in again)
+        if parted != [False, True]:
+            return ""
+        return (
+            "the backward pass runs it again, and then it draws other random numbers: gradients "
+            "are those of another function"
+        )
+
+
+def _place(call: Call) -> tuple[object, ...]:
+    return call.rank, call.root, call.scope, call.op, call.step, call.micro
+
+
 def _in_order(paired: PairedRuns) -> list[int]:
     """Pairs of calls that draw, in the order of execution. A backward pass reads what its forward
     pass drew; a recomputation is to draw it again.
@@ -110,7 +152,7 @@ def _in_order(paired: PairedRuns) -> list[int]:
 
 
 def _drawn_otherwise(
-    index: int, paired: PairedRuns, earlier: dict[str, _Drawn]
+    index: int, paired: PairedRuns, earlier: dict[str, _Drawn], recomputed: _Recomputed
 ) -> Iterator[tuple[int, str]]:
     """(segment, what is wrong in words) of what a call of the target draws. earlier: what it drew
     before, by hash; what this call draws is added.
@@ -133,6 +175,7 @@ def _drawn_otherwise(
             _other_settings(draw, target)
             or _misdrawn(paired, slot, draw, target)
             or _drawn_again(paired, slot, call, earlier)
+            or recomputed.otherwise(slot, call, partner)
         )
         if words:
             is_leaf = not paired.kids.get(call.id)

@@ -17,7 +17,7 @@ from whence.comparison.verdicts.parameters import Parameters
 from whence.comparison.verdicts.unseen_inputs import UnseenInputs
 from whence.records import Call, Region, marks
 from whence.records.marks import Mark, has_mark
-from whence.records.slots import is_drawn, is_input, is_written, param_name, slot_kind
+from whence.records.slots import is_input, is_own_input, is_written, param_name, slot_kind
 from whence.results import SlotPair, VerdictKind
 
 _FEW_OPERATORS = 12  # of a program that is one layer and no network
@@ -297,7 +297,7 @@ class SegmentEvidenceCollector:
         if region.stretch < len(children):
             child = self.paired.pair_of.get(children[region.stretch])
             for slot in self.paired.slots[child].values() if child is not None else ():
-                if is_input(slot.reference_slot) and not is_drawn(slot.reference_slot):
+                if is_input(slot.reference_slot) and not is_own_input(slot.reference_slot):
                     yield f"{region.stretch}:{slot.reference_slot}", slot
             return
         for slot in self.paired.slots[index].values():

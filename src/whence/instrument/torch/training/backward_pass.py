@@ -20,6 +20,7 @@ from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.training.backward_calls import BackwardCalls
 from whence.instrument.torch.training.forward_calls import (
     ForwardCall,
+    Recomputed,
     WaitingCalls,
     edge_of,
     next_node,
@@ -61,7 +62,7 @@ class BackwardPasses:
     ) -> None:
         self._session, self._frames, self._calls, self._sums = session, frames, calls, sums
         self._loss = loss
-        self._waiting = WaitingCalls()
+        self._waiting, self._recomputed = WaitingCalls(), Recomputed()
         self._previous: Callable[..., Any] | None = None
         self._wrapper: Callable[..., Any] | None = None
         self._told = False
@@ -80,9 +81,12 @@ class BackwardPasses:
         tensors that have a gradient.
         """
         call = None
+        again = frame.phase == "recompute"
+        if again:
+            self._recomputed.add(frame)
         if frame.first_node >= 0 and not failed:
             call = ForwardCall(frame, next_node(), program)
-            if call.outputs:
+            if call.outputs and not again:
                 self._waiting.add(call, threading.get_ident())
         if frame.parent is not None:
             frame.parent.called.append(call)
@@ -143,6 +147,7 @@ class BackwardPasses:
     def _end(self, ended: _Pass, kept: bool) -> None:
         ended.hooks.remove()
         met = [call for call in ended.calls if ended.seen.met(call)]
+        self._recomputed.replace_in(met)
         region = self._calls.write(met, ended.seen)
         if region is not None and region.selected:
             self._sums.write(ended.hooks.leaves, ended.before, ended.seen, region)

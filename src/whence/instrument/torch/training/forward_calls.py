@@ -141,6 +141,40 @@ def first_reads(call: ForwardCall) -> dict[Edge, str]:
     return edges
 
 
+class Recomputed:
+    """What calls read and wrote when a backward pass ran them again, as checkpoints do: autograd
+    differentiates them there, not where they ran first.
+    """
+
+    def __init__(self) -> None:
+        self._refs: dict[tuple[Any, ...], list[Sequence[Ref]]] = {}
+
+    def add(self, frame: EndedCall) -> None:
+        """A call has run again, whole or as far as the backward pass needed it."""
+        self._refs.setdefault(_place(frame), []).append(frame.refs)
+
+    def replace_in(self, calls: Iterable[ForwardCall]) -> None:
+        """Have calls that ran again refer to the tensors of that second time; nothing of it is kept
+        then. A module that was called several times in a step stays as it was: which of its calls
+        ran again is not known.
+        """
+        if not self._refs:
+            return
+        by_place: dict[tuple[Any, ...], list[ForwardCall]] = {}
+        for call in calls:
+            by_place.setdefault(_place(call), []).append(call)
+        for place, first in by_place.items():
+            again = self._refs.get(place, ())
+            if len(first) == len(again) == 1:
+                refs = {ref.slot: ref for ref in again[0]}
+                first[0].refs = [refs.get(ref.slot, ref) for ref in first[0].refs]
+        self._refs.clear()
+
+
+def _place(call: EndedCall | ForwardCall) -> tuple[Any, ...]:
+    return call.root.name, call.scope, call.op, call.step, call.micro
+
+
 class WaitingCalls:
     """Calls whose backward pass has not come yet."""
 

@@ -1,8 +1,9 @@
 """Gradients between a backward pass and the optimiser's step: one call from those that the backward
 pass left to those that the optimiser takes, whether something changed them or not.
 
-Functions of torch that clip are wrapped, and make the program of the call. What else changes a
-gradient there is not recorded: such a gradient has no program, and is compared all the same.
+Functions of torch that clip, and that of the loss scaler that divides, are wrapped, and make the
+program of the call. What else changes a gradient there is not recorded: such a gradient has no
+program, and is compared all the same.
 """
 
 from __future__ import annotations
@@ -19,19 +20,21 @@ from whence.instrument.session import Session
 from whence.instrument.torch.program_cache import ProgramWriter
 from whence.instrument.torch.regions import part_of
 from whence.instrument.torch.tensor_identity import TensorRegistry
+from whence.instrument.torch.training.gradient_arithmetic import (
+    Change,
+    Operand,
+    clip_elements,
+    clip_norm,
+    unscale,
+)
 from whence.instrument.torch.training.gradient_hooks import Gradient
 from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
 from whence.records import Operation, Placement, Program, Ref
 from whence.records.program import identified
+from whence.records.slots import INVERSE_SCALE
 
 GRADIENTS = "gradients"
 _UNRECORDED = "code that is not recorded changed the gradients"
-
-Operand = dict[str, Any]
-Run = Callable[..., Operand]
-"""Adds an operation to a program: its name and arguments, to its result."""
-Change = Callable[[Sequence[Operand], Run], list[Operand]]
-"""From the operands of gradients to what they are after a change."""
 
 
 class _Left(NamedTuple):
@@ -40,6 +43,13 @@ class _Left(NamedTuple):
     tensor: weakref.ref[Any]
     record: Any
     edge: str
+    dtype: str
+
+
+class _Read(NamedTuple):
+    """A tensor that a change reads beside the gradients."""
+
+    ref: Ref
     dtype: str
 
 
@@ -52,6 +62,7 @@ class _Recorded(NamedTuple):
     parameters: tuple[int, ...]
     change: Change | None
     arguments: dict[str, Any]
+    read: _Read | None = None
 
 
 class _Norm(NamedTuple):
@@ -108,6 +119,7 @@ class GradientChanges:
             self._wrap(module, name, self._clips_norm)
         for module in (clip_grad, utils):
             self._wrap(module, "clip_grad_value_", self._clips_values)
+        self._wrap(torch, "_amp_foreach_non_finite_check_and_unscale_", self._unscales)
 
     def remove(self) -> None:
         """Put the functions back that nobody wrapped in turn."""
@@ -126,8 +138,10 @@ class GradientChanges:
         def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if not frames.active or frames.thread.busy:
                 return previous(tensors, *args, **kwargs)
-            given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            ended = frames.guarded(around, given, *args, **kwargs)
+            # May be an iterator, which can be read once.
+            given = tensors if isinstance(tensors, torch.Tensor) else list(tensors)
+            listed = [tensors] if isinstance(tensors, torch.Tensor) else given
+            ended = frames.guarded(around, listed, *args, **kwargs)
             out = previous(given, *args, **kwargs)
             if ended is not None:
                 frames.guarded(ended, out)
@@ -161,7 +175,7 @@ class GradientChanges:
         if norm is not None and norm.result is total_norm:
             arguments["norm_type"] = norm.kind
             if [id(ref()) for ref in norm.of] == [id(p.grad) for p in clipped]:
-                change = _clip_norm(limit, norm.kind)
+                change = clip_norm(limit, norm.kind)
         return self._around("clip_grad_norm_", clipped, change, arguments)
 
     def _clips_values(
@@ -169,7 +183,27 @@ class GradientChanges:
     ) -> Callable[[Any], None]:
         limit = float(clip_value)
         clipped = [p for p in parameters if p.grad is not None]
-        return self._around("clip_grad_value_", clipped, _clip_value(limit), {"clip_value": limit})
+        return self._around(
+            "clip_grad_value_", clipped, clip_elements(limit), {"clip_value": limit}
+        )
+
+    def _unscales(
+        self, gradients: list[Any], _: Any, inverse_scale: Any, *__: Any
+    ) -> Callable[[Any], None] | None:
+        """A loss scaler takes its scale out of these gradients."""
+        scaled = set(map(id, gradients))
+        parameters = [
+            parameter
+            for left in self._left.values()
+            if (parameter := left.tensor()) is not None and id(parameter.grad) in scaled
+        ]
+        if not parameters:
+            return None
+        number, edge, form = self._registry.record_of(
+            inverse_scale, INVERSE_SCALE, _Changed(keep=self._session.elements_on)
+        )
+        read = _Read(Ref(INVERSE_SCALE, number, edge), form[0])
+        return self._around("unscale_", parameters, unscale, {}, read)
 
     # ---- what happens between a backward pass and a step
 
@@ -187,13 +221,18 @@ class GradientChanges:
         )
 
     def _around(
-        self, what: str, parameters: list[Any], change: Change | None, arguments: dict[str, Any]
+        self,
+        what: str,
+        parameters: list[Any],
+        change: Change | None,
+        arguments: dict[str, Any],
+        read: _Read | None = None,
     ) -> Callable[[Any], None]:
         """A change begins. Returns what is to be called when it has ended."""
         for parameter in parameters:
             self._look(parameter)
         identities = tuple(map(id, parameters))
-        self._recorded.append(_Recorded(what, identities, change, arguments))
+        self._recorded.append(_Recorded(what, identities, change, arguments, read))
 
         def ended(_: Any) -> None:
             for parameter in parameters:
@@ -241,6 +280,9 @@ class GradientChanges:
         named = {i: path for i in read if i in self._left and (path := self._path(i))}
         changed = _Changed(keep=self._session.elements_on)
         inputs = [Ref(f"input.{named[i]}", self._left[i].record, self._left[i].edge) for i in named]
+        inputs += {
+            r.read.ref.slot: r.read.ref for r in self._recorded if r.read is not None
+        }.values()
         outputs = []
         for _, parameter in known:
             slot = f"output.{named[id(parameter)]}"
@@ -301,13 +343,17 @@ class GradientChanges:
         operands: dict[int, Operand | None] = {
             i: {"in": k} if i not in self._unknown else None for k, i in enumerate(named)
         }
+        reads = {r.read.ref.slot: r.read.dtype for r in self._recorded if r.read is not None}
+        places = {slot: {"in": len(named) + k} for k, slot in enumerate(reads)}
         for recorded in self._recorded:
             before = [operands.get(i) for i in recorded.parameters]
             whole = [operand for operand in before if operand is not None]
             if recorded.change is None or len(whole) < len(before):
                 operands.update(dict.fromkeys(recorded.parameters))
             else:
-                operands.update(zip(recorded.parameters, recorded.change(whole, run), strict=True))
+                beside = places[recorded.read.ref.slot] if recorded.read is not None else None
+                changed = recorded.change(whole, run, beside)
+                operands.update(zip(recorded.parameters, changed, strict=True))
         outputs = [
             (f"output.{named[i]}", operand)
             for i in taken
@@ -315,41 +361,15 @@ class GradientChanges:
         ]
         if not outputs:
             return None
-        dtypes = tuple(self._left[i].dtype for i in named)
+        dtypes = (*(self._left[i].dtype for i in named), *reads.values())
         return identified(
             Program(
                 id="",
                 operations=tuple(operations),
-                inputs=tuple(f"input.{path}" for path in named.values()),
+                inputs=(*(f"input.{path}" for path in named.values()), *reads),
                 outputs=tuple(outputs),
                 base=dtypes[0],
                 input_dtypes=dtypes,
                 default_dtype=NAMES[torch.get_default_dtype()],
             )
         )
-
-
-def _clip_norm(limit: float, kind: float) -> Change:
-    """What `clip_grad_norm_` does: the norm of all norms, and every gradient times
-    min(1, limit / (norm + 1e-6)).
-    """
-    order: Any = {"float": "inf"} if kind == float("inf") else kind
-
-    def change(gradients: Sequence[Operand], run: Run) -> list[Operand]:
-        norms = [run("aten.linalg_vector_norm.default", g, order) for g in gradients]
-        total = run("aten.linalg_vector_norm.default", run("aten.stack.default", norms), order)
-        inverse = run("aten.reciprocal.default", run("aten.add.Tensor", total, 1e-6))
-        share = run("aten.mul.Tensor", inverse, limit)
-        factor = run("aten.clamp.default", share, None, 1.0)
-        return [run("aten.mul.Tensor", g, factor) for g in gradients]
-
-    return change
-
-
-def _clip_value(limit: float) -> Change:
-    """What `clip_grad_value_` does: every element between the value and its negative."""
-
-    def change(gradients: Sequence[Operand], run: Run) -> list[Operand]:
-        return [run("aten.clamp.default", g, -limit, limit) for g in gradients]
-
-    return change

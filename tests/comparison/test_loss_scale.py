@@ -1,0 +1,117 @@
+"""A loss that is scaled otherwise is no fault where its scale is taken out before the optimiser, and
+one where it is not.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import whence
+from whence.report import answer
+
+pytestmark = pytest.mark.torch
+
+
+def by_half(training):
+    (training.loss() / 2).backward()
+
+
+def started_with_half(training):
+    training.loss().backward(torch.tensor(0.5))
+
+
+def not_halved(training):
+    training.loss().backward()
+
+
+class Training:
+    """Two steps of two micro-batches. scale: of a loss scaler, None without one; unscales: does it
+    take its scale out before gradients are clipped to `limit`?
+    """
+
+    def __init__(self, backward=by_half, scale=None, *, unscales=True, limit=0.5):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=bool(scale))
+        self.backward, self.unscales, self.limit = backward, unscales, limit
+        self.batches = torch.randn(4, 8, 16), torch.randn(4, 8, 4)
+        self.batch = 0
+
+    def loss(self):
+        x, y = (part[self.batch] for part in self.batches)
+        return self.scaler.scale(F.mse_loss(self.model(x), y))
+
+    def run(self, path=None):
+        if path is None:
+            self.steps()
+        else:
+            with whence.capture(self.model, path):
+                self.steps()
+        return [p.detach().clone() for p in self.model.parameters()]
+
+    def steps(self):
+        for self.batch in range(4):
+            self.backward(self)
+            if self.batch % 2:
+                if self.unscales:
+                    self.scaler.unscale_(self.optimizer)
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.limit)
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+                self.optimizer.zero_grad()
+
+
+def compared(tmp_path, reference, target):
+    reference.run(tmp_path / "reference")
+    target.run(tmp_path / "target")
+    return whence.compare(tmp_path / "reference", tmp_path / "target")
+
+
+SAME = {
+    "a gradient of a half": (Training(), Training(started_with_half)),
+    "scales": (Training(scale=4096.0), Training(scale=512.0)),
+    "a scaler": (Training(), Training(scale=1024.0)),
+    "no scaler": (Training(scale=1024.0), Training()),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_a_scale_that_is_taken_out_is_a_note(tmp_path, case):
+    result = compared(tmp_path, *SAME[case])
+    assert result.status == "same", answer.answer(result)
+    assert "the scale does not reach the optimiser" in "\n".join(result.notes)
+
+
+# Clipped, gradients of any scale are the same to the optimiser.
+DIFFERENT = {
+    "not halved": (Training(), Training(not_halved)),
+    "not halved, never clipped": (Training(limit=1e9), Training(not_halved, limit=1e9)),
+    "not halved, scaled": (Training(scale=64.0), Training(not_halved, scale=64.0)),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_a_scale_that_is_not_taken_out_is_a_fault_of_the_loss(tmp_path, case):
+    result = compared(tmp_path, *DIFFERENT[case])
+    assert result.status == "different"
+    assert result.findings[0].op_type == "loss", answer.answer(result)
+
+
+def test_clipping_before_the_scale_is_out_is_a_fault_of_the_gradients(tmp_path):
+    result = compared(tmp_path, Training(scale=4096.0), Training(scale=4096.0, unscales=False))
+    assert result.status == "different"
+    assert result.findings[0].op_type == "gradients", answer.answer(result)
+
+
+def test_a_loss_scaler_is_replayed_and_not_changed(tmp_path):
+    alone, captured = Training(scale=4096.0).run(), Training(scale=4096.0).run(tmp_path / "run")
+    assert all(torch.equal(a, b) for a, b in zip(alone, captured, strict=True))
+    run = whence.open_run(tmp_path / "run")
+    gradients = [c for c in run.calls if c.op_type == "gradients"]
+    assert len(gradients) == 2 and all(c.program for c in gradients)
+    (scale,) = {
+        float(run.array(r.record)) for c in gradients for r in c.refs if "inverse" in r.slot
+    }
+    assert scale == 1 / 4096
