@@ -41,6 +41,7 @@ from whence.workflows.nans import nans
 from whence.workflows.operator_tests.generate import diff_results, generate_tests
 from whence.workflows.operator_tests.operators import chosen_operators, signatures
 from whence.workflows.page.write import page, plots, report_html
+from whence.workflows.repeat.repeat import repeat_command
 from whence.workflows.repro.repro import repro
 from whence.workflows.saved import (
     check_output,
@@ -110,6 +111,7 @@ __all__ = [
     "record",
     "recording",
     "recover",
+    "repeat_command",
     "report_html",
     "repro",
     "run_command",

@@ -24,6 +24,7 @@ from whence.results.nans import Nans, NotFinite, Range
 from whence.results.origin import Counted, Occurrence, Occurrences, Origin, TracedInput, TracedStep
 from whence.results.parity import ParityError
 from whence.results.plan import TENSOR_RULE, CallPair, Joined, Made, Parted, Plan, SlotPair
+from whence.results.repeat import Repeated, Source, SourceKind, StepLoss, TouchedGradient
 from whence.results.rows import Row
 from whence.results.tokens import (
     Disagreement,
@@ -115,6 +116,7 @@ __all__ = [
     "RandomNumbers",
     "Range",
     "Remark",
+    "Repeated",
     "Repetition",
     "Reproduction",
     "Row",
@@ -122,12 +124,16 @@ __all__ = [
     "RungKind",
     "Shown",
     "SlotPair",
+    "Source",
+    "SourceKind",
     "Status",
+    "StepLoss",
     "ThirdRun",
     "Token",
     "TokenComparison",
     "TokenKind",
     "TokenMatch",
+    "TouchedGradient",
     "TracedInput",
     "TracedStep",
     "Undecided",
