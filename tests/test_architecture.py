@@ -166,7 +166,7 @@ FOLDERS = {
         {"saved", "latest", "notebook_progress"},
         {"capture", "contents", "faults", "convert", "maintenance", "operator_tests", "tokens"},
         {"reopen", "rerun", "feeding"},
-        {"page", "repro"},
+        {"page", "repro", "repeat"},
         {"compare"},
         {
             "watch",

@@ -49,14 +49,7 @@ from whence.cli import _answers, _options, _progress
 @_options.TEXT_OR_JSON
 @click.pass_context
 def command(
-    ctx: click.Context,
-    times: int,
-    seed: int | None,
-    deterministic: bool,
-    steps: str | None,
-    level: str,
-    keep: str | None,
-    form: str,
+    ctx: click.Context, /, keep: str | None, form: str, deterministic: bool, **values: Any
 ) -> int:
     """Words -> `api.repeat_command` -> report -> exit code."""
     from whence import api
@@ -66,10 +59,10 @@ def command(
     cmd = ctx.meta.get("whence.command")
     if cmd is None:
         raise click.UsageError("no command given:  whence repeat -- python train.py", ctx)
-    options = {"seed": seed, "deterministic": deterministic or None, "steps": steps}
-    given: dict[str, Any] = {n: value for n, value in options.items() if value is not None}
+    options = {"deterministic": deterministic or None, **values}
+    given = {name: value for name, value in options.items() if value is not None}
     with _progress.telling() as say:
-        result = api.repeat_command(cmd, times=times, keep=keep, tell=say, level=level, **given)
+        result = api.repeat_command(cmd, keep=keep, tell=say, **given)
     if form == "json":
         _answers.put_json(result)
     else:

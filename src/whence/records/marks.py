@@ -134,6 +134,29 @@ class NoProgram(StrEnum):
     RANDOM = "draws random numbers"
 
 
+NOT_WRITTEN = "memory that was not written yet"
+"""Why a tensor has no elements: what it holds means nothing."""
+
+READS_UNWRITTEN = f"works on {NOT_WRITTEN}"
+EMPTY_IS_READ = (
+    "a tensor changed without an operator that wrote it (memory made by `empty` is read)"
+)
+"""Why a call has no program that reads memory which `empty` made: an operator, and code."""
+
+
+def reads_unwritten(call: Call) -> bool:
+    """Does the call, as far as was seen, read memory that nothing wrote?"""
+    return call.no_program in (READS_UNWRITTEN, EMPTY_IS_READ)
+
+
+def drawn_by(call: Call) -> str:
+    """The operator by which a call draws random numbers, "" where it draws none or it is not
+    said.
+    """
+    operator = call.no_program.removeprefix(NoProgram.RANDOM).partition("(")[2].rstrip(")")
+    return operator if call.no_program.startswith(NoProgram.RANDOM) else ""
+
+
 def is_without_program(call: Call, *reasons: NoProgram) -> bool:
     """Is one of these the reason why there is no program?"""
     return call.no_program.startswith(reasons)

@@ -29,7 +29,8 @@ def _lines(result: Repeated) -> Iterator[str]:
     first = result.first
     compared = f"{count(result.tensors, 'tensor')} of {count(result.calls, 'call')}"
     if result.status == Status.SAME:
-        yield headed("REPEATS", f"{result.times} runs are equal bit for bit: {compared}")
+        steps = f", of the steps {clean(result.steps)} alone" if result.steps else ""
+        yield headed("REPEATS", f"{result.times} runs are equal bit for bit: {compared}{steps}")
     elif first is None:
         yield headed("CANNOT TELL", f"nothing differs of what was compared: {compared}")
         yield from (headed("  because", clean(why)) for why in result.why)
@@ -82,7 +83,7 @@ def _reach(result: Repeated) -> Iterator[str]:
         size = f", rel_l2 {gradient.error:.3g}" if gradient.error is not None else ""
         yield headed(
             "  gradient",
-            f"{gradient.share:.3g} of its squared norm differs at step {gradient.step}: "
+            f"{_share(gradient.share)} of its squared norm differs at step {gradient.step}: "
             f"{gradient.differing} of {count(gradient.count, 'parameter')}{size}",
         )
     for number, loss in enumerate(result.losses):
@@ -92,6 +93,10 @@ def _reach(result: Repeated) -> Iterator[str]:
     if name:
         size = f"rel_l2 {error:.3g}" if error is not None else "not measured"
         yield headed("  at the end", f"{name}: {size}")
+
+
+def _share(share: float) -> str:
+    return "all" if share == 1 else f"{share:.3g}"
 
 
 def _number(value: float | None) -> str:

@@ -35,7 +35,8 @@ class Source(msgspec.Struct, frozen=True, omit_defaults=True):
     is not known. line: where the program calls it. words: what differs. error: relative 2-norm
     of the difference, None where it is not defined. differing: elements that differ, of `count`.
     calls: how many calls of this module differ so. repeats_with: what makes it repeat, each a
-    sentence.
+    sentence. is_certain: False where a call draws random numbers, and nothing tells whether these
+    differ or an operator in it.
     """
 
     kind: SourceKind
@@ -55,6 +56,7 @@ class Source(msgspec.Struct, frozen=True, omit_defaults=True):
     count: int = 0
     calls: int = 1
     repeats_with: tuple[str, ...] = ()
+    is_certain: bool = True
 
 
 class TouchedGradient(msgspec.Struct, frozen=True):
@@ -87,7 +89,7 @@ class Repeated(Described, msgspec.Struct, frozen=True):
     differs beside it. tensors, calls: compared. uncompared: tensors of which nothing tells whether
     they are equal. why: why the answer is undecided. losses: of the first step where it differs,
     and of the last. end: name and relative 2-norm of what the last step leaves. next: a command
-    that would show more.
+    that would show more. steps: that were captured, "" for all.
     """
 
     command: tuple[str, ...]
@@ -105,6 +107,7 @@ class Repeated(Described, msgspec.Struct, frozen=True):
     losses: tuple[StepLoss, ...] = ()
     end: tuple[str, float | None] = ("", None)
     next: str = ""
+    steps: str = ""
 
     @property
     def first(self) -> Source | None:

@@ -14,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from whence.frameworks.torch_arrays import NAMES, tensors_in
 from whence.frameworks.torch_schema import OperatorSchema
+from whence.records.marks import EMPTY_IS_READ
 from whence.records.slots import is_param
 
 MAX_CONSTANT_BYTES = 1 << 20
@@ -311,10 +312,7 @@ class OperandTable:
     def check_written(self, value: Any) -> None:
         for tensor in tensors_in(value):
             if tensor.numel() and tensor.untyped_storage()._cdata in self.unwritten:
-                raise Stop(
-                    "a tensor changed without an operator that wrote it (memory made by `empty` "
-                    "is read)"
-                )
+                raise Stop(EMPTY_IS_READ)
 
     def constant(self, tensor: Any, key: tuple[Any, ...]) -> None:
         if self.guarded:

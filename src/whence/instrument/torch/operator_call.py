@@ -14,7 +14,7 @@ from whence.frameworks.torch_arrays import NAMES, answers, plain, tensors_in
 from whence.frameworks.torch_trees import CLOSED
 from whence.instrument.torch.overload import Overload
 from whence.records import Placement, Ref, Statistics
-from whence.records.marks import NoProgram
+from whence.records.marks import READS_UNWRITTEN, NoProgram
 from whence.records.slots import is_input, is_output
 
 _MAX_TEXT = 1000
@@ -198,7 +198,7 @@ class OperatorCall:
         self.sights[slot] = sight
         self.refs.append(Ref(slot, sight[0], sight[1]))
         if why and is_input(slot) and slot not in self.overload.overwritten:
-            self.unseen = self.unseen or "works on memory that was not written yet"
+            self.unseen = self.unseen or READS_UNWRITTEN
 
     # ---- after it ran
 

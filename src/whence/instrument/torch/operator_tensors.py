@@ -16,10 +16,10 @@ from whence.instrument.torch.sampling import Sampling
 from whence.instrument.torch.tensor_content import StorageRef, storage_ref
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.records import OVERWRITTEN, Ref
+from whence.records.marks import NOT_WRITTEN
 from whence.records.slots import is_mutated
 
 _TENSOR = torch.Tensor
-_NOT_WRITTEN = "memory that was not written yet"
 
 
 class OperatorTensors:
@@ -76,7 +76,7 @@ class OperatorTensors:
     def _unreadable_input(self, overload: Overload, slot: str, tensor: Any) -> str:
         if slot in overload.overwritten:
             return OVERWRITTEN
-        return _NOT_WRITTEN if self._unwritten and _storage(tensor) in self._unwritten else ""
+        return NOT_WRITTEN if self._unwritten and _storage(tensor) in self._unwritten else ""
 
     def take_results(self, call: OperatorCall, results: list[tuple[str, Any, str]]) -> None:
         """Record what an operator returned and wrote. results: (slot, tensor, slot of the input
@@ -118,11 +118,11 @@ class OperatorTensors:
         overload, registry = call.overload, self._registry
         if overload.uninitialised and tensor.numel():
             self._unwritten[_storage(tensor)] = storage_ref(tensor)
-            call.see(slot, registry.unreadable(tensor, _NOT_WRITTEN), "unwritten")
+            call.see(slot, registry.unreadable(tensor, NOT_WRITTEN), "unwritten")
         elif input_slot and (sight := call.sights.get(input_slot)) is not None:
             call.see(slot, sight, "")
         elif self._unwritten and self._still_unwritten(call, slot, tensor):
-            call.see(slot, registry.unreadable(tensor, _NOT_WRITTEN), "unwritten")
+            call.see(slot, registry.unreadable(tensor, NOT_WRITTEN), "unwritten")
         else:
             unsettled = overload.view or bool(overload.writes)
             sight = registry.record_of(tensor, slot, call, unsettled=unsettled, tried=True)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from whence.errors import ElementsMissing
+from whence.records.marks import NoProgram, drawn_by, reads_unwritten
+from whence.records.slots import is_of_child, is_state
 from whence.results import SourceKind
-from whence.workflows.repeat.programs import ChangedOperation, documented
-from whence.workflows.repeat.sources import initial_states, outside_inputs
+from whence.workflows.repeat.programs import ChangedOperation, documented, is_own_backward
+from whence.workflows.repeat.sources import has_operators, initial_states, outside_inputs
 
 if TYPE_CHECKING:
     from whence.dtypes import Array
@@ -121,8 +123,11 @@ def _state(
 def _random(
     difference: Difference, walk: Walk, inner: ChangedOperation | None
 ) -> tuple[str, tuple[str, ...]]:
-    drawn = difference.call.no_program.partition("(")[2].rstrip(")")
+    drawn = drawn_by(difference.call)
     words = f"draws other random numbers{f' ({drawn})' if drawn else ''}"
+    if not draws_differ(difference, walk):
+        words = f"{NoProgram.RANDOM}{f' ({drawn})' if drawn else ''}: these differ, or an operator"
+        return words, (_SEED, "whence repeat --level op tells which of the two it is")
     if walk.first.info.seed is None:
         return words, (_SEED, _TRY_SEED)
     return f"{words} although the run was seeded: something else draws before it, or seeds anew", (
@@ -130,11 +135,23 @@ def _random(
     )
 
 
+def draws_differ(difference: Difference, walk: Walk) -> bool:
+    """Is it certain that other numbers were drawn: does the generator's state differ, or what a
+    dropout leaves at zero?
+    """
+    if is_state(difference.slot):
+        return True
+    if "dropout" not in difference.call.op_type.lower() or difference.records is None:
+        return False
+    arrays = walk.records.elements(*difference.records)
+    return arrays is not None and bool(((arrays[0] == 0) != (arrays[1] == 0)).any())
+
+
 def _operator(
     difference: Difference, walk: Walk, inner: ChangedOperation | None
 ) -> tuple[str, tuple[str, ...]]:
     reason = difference.call.no_program
-    if "made by `empty`" in reason or "no operator wrote" in reason:
+    if reads_unwritten(difference.call):
         return "reads memory that torch.empty made and nothing wrote", (
             f"write it before it is read; {_DETERMINISTIC} fills such memory",
         )
@@ -152,7 +169,13 @@ def _operator(
             *advice,
         )
     words = "gives another result on equal inputs"
-    if reason:
+    if is_of_child(difference.slot) and has_operators(walk.first, difference.call):
+        words = "is made by code that torch does not see: numpy, a thread, an extension"
+    elif is_own_backward(walk.first, difference.call) or (
+        difference.partner is not None and is_own_backward(walk.second, difference.partner)
+    ):
+        words += "; a backward of its own computes it (torch.autograd.Function)"
+    elif reason:
         words += f"; it cannot be looked into ({reason})"
     advice = [_DETERMINISTIC, "an operator of your own: sum in a fixed order, write every element"]
     return words, tuple(advice)

@@ -10,6 +10,7 @@ import numpy as np
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import OVERWRITTEN, Call, Run
+from whence.records.marks import NOT_WRITTEN
 from whence.records.run import Key
 
 
@@ -40,7 +41,7 @@ class EqualRecords:
         a, b = self.first.records[first], self.second.records[second]
         if a.dtype != b.dtype or a.shape != b.shape:
             return False
-        if OVERWRITTEN in (a.why, b.why):
+        if {OVERWRITTEN, NOT_WRITTEN}.intersection((a.why, b.why)):
             return True
         if a.hash and b.hash:
             return a.hash == b.hash
@@ -67,9 +68,7 @@ def _bytes(array: Array) -> bytes:
 
 
 def _wide(array: Array) -> Array:
-    wide: Array = array.reshape(-1).astype(
-        np.complex128 if np.iscomplexobj(array) else np.float64
-    )
+    wide: Array = array.reshape(-1).astype(np.complex128 if np.iscomplexobj(array) else np.float64)
     return wide
 
 
@@ -83,7 +82,7 @@ def rel_l2(pairs: Iterable[tuple[Array, Array] | None]) -> float | None:
             return None
         a, b = pair
         with np.errstate(over="ignore", invalid="ignore"):
-            difference += float(np.sum(np.abs(a - b) ** 2))
+            difference += float(np.sum(np.abs(np.subtract(a, b)) ** 2))
             norm += float(np.sum(np.abs(a) ** 2))
     if not norm or not np.isfinite(difference) or not np.isfinite(norm):
         return None

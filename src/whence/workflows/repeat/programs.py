@@ -5,22 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from whence.records import Call, Program, Run
-from whence.records.program import GRADIENTS, Operation
+from whence.records.program import GRADIENTS, TENSOR_OPERANDS, Operation, operands
 
 if TYPE_CHECKING:
     from whence.dtypes import Array
 
 _TIMES = 8
 _LONGEST = 60
-_NOT_DETERMINISTIC = frozenset(
-    "index_add index_copy index_put scatter scatter_add scatter_reduce put_ cumsum histc bincount "
-    "kthvalue median nanmedian _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d "
-    "avg_pool3d max_pool3d_with_indices fractional_max_pool2d fractional_max_pool3d max_unpool2d "
-    "max_unpool3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d "
-    "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
-    "replication_pad3d nll_loss2d nll_loss2d_forward _ctc_loss _embedding_bag grid_sampler_2d "
-    "grid_sampler_3d repeat_interleave convolution cudnn_convolution bmm resize_".split()
-)
+_NOT_DETERMINISTIC = frozenset({
+    "index_add", "index_copy", "index_put", "scatter", "scatter_add", "scatter_reduce",
+    "put_", "cumsum", "histc", "bincount", "kthvalue", "median", "nanmedian",
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "avg_pool3d",
+    "max_pool3d_with_indices", "fractional_max_pool2d", "fractional_max_pool3d",
+    "max_unpool2d", "max_unpool3d", "upsample_linear1d", "upsample_bilinear2d",
+    "upsample_bicubic2d", "upsample_trilinear3d", "reflection_pad1d", "reflection_pad2d",
+    "reflection_pad3d", "replication_pad1d", "replication_pad2d", "replication_pad3d",
+    "nll_loss2d", "nll_loss2d_forward", "_ctc_loss", "_embedding_bag", "grid_sampler_2d",
+    "grid_sampler_3d", "repeat_interleave", "convolution", "cudnn_convolution", "bmm",
+    "resize_",
+})  # fmt: skip
 """Operators that torch documents, at `torch.use_deterministic_algorithms`, as not deterministic on
 a CUDA device, forward or backward.
 """
@@ -58,10 +61,14 @@ def changed_operation(
 def _difference(a: Operation, b: Operation) -> str:
     if a.name != b.name:
         return f"runs {a.name} in one run and {b.name} in the other"
-    for name, x, y in [*(("", *pair) for pair in zip(a.args, b.args, strict=False))] + [
-        (f"{key}=", a.kwargs.get(key), b.kwargs.get(key)) for key in {**a.kwargs, **b.kwargs}
-    ]:
+    pairs = [("", *pair) for pair in zip(a.args, b.args, strict=False)]
+    keys = {**a.kwargs, **b.kwargs}
+    pairs += [(f"{key} ", a.kwargs.get(key), b.kwargs.get(key)) for key in keys]
+    for name, x, y in pairs:
         if repr(x) != repr(y):
+            tensors = any(o.kind in TENSOR_OPERANDS for value in (x, y) for o in operands(value))
+            if tensors:
+                return f"{a.name} is given another of the tensors at hand"
             return f"{a.name} is given {name}{_short(x)} in one run and {_short(y)} in the other"
     return ""
 
@@ -77,7 +84,7 @@ def _other_constant(
             for program, run in zip(programs, runs, strict=True)
         )
         if (a.dtype, a.shape, a.hash) != (b.dtype, b.shape, b.hash):
-            return f"{operation.name} is given another tensor that was made from Python data"
+            return f"{operation.name} is given another tensor that was made outside torch"
     return ""
 
 
@@ -126,6 +133,21 @@ def _traced(
 
     loaded.run(arrays, arrays, strides=strides, outputs=(slot,), trace=trace)
     return results
+
+
+def is_own_backward(run: Run, call: Call) -> bool:
+    """Is this a backward pass whose gradients are not the derivative of what its forward pass ran,
+    as that of a custom autograd function may be?
+    """
+    from whence.comparison.replays.side import ReplaySource
+    from whence.errors import ElementsMissing, ReplayRefused
+
+    if call.phase != "backward" or not call.program:
+        return False
+    try:
+        return ReplaySource(run).confirm(call)[1] > 1
+    except (ReplayRefused, ElementsMissing):
+        return False
 
 
 def documented(program: Program | None) -> tuple[str, ...]:

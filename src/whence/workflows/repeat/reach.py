@@ -103,6 +103,8 @@ class Reach:
             name = f"outputs of step {last}"
         pairs = [pair for call, slots in refs for pair in self._pairs(call, slots)]
         numbers = [p for p in pairs if dtypes.is_floating(self._first.records[p[0]].dtype)]
+        if not numbers:
+            return "", None
         return name, rel_l2(self._records.elements(*pair) for pair in numbers)
 
 

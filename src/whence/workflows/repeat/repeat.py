@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from whence.errors import UsageError
-from whence.records.slots import is_of_child
+from whence.records.slots import is_of_child, split_child
 from whence.results import Repeated, Source, SourceKind, Status
 from whence.workflows.repeat import programs
-from whence.workflows.repeat.advice import words_and_advice
+from whence.workflows.repeat.advice import draws_differ, words_and_advice
 from whence.workflows.repeat.equal_records import rel_l2
 from whence.workflows.repeat.reach import Reach
 from whence.workflows.repeat.sources import Walk
@@ -57,17 +59,17 @@ def repeat_command(
             subject.capture(place / f"run-{number}", **options)
             runs.append(open_run(str(place / f"run-{number}")))
         say("comparing the runs")
-        return _Repetition(runs, tuple(command), options, is_kept=keep is not None).result()
+        result = Repetition(runs, tuple(command), options).result()
+    return result if keep is not None else msgspec.structs.replace(result, runs=())
 
 
-class _Repetition:
+class Repetition:
     """Runs of one program. options: that they were captured with."""
 
     def __init__(
-        self, runs: Sequence[Run], command: tuple[str, ...], options: dict[str, Any], is_kept: bool
+        self, runs: Sequence[Run], command: tuple[str, ...] = (), options: Mapping[str, Any] = {}
     ) -> None:
         self._runs, self._command, self._options = runs, command, options
-        self._is_kept = is_kept
         self._walks: dict[tuple[int, int], tuple[Walk, list[Difference]]] = {}
 
     def result(self) -> Repeated:
@@ -79,11 +81,10 @@ class _Repetition:
         sources = self._sources(walk, differences)
         reach = Reach(walk.records)
         status = Status.DIFFERENT if differences else Status.UNDECIDED if why else Status.SAME
-        paths = tuple(run.path for run in self._runs) if self._is_kept else ()
         return Repeated(
             command=self._command,
             status=status,
-            runs=paths,
+            runs=tuple(run.path for run in self._runs),
             times=len(self._runs),
             groups=tuple(tuple(n + 1 for n in group) for group in groups),
             pair=(pair[0] + 1, pair[1] + 1),
@@ -95,6 +96,7 @@ class _Repetition:
             gradient=reach.gradient(),
             losses=reach.losses(),
             end=reach.end() if differences else ("", None),
+            steps=str(self._options.get("steps", "")),
             next=self._next(sources),
         )
 
@@ -163,12 +165,13 @@ class _Repetition:
             words=words,
             phase=call.phase,
             operator=known.operator if known is not None else "",
-            line=(known.line if known is not None else "") or _line(walk.first, call),
+            line=(known.line if known is not None else "") or _line(walk.first, difference),
             error=error,
             differing=differing,
             count=count,
             calls=calls,
             repeats_with=advice,
+            is_certain=difference.kind != SourceKind.RANDOM or draws_differ(difference, walk),
         )
 
     def _inner(self, walk: Walk, difference: Difference) -> programs.ChangedOperation | None:
@@ -195,9 +198,9 @@ class _Repetition:
             return ""
         first = sources[0]
         options: list[str] = []
-        if first.kind in _SEEDED and self._options.get("seed") is None:
+        if first.kind in _SEEDED and first.is_certain and self._options.get("seed") is None:
             options = ["--seed", "0"]
-        elif first.kind == SourceKind.OPERATOR and not first.operator:
+        elif first.kind in (SourceKind.OPERATOR, SourceKind.RANDOM) and not first.operator:
             if self._options.get("level", "modules") == "modules":
                 options = ["--level", "op"]
             elif not self._options.get("deterministic"):
@@ -207,14 +210,33 @@ class _Repetition:
         return shlex.join(["whence", "repeat", *options, "--", *self._command])
 
 
-def _line(run: Run, call: Call) -> str:
-    """Where the program calls a call, "" where that is not known."""
-    if call.parent >= 0 and not is_of_child(call.op):
-        program = run.programs.get(run.calls[call.parent].program)
-        kids = sorted((c for c in run.calls if c.parent == call.parent), key=lambda c: c.order)
-        if program is not None:
-            lines = dict(zip((k for k, _ in program.calls), program.call_lines, strict=False))
-            place = next((k for k, c in enumerate(kids) if c.id == call.id), -1)
-            if lines.get(place):
-                return lines[place]
-    return call.source
+def _line(run: Run, difference: Difference) -> str:
+    """Where the program calls a call, or the child that is given what differs; its class where that
+    is not known.
+    """
+    call = difference.call
+    if is_of_child(difference.slot):
+        place = split_child(difference.slot)[0]
+        return _called_at(run, call, place) or _child(run, call, place).source
+    if call.parent < 0:
+        return call.source
+    parent = run.calls[call.parent]
+    place = next((k for k, c in enumerate(_kids(run, parent)) if c.id == call.id), -1)
+    return _called_at(run, parent, place) or call.source
+
+
+def _kids(run: Run, call: Call) -> list[Call]:
+    return sorted((c for c in run.calls if c.parent == call.id), key=lambda c: c.order)
+
+
+def _child(run: Run, call: Call, place: int) -> Call:
+    return _kids(run, call)[place]
+
+
+def _called_at(run: Run, call: Call, place: int) -> str:
+    """The line of a call's code that calls its child, "" where it is not known."""
+    program = run.programs.get(call.program)
+    if program is None:
+        return ""
+    lines = dict(zip((k for k, _ in program.calls), program.call_lines, strict=False))
+    return lines.get(place, "")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from whence.records import Call, Ref, Run
-from whence.records.slots import is_input, is_param, is_read, is_state, is_written
+from whence.records.slots import is_param, is_read, is_state, is_written
 from whence.results import SourceKind
 from whence.workflows.repeat.equal_records import EqualRecords, partners
 from whence.workflows.repeat.programs import ChangedOperation, changed_operation
@@ -152,17 +152,13 @@ class Walk:
         if changed is not None and not self._unequal:
             self._unequal += 1
             words = f"{changed.words}; its outputs are equal"
-            yield Difference(
-                SourceKind.CODE, sides.call, sides.partner, "", None, changed, words
-            )
+            yield Difference(SourceKind.CODE, sides.call, sides.partner, "", None, changed, words)
         if len(sides.call.refs) != len(sides.partner.refs) and not self._unequal:
             self._unequal += 1
             words = "it has other tensors in the two runs"
             yield Difference(SourceKind.CALLS, sides.call, sides.partner, "", words=words)
 
-    def _made(
-        self, sides: _Sides, slot: str, records: tuple[int, int] | None
-    ) -> Difference:
+    def _made(self, sides: _Sides, slot: str, records: tuple[int, int] | None) -> Difference:
         """Something that a call's own code made of equal inputs."""
         from whence.records.marks import NoProgram, is_without_program
 
@@ -200,6 +196,11 @@ def _arguments(call: Call, partner: Call) -> str:
     return "it is given other arguments"
 
 
+def has_operators(run: Run, call: Call) -> bool:
+    """Are the operators that a call ran calls of their own?"""
+    return any(c.kind == "operator" and c.parent == call.id for c in run.calls)
+
+
 def initial_states(run: Run) -> dict[str, int]:
     """Parameters and buffers as a run first reads them: NAME.SLOT -> record."""
     out: dict[str, int] = {}
@@ -211,8 +212,8 @@ def initial_states(run: Run) -> dict[str, int]:
 
 
 def outside_inputs(run: Run, call: Call, slot: str) -> Iterator[int]:
-    """Records of an input of a root, in all its calls."""
+    """Records of an input that a program hands to a call, at all its steps."""
+    place = (call.root, call.scope, call.op, call.op_type)
     for other in run.calls:
-        if other.parent == call.parent == -1 or other.op_type == call.op_type:
-            if (other.root, other.scope, other.op) == (call.root, call.scope, call.op):
-                yield from (r.record for r in other.refs if r.slot == slot and is_input(r.slot))
+        if (other.root, other.scope, other.op, other.op_type) == place:
+            yield from (r.record for r in other.refs if r.slot == slot)
