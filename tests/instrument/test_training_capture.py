@@ -279,3 +279,18 @@ def test_code_between_models_that_is_no_loss_is_not_followed_for_ever(tmp_path):
     run = captured(tmp_path / "run", net(), use)
     (loss,) = (c for c in run.calls if c.op == "loss" and c.phase == "forward")
     assert loss.no_program == "runs more than 2000 operators"
+
+
+def test_the_loss_is_recorded_with_statistics_alone(tmp_path):
+    net = nn.Linear(4, 2)
+    values = []
+    with whence.capture(net, tmp_path / "run", keep="stats"):
+        for _ in range(2):
+            loss = net(torch.ones(3, 4)).square().mean() * 3
+            loss.backward()
+            values.append(loss.item())
+    run = whence.open_run(str(tmp_path / "run"))
+    losses = [c for c in run.calls if c.op == "loss" and c.phase == "forward"]
+    figures = [run.records[c.slots("output")[0].record].statistics for c in losses]
+    assert [f.mean for f in figures] == pytest.approx(values)
+    assert {c.no_program for c in losses} == {"programs were not recorded"}

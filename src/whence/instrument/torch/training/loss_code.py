@@ -106,20 +106,22 @@ class LossCode:
             frame.training
             and frame.phase == "forward"
             and frame.selected
-            and not self._writer.unwanted
             and self._frames.active
             and threading.get_ident() == self._thread
             and torch.is_grad_enabled()
             and not _modes()
         ):
-            self._compiled_code.set()
             loss = _Loss(frame, keep=self._session.elements_on)
             find = functools.partial(self._find, loss)
             # A mode on functions would be around the call of `backward` itself.
             loss.recorder = Recorder(
                 [], [], casts=False, find=find, drawn=find, most=_MOST_OPERATORS
             )
-            loss.recorder.__enter__()
+            if unwanted := self._writer.unwanted:  # the loss alone is recorded
+                loss.recorder.abandon(unwanted)
+            else:
+                self._compiled_code.set()
+                loss.recorder.__enter__()
             self._open.loss = loss
 
     def drop(self, reason: str) -> None:
