@@ -104,7 +104,8 @@ FOLDERS = {
         {"pipeline"},
     ],
     "instrument": [
-        {"wording", "patch_points", "process_group", "rungs", "choices"},
+        {"wording", "patch_points", "process_group", "rungs", "choices", "option_values"},
+        {"step_choice"},
         {"options", "on_record", "step_sizes"},
         {"selection"},
         {"session"},

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whence.errors import UsageError
-from whence.instrument import options
+from whence.instrument import option_values
 from whence.instrument.options import CaptureOptions, decode, make
 
 NUMBERS = st.from_regex(r"(0|[1-9][0-9]?(_[1-9][0-9]?){0,3})", fullmatch=True)
@@ -24,7 +24,9 @@ PATTERNS = st.text(st.characters(codec="utf-8"), min_size=1).filter(
         max_depth=st.none() | st.integers(0, 100),
         ids=st.lists(NUMBERS).map(tuple),
         slots=st.sampled_from(options.SLOTS),
-        steps=st.none() | st.tuples(st.integers(0, 9), st.none() | st.integers(10, 99)),
+        steps=st.lists(
+            st.tuples(st.integers(0, 9), st.none() | st.integers(10, 99), st.integers(1, 9))
+        ),
         ranks=st.none() | st.lists(st.integers(0, 8), min_size=1).map(tuple),
         keep=st.sampled_from(options.KEEP),
         max_bytes=st.none() | st.integers(0, 2**60),
@@ -49,9 +51,10 @@ def test_defaults_travel_as_nothing():
         ({"slots": "inputs"}, "'inputs' is not one of both, input, output (did you mean input?)"),
         ({"keep": "all"}, "'all' is not one of full, stats, none"),
         ({"steps": "3:1"}, "holds no step"),
-        ({"steps": "a:b"}, "is not START:STOP"),
+        ({"steps": "a:b"}, "is not understood"),
         ({"steps": (2, 2)}, "holds no step"),
-        ({"steps": range(0, 9, 2)}, "consecutive"),
+        ({"steps": "0:9:0"}, "holds no step"),
+        ({"steps": range(0, -9, -2)}, "holds no step"),
         ({"ids": "1_0"}, "'1_0' is not a tree number"),
         ({"ids": ["1.2"]}, "'1.2' is not a tree number"),
         ({"ids": ","}, "no tree number given"),
@@ -97,18 +100,28 @@ def test_what_is_no_options_is_refused(text):
 
 @pytest.mark.parametrize(
     ("text", "steps"),
-    [("0:1000", (0, 1000)), ("5:", (5, None)), (":3", (0, 3)), ("7", (7, 8)), (":", (0, None))],
+    [
+        ("0:1000", [(0, 1000, 1)]),
+        ("5:", [(5, None, 1)]),
+        (":3", [(0, 3, 1)]),
+        ("7", [(7, 8, 1)]),
+        (":", [(0, None, 1)]),
+        ("::100", [(0, None, 100)]),
+        ("5:50:10", [(5, 50, 10)]),
+        ("0-3, 1000-1003", [(0, 4, 1), (1000, 1004, 1)]),
+    ],
 )
 def test_steps(text, steps):
-    assert options.parse_steps(text) == steps
-    assert make(steps=text).steps == steps
+    assert list(make(steps=text).steps) == steps
+    assert list(make(steps=text.split(",")).steps) == steps
 
 
 def test_other_words():
     assert make(ids="3, 7_1").ids == ("3", "7_1")
     assert make(ranks="0,3").ranks == (0, 3)
     assert make(ranks="0-2,2").ranks == (0, 1, 2)
-    assert make(steps=range(2, 5)).steps == (2, 5)
+    assert make(steps=range(2, 9, 3)).steps == ((2, 9, 3),)
+    assert make(steps=(2, 5)).steps == make(steps="2:5").steps
     assert make(include="a.*", exclude=["b", "c"]) == CaptureOptions(
         include=("a.*",), exclude=("b", "c")
     )
@@ -127,4 +140,4 @@ def test_other_words():
     ],
 )
 def test_sizes(text, size):
-    assert options.parse_size(text) == size
+    assert option_values.parse_size(text) == size

@@ -91,16 +91,19 @@ class ThreadCalls(threading.local):
 
 
 class Switch(Protocol):
-    """What says whether calls are looked at."""
+    """What says whether calls are looked at. asleep: only those that no other call is around."""
 
     @property
     def active(self) -> bool: ...
+    @property
+    def asleep(self) -> bool: ...
 
 
 class _UntilOff:
     """Calls are looked at until `active` is False."""
 
     active = True
+    asleep = False
 
 
 class WrappedCalls(Protocol):
@@ -130,7 +133,8 @@ def while_wrapped(
 class CallFrames:
     """The calls in progress of one listener, and the way its own code runs between them.
 
-    thread: the state of the current thread. active: False once the listener has stopped.
+    thread: the state of the current thread. active: False once the listener has stopped, and while
+    it is asleep: it waits for a step that is recorded.
     """
 
     def __init__(
@@ -143,7 +147,7 @@ class CallFrames:
         self._hide, self._hide_from_modes, self._modes = hiding
         self.thread: Any = thread or ThreadCalls()
         self.lock = threading.RLock()
-        self.active = False
+        self.active = self.asleep = False
 
     def guarded(self, action: Callable[..., _Result], *args: Any) -> _Result | None:
         """What `action(*args)` returns; None if it raised, which ends the capture and never reaches
@@ -166,7 +170,7 @@ class CallFrames:
 
     def give_up(self, error: Exception) -> None:
         """End the capture because of an error in the listener's own code."""
-        self.active = False
+        self.active = self.asleep = False
         self.thread.stack.clear()
         end_capture(self._session, error)
 
@@ -199,7 +203,7 @@ class CallFrames:
 
     def forked(self) -> None:
         """In a forked child: a thread that does not exist here may have held the lock."""
-        self.active = False
+        self.active = self.asleep = False
         self._session.failed = "forked"
         self.lock = threading.RLock()
 

@@ -16,8 +16,17 @@ import msgspec
 
 from whence.errors import UsageError
 from whence.instrument.choices import nearest, one_of
+from whence.instrument.option_values import (
+    TREE_NUMBER,
+    check_pattern,
+    parse_ids,
+    parse_ranks,
+    parse_size,
+)
 from whence.instrument.patch_points import parse_fault, parse_point
 from whence.instrument.rungs import every_rung, framework_of
+from whence.instrument.step_choice.conditions import conditions_of
+from whence.instrument.step_choice.windows import Ranges, StepRange, checked, read_steps
 
 SLOTS = ("both", "input", "output")
 KEEP = ("full", "stats", "none")
@@ -28,9 +37,8 @@ DEFAULT_MAX_BYTES = 20 * 10**9
 
 _TEXTS = (
     "include", "exclude", "classes", "no_inputs", "ids", "weights", "patch", "disabled_optimizers",
+    "when",
 )  # fmt: skip
-_NUMBER = re.compile(r"(0|[1-9][0-9]*(_[1-9][0-9]*)*)")
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
 _HOOK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -42,7 +50,10 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     call is captured when it matches any include (or there is none) and no exclude. classes:
     patterns on the class name. max_depth: calls nested deeper than this are left out, the root is
     depth 0. ids: tree numbers ("3", "7_1") with their subtrees, or without when no_children. slots:
-    "both", "input" or "output". steps: (start, stop), stop exclusive, None for open. ranks: None
+    "both", "input" or "output". steps: ranges of steps, () for all; every: one of so many too. when:
+    conditions on loss and gradient norm, when_file: a file that appears, each of which has the next
+    for_steps steps recorded. ring: so many steps are kept in memory, in ring_size bytes, and
+    written when a condition holds or the program fails. ranks: None
     for all. keep: "full" elements, "stats" only, "none" topology only. max_bytes: of elements per
     run; None is the smaller of 20 GB and a quarter of the free space, resolved where the run is
     written. on_record: "module:function" called with (op type, name, tensor), "" for none.
@@ -76,7 +87,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     ids: tuple[str, ...] = ()
     no_children: bool = False
     slots: str = "both"
-    steps: tuple[int, int | None] | None = None
+    steps: Ranges = ()
     ranks: tuple[int, ...] | None = None
     keep: str = "full"
     max_bytes: int | None = None
@@ -103,6 +114,22 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     rung: str = ""
     disabled_optimizers: tuple[str, ...] = ()
     gradients: bool = True
+    every: int | None = None
+    when: tuple[str, ...] = ()
+    when_file: str = ""
+    for_steps: int = 3
+    ring: int | None = None
+    ring_size: int | None = None
+
+    @property
+    def ranges(self) -> Ranges:
+        """Steps known before the program runs, `every` among them; () for all."""
+        return self.steps if self.every is None else (*self.steps, StepRange(every=self.every))
+
+    @property
+    def waits(self) -> bool:
+        """May a program run for long before anything is recorded, or nothing be recorded at all?"""
+        return bool(self.when or self.when_file or self.ring)
 
     def __post_init__(self) -> None:
         self._check_texts()
@@ -118,6 +145,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         self._check_logits()
         self._check_boundary()
         self._check_ranges()
+        self._check_long_runs()
         if bool(self.patch) != bool(self.patch_from):
             raise UsageError(
                 "patch names calls and patch_from the run whose outputs go in there: one needs "
@@ -145,7 +173,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         if self.print_pattern is not None:
             check_pattern(self.print_pattern, "print_pattern")
         for number in self.ids:
-            if not _NUMBER.fullmatch(number):
+            if not TREE_NUMBER.fullmatch(number):
                 raise UsageError(
                     f"ids: {number!r} is not a tree number like 0, 3 or 7_1 (whence show RUN "
                     "--tree lists them)"
@@ -158,15 +186,29 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             raise UsageError(f"max_depth: {self.max_depth} is negative; the root call is depth 0")
         if self.max_bytes is not None and self.max_bytes < 0:
             raise UsageError(f"max_bytes: {self.max_bytes} is negative")
-        if self.steps is not None:
-            start, stop = self.steps
-            if start < 0 or (stop is not None and stop <= start):
-                raise UsageError(
-                    f"steps: {start}:{'' if stop is None else stop} holds no step; write "
-                    "START:STOP with 0 <= START < STOP"
-                )
+        for steps in self.steps:
+            checked(steps)
         if self.ranks is not None and (not self.ranks or min(self.ranks) < 0):
             raise UsageError(f"ranks: {self.ranks!r} holds no rank, or a negative one")
+
+    def _check_long_runs(self) -> None:
+        conditions_of(self.when)
+        for name in ("every", "for_steps", "ring", "ring_size"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise UsageError(f"{name}: {number} is less than 1")
+        if self.ring_size is not None and self.ring is None:
+            raise UsageError("ring_size bounds the ring: it needs ring, how many steps it keeps")
+        for name in ("when", "when_file", "ring"):
+            if not getattr(self, name):
+                continue
+            if self.level != "modules":
+                raise UsageError(f"{name} is for --level modules, not for --level {self.level}")
+            if self.patch or self.inject or self.force_tokens:
+                raise UsageError(
+                    f"{name} leaves steps unseen; patch, inject and force_tokens change every "
+                    "step: leave one of them out"
+                )
 
     def _check_operators(self) -> None:
         if self.level != "op" and (self.samples is not None or self.dedup):
@@ -281,76 +323,6 @@ def make(**options: Any) -> CaptureOptions:
         raise UsageError(f"capture options: {err}") from err
 
 
-def parse_steps(text: str) -> tuple[int, int | None]:
-    """Read "0:1000" -> (0, 1000), "5:" -> (5, None), ":3" -> (0, 3), "7" -> (7, 8). Raises
-    UsageError.
-    """
-    start, colon, stop = text.strip().partition(":")
-    try:
-        first = int(start) if start or not colon else 0
-        last = (int(stop) if stop else None) if colon else first + 1
-    except ValueError:
-        raise UsageError(
-            f"steps: {text!r} is not START:STOP (0:1000, 5:, :3) or one step"
-        ) from None
-    if first < 0 or (last is not None and last <= first):
-        raise UsageError(f"steps: {text!r} holds no step; write START:STOP with 0 <= START < STOP")
-    return first, last
-
-
-def parse_ids(text: str) -> tuple[str, ...]:
-    """Read "3,7_1" -> ("3", "7_1"). Raises UsageError for what is no tree number."""
-    numbers = tuple(part.strip() for part in text.split(",") if part.strip())
-    for number in numbers:
-        if not _NUMBER.fullmatch(number):
-            raise UsageError(
-                f"ids: {number!r} is not a tree number like 0, 3 or 7_1 (whence show RUN --tree "
-                "lists them)"
-            )
-    if not numbers:
-        raise UsageError("ids: no tree number given; write them like 3,7_1")
-    return numbers
-
-
-def parse_ranks(text: str) -> tuple[int, ...]:
-    """Read "0,3" -> (0, 3), "0-2" -> (0, 1, 2). Raises UsageError."""
-    ranks: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        try:
-            ranks.extend(range(int(first), int(last) + 1) if dash else [int(first)])
-        except ValueError:
-            raise UsageError(f"ranks: {text!r} is not a list of ranks like 0,3 or 0-7") from None
-    if not ranks:
-        raise UsageError(f"ranks: {text!r} holds no rank")
-    return tuple(dict.fromkeys(ranks))
-
-
-def parse_size(text: str) -> int:
-    """Read "20GB" -> 20 * 10**9, "512MiB" -> 512 * 2**20, "4096" -> 4096 bytes. Raises
-    UsageError.
-    """
-    match = _SIZE.fullmatch(text)
-    if not match:
-        raise UsageError(f"size: {text!r} is not a number of bytes like 20GB, 512MiB or 4096")
-    power = " kmgtp".index(match[2].lower() or " ")
-    size = float(match[1]) * (1024 if match[3] else 1000) ** power
-    if size >= 1 << 62:
-        raise UsageError(f"size: {text[:40]!r} is more than any disk holds")
-    return int(size)
-
-
-def check_pattern(pattern: str, option: str) -> None:
-    """Raise UsageError when `pattern` is empty or an invalid regular expression (`re:...`)."""
-    if not pattern:
-        raise UsageError(f"{option}: an empty pattern matches nothing; * matches every name")
-    if pattern.startswith("re:"):
-        try:
-            re.compile(pattern[3:])
-        except re.error as err:
-            raise UsageError(f"{option}: {pattern!r} is not a regular expression: {err}") from None
-
-
 def _strings(value: Any) -> tuple[Any, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
@@ -359,20 +331,14 @@ def _ids(value: Any) -> tuple[Any, ...]:
     return parse_ids(value) if isinstance(value, str) else _strings(value)
 
 
-def _steps(value: Any) -> Any:
-    if isinstance(value, range):
-        if value.step != 1:
-            raise UsageError(f"steps: {value} leaves steps out; a capture keeps consecutive ones")
-        return value.start, value.stop
-    if isinstance(value, str):
-        return parse_steps(value)
-    return tuple(value) if isinstance(value, Iterable) else value
-
-
 def _ranks(value: Any) -> Any:
     if isinstance(value, str):
         return parse_ranks(value)
     return tuple(value) if isinstance(value, Iterable) else value
+
+
+def _size(value: Any) -> Any:
+    return parse_size(value) if isinstance(value, str) else value
 
 
 def _path(value: Any) -> str:
@@ -381,12 +347,16 @@ def _path(value: Any) -> str:
 
 
 _READ: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("include", "exclude", "classes", "no_inputs", "weights", "patch"), _strings),
+    **dict.fromkeys(
+        ("include", "exclude", "classes", "no_inputs", "weights", "patch", "when"), _strings
+    ),
     "ids": _ids,
-    "steps": _steps,
+    "steps": read_steps,
     "ranks": _ranks,
-    "max_bytes": lambda value: parse_size(value) if isinstance(value, str) else value,
+    "max_bytes": _size,
+    "ring_size": _size,
     "patch_from": _path,
+    "when_file": _path,
     "force_tokens": _path,
 }
 """How code and the command line give an option -> the value of its field."""

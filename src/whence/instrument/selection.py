@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from whence.instrument.options import CaptureOptions
+from whence.instrument.step_choice.windows import holds
 from whence.records.slots import is_input
 
 Matcher = Callable[[str], bool]
@@ -52,7 +53,7 @@ class Selector:
         self._classes = [(p, matcher(p)) for p in options.classes]
         self._no_inputs = any_of(options.no_inputs)
         self._print = None if options.print_pattern is None else matcher(options.print_pattern)
-        self._start, self._stop = options.steps or (0, None)
+        self._ranges = options.ranges
         self.only: frozenset[int] | None = None
         self._answers: dict[tuple[str, str, str], bool] = {}
         self._elements: dict[tuple[str, str], bool] = {}
@@ -71,7 +72,7 @@ class Selector:
         """Is this call captured? depth: 0 for a root call. number: its place in the tree. step: of
         its root.
         """
-        if step < self._start or (self._stop is not None and step >= self._stop):
+        if self._ranges and not holds(self._ranges, step):
             return False
         if self.only is not None and step not in self.only:
             return False
@@ -84,6 +85,10 @@ class Selector:
         if answer is None:
             answer = self._answers[key] = self._decide(scope, op_type, depth, number)
         return answer
+
+    def leave_steps(self) -> None:
+        """Steps are chosen before calls are asked for: `wants` takes those of any."""
+        self._ranges = ()
 
     def slots(self, kind: str) -> bool:
         """Are tensors in slots of this kind ("input", "output", "mutated", "param", "grad")

@@ -25,8 +25,9 @@ from whence.instrument.on_record import OnRecord, UserColumns, load_on_record
 from whence.instrument.options import CaptureOptions
 from whence.instrument.selection import Selector
 from whence.instrument.step_sizes import StepSizes
+from whence.instrument.step_choice.ring import StepRing
+from whence.instrument.wording import counted, printed, stderr_is_terminal
 from whence.instrument.wording import size as size_words
-from whence.instrument.wording import stderr_is_terminal
 from whence.records import Call, External, Note, Program, Sink, Sketch, Statistics, Step
 from whence.records.slots import is_param
 
@@ -110,8 +111,8 @@ class Session:
         self.options, self.max_bytes = options, max_bytes
         self._rank = rank
         self.selector = Selector(options)
-        some = options.include or options.exclude or options.classes or options.ids or options.steps
-        self.takes_all = not some and options.max_depth is None
+        some = options.include or options.exclude or options.classes or options.ids
+        self.takes_all = not (some or options.ranges) and options.max_depth is None
         self.failed = ""
         self.elements_on = options.keep == "full"
         self.sampled = options.samples is not None
@@ -208,6 +209,13 @@ class Session:
                     self.fail(str(error))
             self.failed = self.failed or "closed"
 
+    def keep_ring(self, why: str) -> None:
+        """Write what the ring holds, where there is one: the program ends."""
+        if isinstance(self._sink, StepRing) and not self.failed:
+            steps = self._sink.write()
+            self.note("trigger", f"{why}: written: {counted(steps, 'step')} before", aloud=True)
+            self._sink.flush()
+
     # ---- steps and the byte budget: whole steps, first ones first
 
     def step_fits(self, root: str, waiting: int) -> bool:
@@ -257,7 +265,8 @@ class Session:
             self.fail(str(error))
             return
         selected = self.selector.only is None or step in self.selector.only
-        line = self._sizes.end(root, used, whole) if selected and self._never == "" else None
+        counts = selected and self._never == "" and not self.options.ring
+        line = self._sizes.end(root, used, whole) if counts else None
         if line is not None and (line.is_warning or self._tells_all):
             self._tell(line.text)
         if self.step_ended is not None:
@@ -304,7 +313,7 @@ class Session:
         if self._columns is not None:
             columns = self._columns.of(origin.op_type, f"{scope}:{slot}", value)
         if self._prints and self.selector.prints(scope):
-            self._tell(_printed(f"{scope}:{slot}", dtype, shape, statistics))
+            self._tell(printed(f"{scope}:{slot}", dtype, shape, statistics))
         try:
             sink = self._sink or self.sink()
             bytes_before = sink.nbytes if is_param(slot) else -1
@@ -384,16 +393,3 @@ class Session:
             self.sink().program(program)
         except StoreFailed as error:
             self.fail(str(error))
-
-
-def _printed(name: str, dtype: str, shape: tuple[int, ...], statistics: Statistics | None) -> str:
-    """The line that `--print` shows of a tensor."""
-    figures = ""
-    if statistics is not None and statistics.mean is not None:
-        figures = (
-            f"  min {statistics.min:.6g}  max {statistics.max:.6g}  mean "
-            f"{statistics.mean:.6g}  std {statistics.std:.6g}"
-        )
-    if statistics is not None and (statistics.nan or statistics.inf):
-        figures += f"  NaN {statistics.nan}  Inf {statistics.inf}"
-    return f"{name}  {dtype} {list(shape)}{figures}"

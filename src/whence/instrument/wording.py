@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from whence.records import Statistics
+
 
 def counted(number: int, noun: str, plural: str = "") -> str:
     """ "1 step", "1 204 calls"."""
@@ -37,3 +39,16 @@ def stderr_is_terminal() -> bool:
         return sys.stderr.isatty()
     except (AttributeError, ValueError):  # no stderr, or one that was closed
         return False
+
+
+def printed(name: str, dtype: str, shape: tuple[int, ...], statistics: Statistics | None) -> str:
+    """The line that `--print` shows of a tensor."""
+    figures = ""
+    if statistics is not None and statistics.mean is not None:
+        figures = (
+            f"  min {statistics.min:.6g}  max {statistics.max:.6g}  mean "
+            f"{statistics.mean:.6g}  std {statistics.std:.6g}"
+        )
+    if statistics is not None and (statistics.nan or statistics.inf):
+        figures += f"  NaN {statistics.nan}  Inf {statistics.inf}"
+    return f"{name}  {dtype} {list(shape)}{figures}"

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from whence.instrument.engines.watched import NodeForm
 from whence.instrument.session import Session
+from whence.instrument.step_choice.windows import first_step
 
 
 def wanted_values(
@@ -31,7 +32,7 @@ def wanted_values(
 
 def _may_want(session: Session, scope: str, op_type: str, place: int) -> bool:
     """Is a node wanted in a step that is?"""
-    first = (session.options.steps or (0, None))[0]
+    first = first_step(session.options.ranges)
     only, session.selector.only = session.selector.only, None
     try:
         return session.selector.wants(scope, op_type, 1, str(place), first)

@@ -16,6 +16,7 @@ from whence.instrument.engines.tensors import FindExternal, Taken, Tensors
 from whence.instrument.engines.values import Seen, of_array
 from whence.instrument.session import Origin, Session
 from whence.instrument.wording import counted, raised
+from whence.instrument.step_choice.windows import holds
 from whence.records import Call, Ref
 from whence.records.marks import OBSERVER, Mark
 from whence.records.slots import is_input
@@ -166,8 +167,7 @@ class Watched(ABC):
 
     def is_observed(self, step: int) -> bool:
         """Are nodes of this step recorded?"""
-        start, stop = self.session.options.steps or (0, None)
-        return self.nodes is not None and step >= start and (stop is None or step < stop)
+        return self.nodes is not None and holds(self.session.options.ranges, step)
 
     # ---- nodes
 

@@ -173,7 +173,7 @@ def why_nothing(run: Run | None, outcome: Outcome) -> str:
             )
     chosen = [
         n
-        for n in ("include", "exclude", "classes", "max_depth", "ids", "steps", "ranks")
+        for n in ("include", "exclude", "classes", "max_depth", "ids", "steps", "every", "ranks")
         if getattr(options, n) not in ((), None)
     ]
     if chosen and run is not None and len(run.calls):

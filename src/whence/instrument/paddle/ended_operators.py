@@ -10,6 +10,7 @@ from whence.instrument.paddle.program_matching import ProgramMatching
 from whence.instrument.paddle.run_tensors import RunTensors
 from whence.instrument.paddle.saved_programs import PredictorRoot
 from whence.instrument.session import Session
+from whence.instrument.step_choice.windows import holds
 from whence.records import Call
 from whence.records.marks import Mark
 
@@ -44,8 +45,7 @@ class OperatorSelection:
         session, step = self._session, self._root.steps
         if session.takes_all:
             return True
-        start, stop = session.options.steps or (0, None)
-        if step < start or (stop is not None and step >= stop):
+        if not holds(session.options.ranges, step):
             return False
         if not scope and frame.parent is not None:
             return True

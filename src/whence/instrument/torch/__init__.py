@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from whence.instrument.framework import AroundCall, Stage, Surroundings
     from whence.instrument.options import CaptureOptions
     from whence.instrument.session import Session
+    from whence.instrument.step_choice.gate import StepGate
     from whence.instrument.torch.interventions import Interventions
     from whence.instrument.torch.modules import Listener
 
@@ -71,7 +72,9 @@ def listener(session: Session, model: Any, around: Surroundings) -> Listener:
         return GraphListener(session, model, folder=around.folder, program=True, **how)
     if level == "op":
         return OperatorListener(session, model, lasting=around.lasting, **how)
-    return (LogitsListener if level == "logits" else Listener)(session, model, **how)
+    if level == "logits":
+        return LogitsListener(session, model, **how)
+    return Listener(session, model, gate=_gate(session, around, how["changes"]), **how)
 
 
 def around_calls(act: AroundCall) -> AbstractContextManager[None]:
@@ -80,6 +83,16 @@ def around_calls(act: AroundCall) -> AbstractContextManager[None]:
     from whence.instrument.torch.module_calls import ModuleCalls
 
     return while_wrapped(ModuleCalls, act)
+
+
+def _gate(session: Session, around: Surroundings, changes: Interventions | None) -> StepGate | None:
+    """Which steps are recorded, None where all are, or where the program is changed in every one."""
+    options = session.options
+    if changes is not None or not (options.ranges or options.waits):
+        return None
+    from whence.instrument.step_choice.gate import gate_of
+
+    return gate_of(options, around.folder, lambda text: session.note("trigger", text, aloud=True))
 
 
 def _changes(session: Session, around: Surroundings) -> Interventions | None:

@@ -36,7 +36,7 @@ class ModuleCalls:
         frames, observe = self._frames, self._observe
 
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            if is_compiling() or not frames.active or callback() not in off:
+            if is_compiling() or not (frames.active or frames.asleep) or callback() not in off:
                 return previous(module, *args, **kwargs)
             return observe(previous, module, args, kwargs)
 
@@ -49,12 +49,12 @@ class ModuleCalls:
         """Take off every wrapper of ours that lies on top and no longer listens. One that somebody
         wrapped in turn stays and does nothing until they let go; dynamo lets go of it now.
         """
-        while (
-            calls := getattr(torch.nn.Module.__call__, "whence", None)
-        ) is not None and not calls._frames.active:
+        while (calls := getattr(torch.nn.Module.__call__, "whence", None)) is not None and not (
+            calls._frames.active or calls._frames.asleep
+        ):
             _set_call(calls._previous)
         below: Any = self if self._wrapper is not None else None
-        while below is not None and not below._frames.active:
+        while below is not None and not (below._frames.active or below._frames.asleep):
             _dynamo_knows(below._wrapper, below._previous)
             below = getattr(below._previous, "whence", None)
 

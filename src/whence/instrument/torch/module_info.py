@@ -129,7 +129,7 @@ class ModuleRoot(Root):
             return
         frame.phase, frame.counts = "forward", {}
         training = frame.training and torch.is_grad_enabled()
-        frame.step = self.steps.get(scope, 0)
+        frame.step = self.steps.get("" if training else scope, 0)
         frame.micro = self.micro if training else 0
         if training:
             self.micro += 1

@@ -20,6 +20,7 @@ import torch
 
 from whence.instrument.call_frames import Args, CallFrames, Kwargs, ThreadCalls
 from whence.instrument.session import Session
+from whence.instrument.step_choice.gate import StepGate
 from whence.instrument.torch import settings
 from whence.instrument.torch.call_tensors import CallTensors
 from whence.instrument.torch.compiled_boundary import (
@@ -27,6 +28,7 @@ from whence.instrument.torch.compiled_boundary import (
     is_compilers,
 )
 from whence.instrument.torch.frames import ModuleFrame
+from whence.instrument.torch.gated_steps import GatedSteps
 from whence.instrument.torch.listener_parts import Interventions, TakesTensors
 from whence.instrument.torch.modes import HIDING, is_traced
 from whence.instrument.torch.module_calls import ModuleCalls
@@ -50,7 +52,8 @@ class Listener:
     one is a root). find_external: where a parameter's bytes may already lie in the user's
     checkpoint file. staged: send CPU tensors through the staging ring too (device tensors always go
     there). changes: what is changed in the program on purpose, None for nothing. thread: state of a
-    thread, of a class of its own where more than the stack of calls belongs to it.
+    thread, of a class of its own where more than the stack of calls belongs to it. gate: which
+    steps are recorded, None for all that are selected.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Listener:
         staged: bool = False,
         changes: Interventions | None = None,
         thread: ThreadCalls | None = None,
+        gate: StepGate | None = None,
     ) -> None:
         self.session, self.model, self._changes = session, model, changes
         self._removed = False
@@ -87,9 +91,23 @@ class Listener:
             session, self.frames, self.registry, self.writer, self.modules, self._compiled_code
         )
         self._calls = ModuleCalls(self.frames, self._observe)
+        self._steps = self._gated(gate) if gate is not None else None
         self._optimizer_hook: Any = None
         if model is not None:
             self._new_root(model)
+
+    def _gated(self, gate: StepGate) -> GatedSteps:
+        session, frames, modules = self.session, self.frames, self.modules
+        loss = self.training.loss if self.training is not None else None
+        return GatedSteps(
+            gate,
+            session,
+            frames,
+            modules,
+            self.registry,
+            lambda module: self._met(module, None),
+            lambda: loss.drop("a step that is not recorded begins") if loss is not None else None,
+        )
 
     @property
     def active(self) -> bool:
@@ -108,6 +126,8 @@ class Listener:
             # else with the first call: programs may search what is imported while they start
             self.session.load_kernels()
         self._calls.wrap()
+        if self._steps is not None:
+            self._steps.install()
         if self.training is not None:
             self.training.install()
         if hasattr(os, "register_at_fork"):
@@ -125,9 +145,12 @@ class Listener:
         if self._removed:
             return
         self.active, self._removed = False, True
+        self.frames.asleep = False
         self._calls.unwrap()
         if self.training is not None:
             self.training.remove()
+        if self._steps is not None:
+            self._steps.remove()
         if self._changes is not None:
             self._changes.finish()
         self._compiled_code.clear()
@@ -167,7 +190,10 @@ class Listener:
         thread = self.thread
         if thread.busy or _tracing() is not None or (_depth() and is_traced()):
             return previous(module, *args, **kwargs)
-        guarded, stack = self.frames.guarded, thread.stack
+        guarded, stack, steps = self.frames.guarded, thread.stack, self._steps
+        if steps is not None and not stack:
+            if guarded(steps.passes, module):
+                return steps.let_pass(previous, module, args, kwargs)
         outside = self.training.loss if self.training is not None and not stack else None
         if outside is not None:
             outside.model_begins()
@@ -314,13 +340,17 @@ class Listener:
         self.registry.staging.flush()
         self.registry.prune()
         self.tensors.prune()
+        if self._steps is not None:
+            self._steps.ended()
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
         if self.training is not None:
             self.training.stepped(optimizer)
         with self.frames.lock:
-            for root in self.modules.roots.values():
-                root.optimizer_stepped()
+            roots = self.modules.roots.values()
+            ended = [root.optimizer_stepped() for root in roots if root.trained]
+        if ended and self._steps is not None:
+            self.frames.guarded(self._steps.step_ended)
 
     # ---- compiled code
 

@@ -17,9 +17,11 @@ from whence.errors import UsageError
 from whence.workflows.capture.setup import (
     check_patch,
     is_one_of_several,
+    keep_ring,
     listener_of,
     open_session,
     process_info,
+    uncaught,
 )
 
 if TYPE_CHECKING:
@@ -99,6 +101,9 @@ def listening(
         labelled = labels.taking(session, folder)
         yield listener
     except (Exception, KeyboardInterrupt, SystemExit) as error:  # the program's own
+        if listener is not None:
+            listener.remove()
+        keep_ring(session, raised(error))
         if session.calls:
             session.note("ended", f"the block was left by {raised(error)}")
         raise
@@ -200,6 +205,8 @@ def attach(options: CaptureOptions, run_path: str, framework: str) -> None:
     def finish() -> None:
         labels.inherited(None)
         current.remove()
+        if failure := uncaught():
+            keep_ring(current.session, failure)
         if stage is not None:
             stage.finish(current.session)
         elif "torch._dynamo" in sys.modules:

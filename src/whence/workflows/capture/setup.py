@@ -173,9 +173,37 @@ def open_session(
     limit = options.max_bytes if options.max_bytes is not None else default_max_bytes(folder)
 
     def writer(rank: int) -> Any:
-        return store.Writer(folder, rank, finishing=finishing(folder))
+        made = store.Writer(folder, rank, finishing=finishing(folder))
+        if options.ring is None:
+            return made
+        from whence.instrument.step_choice.ring import DEFAULT_BYTES, StepRing
+
+        size = options.ring_size or DEFAULT_BYTES
+        return StepRing(made, options.ring, max_bytes=size, budget=limit)
 
     return Session(writer, options, max_bytes=limit, rank=_rank, on_record=on_record)
+
+
+def keep_ring(session: Session, why: str) -> None:
+    """Write the steps before the program failed, where they were kept."""
+    from whence.errors import StoreFailed
+
+    try:
+        session.keep_ring(why)
+    except StoreFailed as error:
+        session.fail(str(error))
+
+
+def uncaught() -> str:
+    """The exception that ends this process, in words; "" where it ends by itself."""
+    from whence.instrument.wording import raised
+
+    # In the main process the interpreter has told it before it runs what ends the process; a child
+    # of multiprocessing runs that while the exception is still on its way.
+    error = sys.exception() or getattr(sys, "last_value", None)
+    if error is None or (isinstance(error, SystemExit) and not error.code):
+        return ""
+    return raised(error)
 
 
 def default_max_bytes(folder: str) -> int:

@@ -133,7 +133,7 @@ def chosen_operators(
     ("aten.mm.default"), the name without overload ("aten.mm") or the base name ("mm"). Raises
     UsageError when they leave nothing of what there was, or are no patterns.
     """
-    from whence.instrument.options import check_pattern
+    from whence.instrument.option_values import check_pattern
     from whence.instrument.selection import matcher
 
     for option, patterns in (("include", include), ("exclude", exclude)):

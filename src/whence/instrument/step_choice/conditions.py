@@ -1,0 +1,169 @@
+"""Conditions on loss and gradient norm under which steps are recorded: `nan`, `loss > 10`, `norm
+spike`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+import statistics
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from whence.errors import UsageError
+
+RECENT = 128
+"""So many values before the one that is judged say what is usual."""
+_ENOUGH = 16
+_SPREADS = 10.0
+_TIMES = 1.5
+"""A spike is above the median of the recent values by so many times their median distance from it,
+and this many times the median.
+"""
+
+
+class Quantity(enum.Enum):
+    """What a condition is about. NORM: of all gradients, before they are clipped."""
+
+    LOSS = "loss"
+    NORM = "norm"
+
+
+class Kind(enum.Enum):
+    """When a condition holds. SIGNAL: when the process gets SIGUSR1. ASKED: when `whence record`
+    asks.
+    """
+
+    NAN = "nan"
+    SPIKE = "spike"
+    ABOVE = ">"
+    SIGNAL = "signal"
+    ASKED = "asked"
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """One condition. quantity: None for both, where the program computes them. limit: of ABOVE."""
+
+    kind: Kind
+    quantity: Quantity | None = None
+    limit: float = math.inf
+
+
+_GRAMMAR = re.compile(
+    r"(?:(?P<quantity>loss|norm)\s+)?(?P<kind>nan|spike)"
+    r"|(?P<alone>signal|asked)"
+    r"|(?P<of>loss|norm)\s*>\s*(?P<limit>[-+.\deE]+)"
+)
+
+
+def parse_condition(text: str) -> Condition:
+    """Read "nan", "spike", "loss nan", "norm spike", "loss > 10", "norm > 100", "signal" or
+    "asked". Raises UsageError.
+    """
+    match = _GRAMMAR.fullmatch(text.strip().lower())
+    if match is None:
+        raise UsageError(
+            f"when: {text!r} is no condition; write nan, spike (each also after loss or norm), "
+            "loss > NUMBER, norm > NUMBER, signal or asked"
+        )
+    if match["alone"]:
+        return Condition(Kind(match["alone"]))
+    if match["kind"]:
+        quantity = Quantity(match["quantity"]) if match["quantity"] else None
+        return Condition(Kind(match["kind"]), quantity)
+    try:
+        limit = float(match["limit"])
+    except ValueError:
+        limit = math.nan
+    if not math.isfinite(limit):
+        raise UsageError(f"when: {match['limit']!r} in {text!r} is no number")
+    return Condition(Kind.ABOVE, Quantity(match["of"]), limit)
+
+
+class _Usual:
+    """What is usual of one quantity: the limit above which a value is a spike."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._limit = math.inf
+        self._new = 0
+
+    def is_spike(self, value: float) -> bool:
+        """Is a finite value far above the recent ones? It is one of them from then on."""
+        found = value > self._limit
+        self._recent.append(value)
+        self._new += 1
+        if len(self._recent) >= _ENOUGH and self._new >= len(self._recent) // _ENOUGH:
+            self._limit, self._new = self._limit_now(), 0
+        return found
+
+    def _limit_now(self) -> float:
+        median = statistics.median(self._recent)
+        spread = statistics.median([abs(value - median) for value in self._recent])
+        return max(median + _SPREADS * spread, median + (_TIMES - 1) * abs(median))
+
+
+class Watcher:
+    """Follows loss and norm, and says at the end of a step which conditions began to hold in it.
+
+    A condition that goes on holding is told once.
+    """
+
+    def __init__(self, conditions: Iterable[Condition]) -> None:
+        self._conditions = [c for c in conditions if c.kind not in (Kind.SIGNAL, Kind.ASKED)]
+        self._usual: dict[tuple[Quantity, int], _Usual] = {}
+        self._held: set[Condition] = set()
+        self._holds: dict[Condition, str] = {}
+        self._places: dict[Quantity, int] = {}
+
+    def needs(self, quantity: Quantity) -> bool:
+        """Is a condition about this quantity by name?"""
+        return any(c.quantity is quantity for c in self._conditions)
+
+    def may_use(self, quantity: Quantity) -> bool:
+        """Is a condition about this quantity, where it is there to be seen?"""
+        return any(c.quantity in (None, quantity) for c in self._conditions)
+
+    def saw(self, quantity: Quantity, value: float) -> None:
+        """A value of this step. Several of one quantity (micro-batches) are each compared with those
+        that came at the same place in the steps before.
+        """
+        place = self._places[quantity] = self._places.get(quantity, -1) + 1
+        is_spike: bool | None = None
+        for condition in self._conditions:
+            if condition.quantity not in (None, quantity):
+                continue
+            if condition.kind is Kind.NAN:
+                holds = not math.isfinite(value)
+            elif condition.kind is Kind.ABOVE:
+                holds = value > condition.limit
+            else:
+                if is_spike is None:
+                    is_spike = self._is_spike(quantity, place, value)
+                holds = is_spike
+            if holds:
+                self._holds.setdefault(condition, f"{quantity.value} is {value:g}")
+
+    def _is_spike(self, quantity: Quantity, place: int, value: float) -> bool:
+        if not math.isfinite(value):
+            return False
+        return self._usual.setdefault((quantity, place), _Usual()).is_spike(value)
+
+    def step_ended(self) -> str:
+        """What began to hold in this step, in words; "" for nothing."""
+        if not self._holds and not self._held:
+            self._places.clear()
+            return ""
+        began = [text for condition, text in self._holds.items() if condition not in self._held]
+        self._held = set(self._holds)
+        self._holds = {}
+        self._places.clear()
+        return ", ".join(dict.fromkeys(began))
+
+
+def conditions_of(texts: Sequence[str]) -> tuple[Condition, ...]:
+    """The conditions that these texts are. Raises UsageError."""
+    return tuple(parse_condition(text) for text in texts)

@@ -1,0 +1,132 @@
+"""Decides, as a program goes from step to step, which steps are recorded and when the ring is
+written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from whence.instrument.step_choice.conditions import Condition, Kind, Watcher, conditions_of
+from whence.instrument.step_choice.requests import NAME, Asked, RequestFile, RequestSignal
+from whence.instrument.step_choice.windows import Ranges, holds
+from whence.instrument.wording import counted
+
+
+class Ring(Protocol):
+    """The last steps, where they are kept."""
+
+    through: bool
+
+    def end_step(self) -> None: ...
+    def write(self) -> int: ...
+
+
+class Choice(NamedTuple):
+    """What the user asked for. ranges: steps known before; conditions: on loss, norm, or asked for;
+    file: of the user's, "" for none; count: how many steps each of them records. ring: are the last
+    steps kept?
+    """
+
+    ranges: Ranges
+    conditions: tuple[Condition, ...]
+    file: str
+    count: int
+    ring: bool
+
+
+class StepGate:
+    """Open while steps are recorded into the run.
+
+    tell: called with (what happened, step). control: the file through which `whence record` asks.
+    The steps that come are numbered by the caller, as each root counts its own.
+    """
+
+    def __init__(self, choice: Choice, control: str, tell: Callable[[str], None]) -> None:
+        self._choice, self._tell = choice, tell
+        self.watcher = Watcher(choice.conditions)
+        kinds = {condition.kind for condition in choice.conditions}
+        self._control = RequestFile(control)
+        self._file = RequestFile(choice.file) if choice.file else None
+        self.signal = RequestSignal() if Kind.SIGNAL in kinds else None
+        # Steps that something has to happen for are the only ones, unless ranges are given too.
+        self._planned = bool(choice.ranges) or not (choice.conditions or choice.file or choice.ring)
+        self._left = 0.0
+        self._off = False
+        self.ring: Ring | None = None
+
+    def takes(self, step: int) -> bool:
+        """Is a step recorded into the run?"""
+        if self._off:
+            return False
+        return self._left > 0 or (self._planned and holds(self._choice.ranges, step))
+
+    @property
+    def is_off(self) -> bool:
+        """Was it switched off, the ring too?"""
+        return self._off
+
+    def step_ended(self) -> None:
+        """A step has ended: look at what was asked and what holds."""
+        if self._left > 0:
+            self._left -= 1
+        if self.ring is not None and not self._off:
+            self.ring.end_step()
+        why = self.watcher.step_ended()
+        if why and not self._off:
+            self._happened(why, self._choice.count)
+        if self.signal is not None and self.signal.take():
+            self._happened("SIGUSR1 came", self._choice.count, asked=True)
+        if self._file is not None and self._file.take():
+            self._happened(f"{self._choice.file} appeared", self._choice.count, asked=True)
+        if self._control.take():
+            self._asked()
+
+    def _asked(self) -> None:
+        request = self._control.request()
+        if request.asked is Asked.OFF:
+            self._off, self._left = True, 0
+            self._tell("nothing is recorded from here on: whence record --off")
+        elif request.asked is Asked.ON:
+            self._happened("whence record --on", math.inf, asked=True)
+        else:
+            self._happened("whence record", request.steps or self._choice.count, asked=True)
+
+    def _happened(self, why: str, steps: float, *, asked: bool = False) -> None:
+        """Record so many steps from now on, and write those before, where they are kept."""
+        if asked:
+            self._off = False
+        written = self.ring.write() if self.ring is not None else 0
+        self._left = max(self._left, steps)
+        before = f"; written: {counted(written, 'step')} before" if written else ""
+        following = "all" if math.isinf(steps) else f"the next {counted(int(steps), 'step')}"
+        self._tell(f"{why}: recording {following}{before}")
+
+
+class Options(Protocol):
+    """The options of a capture that say which steps are recorded."""
+
+    @property
+    def ranges(self) -> Ranges: ...
+    @property
+    def when(self) -> tuple[str, ...]: ...
+    @property
+    def when_file(self) -> str: ...
+    @property
+    def for_steps(self) -> int: ...
+    @property
+    def ring(self) -> int | None: ...
+
+
+def gate_of(options: Options, folder: str, tell: Callable[[str], None]) -> StepGate:
+    """The gate that these options ask for. folder: of the run. A ring without a condition is
+    written for NaN and spikes.
+    """
+    has_ring = options.ring is not None
+    texts = options.when or (("nan", "spike") if has_ring else ())
+    choice = Choice(
+        options.ranges, conditions_of(texts), options.when_file, options.for_steps, has_ring
+    )
+    return StepGate(choice, str(Path(folder) / NAME), tell)

@@ -1,0 +1,274 @@
+"""The last steps of a program, kept in memory and written to the run when something happens.
+
+A `Sink` in front of another: what it is given goes on to that one, or waits here, step by step, until
+its turn to be forgotten comes. Numbers of records are its own. A record that a later step refers to
+lives as long as that step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from whence.instrument.wording import counted, size
+from whence.records import Call, External, Note, Program, Ref, Sink, Sketch, Statistics, Step
+
+DEFAULT_BYTES = 10**9
+_LINE_BYTES = 1 << 10
+"""What a record or call takes beside its elements, about."""
+_Data = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class _Held(msgspec.Struct, eq=False):
+    """A record. plain, named: what `Sink.record` was given. step: the last one that refers to it.
+    written: its number in the run, -1 while it is only here.
+    """
+
+    plain: tuple[Any, ...]
+    named: dict[str, Any]
+    data: _Data | None
+    nbytes: int
+    step: int
+    written: int = -1
+
+
+class _Step(msgspec.Struct, eq=False):
+    """One step: the records that it was the last to refer to when they were added, and its lines."""
+
+    number: int
+    records: list[int] = []
+    lines: list[Call | Step] = []
+
+
+class StepRing:
+    """Keeps the last `steps` steps that ended, and the one that runs.
+
+    sink: where they are written. max_bytes: of what is kept; older steps are forgotten earlier where
+    it is exceeded, and of a step larger than that only statistics stay. budget: of elements in the
+    run. through: what comes now goes on to the sink at once. Safe to use from several threads.
+    """
+
+    def __init__(
+        self, sink: Sink, steps: int, *, max_bytes: int = DEFAULT_BYTES, budget: int | None = None
+    ) -> None:
+        self._sink, self._most, self._max_bytes, self._budget = sink, steps, max_bytes, budget
+        self._lock = threading.RLock()
+        self._count = self._held_bytes = self._numbers = 0
+        self._held: dict[int, _Held] = {}
+        self._programs: dict[str, tuple[Program, tuple[_Held, ...]]] = {}
+        self._written_programs: set[str] = set()
+        self._now = _Step(0)
+        self._ended: deque[_Step] = deque()
+        self._cut = 0
+        self.through = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of elements in the run so far."""
+        return self._sink.nbytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are kept in memory, about."""
+        return self._held_bytes
+
+    # ---- a sink
+
+    def record(
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        data: _Data | None,
+        digest: bytes,
+        statistics: Statistics | None,
+        sketch: Sketch | None,
+        *,
+        why: str = "",
+        stride: tuple[int, ...] = (),
+        storage_offset: int = 0,
+        device: str = "cpu",
+        columns: dict[str, float | None] | None = None,
+        subclass: str = "",
+        base: tuple[int, int] | None = None,
+        external: External | None = None,
+    ) -> int:
+        """See `Sink.record`. data: copied where it has to wait."""
+        named = {
+            "why": why, "stride": stride, "storage_offset": storage_offset, "device": device,
+            "columns": columns, "subclass": subclass, "base": base, "external": external,
+        }  # fmt: skip
+        with self._lock:
+            number = self._count
+            self._count += 1
+            held = _Held(
+                (dtype, shape, digest, statistics, sketch), named, data, 0, self._now.number
+            )
+            self._held[number] = held
+            self._now.records.append(number)
+            if self.through:
+                self._write_record(held)
+                return number
+            held.nbytes = _LINE_BYTES + (0 if data is None or external is not None else data.nbytes)
+            if data is not None and not self._has_room(held.nbytes):
+                held.data, held.nbytes = None, _LINE_BYTES
+                named |= {"why": f"over --ring-size {size(self._max_bytes)}", "base": None}
+            elif data is not None:
+                held.data = data.copy()
+            self._held_bytes += held.nbytes
+            return number
+
+    def call(self, call: Call) -> None:
+        """See `Sink.call`. Arguments are kept as they are now."""
+        with self._lock:
+            for ref in call.refs:
+                self._touch(ref.record)
+            if self.through:
+                self._write_call(call)
+                return
+            if call.arguments:
+                settled = msgspec.to_builtins(call.arguments, str_keys=True, enc_hook=repr)
+                call = msgspec.structs.replace(call, arguments=settled)
+            self._keep(call)
+
+    def program(self, program: Program) -> None:
+        """Keep a program for good: calls of any later step may name it."""
+        with self._lock:
+            constants = tuple(self._held[k] for k in program.constants if k in self._held)
+            self._programs[program.id] = program, constants
+
+    def note(self, note: Note) -> None:
+        """Hand on a note."""
+        self._sink.note(note)
+
+    def step(self, step: Step) -> None:
+        """Add the end of a step of a root."""
+        with self._lock:
+            if self.through:
+                self._sink.step(step)
+            else:
+                self._keep(step)
+
+    def flush(self) -> None:
+        """Have what was handed on survive a kill."""
+        self._sink.flush()
+
+    def close(self) -> None:
+        """End. What waits is forgotten."""
+        with self._lock:
+            self._held.clear()
+            self._ended.clear()
+            self._now = _Step(0)
+            if self._cut:
+                self._sink.note(
+                    Note(
+                        "ring",
+                        f"{counted(self._cut, 'step')} left the ring early: --ring-size "
+                        f"{size(self._max_bytes)}",
+                    )
+                )
+            self._sink.close()
+
+    # ---- steps
+
+    def end_step(self) -> None:
+        """The step that runs has ended: the next one begins, and the oldest may go."""
+        with self._lock:
+            self._ended.append(self._now)
+            self._numbers += 1
+            self._now = _Step(self._numbers)
+            while len(self._ended) > self._most:
+                self._forget(self._ended.popleft())
+
+    def write(self) -> int:
+        """Write all that waits, in the order in which it came, and have it survive a kill. Returns
+        how many steps of these had anything to write.
+        """
+        with self._lock:
+            steps = 0
+            for step in (*self._ended, self._now):
+                steps += bool(step.lines)
+                for line in step.lines:
+                    self._held_bytes -= _LINE_BYTES
+                    if isinstance(line, Call):
+                        self._write_call(line)
+                    else:
+                        self._sink.step(line)
+                step.lines = []
+            self._sink.flush()
+            return steps
+
+    # ---- everything below runs under the lock
+
+    def _keep(self, line: Call | Step) -> None:
+        self._now.lines.append(line)
+        self._held_bytes += _LINE_BYTES
+
+    def _touch(self, number: int) -> None:
+        """The step that runs refers to a record."""
+        held = self._held.get(number)
+        if held is not None and held.step != self._now.number:
+            held.step = self._now.number
+            self._now.records.append(number)
+
+    def _forget(self, step: _Step) -> None:
+        self._held_bytes -= _LINE_BYTES * len(step.lines)
+        for number in step.records:
+            held = self._held.get(number)
+            if held is not None and held.step == step.number:
+                self._held_bytes -= held.nbytes
+                del self._held[number]
+
+    def _has_room(self, nbytes: int) -> bool:
+        """Make room for a record by forgetting steps early."""
+        while self._held_bytes + nbytes > self._max_bytes and self._ended:
+            self._cut += bool(self._ended[0].lines)
+            self._forget(self._ended.popleft())
+        return self._held_bytes + nbytes <= self._max_bytes
+
+    def _write_record(self, held: _Held) -> int:
+        if held.written >= 0:
+            return held.written
+        dtype, shape, digest, statistics, sketch = held.plain
+        data, named = held.data, dict(held.named)
+        if data is not None and self._budget is not None:
+            if self._sink.nbytes + data.nbytes > self._budget:
+                data, named["why"] = None, "over --max-bytes"
+        if named["base"] is not None and (data is None or named["base"][0] not in self._held):
+            data, named["base"] = None, None
+            named["why"] = named["why"] or "what came before it is no longer in the ring"
+        elif named["base"] is not None:
+            base, axis = named["base"]
+            named["base"] = self._write_record(self._held[base]), axis
+        if data is None:
+            named["external"] = None
+        held.written = self._sink.record(dtype, shape, data, digest, statistics, sketch, **named)
+        self._held_bytes -= held.nbytes
+        held.data, held.nbytes = None, 0
+        return held.written
+
+    def _write_call(self, call: Call) -> None:
+        refs = []
+        for ref in call.refs:
+            held = self._held.get(ref.record)
+            if held is not None:
+                refs.append(Ref(ref.slot, self._write_record(held), ref.edge))
+            else:
+                gone = self._sink.record("unknown", (), None, b"", None, None, why=_GONE)
+                refs.append(Ref(ref.slot, gone, ref.edge))
+        if call.program and call.program not in self._written_programs:
+            self._write_program(call.program)
+        self._sink.call(msgspec.structs.replace(call, refs=tuple(refs)))
+
+    def _write_program(self, name: str) -> None:
+        self._written_programs.add(name)
+        if name in self._programs:
+            program, constants = self._programs[name]
+            numbers = tuple(self._write_record(held) for held in constants)
+            self._sink.program(msgspec.structs.replace(program, constants=numbers))
+
+
+_GONE = "recorded in a step that the ring no longer holds"

@@ -1,0 +1,146 @@
+"""Lets the calls of steps pass that are not recorded, at next to no cost, and counts their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from whence.instrument.call_frames import Args, CallFrames, Kwargs
+from whence.instrument.session import Session
+from whence.instrument.step_choice.ending import BeforeTermination
+from whence.instrument.step_choice.gate import StepGate
+from whence.instrument.step_choice.ring import StepRing
+from whence.instrument.torch.frames import ModuleFrame
+from whence.instrument.torch.module_info import ModuleInfo
+from whence.instrument.torch.module_registry import ModuleRegistry
+from whence.instrument.torch.tensor_identity import TensorRegistry
+from whence.instrument.torch.watched_values import WatchedValues
+
+_task = torch._C._current_graph_task_id
+
+
+class GatedSteps:
+    """The steps of a listener, of which some are recorded.
+
+    A training step ends with the optimiser's step, one of inference with the outermost call; between
+    two of them nothing is decided anew. meet: what is known of a module that is called for the
+    first time. passing: called when an outermost call begins that is not recorded.
+    """
+
+    def __init__(
+        self,
+        gate: StepGate,
+        session: Session,
+        frames: CallFrames,
+        modules: ModuleRegistry,
+        registry: TensorRegistry,
+        meet: Callable[[Any], ModuleInfo | None],
+        passing: Callable[[], None],
+    ) -> None:
+        self._gate, self._session, self._frames = gate, session, frames
+        self._modules, self._registry, self._meet, self._passing = modules, registry, meet, passing
+        self._values = WatchedValues(gate.watcher, frames)
+        self._termination = BeforeTermination(self._terminated)
+        self._before: tuple[bool, bool] | None = None
+        session.selector.leave_steps()
+
+    def install(self) -> None:
+        """Begin to listen: to values and signals."""
+        self._values.install()
+        if self._gate.signal is not None and not self._gate.signal.install():
+            text = "SIGUSR1 is not listened to: the program handles it, or it came from a thread"
+            self._session.note("trigger", text, aloud=True)
+        if self._session.options.ring is not None:
+            self._termination.install()
+
+    def remove(self) -> None:
+        """Stop listening."""
+        self._values.remove()
+        self._termination.remove()
+        if self._gate.signal is not None:
+            self._gate.signal.remove()
+
+    # ---- outermost calls
+
+    def let_pass(
+        self,
+        previous: Callable[..., Any],
+        module: Any,
+        args: Args,
+        kwargs: Kwargs,
+    ) -> Any:
+        """Make an outermost call that is not recorded."""
+        self._passing()
+        thread = self._frames.thread
+        thread.busy = True
+        try:
+            return previous(module, *args, **kwargs)
+        finally:
+            thread.busy = False
+            self._frames.guarded(self.ended)
+
+    def passes(self, module: Any) -> bool:
+        """Decide about an outermost call: does it pass unrecorded? It is counted then."""
+        frames = self._frames
+        if self._session.failed:
+            frames.active = frames.asleep = False
+            return False
+        info = self._modules.get(module) or self._meet(module)
+        if info is None:
+            return False
+        root = info.root
+        self._before = None
+        if _task() == -1:  # else a recomputation, which is recorded where its step is
+            training = module.training and torch.is_grad_enabled()
+            recorded = self._gate.takes(root.steps.get("" if training else info.scope, 0))
+            if not training and self._is_training:
+                self._before = frames.active, frames.asleep
+            ring = self._ring
+            if ring is not None and ring.through != recorded:
+                self._registry.staging.drain()
+                ring.through = recorded
+            frames.active = recorded or (ring is not None and not self._gate.is_off)
+            frames.asleep = not frames.active
+        if frames.active:
+            return False
+        root.begin(ModuleFrame(module, info, -1, None))
+        return True
+
+    def ended(self) -> None:
+        """An outermost call has returned, recorded or not."""
+        if self._before is not None:
+            self._frames.active, self._frames.asleep = self._before
+            self._before = None
+        if not self._is_training:
+            self.step_ended()
+
+    @property
+    def _is_training(self) -> bool:
+        """Is some root between its first forward pass of a step and the optimiser's step?"""
+        return any(root.trained for root in self._modules.roots.values())
+
+    # ---- steps
+
+    @property
+    def _ring(self) -> StepRing | None:
+        if self._session.options.ring is None:
+            return None
+        sink = self._session.sink()
+        assert isinstance(sink, StepRing)
+        self._gate.ring = sink
+        return sink
+
+    def step_ended(self) -> None:
+        """A step has ended."""
+        self._values.step_ended()
+        if self._ring is not None:
+            self._registry.staging.drain()
+        self._gate.step_ended()
+
+    def _terminated(self) -> None:
+        with self._frames.lock:
+            self._frames.active = self._frames.asleep = False
+            self._registry.staging.drain()
+            self._session.keep_ring("SIGTERM came")
