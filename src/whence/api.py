@@ -53,6 +53,7 @@ from whence.workflows.saved import (
 )
 from whence.workflows.tokens.tokens import first_difference, tokens
 from whence.workflows.trace import trace
+from whence.workflows.trigger import trigger
 from whence.workflows.two_models import auto_diff, parity
 from whence.workflows.watch import watch
 from whence.workflows.weights import map_weights
@@ -122,6 +123,7 @@ __all__ = [
     "task",
     "tokens",
     "trace",
+    "trigger",
     "views",
     "warmup",
     "watch",

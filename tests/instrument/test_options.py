@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whence.errors import UsageError
-from whence.instrument import option_values
+from whence.instrument import options
+from whence.instrument.option_values import parse_size
 from whence.instrument.options import CaptureOptions, decode, make
 
 NUMBERS = st.from_regex(r"(0|[1-9][0-9]?(_[1-9][0-9]?){0,3})", fullmatch=True)
@@ -140,4 +141,4 @@ def test_other_words():
     ],
 )
 def test_sizes(text, size):
-    assert option_values.parse_size(text) == size
+    assert parse_size(text) == size

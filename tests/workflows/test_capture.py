@@ -104,7 +104,7 @@ def test_the_run_says_what_it_is(tmp_path):
     with whence.capture(net, tmp_path / "run", steps="0:2", seed=3):
         net(torch.ones(1, 4))
     info = open_run(tmp_path / "run").info
-    assert info.options == {"steps": [0, 2], "seed": 3}
+    assert info.options == {"steps": [[0, 2, 1]], "seed": 3}
     assert info.seed == 3
     assert info.versions["torch"] == torch.__version__
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 GROUPS = {
-    "Capture": ("run",),
+    "Capture": ("run", "trigger"),
     "Compare": ("compare", "tokens", "labels", "ladder", "align", "map-weights", "export-check"),
     "Inspect": ("show", "nans", "repeat", "report", "trace", "repro", "locate"),
     "Operators": ("ops",),

@@ -26,7 +26,8 @@ from whence.cli import _help
 _GROUPS = {
     "Files": "--output --force",
     "What is captured": "--include --exclude --class --max-depth --ids --no-children --slots "
-    "--steps --ranks --level",
+    "--steps --every --ranks --level",
+    "Long runs": "--when --when-file --for-steps --ring --ring-size",
     "What is kept": "--keep --max-bytes --no-inputs --weights --programs --gradients --samples "
     "--dedup "
     "--on-record --print",
@@ -104,7 +105,40 @@ def _a_file(ctx: click.Context, argument: click.Parameter, word: str) -> list[An
     help="Which tensors of each call.",
 )
 @click.option(
-    "--steps", metavar="START:STOP", help="Only these steps, STOP excluded (0:1000, 5:, :3)."
+    "--steps",
+    metavar="START:STOP",
+    help="Only these steps, STOP excluded (0:1000, 5:, :3, ::100; 0-3,1000-1003).",
+)
+@click.option("--every", type=int, metavar="N", help="One of every N steps (besides --steps).")
+@click.option(
+    "--when",
+    multiple=True,
+    metavar="CONDITION",
+    help="Record the next steps when this holds: nan, spike, 'loss > 10', 'norm > 100', signal "
+    "(SIGUSR1), asked (whence trigger); repeatable.",
+)
+@click.option(
+    "--when-file",
+    metavar="FILE",
+    default="",
+    type=click.Path(),
+    help="Record the next steps when this file appears or changes.",
+)
+@click.option(
+    "--for-steps",
+    type=int,
+    metavar="K",
+    help="How many steps are recorded each time.  [default: 3]",
+)
+@click.option(
+    "--ring",
+    type=int,
+    metavar="K",
+    help="Keep the last K steps in memory, and write them when a condition holds or the program "
+    "fails.",
+)
+@click.option(
+    "--ring-size", metavar="SIZE", help="Limit for what --ring keeps in memory.  [default: 1GB]"
 )
 @click.option("--ranks", metavar="0,3", help="Only these ranks (0,3 or 0-7).")
 @click.option(

@@ -9,8 +9,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from whence.errors import StoreFailed
 from whence.instrument.session import Session
-from whence.instrument.wording import raised
+from whence.instrument.step_choice.ring import StepRing
+from whence.instrument.wording import counted, raised
 
 
 class Guard:
@@ -56,3 +58,17 @@ def end_capture(session: Session, error: BaseException) -> None:
         else ""
     )
     session.fail(f"whence failed: {raised(error)}{where}")
+
+
+def keep_ring(session: Session, why: str) -> None:
+    """The program fails: write the steps before that, where they were kept in memory."""
+    if session.options.ring is None or session.failed:
+        return
+    try:
+        sink = session.sink()
+        assert isinstance(sink, StepRing)
+        steps = sink.write()
+        session.note("trigger", f"{why}; written: {counted(steps, 'step')} before", aloud=True)
+        sink.flush()
+    except StoreFailed as error:
+        session.fail(str(error))

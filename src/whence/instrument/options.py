@@ -50,10 +50,10 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     call is captured when it matches any include (or there is none) and no exclude. classes:
     patterns on the class name. max_depth: calls nested deeper than this are left out, the root is
     depth 0. ids: tree numbers ("3", "7_1") with their subtrees, or without when no_children. slots:
-    "both", "input" or "output". steps: ranges of steps, () for all; every: one of so many too. when:
-    conditions on loss and gradient norm, when_file: a file that appears, each of which has the next
-    for_steps steps recorded. ring: so many steps are kept in memory, in ring_size bytes, and
-    written when a condition holds or the program fails. ranks: None
+    "both", "input" or "output". steps: ranges of steps, () for all; every: one of so many too.
+    when: conditions on loss and gradient norm, when_file: a file that appears, each of which has
+    the next for_steps steps recorded. ring: so many steps are kept in memory, in ring_size bytes,
+    and written when a condition holds or the program fails. ranks: None
     for all. keep: "full" elements, "stats" only, "none" topology only. max_bytes: of elements per
     run; None is the smaller of 20 GB and a quarter of the free space, resolved where the run is
     written. on_record: "module:function" called with (op type, name, tensor), "" for none.

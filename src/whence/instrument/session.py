@@ -25,8 +25,7 @@ from whence.instrument.on_record import OnRecord, UserColumns, load_on_record
 from whence.instrument.options import CaptureOptions
 from whence.instrument.selection import Selector
 from whence.instrument.step_sizes import StepSizes
-from whence.instrument.step_choice.ring import StepRing
-from whence.instrument.wording import counted, printed, stderr_is_terminal
+from whence.instrument.wording import printed, stderr_is_terminal
 from whence.instrument.wording import size as size_words
 from whence.records import Call, External, Note, Program, Sink, Sketch, Statistics, Step
 from whence.records.slots import is_param
@@ -208,13 +207,6 @@ class Session:
                 except StoreFailed as error:
                     self.fail(str(error))
             self.failed = self.failed or "closed"
-
-    def keep_ring(self, why: str) -> None:
-        """Write what the ring holds, where there is one: the program ends."""
-        if isinstance(self._sink, StepRing) and not self.failed:
-            steps = self._sink.write()
-            self.note("trigger", f"{why}: written: {counted(steps, 'step')} before", aloud=True)
-            self._sink.flush()
 
     # ---- steps and the byte budget: whole steps, first ones first
 

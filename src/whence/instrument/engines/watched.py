@@ -15,8 +15,8 @@ from whence.instrument.engines.roots import ModelRoot
 from whence.instrument.engines.tensors import FindExternal, Taken, Tensors
 from whence.instrument.engines.values import Seen, of_array
 from whence.instrument.session import Origin, Session
-from whence.instrument.wording import counted, raised
 from whence.instrument.step_choice.windows import holds
+from whence.instrument.wording import counted, raised
 from whence.records import Call, Ref
 from whence.records.marks import OBSERVER, Mark
 from whence.records.slots import is_input

@@ -98,6 +98,10 @@ def conclude(
                 f"captured, see {shown}/{ERRORS}"
             )
         return ended.exit_code
+    if options.waits and processes.attached and not (processes.errors or outcome.reasons):
+        discard()
+        tell(f"whence: no step was recorded in {shown}: nothing that was waited for happened")
+        return ended.exit_code
     reason = why_nothing(run, outcome) or problem
     if not discard():
         reason += f"; {shown} is kept: --force replaces it, or choose another -o"

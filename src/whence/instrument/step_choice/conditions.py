@@ -33,7 +33,7 @@ class Quantity(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """When a condition holds. SIGNAL: when the process gets SIGUSR1. ASKED: when `whence record`
+    """When a condition holds. SIGNAL: when the process gets SIGUSR1. ASKED: when `whence trigger`
     asks.
     """
 
@@ -128,8 +128,8 @@ class Watcher:
         return any(c.quantity in (None, quantity) for c in self._conditions)
 
     def saw(self, quantity: Quantity, value: float) -> None:
-        """A value of this step. Several of one quantity (micro-batches) are each compared with those
-        that came at the same place in the steps before.
+        """A value of this step. Several of one quantity (micro-batches) are each compared with
+        those that came at the same place in the steps before.
         """
         place = self._places[quantity] = self._places.get(quantity, -1) + 1
         is_spike: bool | None = None

@@ -12,8 +12,8 @@ from types import FrameType
 class BeforeTermination:
     """Runs `act` when SIGTERM comes, then lets it end the process as if nobody had listened.
 
-    Where the program has a handler of its own nothing is changed. `act` runs on a thread of its own:
-    the signal may come while the main thread holds a lock that `act` needs.
+    Where the program has a handler of its own nothing is changed. `act` runs on a thread of its
+    own: the signal may come while the main thread holds a lock that `act` needs.
     """
 
     def __init__(self, act: Callable[[], None]) -> None:

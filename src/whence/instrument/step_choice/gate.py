@@ -22,25 +22,26 @@ class Ring(Protocol):
 
     def end_step(self) -> None: ...
     def write(self) -> int: ...
+    def clear(self) -> None: ...
 
 
 class Choice(NamedTuple):
     """What the user asked for. ranges: steps known before; conditions: on loss, norm, or asked for;
-    file: of the user's, "" for none; count: how many steps each of them records. ring: are the last
-    steps kept?
+    file: of the user's, "" for none; following: how many steps each of them records. ring: are the
+    last steps kept?
     """
 
     ranges: Ranges
     conditions: tuple[Condition, ...]
     file: str
-    count: int
+    following: int
     ring: bool
 
 
 class StepGate:
     """Open while steps are recorded into the run.
 
-    tell: called with (what happened, step). control: the file through which `whence record` asks.
+    tell: called with (what happened, step). control: the file through which `whence trigger` asks.
     The steps that come are numbered by the caller, as each root counts its own.
     """
 
@@ -68,6 +69,10 @@ class StepGate:
         """Was it switched off, the ring too?"""
         return self._off
 
+    def close(self) -> None:
+        """Nobody is listened to any more."""
+        self._control.remove()
+
     def step_ended(self) -> None:
         """A step has ended: look at what was asked and what holds."""
         if self._left > 0:
@@ -76,11 +81,11 @@ class StepGate:
             self.ring.end_step()
         why = self.watcher.step_ended()
         if why and not self._off:
-            self._happened(why, self._choice.count)
+            self._happened(why, self._choice.following)
         if self.signal is not None and self.signal.take():
-            self._happened("SIGUSR1 came", self._choice.count, asked=True)
+            self._happened("SIGUSR1 came", self._choice.following, asked=True)
         if self._file is not None and self._file.take():
-            self._happened(f"{self._choice.file} appeared", self._choice.count, asked=True)
+            self._happened(f"{self._choice.file} appeared", self._choice.following, asked=True)
         if self._control.take():
             self._asked()
 
@@ -88,11 +93,13 @@ class StepGate:
         request = self._control.request()
         if request.asked is Asked.OFF:
             self._off, self._left = True, 0
-            self._tell("nothing is recorded from here on: whence record --off")
+            if self.ring is not None:
+                self.ring.clear()
+            self._tell("nothing is recorded from here on: whence trigger --off")
         elif request.asked is Asked.ON:
-            self._happened("whence record --on", math.inf, asked=True)
+            self._happened("whence trigger --on", math.inf, asked=True)
         else:
-            self._happened("whence record", request.steps or self._choice.count, asked=True)
+            self._happened("whence trigger", request.steps or self._choice.following, asked=True)
 
     def _happened(self, why: str, steps: float, *, asked: bool = False) -> None:
         """Record so many steps from now on, and write those before, where they are kept."""

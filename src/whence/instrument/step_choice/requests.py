@@ -15,8 +15,8 @@ from types import FrameType
 
 import msgspec
 
-NAME = "record.json"
-"""The file in a run's folder through which `whence record` asks."""
+NAME = "trigger.json"
+"""The file in a run's folder through which `whence trigger` asks."""
 _LOOK_S = 0.1
 
 
@@ -29,7 +29,7 @@ class Asked(enum.Enum):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What is asked of every process of a run. steps: how many, None for as many as `--for` says."""
+    """What is asked of every process of a run. steps: how many, None for those of `for_steps`."""
 
     asked: Asked = Asked.STEPS
     steps: int | None = None
@@ -47,7 +47,7 @@ class RequestFile:
     """A file that is looked at again and again. A new or changed one is a request."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = os.fspath(path)
+        self._path = Path(path)
         self._seen = 0
         self._looked = -_LOOK_S
 
@@ -58,17 +58,22 @@ class RequestFile:
             return False
         self._looked = now
         try:
-            changed = os.stat(self._path).st_mtime_ns
+            changed = self._path.stat().st_mtime_ns
         except OSError:
             self._seen = 0
             return False
         seen, self._seen = self._seen, changed
         return changed != seen
 
+    def remove(self) -> None:
+        """Delete it: nobody looks any more."""
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
     def request(self) -> Request:
         """What stands in it; a file of the user's asks for steps, whatever it holds."""
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            return msgspec.json.decode(Path(self._path).read_bytes(), type=Request)
+            return msgspec.json.decode(self._path.read_bytes(), type=Request)
         return Request()
 
 

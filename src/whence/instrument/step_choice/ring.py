@@ -1,8 +1,8 @@
 """The last steps of a program, kept in memory and written to the run when something happens.
 
-A `Sink` in front of another: what it is given goes on to that one, or waits here, step by step, until
-its turn to be forgotten comes. Numbers of records are its own. A record that a later step refers to
-lives as long as that step.
+A `Sink` in front of another: what it is given goes on to that one, or waits here, step by step,
+until its turn to be forgotten comes. Numbers of records are its own. A record that a later step
+refers to lives as long as that step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from whence.instrument.wording import counted, size
-from whence.records import Call, External, Note, Program, Ref, Sink, Sketch, Statistics, Step
+from whence.records import Call, Note, Program, Ref, Sink, Sketch, Statistics, Step
 
 DEFAULT_BYTES = 10**9
 _LINE_BYTES = 1 << 10
@@ -37,7 +37,7 @@ class _Held(msgspec.Struct, eq=False):
 
 
 class _Step(msgspec.Struct, eq=False):
-    """One step: the records that it was the last to refer to when they were added, and its lines."""
+    """One step: the records that it was the last to refer to, some since touched, and its lines."""
 
     number: int
     records: list[int] = []
@@ -47,9 +47,10 @@ class _Step(msgspec.Struct, eq=False):
 class StepRing:
     """Keeps the last `steps` steps that ended, and the one that runs.
 
-    sink: where they are written. max_bytes: of what is kept; older steps are forgotten earlier where
-    it is exceeded, and of a step larger than that only statistics stay. budget: of elements in the
-    run. through: what comes now goes on to the sink at once. Safe to use from several threads.
+    sink: where they are written. max_bytes: of what is kept; older steps are forgotten earlier
+    where it is exceeded, and of a step larger than that only statistics stay. budget: of elements
+    in the run. through: what comes now goes on to the sink at once. Safe to use from several
+    threads.
     """
 
     def __init__(
@@ -86,21 +87,9 @@ class StepRing:
         digest: bytes,
         statistics: Statistics | None,
         sketch: Sketch | None,
-        *,
-        why: str = "",
-        stride: tuple[int, ...] = (),
-        storage_offset: int = 0,
-        device: str = "cpu",
-        columns: dict[str, float | None] | None = None,
-        subclass: str = "",
-        base: tuple[int, int] | None = None,
-        external: External | None = None,
+        **named: Any,
     ) -> int:
         """See `Sink.record`. data: copied where it has to wait."""
-        named = {
-            "why": why, "stride": stride, "storage_offset": storage_offset, "device": device,
-            "columns": columns, "subclass": subclass, "base": base, "external": external,
-        }  # fmt: skip
         with self._lock:
             number = self._count
             self._count += 1
@@ -112,12 +101,12 @@ class StepRing:
             if self.through:
                 self._write_record(held)
                 return number
-            held.nbytes = _LINE_BYTES + (0 if data is None or external is not None else data.nbytes)
-            if data is not None and not self._has_room(held.nbytes):
-                held.data, held.nbytes = None, _LINE_BYTES
-                named |= {"why": f"over --ring-size {size(self._max_bytes)}", "base": None}
-            elif data is not None:
-                held.data = data.copy()
+            held.data, held.nbytes = None, _LINE_BYTES
+            if data is not None and named.get("external") is None:
+                if self._has_room(_LINE_BYTES + data.nbytes):
+                    held.data, held.nbytes = data.copy(), _LINE_BYTES + data.nbytes
+                else:
+                    named |= {"why": f"over --ring-size {size(self._max_bytes)}", "base": None}
             self._held_bytes += held.nbytes
             return number
 
@@ -201,6 +190,12 @@ class StepRing:
             self._sink.flush()
             return steps
 
+    def clear(self) -> None:
+        """Forget the steps that wait."""
+        with self._lock:
+            while self._ended:
+                self._forget(self._ended.popleft())
+
     # ---- everything below runs under the lock
 
     def _keep(self, line: Call | Step) -> None:
@@ -234,17 +229,15 @@ class StepRing:
             return held.written
         dtype, shape, digest, statistics, sketch = held.plain
         data, named = held.data, dict(held.named)
-        if data is not None and self._budget is not None:
-            if self._sink.nbytes + data.nbytes > self._budget:
-                data, named["why"] = None, "over --max-bytes"
-        if named["base"] is not None and (data is None or named["base"][0] not in self._held):
+        left = None if self._budget is None else self._budget - self._sink.nbytes
+        if data is not None and left is not None and data.nbytes > left:
+            data, named["why"] = None, "over --max-bytes"
+        if named.get("base") is not None and (data is None or named["base"][0] not in self._held):
             data, named["base"] = None, None
-            named["why"] = named["why"] or "what came before it is no longer in the ring"
-        elif named["base"] is not None:
+            named["why"] = named.get("why") or "what came before it is no longer in the ring"
+        elif named.get("base") is not None:
             base, axis = named["base"]
             named["base"] = self._write_record(self._held[base]), axis
-        if data is None:
-            named["external"] = None
         held.written = self._sink.record(dtype, shape, data, digest, statistics, sketch, **named)
         self._held_bytes -= held.nbytes
         held.data, held.nbytes = None, 0

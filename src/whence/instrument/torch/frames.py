@@ -11,7 +11,7 @@ from whence.instrument.call_frames import Frame
 from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot
 from whence.instrument.torch.program_recorder import Recorder
 from whence.instrument.torch.random_draws import DrawListener
-from whence.records import Placement
+from whence.records import Call, Placement
 
 
 class ModuleFrame(Frame):
@@ -62,3 +62,32 @@ class ModuleFrame(Frame):
         self.first_node = -1
         self.input_edges: list[tuple[str, Any]] = []
         self.called: list[Any] = []
+
+
+def call_of(frame: ModuleFrame, rank: int, program: str, no_program: str, error: str) -> Call:
+    """The call of a module that has ended."""
+    return Call(
+        frame.order,  # id
+        frame.scope,
+        frame.root.name,
+        frame.step,
+        frame.order,
+        rank,
+        frame.micro,
+        frame.phase,
+        "",  # op
+        frame.occurrence,
+        "module",
+        frame.info.op_type,
+        frame.info.source,
+        frame.parent.order if frame.parent is not None else -1,
+        frame.number,
+        frame.children == 0 and not frame.operators,  # leaf
+        frame.training,
+        tuple(frame.refs),
+        frame.arguments,
+        program,
+        no_program,
+        (frame.note,) if frame.note else (),
+        error,
+    )  # by position: names would take longer than all the rest of it

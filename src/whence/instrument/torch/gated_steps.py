@@ -1,4 +1,4 @@
-"""Lets the calls of steps pass that are not recorded, at next to no cost, and counts their steps."""
+"""Lets the calls of steps pass that are not recorded, at next to no cost, and counts the steps."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ from typing import Any
 import torch
 
 from whence.instrument.call_frames import Args, CallFrames, Kwargs
+from whence.instrument.guard import keep_ring
 from whence.instrument.session import Session
 from whence.instrument.step_choice.ending import BeforeTermination
 from whence.instrument.step_choice.gate import StepGate
 from whence.instrument.step_choice.ring import StepRing
 from whence.instrument.torch.frames import ModuleFrame
+from whence.instrument.torch.modes import is_traced
 from whence.instrument.torch.module_info import ModuleInfo
 from whence.instrument.torch.module_registry import ModuleRegistry
 from whence.instrument.torch.tensor_identity import TensorRegistry
+from whence.instrument.torch.training.listener import Training
 from whence.instrument.torch.watched_values import WatchedValues
 
+_tracing, _depth = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
 _task = torch._C._current_graph_task_id
 
 
 class GatedSteps:
     """The steps of a listener, of which some are recorded.
 
-    A training step ends with the optimiser's step, one of inference with the outermost call; between
-    two of them nothing is decided anew. meet: what is known of a module that is called for the
-    first time. passing: called when an outermost call begins that is not recorded.
+    A training step ends with the optimiser's step, one of inference with the outermost call;
+    between two of them nothing is decided anew. meet: what is known of a module that is called for
+    the first time.
     """
 
     def __init__(
@@ -36,11 +40,12 @@ class GatedSteps:
         frames: CallFrames,
         modules: ModuleRegistry,
         registry: TensorRegistry,
-        meet: Callable[[Any], ModuleInfo | None],
-        passing: Callable[[], None],
+        meet: Callable[[Any, None], ModuleInfo | None],
+        training: Training | None,
     ) -> None:
         self._gate, self._session, self._frames = gate, session, frames
-        self._modules, self._registry, self._meet, self._passing = modules, registry, meet, passing
+        self._modules, self._registry, self._meet = modules, registry, meet
+        self._training = training
         self._values = WatchedValues(gate.watcher, frames)
         self._termination = BeforeTermination(self._terminated)
         self._before: tuple[bool, bool] | None = None
@@ -57,6 +62,7 @@ class GatedSteps:
 
     def remove(self) -> None:
         """Stop listening."""
+        self._gate.close()
         self._values.remove()
         self._termination.remove()
         if self._gate.signal is not None:
@@ -64,30 +70,36 @@ class GatedSteps:
 
     # ---- outermost calls
 
-    def let_pass(
-        self,
-        previous: Callable[..., Any],
-        module: Any,
-        args: Args,
-        kwargs: Kwargs,
-    ) -> Any:
-        """Make an outermost call that is not recorded."""
-        self._passing()
-        thread = self._frames.thread
-        thread.busy = True
-        try:
-            return previous(module, *args, **kwargs)
-        finally:
-            thread.busy = False
-            self._frames.guarded(self.ended)
+    def observing(self, record: Callable[..., Any]) -> Callable[..., Any]:
+        """What every call of a module goes through: to `record`, or past it."""
+        frames, thread = self._frames, self._frames.thread
 
-    def passes(self, module: Any) -> bool:
+        def observe(previous: Callable[..., Any], module: Any, args: Args, kwargs: Kwargs) -> Any:
+            if thread.busy:
+                return previous(module, *args, **kwargs)
+            if (
+                thread.stack
+                or _tracing() is not None
+                or (_depth() and is_traced())
+                or not frames.guarded(self._passes, module)
+            ):
+                return record(previous, module, args, kwargs)
+            thread.busy = True
+            try:
+                return previous(module, *args, **kwargs)
+            finally:
+                thread.busy = False
+                frames.guarded(self.ended)
+
+        return observe
+
+    def _passes(self, module: Any) -> bool:
         """Decide about an outermost call: does it pass unrecorded? It is counted then."""
         frames = self._frames
         if self._session.failed:
             frames.active = frames.asleep = False
             return False
-        info = self._modules.get(module) or self._meet(module)
+        info = self._modules.get(module) or self._meet(module, None)
         if info is None:
             return False
         root = info.root
@@ -105,6 +117,8 @@ class GatedSteps:
             frames.asleep = not frames.active
         if frames.active:
             return False
+        if self._training is not None:
+            self._training.loss.drop("a step that is not recorded begins")
         root.begin(ModuleFrame(module, info, -1, None))
         return True
 
@@ -143,4 +157,4 @@ class GatedSteps:
         with self._frames.lock:
             self._frames.active = self._frames.asleep = False
             self._registry.staging.drain()
-            self._session.keep_ring("SIGTERM came")
+            keep_ring(self._session, "SIGTERM came")

@@ -21,24 +21,23 @@ import torch
 from whence.instrument.call_frames import Args, CallFrames, Kwargs, ThreadCalls
 from whence.instrument.session import Session
 from whence.instrument.step_choice.gate import StepGate
-from whence.instrument.torch import settings
 from whence.instrument.torch.call_tensors import CallTensors
 from whence.instrument.torch.compiled_boundary import (
     CompiledCodeGuard,
     is_compilers,
 )
-from whence.instrument.torch.frames import ModuleFrame
+from whence.instrument.torch.compiler_notes import CompilerNotes
+from whence.instrument.torch.frames import ModuleFrame, call_of
 from whence.instrument.torch.gated_steps import GatedSteps
 from whence.instrument.torch.listener_parts import Interventions, TakesTensors
 from whence.instrument.torch.modes import HIDING, is_traced
 from whence.instrument.torch.module_calls import ModuleCalls
-from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot, is_optimized
+from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot
 from whence.instrument.torch.module_registry import ModuleRegistry
 from whence.instrument.torch.program_cache import NoPrograms, ProgramCache, ProgramWriter
 from whence.instrument.torch.tensor_identity import FindExternal, TensorRegistry
 from whence.instrument.torch.training.listener import training_of
 from whence.instrument.wording import raised
-from whence.records import Call
 from whence.records.marks import Mark
 
 _tracing, _depth = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
@@ -72,7 +71,7 @@ class Listener:
         self.frames = CallFrames(session, HIDING, thread)
         self.thread: Any = self.frames.thread
         self._compiled_code = CompiledCodeGuard(self._met_compiled)
-        self._compilers = settings.Compilers()
+        self._compilers = CompilerNotes(session)
         self.modules = ModuleRegistry(session)
         self.registry = TensorRegistry(
             session,
@@ -90,24 +89,15 @@ class Listener:
         self.training = training_of(
             session, self.frames, self.registry, self.writer, self.modules, self._compiled_code
         )
-        self._calls = ModuleCalls(self.frames, self._observe)
-        self._steps = self._gated(gate) if gate is not None else None
+        self._steps: GatedSteps | None = None
+        if gate is not None:
+            known = self.frames, self.modules, self.registry
+            self._steps = GatedSteps(gate, session, *known, self._met, self.training)
+        observe = self._observe if self._steps is None else self._steps.observing(self._observe)
+        self._calls = ModuleCalls(self.frames, observe)
         self._optimizer_hook: Any = None
         if model is not None:
             self._new_root(model)
-
-    def _gated(self, gate: StepGate) -> GatedSteps:
-        session, frames, modules = self.session, self.frames, self.modules
-        loss = self.training.loss if self.training is not None else None
-        return GatedSteps(
-            gate,
-            session,
-            frames,
-            modules,
-            self.registry,
-            lambda module: self._met(module, None),
-            lambda: loss.drop("a step that is not recorded begins") if loss is not None else None,
-        )
 
     @property
     def active(self) -> bool:
@@ -190,10 +180,7 @@ class Listener:
         thread = self.thread
         if thread.busy or _tracing() is not None or (_depth() and is_traced()):
             return previous(module, *args, **kwargs)
-        guarded, stack, steps = self.frames.guarded, thread.stack, self._steps
-        if steps is not None and not stack:
-            if guarded(steps.passes, module):
-                return steps.let_pass(previous, module, args, kwargs)
+        guarded, stack = self.frames.guarded, thread.stack
         outside = self.training.loss if self.training is not None and not stack else None
         if outside is not None:
             outside.model_begins()
@@ -287,12 +274,7 @@ class Listener:
 
     def _note_boundary(self, frame: ModuleFrame) -> None:
         """Note of a module whose inside is not seen why that is so."""
-        module = frame.module
-        if isinstance(module, torch.jit.ScriptModule):
-            frame.note = "scripted: inside not seen"
-        elif module._compiled_call_impl is not None or is_optimized(module):
-            frame.note = "compiled: inside not seen"
-            self._note_compiler(frame, module)
+        self._compilers.note_boundary(frame)
 
     def _leave(self, frame: ModuleFrame, out: Any, error: str) -> None:
         self.frames.leave(frame)
@@ -318,7 +300,7 @@ class Listener:
         if error and error.startswith("_StopRecomputationError"):
             # torch's way to end a recomputation once backward has what it needs.
             error, frame.note = "", frame.note or "recomputed as far as backward needed it"
-        call = _call_of(frame, session.rank, program, no_program, error)
+        call = call_of(frame, session.rank, program, no_program, error)
         if frame.placements or gradients:
             call = msgspec.structs.replace(call, placements=frame.placements, gradients=gradients)
         self.registry.call(call)
@@ -347,17 +329,11 @@ class Listener:
         if self.training is not None:
             self.training.stepped(optimizer)
         with self.frames.lock:
-            roots = self.modules.roots.values()
-            ended = [root.optimizer_stepped() for root in roots if root.trained]
+            ended = [root for root in self.modules.roots.values() if root.trained]
+            for root in ended:
+                root.optimizer_stepped()
         if ended and self._steps is not None:
             self.frames.guarded(self._steps.step_ended)
-
-    # ---- compiled code
-
-    def _note_compiler(self, frame: ModuleFrame, compiled: Any) -> None:
-        facts = self._compilers.met(frame.root.name, frame.scope, compiled)
-        if facts is not None:
-            self.session.note("compiled", msgspec.json.encode(facts).decode(), frame.scope)
 
     def _met_compiled(self, callback: Any) -> None:
         """Compiled code runs next on this thread: no mode of ours may be around it."""
@@ -365,39 +341,10 @@ class Listener:
         if self.training is not None:
             self.training.loss.drop("runs compiled code")
         if stack and callback not in (None, False):
-            self._note_compiler(stack[-1], callback)
+            self._compilers.note(stack[-1], callback)
         for frame in stack:
             if frame.recorder is not None and frame.recorder.listening:
                 frame.recorder.abandon("runs compiled code")
-
-
-def _call_of(frame: ModuleFrame, rank: int, program: str, no_program: str, error: str) -> Call:
-    """The call of a module that has ended."""
-    return Call(
-        frame.order,  # id
-        frame.scope,
-        frame.root.name,
-        frame.step,
-        frame.order,
-        rank,
-        frame.micro,
-        frame.phase,
-        "",  # op
-        frame.occurrence,
-        "module",
-        frame.info.op_type,
-        frame.info.source,
-        frame.parent.order if frame.parent is not None else -1,
-        frame.number,
-        frame.children == 0 and not frame.operators,  # leaf
-        frame.training,
-        tuple(frame.refs),
-        frame.arguments,
-        program,
-        no_program,
-        (frame.note,) if frame.note else (),
-        error,
-    )  # by position: names would take longer than all the rest of it
 
 
 def _forked(listener: weakref.ref[Listener]) -> None:

@@ -138,7 +138,7 @@ class OperatorListener(Listener):
         if stack:
             frame = stack[-1]
             frame.note = frame.note or "runs compiled code: inside not seen"
-            self._note_compiler(frame, callback)
+            self._compilers.note(frame, callback)
         else:
             self._note_unseen(
                 "", "compiled code ran outside any module: its operators are not recorded"

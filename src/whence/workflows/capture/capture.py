@@ -17,7 +17,6 @@ from whence.errors import UsageError
 from whence.workflows.capture.setup import (
     check_patch,
     is_one_of_several,
-    keep_ring,
     listener_of,
     open_session,
     process_info,
@@ -76,6 +75,7 @@ def listening(
     """`capture`, with its listener: it can look aside while something else is called."""
     from whence import store
     from whence.instrument.framework import check, owner_of, set_determinism
+    from whence.instrument.guard import keep_ring
     from whence.instrument.options import make
     from whence.instrument.wording import raised
     from whence.workflows.capture import labels
@@ -184,6 +184,7 @@ def attach(options: CaptureOptions, run_path: str, framework: str) -> None:
     `whence run`, after its import.
     """
     from whence.instrument.framework import has_level, stage_of
+    from whence.instrument.guard import keep_ring
     from whence.workflows.capture import labels
 
     if not has_level(framework, options):

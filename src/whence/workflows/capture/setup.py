@@ -184,16 +184,6 @@ def open_session(
     return Session(writer, options, max_bytes=limit, rank=_rank, on_record=on_record)
 
 
-def keep_ring(session: Session, why: str) -> None:
-    """Write the steps before the program failed, where they were kept."""
-    from whence.errors import StoreFailed
-
-    try:
-        session.keep_ring(why)
-    except StoreFailed as error:
-        session.fail(str(error))
-
-
 def uncaught() -> str:
     """The exception that ends this process, in words; "" where it ends by itself."""
     from whence.instrument.wording import raised

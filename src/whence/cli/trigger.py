@@ -1,0 +1,30 @@
+"""Have a program that is captured record now, or stop.
+
+\b
+    whence trigger runs/ref                record the next steps
+    whence trigger runs/ref --steps 20     record the next 20
+    whence trigger runs/ref --on           record every step from now on
+    whence trigger runs/ref --off          record nothing any more, and keep no ring
+
+RUN is being written by `whence run` or `whence.capture` with --steps, --every, --when, --when-file
+or --ring; --when asked waits for this command alone. Every process of the run looks between two
+steps. What a ring keeps is written first.
+
+Exit code: 0 when the processes were asked; 3 when RUN is no run, has ended, or does not listen.
+"""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("trigger", help=__doc__)
+@click.argument("run", metavar="RUN", type=click.Path())
+@click.option("--steps", type=click.IntRange(1), metavar="K", help="How many steps.")
+@click.option("--on", is_flag=True, help="Every step from now on.")
+@click.option("--off", is_flag=True, help="Nothing any more.")
+def command(run: str, steps: int | None, on: bool, off: bool) -> None:
+    """Words -> `api.trigger`."""
+    from whence import api
+
+    click.echo(api.trigger(run, steps=steps, on=on, off=off))
