@@ -102,7 +102,7 @@ def test_selection_from_the_command_line(tmp_path, script):
     shown = json.loads(whence(tmp_path, "show", "some", "--format", "json").stdout)
     captured = {(call["scope"], call["step"]) for call in shown["calls"] if call["refs"]}
     assert captured == {("1", 1), ("2", 1)}
-    assert shown["info"]["options"] == {"ids": ["2", "3"], "steps": [1, 2], "keep": "stats"}
+    assert shown["info"]["options"] == {"ids": ["2", "3"], "steps": [[1, 2, 1]], "keep": "stats"}
     assert all(kind["kept_bytes"] == 0 for kind in shown["bytes"].values())
 
 

@@ -10,6 +10,7 @@ from whence.errors import UsageError
 from whence.instrument import options
 from whence.instrument.option_values import parse_size
 from whence.instrument.options import CaptureOptions, decode, make
+from whence.instrument.step_choice.windows import StepRange
 
 NUMBERS = st.from_regex(r"(0|[1-9][0-9]?(_[1-9][0-9]?){0,3})", fullmatch=True)
 PATTERNS = st.text(st.characters(codec="utf-8"), min_size=1).filter(
@@ -26,8 +27,13 @@ PATTERNS = st.text(st.characters(codec="utf-8"), min_size=1).filter(
         ids=st.lists(NUMBERS).map(tuple),
         slots=st.sampled_from(options.SLOTS),
         steps=st.lists(
-            st.tuples(st.integers(0, 9), st.none() | st.integers(10, 99), st.integers(1, 9))
-        ),
+            st.builds(
+                StepRange, st.integers(0, 9), st.none() | st.integers(10, 99), st.integers(1, 9)
+            )
+        ).map(tuple),
+        every=st.none() | st.integers(1, 9),
+        when=st.lists(st.sampled_from(["nan", "loss > 1"])).map(tuple),
+        ring=st.none() | st.integers(1, 9),
         ranks=st.none() | st.lists(st.integers(0, 8), min_size=1).map(tuple),
         keep=st.sampled_from(options.KEEP),
         max_bytes=st.none() | st.integers(0, 2**60),

@@ -137,13 +137,15 @@ class ModuleRoot(Root):
         else:
             self.steps[scope] = frame.step + 1
 
-    def optimizer_stepped(self) -> None:
-        """An optimizer has stepped: a root that trained since goes on to its next step."""
-        if self.trained:
-            self.steps = {scope: n + 1 for scope, n in (self.steps or {"": 0}).items()}
-            self.steps.setdefault("", 1)
-            self.micro, self.trained = 0, False
-            self.occurrences.clear()
+    def optimizer_stepped(self) -> bool:
+        """An optimizer has stepped: a root that trained since goes on to its next step. Did it?"""
+        if not self.trained:
+            return False
+        self.steps = {scope: n + 1 for scope, n in (self.steps or {"": 0}).items()}
+        self.steps.setdefault("", 1)
+        self.micro, self.trained = 0, False
+        self.occurrences.clear()
+        return True
 
 
 def home_of(module: Any, name: str) -> tuple[dict[str, Any] | None, str]:

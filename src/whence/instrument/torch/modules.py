@@ -90,10 +90,11 @@ class Listener:
             session, self.frames, self.registry, self.writer, self.modules, self._compiled_code
         )
         self._steps: GatedSteps | None = None
+        observe = self._observe
         if gate is not None:
             known = self.frames, self.modules, self.registry
             self._steps = GatedSteps(gate, session, *known, self._met, self.training)
-        observe = self._observe if self._steps is None else self._steps.observing(self._observe)
+            observe = self._steps.observing(observe)
         self._calls = ModuleCalls(self.frames, observe)
         self._optimizer_hook: Any = None
         if model is not None:
@@ -329,9 +330,7 @@ class Listener:
         if self.training is not None:
             self.training.stepped(optimizer)
         with self.frames.lock:
-            ended = [root for root in self.modules.roots.values() if root.trained]
-            for root in ended:
-                root.optimizer_stepped()
+            ended = [r for r in self.modules.roots.values() if r.optimizer_stepped()]
         if ended and self._steps is not None:
             self.frames.guarded(self._steps.step_ended)
 
