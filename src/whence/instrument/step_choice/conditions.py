@@ -19,9 +19,9 @@ RECENT = 128
 """So many values before the one that is judged say what is usual."""
 _ENOUGH = 16
 _SPREADS = 10.0
-_TIMES = 1.5
+_TIMES = 1.25
 """A spike is above the median of the recent values by so many times their median distance from it,
-and this many times the median.
+and this many times the largest of them.
 """
 
 
@@ -94,7 +94,7 @@ class _Usual:
     def is_spike(self, value: float) -> bool:
         """Is a finite value far above the recent ones? It is one of them from then on."""
         found = value > self._limit
-        self._recent.append(value)
+        self._recent.append(min(value, self._limit))
         self._new += 1
         if len(self._recent) >= _ENOUGH and self._new >= len(self._recent) // _ENOUGH:
             self._limit, self._new = self._limit_now(), 0
@@ -103,7 +103,8 @@ class _Usual:
     def _limit_now(self) -> float:
         median = statistics.median(self._recent)
         spread = statistics.median([abs(value - median) for value in self._recent])
-        return max(median + _SPREADS * spread, median + (_TIMES - 1) * abs(median))
+        largest = max(self._recent)
+        return max(median + _SPREADS * spread, largest + (_TIMES - 1) * abs(largest))
 
 
 class Watcher:

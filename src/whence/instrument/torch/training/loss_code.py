@@ -82,7 +82,8 @@ class LossCode:
         self._session, self._frames, self._registry = session, frames, registry
         self._writer, self._compiled_code = writer, compiled_code
         self._regions = Regions(session, registry, OpenRegion())
-        self._counts: dict[tuple[str, int, int], dict[str, int]] = {}
+        # Of the micro-batch that runs: a training of weeks has millions.
+        self._counts: dict[str, tuple[int, int, dict[str, int]]] = {}
         self._open = _OpenLoss()
         # A mode can be taken off only by the thread that it is on: the one that ends the capture.
         self._thread = threading.get_ident()
@@ -183,8 +184,10 @@ class LossCode:
 
     def _write(self, loss: _Loss, program: str, no_program: str) -> None:
         root, session = loss.root, self._session
-        counts = self._counts.setdefault((root.name, loss.step, loss.micro), {})
-        region = self._regions.enter("region", root, loss.step, loss.micro, counts)
+        when = loss.step, loss.micro
+        if self._counts.get(root.name, ())[:2] != when:
+            self._counts[root.name] = *when, {}
+        region = self._regions.enter("region", root, *when, self._counts[root.name][2])
         loss.order = session.next_order()
         loss.occurrence = region.occurrence
         if region.selected:
