@@ -1,7 +1,7 @@
 """A training of 10^5 steps under a capture that never ends: how memory goes, what a step costs
 beside the bare step, and whether the operator that made a NaN at a random step is named.
 
-    python benchmarks/long_training.py [--steps N] [--seed N] [--json FILE]
+    python benchmarks/long_training.py [--steps N] [--only KIND] [--seed N] [--json FILE]
 
 Three trainings of one tiny model, each in a process of its own: bare; with statistics of one step
 in `--every`; with every step's statistics in a ring of the last steps, which is written when loss
@@ -18,6 +18,7 @@ import math
 import multiprocessing
 import random
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -92,6 +93,8 @@ def trained(folder: str, count: int, bad: int, options: dict[str, Any]) -> dict[
                 training.step(spoilt=step == bad)
             seconds.append((time.process_time() - start) * POINTS / count)
             memory.append(resident())
+            done = f"{(part + 1) * count // POINTS} steps, {memory[-1]:.0f} MB, "
+            print(f"{done}{seconds[-1] * 1e6:.0f} us a step", file=sys.stderr, flush=True)
     out: dict[str, Any] = {"memory": memory, "seconds": statistics.median(seconds)}
     if options:
         files = [file.stat() for file in Path(folder).rglob("*") if file.is_file()]
@@ -146,6 +149,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--every", type=int, default=1000)
     parser.add_argument("--ring", type=int, default=4)
+    parser.add_argument("--only", choices=["bare", "every", "ring"], action="append")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -162,11 +166,13 @@ def main() -> None:
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as place:
         for kind, (bad, options) in kinds.items():
+            if given.only and kind not in given.only:
+                continue
             with spawn.Pool(1) as pool:
                 figures[kind] = pool.apply(trained, (f"{place}/{kind}", given.steps, bad, options))
             curve = " ".join(f"{mb:.0f}" for mb in figures[kind]["memory"])
             step = figures[kind]["seconds"]
-            ratio = step / figures["bare"]["seconds"]
+            ratio = step / figures["bare"]["seconds"] if "bare" in figures else math.nan
             print(f"{kind:6} {step * 1e6:7.0f} us a step, {ratio:.3f} times bare")
             print(f"       memory in MB, ten times: {curve}", flush=True)
             if options:
