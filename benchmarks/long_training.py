@@ -2,6 +2,7 @@
 beside the bare step, and whether the operator that made a NaN at a random step is named.
 
     python benchmarks/long_training.py [--steps N] [--only KIND] [--seed N] [--json FILE]
+    python benchmarks/long_training.py --spikes
 
 Three trainings of one tiny model, each in a process of its own: bare; with statistics of one step
 in `--every`; with every step's statistics in a ring of the last steps, which is written when loss
@@ -21,6 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ import torch
 from torch import nn
 
 import whence
+from whence.instrument.step_choice.conditions import Quantity, Watcher, parse_condition
 
 WIDTH, ROWS = 16, 8
 POINTS = 10
@@ -95,7 +98,7 @@ def trained(folder: str, count: int, bad: int, options: dict[str, Any]) -> dict[
             memory.append(resident())
             done = f"{(part + 1) * count // POINTS} steps, {memory[-1]:.0f} MB, "
             print(f"{done}{seconds[-1] * 1e6:.0f} us a step", file=sys.stderr, flush=True)
-    out: dict[str, Any] = {"memory": memory, "seconds": statistics.median(seconds)}
+    out: dict[str, Any] = {"memory": memory, "seconds": statistics.mean(seconds[1:])}
     if options:
         files = [file.stat() for file in Path(folder).rglob("*") if file.is_file()]
         out["disk"] = sum(min(f.st_size, 512 * f.st_blocks) for f in files) / 1e6
@@ -144,6 +147,45 @@ def asleep() -> dict[str, float]:
     }
 
 
+LOSSES: dict[str, Callable[[random.Random, int], float]] = {
+    "noise of 2 %": lambda d, n: 3 + 0.06 * d.gauss(0, 1),
+    "noise of 20 %": lambda d, n: 3 + 0.6 * d.gauss(0, 1),
+    "falling, noise of 5 %": lambda d, n: (
+        (2 + 8 * math.exp(-n / 2000)) * (1 + 0.05 * d.gauss(0, 1))
+    ),
+    "rising in every epoch": lambda d, n: 2 + 0.3 * ((n % 500) / 500) + 0.05 * d.gauss(0, 1),
+    "log-normal, 0.3": lambda d, n: math.exp(0.3 * d.gauss(0, 1)),
+    "log-normal, 0.7": lambda d, n: math.exp(0.7 * d.gauss(0, 1)),
+    "squares of eight": lambda d, n: sum(d.gauss(0, 1) ** 2 for _ in range(8)),
+}
+"""Losses as trainings have them: what a draw makes of the number of the step."""
+
+
+def spikes_of(values: list[float]) -> list[int]:
+    """Steps that `--when spike` finds."""
+    watcher, found = Watcher([parse_condition("spike")]), []
+    for step, value in enumerate(values):
+        watcher.saw(Quantity.LOSS, value)
+        if watcher.step_ended():
+            found.append(step)
+    return found
+
+
+def spikes(steps: int = 20_000, planted: int = 200) -> None:
+    """Print how often a spike is found where there is none, and where a loss is 1.5 to 5 times
+    itself.
+    """
+    draw = random.Random(5)
+    for kind, loss in LOSSES.items():
+        losses = [loss(draw, n) for n in range(steps)]
+        false, hits = len(spikes_of(losses)), []
+        for times in (1.5, 2, 3, 5):
+            places = [draw.randrange(300, steps) for _ in range(planted)]
+            runs = [[*losses[p - 300 : p], losses[p] * times] for p in places]
+            hits.append(f"{sum(300 in spikes_of(run) for run in runs) / planted:.0%}")
+        print(f"{kind:22} {false} of {steps} steps; found: {', '.join(hits)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100_000)
@@ -151,8 +193,12 @@ def main() -> None:
     parser.add_argument("--ring", type=int, default=4)
     parser.add_argument("--only", choices=["bare", "every", "ring"], action="append")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--spikes", action="store_true", help="how good is --when spike?")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    if given.spikes:
+        spikes()
+        return
     draw = random.Random(given.seed)
     kinds: dict[str, tuple[int, dict[str, Any]]] = {
         "bare": (-1, {}),
