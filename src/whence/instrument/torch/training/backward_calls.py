@@ -18,7 +18,7 @@ from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.training.forward_calls import Edge, ForwardCall, first_reads
 from whence.instrument.torch.training.gradient_hooks import Gradient, SeenGradients
 from whence.instrument.torch.training.open_region import OpenRegion
-from whence.records import Call, Ref
+from whence.records import Call, Placement, Ref
 from whence.records.backward import (
     GivenGradient,
     WantedGradient,
@@ -27,6 +27,7 @@ from whence.records.backward import (
     read_by,
 )
 from whence.records.slots import is_of_child, is_output, is_read, split_child
+from whence.records.training import backward_of
 
 
 class _Part(NamedTuple):
@@ -79,7 +80,7 @@ class BackwardCalls:
     def _write(self, part: _Part, region: Any) -> None:
         call, session = part.call, self._session
         program, no_program = self._program_of(part)
-        own = f"backward of {part.child}" if part.child is not None else call.op
+        own = backward_of(part.child) if part.child is not None else call.op
         self.registry.call(
             Call(
                 id=(order := session.next_order()),
@@ -100,6 +101,7 @@ class BackwardCalls:
                 leaf=True,
                 training=call.training,
                 refs=tuple(self._refs(part, program)),
+                placements=_placements(part),
                 arguments=call.arguments,
                 program=program,
                 no_program=no_program,
@@ -168,6 +170,15 @@ def _read(part: _Part) -> Iterator[Ref]:
         yield Ref(_given_slot(part, place), gradient.record, gradient.edge)
 
 
+def _placements(part: _Part) -> dict[str, Placement]:
+    """Of the gradients of a part that ranks hold together."""
+    slots = [
+        *((_given_slot(part, place), gradient) for place, (_, gradient) in enumerate(part.given)),
+        *((f"output.grad.{slot}", gradient) for slot, gradient in part.made),
+    ]
+    return {slot: g.placement for slot, g in slots if g.placement is not None}
+
+
 def _given_slot(part: _Part, place: int) -> str:
     """The slot of a gradient that a part starts from."""
     slot = part.given[place][0]
@@ -199,7 +210,7 @@ def _parts(call: ForwardCall, seen: SeenGradients) -> Iterator[_Part]:
             yield _Part(call, place, [g for g in given if _is_behind(g[0], place)], made)
     own = [
         (slot, gradient)
-        for edge, slot in first_reads(call).items()
+        for edge, slot in first_reads(call, seen.held).items()
         if (gradient := seen.sent_by(call, edge)) is not None
     ]
     if own:

@@ -32,6 +32,7 @@ from whence.instrument.torch.training.gradient_hooks import (
 )
 from whence.instrument.torch.training.gradient_sums import GradientBefore, GradientSums
 from whence.instrument.torch.training.loss_code import LossCode
+from whence.instrument.torch.training.sharded_parameters import ShardedParameters
 
 
 class _Pass(NamedTuple):
@@ -49,7 +50,7 @@ class BackwardPasses:
     """The backward passes of the modules that a listener listens to.
 
     calls, sums: write what was seen, of modules and of parameters. loss: the code that the passes
-    start from.
+    start from. sharded: parameters in pieces.
     """
 
     def __init__(
@@ -59,9 +60,10 @@ class BackwardPasses:
         calls: BackwardCalls,
         sums: GradientSums,
         loss: LossCode,
+        sharded: ShardedParameters,
     ) -> None:
         self._session, self._frames, self._calls, self._sums = session, frames, calls, sums
-        self._loss = loss
+        self._loss, self._sharded = loss, sharded
         self._waiting, self._recomputed = WaitingCalls(), Recomputed()
         self._previous: Callable[..., Any] | None = None
         self._wrapper: Callable[..., Any] | None = None
@@ -140,7 +142,7 @@ class BackwardPasses:
         if loss is not None and (call := self._loss.write(loss, roots)) is not None:
             self._waiting.add(call, threading.get_ident())
         owners = self._waiting.owners()
-        seen = SeenGradients(self._calls.registry)
+        seen = SeenGradients(self._calls.registry, self._sharded.held())
         hooks = GradientHooks(roots, owners, seen, self._frames.guarded)
         return _Pass(hooks, seen, owners.calls, self._sums.before(hooks.leaves))
 

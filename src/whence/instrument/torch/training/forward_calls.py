@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from whence.instrument.torch.module_info import HeldTensor, ModuleRoot
+from whence.instrument.torch.training.sharded_parameters import Held
 from whence.records import Placement, Ref
 
 next_node = torch.autograd._get_sequence_nr
@@ -37,7 +38,30 @@ def edge_of(tensor: Any) -> Edge | None:
     if not tensor.requires_grad:
         return None
     node = tensor.grad_fn
-    return Edge(-1, id(tensor)) if node is None else Edge(node._sequence_nr(), tensor.output_nr)
+    if node is None:
+        return Edge(-1, id(tensor))
+    if is_passed_on(node):
+        node, place = behind(node, tensor.output_nr)
+        return edge_to(node, place) if node is not None else None
+    return Edge(node._sequence_nr(), tensor.output_nr)
+
+
+_PASSES_ON = "RegisterPostBackwardFunctionBackward"
+"""What FSDP2 puts before a module to learn that its backward pass is over: it changes nothing."""
+
+
+def is_passed_on(node: Any) -> bool:
+    """Does a node hand its gradients on as they are, as no code of the program?"""
+    return type(node).__name__ == _PASSES_ON
+
+
+def behind(node: Any, place: int) -> tuple[Any, int]:
+    """The node that gets this result's gradient, behind nodes that hand it on; (None, 0) where none
+    does.
+    """
+    while node is not None and is_passed_on(node):
+        node, place = node.next_functions[place]
+    return node, place
 
 
 def edge_to(node: Any, place: int) -> Edge:
@@ -131,13 +155,14 @@ class ForwardCall:
         }
 
 
-def first_reads(call: ForwardCall) -> dict[Edge, str]:
-    """First slot of each tensor with a gradient that a call reads."""
+def first_reads(call: ForwardCall, held: Held) -> dict[Edge, str]:
+    """First slot of each tensor with a gradient that a call reads. held: parameters in pieces."""
     edges: dict[Edge, str] = {}
     for slot, edge in call.inputs:
         edges.setdefault(edge, slot)
     for identity, slot in call.params().items():
-        edges.setdefault(Edge(-1, identity), slot)
+        piece = held.get(identity)
+        edges.setdefault(Edge(-1, identity if piece is None else id(piece)), slot)
     return edges
 
 

@@ -32,8 +32,8 @@ from whence.instrument.torch.training.parameter_names import ParameterName, Para
 from whence.records import Operation, Placement, Program, Ref
 from whence.records.program import identified
 from whence.records.slots import INVERSE_SCALE
+from whence.records.training import GRADIENTS
 
-GRADIENTS = "gradients"
 _UNRECORDED = "code that is not recorded changed the gradients"
 
 
@@ -44,6 +44,7 @@ class _Left(NamedTuple):
     record: Any
     edge: str
     dtype: str
+    placement: Placement | None
 
 
 class _Read(NamedTuple):
@@ -81,6 +82,15 @@ class _Changed:
     def __init__(self, *, keep: bool) -> None:
         self.keep = keep
         self.placements: dict[str, Placement] = {}
+
+
+class _Written(NamedTuple):
+    """What is written of the call. reason: why there is no program."""
+
+    refs: tuple[Ref, ...]
+    placements: dict[str, Placement]
+    program: Program | None
+    reason: str
 
 
 class GradientChanges:
@@ -217,7 +227,11 @@ class GradientChanges:
     def left(self, parameter: Any, gradient: Gradient) -> None:
         """A backward pass left this gradient."""
         self._left[id(parameter)] = _Left(
-            weakref.ref(parameter), gradient.record, gradient.edge, gradient.dtype
+            weakref.ref(parameter),
+            gradient.record,
+            gradient.edge,
+            gradient.dtype,
+            gradient.placement,
         )
 
     def _around(
@@ -283,6 +297,11 @@ class GradientChanges:
         inputs += {
             r.read.ref.slot: r.read.ref for r in self._recorded if r.read is not None
         }.values()
+        changed.placements = {
+            f"input.{named[i]}": placement
+            for i in named
+            if (placement := self._left[i].placement) is not None
+        }
         outputs = []
         for _, parameter in known:
             slot = f"output.{named[id(parameter)]}"
@@ -290,18 +309,14 @@ class GradientChanges:
             outputs.append(Ref(slot, number, edge))
         program = self._program_of(named, [id(p) for _, p in known])
         reason = self._writer.unwanted or ("" if program is not None else _UNRECORDED)
-        self._write(known[0][0], (*inputs, *outputs), None if reason else program, reason, region)
+        call = _Written(
+            (*inputs, *outputs), changed.placements, None if reason else program, reason
+        )
+        self._write(known[0][0], call, region)
 
-    def _write(
-        self,
-        first: ParameterName,
-        refs: tuple[Ref, ...],
-        program: Program | None,
-        reason: str,
-        region: Any,
-    ) -> None:
+    def _write(self, first: ParameterName, call: _Written, region: Any) -> None:
         session, root = self._session, first.root
-        written, no_program = self._writer.put(program, reason)
+        written, no_program = self._writer.put(call.program, call.reason)
         self._registry.call(
             part_of(
                 region,
@@ -311,7 +326,8 @@ class GradientChanges:
                 op=GRADIENTS,
                 occurrence=region.occurrence,
                 op_type=GRADIENTS,
-                refs=refs,
+                refs=call.refs,
+                placements=call.placements,
                 arguments={
                     f"{r.what}.{key}": value
                     for r in self._recorded

@@ -15,20 +15,25 @@ from whence.instrument.torch.training.forward_calls import (
     Edge,
     ForwardCall,
     NodeOwners,
+    behind,
     edge_to,
     first_reads,
+    is_passed_on,
 )
+from whence.instrument.torch.training.sharded_parameters import Held
+from whence.records import Placement
 
 
 class Gradient(NamedTuple):
     """A gradient that was seen. record: its number; edge: how it was known again, as of `Ref`.
-    turn: when it was seen, counted up.
+    turn: when it was seen, counted up. placement: of a DTensor.
     """
 
     record: Any
     edge: str
     dtype: str
     turn: int
+    placement: Placement | None = None
 
 
 class _Share:
@@ -67,11 +72,11 @@ class SeenGradients:
 
     arrived: what came to an edge from everywhere. outside: what came to an output of a call, by its
     order, from nodes that are not the call's, where some are. sent: by edge, what the own nodes of
-    calls sent along it.
+    calls sent along it. held: of parameters in pieces.
     """
 
-    def __init__(self, registry: TensorRegistry) -> None:
-        self._registry = registry
+    def __init__(self, registry: TensorRegistry, held: Held) -> None:
+        self._registry, self.held = registry, held
         self.arrived: dict[Edge, Gradient] = {}
         self.outside: dict[tuple[int, Edge], Gradient | None] = {}
         self.sent: dict[Edge, list[tuple[ForwardCall, Gradient]]] = {}
@@ -98,7 +103,8 @@ class SeenGradients:
         """Record one gradient."""
         self._turn += 1
         number, edge, form = self._registry.record_of(tensor, slot, call)
-        return Gradient(number, edge, form[0], self._turn)
+        placement = call.placements.pop(slot, None)
+        return Gradient(number, edge, form[0], self._turn, placement)
 
 
 class _NodeHook:
@@ -183,6 +189,8 @@ class GradientHooks:
 
     def _look_at(self, node: Any, followers: Any) -> None:
         """Note what there is to see at a node."""
+        if is_passed_on(node):
+            return
         number = node._sequence_nr()
         outputs = self._outputs.get(number)
         if outputs is not None:
@@ -191,14 +199,18 @@ class GradientHooks:
         reads: dict[Edge, str] = {}
         if owner is not None:
             known = self._reads.get(owner.order)
-            reads = known if known is not None else first_reads(owner)
+            reads = known if known is not None else first_reads(owner, self._seen.held)
             self._reads[owner.order] = reads
-        for place, (follower, result) in enumerate(followers):
+        for place, following in enumerate(followers):
+            follower, result = behind(*following)
             if follower is None:
                 continue
             edge = edge_to(follower, result)
-            if edge.node < 0 and edge.place not in self.leaves:
-                self.leaves[edge.place] = weakref.ref(follower.variable)
+            if edge.node < 0:
+                leaf = self._seen.held.get(edge.place, follower.variable)
+                edge = Edge(-1, id(leaf))
+                if edge.place not in self.leaves:
+                    self.leaves[edge.place] = weakref.ref(leaf)
             if edge.node in self._outputs:
                 self._senders.setdefault(edge, []).append((node, place))
             if owner is not None and (slot := reads.get(edge)) is not None:

@@ -18,6 +18,7 @@ from whence.instrument.torch.training.gradient_hooks import Gradient, SeenGradie
 from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
 from whence.records import Operation, Placement, Program, Ref
 from whence.records.program import identified
+from whence.records.training import sum_of
 
 
 class _Summed:
@@ -35,6 +36,7 @@ class GradientBefore(NamedTuple):
     record: Any
     edge: str
     dtype: str
+    placement: Placement | None
 
 
 class GradientSums:
@@ -63,7 +65,9 @@ class GradientSums:
                 continue
             summed = _Summed(name, keep=self._session.elements_on)
             number, edge, form = self._registry.record_of(leaf.grad, "input.sum", summed)
-            before[identity] = GradientBefore(number, edge, form[0])
+            before[identity] = GradientBefore(
+                number, edge, form[0], summed.placements.get("input.sum")
+            )
         return before
 
     def write(
@@ -83,9 +87,10 @@ class GradientSums:
             sent.sort(key=lambda gradient: gradient.turn)
             summed = _Summed(name, keep=self._session.elements_on)
             total, edge, form = self._registry.record_of(leaf.grad, "output.grad", summed)
-            self._changes.left(leaf, Gradient(total, edge, form[0], 0))
+            left = Gradient(total, edge, form[0], 0, summed.placements.get("output.grad"))
+            self._changes.left(leaf, left)
             start = before.get(identity)
-            self._write(summed, start, sent, Gradient(total, edge, form[0], 0), region)
+            self._write(summed, start, sent, left, region)
 
     def _write(
         self,
@@ -99,6 +104,9 @@ class GradientSums:
         refs = [
             Ref(f"input.{k}", gradient.record, gradient.edge) for k, gradient in enumerate(sent)
         ]
+        placements = {"input.sum": start.placement if start is not None else None}
+        placements |= {f"input.{k}": gradient.placement for k, gradient in enumerate(sent)}
+        placements |= {"output.grad": total.placement}
         if start is not None:
             refs.append(Ref("input.sum", start.record, start.edge))
         no_program = self._writer.unwanted or ("" if sent else "no module sent a gradient")
@@ -111,13 +119,13 @@ class GradientSums:
                 session,
                 scope=name.scope,
                 root=name.root.name,
-                op=f"sum of {name.name}.grad",
+                op=sum_of(name.name),
                 occurrence=region.occurrence,
                 op_type="AccumulateGrad",
                 refs=(*refs, Ref("output.grad", total.record, total.edge)),
                 program=program,
                 no_program=no_program,
-                placements=summed.placements,
+                placements={s: p for s, p in placements.items() if p is not None},
             )
         )
 

@@ -22,6 +22,7 @@ from whence.instrument.torch.training.gradient_sums import GradientSums
 from whence.instrument.torch.training.loss_code import LossCode
 from whence.instrument.torch.training.optimizer_steps import OptimizerSteps
 from whence.instrument.torch.training.parameter_names import ParameterNames
+from whence.instrument.torch.training.sharded_parameters import ShardedParameters
 
 
 def training_of(
@@ -53,11 +54,12 @@ class Training:
     ) -> None:
         self._frames = frames
         self.loss = LossCode(session, frames, registry, writer, compiled_code)
-        names = ParameterNames(roots)
+        sharded = ShardedParameters(roots)
+        names = ParameterNames(roots, sharded)
         self._changes = GradientChanges(session, frames, registry, writer, names)
         sums = GradientSums(session, registry, writer, names, self._changes)
         calls = BackwardCalls(session, registry, writer)
-        self._passes = BackwardPasses(session, frames, calls, sums, self.loss)
+        self._passes = BackwardPasses(session, frames, calls, sums, self.loss, sharded)
         self._steps = OptimizerSteps(session, registry, writer, names, self._changes)
         self._undo: list[Any] = []
 

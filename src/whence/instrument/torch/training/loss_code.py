@@ -26,8 +26,7 @@ from whence.instrument.torch.training.forward_calls import ForwardCall, edge_of,
 from whence.instrument.torch.training.open_region import OpenRegion
 from whence.records import Call, Placement, Ref
 from whence.records.slots import SlotKind
-
-LOSS = "loss"
+from whence.records.training import LOSS
 
 _MOST_OPERATORS = 2_000
 """So many operators are recorded of one loss; a program that runs more between its models does

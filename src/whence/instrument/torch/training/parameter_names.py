@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from whence.instrument.torch.module_info import ModuleRoot
+from whence.instrument.torch.training.sharded_parameters import ShardedParameters
 
 
 class ParameterName(NamedTuple):
@@ -20,10 +21,10 @@ class ParameterName(NamedTuple):
 
 
 class ParameterNames:
-    """Parameters by identity. roots: by name, as they are met."""
+    """Parameters by identity. roots: by name, as they are met. sharded: those in pieces."""
 
-    def __init__(self, roots: Mapping[str, ModuleRoot]) -> None:
-        self._roots = roots
+    def __init__(self, roots: Mapping[str, ModuleRoot], sharded: ShardedParameters) -> None:
+        self._roots, self._sharded = roots, sharded
         self._names: dict[int, ParameterName] = {}
 
     def of(self, tensor: Any) -> ParameterName | None:
@@ -36,10 +37,12 @@ class ParameterNames:
 
     def _learn(self) -> None:
         self._names.clear()
+        held = self._sharded.held()
         for root in self._roots.values():
             model = root.ref()
             for scope, module in model.named_modules() if model is not None else ():
-                for name, tensor in module._parameters.items():
+                for name, entry in module._parameters.items():
+                    tensor = held.get(id(entry), entry)
                     if tensor is not None and id(tensor) not in self._names:
                         self._names[id(tensor)] = ParameterName(
                             root, scope, type(module).__name__, name, weakref.ref(tensor)
