@@ -8,6 +8,7 @@ out; never evaluated as code.
     take(x, [0, 2, 1], axis=0)         indices along an axis
     cat(q, k, v, axis=-1)              concatenated; "*ranks" stands for all tensors bound to that name
     a + b                              summed in float64 and rounded once; "sum(*ranks)" for many
+    x / 2                              divided by a whole number, in float64 and rounded once
     pad(x, axis=-1, to=12, value=0)    filled up behind
 
 They nest. An expression knows the shape it makes from shapes alone, so that a plan is made without
@@ -24,6 +25,7 @@ from whence.align.dims.expressions import (
     Rearrange,
     Reverse,
     Shape,
+    Share,
     Star,
     Sum,
     Take,
@@ -43,6 +45,7 @@ __all__ = [
     "Rearrange",
     "Reverse",
     "Shape",
+    "Share",
     "Star",
     "Sum",
     "Take",

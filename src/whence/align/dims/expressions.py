@@ -237,6 +237,25 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Divided by a whole number, in float64 or complex128 and rounded once."""
+
+    of: Node
+    parts: int
+
+    def __str__(self) -> str:
+        return f"{_inside(self.of)} / {self.parts}"
+
+    def shape(self, bound: Bound) -> Shape:
+        return self.of.shape(bound)
+
+    def apply(self, bound: Bound) -> Array:
+        array = self.of.apply(bound)
+        wide = np.complex128 if array.dtype.kind == "c" else np.float64
+        return np.asarray(np.divide(array, self.parts, dtype=wide).astype(array.dtype))
+
+
+@dataclass(frozen=True, slots=True)
 class Pad:
     """Filled up to `to` along an axis. value: a number or "lowest", the least finite one."""
 
@@ -286,7 +305,7 @@ class Star:
         raise Unfit(f"*{self.name} can only be inside cat or sum")
 
 
-Node = Name | Cut | Reverse | Rearrange | Take | Cat | Sum | Pad | Star
+Node = Name | Cut | Reverse | Rearrange | Take | Cat | Sum | Share | Pad | Star
 
 
 def _shapes(part: Node, bound: Bound) -> list[Shape]:
@@ -310,7 +329,8 @@ def _axis(axis: int, dims: int, node: Node) -> int:
 
 
 def _inside(node: Node) -> str:
-    return f"({node})" if isinstance(node, Sum) and len(node.parts) > 1 else str(node)
+    is_joined = isinstance(node, Share) or (isinstance(node, Sum) and len(node.parts) > 1)
+    return f"({node})" if is_joined else str(node)
 
 
 def _key(key: Any) -> str:

@@ -16,6 +16,7 @@ from whence.align.dims.expressions import (
     Pad,
     Rearrange,
     Reverse,
+    Share,
     Star,
     Sum,
     Take,
@@ -89,6 +90,11 @@ def _read(tree: ast.expr, text: str) -> Node:
         parts = [_read(tree.left, text), _read(tree.right, text)]
         first = parts[0].parts if isinstance(parts[0], Sum) else (parts[0],)
         return Sum((*first, parts[1]))
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Div):
+        parts_of = _whole(_constant(tree.right, text), "divisor", text)
+        if parts_of < 1:
+            raise _wrong(tree, text, f"divided by {parts_of}: a number from 1 on is wanted")
+        return Share(_read(tree.left, text), parts_of)
     if isinstance(tree, ast.Subscript):
         keys = tree.slice.elts if isinstance(tree.slice, ast.Tuple) else [tree.slice]
         return Cut(_read(tree.value, text), tuple(_index(k, text) for k in keys))
@@ -97,7 +103,8 @@ def _read(tree: ast.expr, text: str) -> Node:
     raise _wrong(
         tree,
         text,
-        "not understood; there are names, x[...], x.T, a + b, cat, sum, rearrange, take, pad",
+        "not understood; there are names, x[...], x.T, a + b, x / 2, cat, sum, rearrange, take, "
+        "pad",
     )
 
 

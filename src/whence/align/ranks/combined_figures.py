@@ -64,7 +64,8 @@ def combined_figures(side: Side, other_side: Side) -> dict[tuple[Key, str], Reco
             if voted[1]
             else across.occurring(tensor.slot[1], [shape for shape, _ in tensor.options])
         )
-        shape, figures = next(o for o in tensor.options if o[0] == picked)
+        # Siblings may have a shape that this one's figures rule out.
+        shape, figures = next((o for o in tensor.options if o[0] == picked), tensor.options[-1])
         own_shape = tensor.options[-1][0]
         if shape != own_shape:
             out[tensor.slot] = msgspec.structs.replace(figures, shape=shape)

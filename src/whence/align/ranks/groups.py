@@ -19,6 +19,7 @@ from whence.dtypes import Array, is_half_roundoff
 from whence.errors import ElementsMissing, UsageError
 from whence.records import Call, Placement, Record, Ref, Run
 from whence.records.slots import is_input, is_output, is_param, slot_kind
+from whence.records.training import BACKWARD
 
 # replicas that far apart, of 16-bit floats or wider ones, differ by rounding
 _ROUNDING = {True: 2e-2, False: 1e-4}
@@ -56,6 +57,16 @@ class Side:
                 key = (*key[:-1], key[-1] + 1)
             self.groups.setdefault(key, {})[call.rank] = call
             self.key_of[call.id] = key
+        self._homes = self._most_ranks() if len(self.ranks) > 1 else {}
+
+    def _most_ranks(self) -> dict[int, tuple[Key, str]]:
+        """By record, a call and slot of it that the most ranks have."""
+        homes: dict[int, tuple[Key, str]] = {}
+        for key in sorted(self.groups, key=lambda k: -len(self.groups[k])):
+            for call in self.groups[key].values():
+                for ref in call.refs:
+                    homes.setdefault(ref.record, (key, ref.slot))
+        return homes
 
     def view(self, rank: int, whole: Mapping[tuple[Key, str], Record]) -> Run:
         """One rank's calls as a run without elements. whole: records of tensors in pieces."""
@@ -103,11 +114,26 @@ class Side:
             if r.slot == slot
         }
         kind = slot_kind(slot)
+        home = self._home(key, slot, holding)
+        if home != (key, slot):
+            return self.holders(*home)
         if holding and kind != "param" and len({self.stage[r] for r in group}) > 1:
             end = min if kind == "input" else max
             stage = end(self.stage[rank] for rank in holding)
             holding = {rank: r for rank, r in holding.items() if self.stage[rank] == stage}
         return tuple(holding), tuple(holding.values())
+
+    def _home(self, key: Key, slot: str, holding: Mapping[int, int]) -> tuple[Key, str]:
+        """Where more ranks hold a tensor: what code around one rank's child reads in a backward
+        pass, all ranks read that have the code.
+        """
+        group = self.groups[key]
+        if key[3] != BACKWARD or not holding or not is_input(slot) or len(group) == len(self.ranks):
+            return key, slot
+        home, home_slot = self._homes[next(iter(holding.values()))]
+        around = self.groups[home]
+        is_wider = len(around) > len(group) and len({self.stage[rank] for rank in around}) == 1
+        return (home, home_slot) if is_wider else (key, slot)
 
     def slots(self, key: Key) -> list[str]:
         return list(
@@ -125,6 +151,10 @@ class Side:
 
     def placements(self, key: Key, slot: str) -> list[Placement]:
         """The program's placements of a tensor, by rank; [] where a rank has none."""
+        held = {
+            rank: r.record for rank, c in self.groups[key].items() for r in c.refs if r.slot == slot
+        }
+        key, slot = self._home(key, slot, held)
         group, ranks = self.groups[key], self.holders(key, slot)[0]
         placements = [group[rank].placements.get(slot) for rank in ranks]
         return [p for p in placements if p is not None] if all(placements) else []
@@ -139,7 +169,8 @@ class RankGroups:
     layouts: how tensors lie on the ranks. first: where each was met first; partner: of the other
     side. sum_of: records that hold the sum of summands. differing: by how much copies differ.
     unplaced: names of tensors whose layout nothing tells. families: layouts that elements
-    confirmed, by siblings. shown_rank: the one that stands for all where they differ.
+    confirmed, by siblings. losses: layouts of the losses of roots. shown_rank: the one that
+    stands for all where they differ.
     """
 
     def __init__(self, reference: Side, target: Side, declared: Sequence[Shard]) -> None:
@@ -152,6 +183,7 @@ class RankGroups:
         self.unplaced: dict[Place, str] = {}
         self.families: dict[tuple[Any, ...], Counter[tuple[Layout, Layout]]] = defaultdict(Counter)
         self.sum_of: dict[Place, int] = {}
+        self.losses: dict[tuple[str, str], Layout] = {}
         self._distances: dict[tuple[str, int, int], float] = {}
         self.shown_rank = {s.name: s.ranks[0] if s.ranks else 0 for s in (reference, target)}
 

@@ -14,9 +14,11 @@ import msgspec
 
 from whence.align.derived_run import DerivedTensors
 from whence.align.ranks import shards
+from whence.align.ranks.child_numbers import number_children
 from whence.align.ranks.groups import RankGroups, Side
 from whence.align.ranks.joined_run import joined_run
 from whence.align.ranks.partial_sums import choose, unreduced
+from whence.align.ranks.pipeline_gradients import handed_back
 from whence.align.ranks.pipeline_stages import find_stages, renumber
 from whence.align.ranks.placement import place
 from whence.align.ranks.shards import Shard
@@ -60,6 +62,9 @@ def joined(
     )
     if len(sides[0].ranks) > 1 or len(sides[1].ranks) > 1:
         runs = [_renumbered(run, rank)[0] for run in runs]
+    for i in (0, 1):
+        if len(set(sides[i].stage.values())) > 1:
+            runs[i] = handed_back(runs[1 - i], runs[i])
     return runs[0], runs[1], tuple(groups.notes)
 
 
@@ -95,6 +100,8 @@ def _decide(groups: RankGroups) -> None:
     """How every tensor lies on the ranks of both sides, and what is to be told of it."""
     renumber(groups)
     find_stages(groups)
+    for side in groups.sides:
+        number_children(side)
     place(groups)
     for side in groups.sides:
         unreduced(groups, side)

@@ -11,7 +11,7 @@ import msgspec
 from whence.align import derived_run
 from whence.align.derived_run import DerivedTensors
 from whence.align.dims import Unfit
-from whence.align.ranks import shards
+from whence.align.ranks import gradients, shards
 from whence.align.ranks.groups import Key, RankGroups, Side, record_and_roundoff
 from whence.align.ranks.shards import Layout
 from whence.records import Call, Ref, Run, marks
@@ -28,6 +28,7 @@ def joined_run(groups: RankGroups, side: Side) -> Run:
     lead = {key: group.get(shown_rank) or group[min(group)] for key, group in side.groups.items()}
     keys = sorted(side.groups, key=_position(side, lead).__getitem__)
     place = {key: i for i, key in enumerate(keys)}
+    orders = {(call.rank, call.order): place[side.key_of[call.id]] for call in side.calls}
     calls = []
     for key in keys:
         call, parent = lead[key], side.parent(key)
@@ -40,6 +41,7 @@ def joined_run(groups: RankGroups, side: Side) -> Run:
                 call,
                 id=place[key],
                 order=place[key],
+                forward=orders.get((call.rank, call.forward), -1),
                 rank=0,
                 scope=key[4],
                 placements={},
@@ -60,7 +62,7 @@ def _refs(
     for slot in side.slots(key):
         ranks, records = side.holders(key, slot)
         place = (side.name, records)
-        layout = groups.layouts.get(place, ())
+        layout = gradients.layout_at(groups, side, key, slot)
         if place in groups.sum_of:
             record = groups.sum_of[place]
         elif place in groups.unplaced:
@@ -94,7 +96,7 @@ def _joined(
     records: Sequence[int],
     layout: Layout,
 ) -> int:
-    if len(records) == 1 or not layout:
+    if not layout or (len(records) == 1 and gradients.divisor(layout) == 1):
         return records[0]
     shown_rank = groups.shown_rank[side.name]
     node = shards.node(

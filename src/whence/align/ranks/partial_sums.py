@@ -7,6 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from whence.align.ranks import shards
+from whence.align.ranks.gradients import PartialGradients, is_gradient, is_loss
 from whence.align.ranks.groups import (
     Key,
     Place,
@@ -37,9 +38,14 @@ def unreduced(groups: RankGroups, side: Side) -> None:
             for slot in side.slots(key):
                 if is_input(slot):
                     readers[side.name, side.holders(key, slot)[1]].append(key)
+    backward = PartialGradients(groups, side)
     for place in sums:
         key, slot = groups.first[place]
-        if groups.is_declared(side, key, slot) or _added_up(groups, side, key, place, readers):
+        if is_loss(side, key, slot) or (is_gradient(key, slot) and backward.is_reduced(place)):
+            continue  # what becomes of them is said by calls of their own
+        if not is_gradient(key, slot) and (
+            groups.is_declared(side, key, slot) or _added_up(groups, side, key, place, readers)
+        ):
             _stand_in(groups, side, key, place, readers)
             continue
         whole = tuple(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from whence.align.module_names import starred
 from whence.align.ranks.groups import RankGroups, Side
 from whence.records import Record
+from whence.records.training import is_of_step
 
 _STAGES = 0.02  # ranks of two pipeline stages share at most this share of their leaf modules
 
@@ -59,7 +60,11 @@ def find_stages(groups: RankGroups) -> None:
         (groups.sides[1], groups.sides[0]),
     ):
         leaves = {
-            rank: {side.scope[c.id] for c in side.calls if c.leaf and c.rank == rank}
+            rank: {
+                side.scope[c.id]
+                for c in side.calls
+                if c.leaf and c.rank == rank and not is_of_step(c.phase, c.op)
+            }
             for rank in side.ranks
         }
         clusters: list[list[int]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from whence.align.calls.match import plan
-from whence.align.ranks import shards
+from whence.align.ranks import gradients, shards
 from whence.align.ranks.combined_figures import combined_figures
 from whence.align.ranks.groups import Key, RankGroups, between
 from whence.align.ranks.rank_tensors import RankTensor
@@ -121,12 +121,20 @@ def _place(groups: RankGroups, pair: TensorPair) -> None:
     layouts = [
         p for p in layouts if all(groups.summable(places[i], p[i]) for i in (0, 1))
     ] or layouts
+    if not pair[0].shapes[0] and not is_param(pair[0].slot):
+        layouts = [
+            p
+            for p in layouts
+            if all(gradients.is_possible(groups, *t.where, a) for t, a in zip(pair, p, strict=True))
+        ] or layouts
     # Where both sides hold pieces, pieces put together along a wrong axis agree too: the simplest
     # layouts that agree are meant.
     layouts.sort(key=_complexity)
     for tensor_place, layout in zip(places, _pick(groups, layouts, pair), strict=True):
         groups.layouts.setdefault(tensor_place, layout)
         groups.note_differing(tensor_place, groups.layouts[tensor_place])
+    for tensor in pair:
+        gradients.note_loss(groups, *tensor.where)
 
 
 def _pick(groups: RankGroups, layouts: list[LayoutPair], pair: TensorPair) -> LayoutPair:
@@ -156,14 +164,14 @@ def _pick(groups: RankGroups, layouts: list[LayoutPair], pair: TensorPair) -> La
         for a in shards.orders(proposed, pair[0].shapes)
         for b in shards.orders(proposed_across, pair[1].shapes)
     ]
-    errors = [between(a, arrays[0], b, arrays[1]) for a, b in tried]
+    errors = [_distance(groups, tried_pair, pair, arrays) for tried_pair in tried]
     more: list[LayoutPair] = []
     if is_param(pair[0].slot) and all(error > 0 for error in errors):
         more += _by_parts(layouts, arrays)
     if is_output(pair[0].slot) or is_param(pair[0].slot):
         more += _as_parameters(groups, layouts, pair)
     tried += more
-    errors += [between(a, arrays[0], b, arrays[1]) for a, b in more]
+    errors += [_distance(groups, tried_pair, pair, arrays) for tried_pair in more]
     best = 0
     for i, error in enumerate(errors):
         if error < _CLEARLY * errors[best]:
@@ -172,6 +180,14 @@ def _pick(groups: RankGroups, layouts: list[LayoutPair], pair: TensorPair) -> La
         votes[tried[best]] += 1
         return tried[best]
     return settled
+
+
+def _distance(
+    groups: RankGroups, layouts: LayoutPair, pair: TensorPair, arrays: Sequence[Sequence[Array]]
+) -> float:
+    """How far two tensors are apart when they are joined by these layouts."""
+    a, b = (gradients.as_seen(groups, *t.where, p) for t, p in zip(pair, layouts, strict=True))
+    return between(a, arrays[0], b, arrays[1])
 
 
 def _by_parts(

@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-from whence.align.dims import Cat, Cut, Name, Node, Rearrange, Star, Sum, names
+from whence.align.dims import Cat, Cut, Name, Node, Rearrange, Share, Star, Sum, names
 from whence.align.layout.distances import distance
 from whence.dtypes import Array
 
@@ -25,13 +25,15 @@ class Level:
 
     zigzag: rank r of n has pieces r and 2n-1-r of 2n; striped: every n-th index from r on. blocks:
     (rank, start, stop) along `axis` in the order of the whole, for parts that were cut one by one
-    ([q0 k0 v0 | q1 k1 v1]).
+    ([q0 k0 v0 | q1 k1 v1]). divisor: how many times too large what the ranks hold together is: a
+    mean over ranks is a sum with their number here.
     """
 
     how: str
     size: int
     axis: int = 0
     blocks: tuple[tuple[int, int, int], ...] = ()
+    divisor: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +67,10 @@ def words(layout: Layout) -> str:
     parts = []
     for level in layout:
         order = f", {len(level.blocks) // level.size} parts cut one by one" if level.blocks else ""
-        parts.append(
-            level.how
-            if level.how in ("replicated", "sum")
-            else f"{level.how} along axis {level.axis}{order}"
-        )
+        axis = "" if level.how in ("replicated", "sum") else f" along axis {level.axis}{order}"
+        is_mean = level.how == "sum" and level.divisor == level.size
+        share = f" divided by {level.divisor}" if level.divisor > 1 else ""
+        parts.append("mean" if is_mean else f"{level.how}{axis}{share}")
     return " of ".join(parts) or "on one rank"
 
 
@@ -80,6 +81,10 @@ def node(layout: Layout, shapes: Sequence[Shape], replica: int = 0) -> Node:
     def build(levels: Layout, places: Sequence[int]) -> Node:
         if not levels:
             return Name(f"r{places[0]}")
+        whole = joined(levels, places)
+        return Share(whole, levels[0].divisor) if levels[0].divisor > 1 else whole
+
+    def joined(levels: Layout, places: Sequence[int]) -> Node:
         level, step = levels[0], len(places) // levels[0].size
         groups = [places[i * step : (i + 1) * step] for i in range(level.size)]
         if level.how == "replicated":
@@ -115,6 +120,9 @@ def node(layout: Layout, shapes: Sequence[Shape], replica: int = 0) -> Node:
 
 def bound_to(node: Node, records: Sequence[int]) -> tuple[Node, dict[str, tuple[int, ...]]]:
     """The expression over records: *ranks for all in order, else the names that are used."""
+    if isinstance(node, Share):
+        inner, bound = bound_to(node.of, records)
+        return Share(inner, node.parts), bound
     if isinstance(node, Cat | Sum) and node.parts == tuple(
         Name(f"r{i}") for i in range(len(records))
     ):
@@ -146,6 +154,8 @@ def candidates(shapes: Sequence[Shape]) -> list[tuple[Layout, Shape]]:
         k = odd[0]
         return [((Level("cat", n, k),), (*first[:k], sum(s[k] for s in shapes), *first[k + 1 :]))]
     hows = [("replicated", -1), ("sum", -1), *(("cat", k) for k in range(len(first)))]
+    if not first:
+        hows.append((_MEAN, -1))
     out: list[tuple[Layout, Shape]] = []
     for sizes in [(n,), *((n // b, b) for b in range(2, n) if n % b == 0)]:
         for picked in product(hows, repeat=len(sizes)):
@@ -157,11 +167,18 @@ def candidates(shapes: Sequence[Shape]) -> list[tuple[Layout, Shape]]:
                     whole[axis] *= size
             out.append(
                 (
-                    tuple(Level(h, s, max(k, 0)) for (h, k), s in zip(picked, sizes, strict=True)),
+                    tuple(_level(h, s, k) for (h, k), s in zip(picked, sizes, strict=True)),
                     tuple(whole),
                 )
             )
     return out
+
+
+_MEAN = "mean"  # of numbers, like losses
+
+
+def _level(how: str, size: int, axis: int) -> Level:
+    return Level("sum", size, divisor=size) if how == _MEAN else Level(how, size, max(axis, 0))
 
 
 def fits(shape: Shape, partner: Shape) -> int:

@@ -95,7 +95,7 @@ def _shared(parting: Parting, is_rewritten: bool) -> Parting:
 
 def _kernel_fault(partner: Call, program: Program) -> FaultCause:
     """The cause where the target's own program does not give what the target recorded."""
-    if program.operations[-1].name == GRADIENTS:
+    if program.operations and program.operations[-1].name == GRADIENTS:
         return FaultCause(
             CauseKind.KERNEL,
             "the target's gradients are not the derivative of the operators that it ran: a custom "

@@ -168,10 +168,10 @@ class _Sent:
 
     def __init__(self, run: Run) -> None:
         self._calls, self._kids = run.calls, children(run.calls)
-        self._parts: dict[int, list[Call]] = {}
+        self._parts: dict[tuple[int, int], list[Call]] = {}  # by rank and order of forward calls
         for call in run.calls:
             if call.phase == "backward" and call.forward >= 0:
-                self._parts.setdefault(call.forward, []).append(call)
+                self._parts.setdefault((call.rank, call.forward), []).append(call)
         self._known: dict[int, set[int] | None] = {}
 
     def of(self, call: Call) -> set[int] | None:
@@ -184,7 +184,7 @@ class _Sent:
             while todo:
                 inner = todo.pop()
                 todo += [self._calls[kid] for kid in self._kids.get(inner.id, ())]
-                for part in self._parts.get(inner.order, ()):
+                for part in self._parts.get((inner.rank, inner.order), ()):
                     made = {ref.slot.removeprefix(_MADE) for ref in part.slots("output")}
                     records = {ref.record for ref in inner.refs if ref.slot in made}
                     found = (found or set()) | records

@@ -6,7 +6,6 @@ A hypothesis over the ranks' parts is put forward only where it gives what the t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -16,15 +15,17 @@ from whence import dtypes
 from whence.align import derived_run, dims
 from whence.comparison.replays.self_check import Threads
 from whence.comparison.verdicts.call_replays import CallReplays
+from whence.comparison.verdicts.rank_pieces import norm, swapped, undivided
+from whence.comparison.verdicts.rank_sums import listed, nice, sum_in_words
+from whence.comparison.verdicts.stale_tensors import StaleTensors
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, marks
-from whence.records.slots import is_param, is_read
+from whence.records.slots import SlotKind, is_param, is_read, slot_of_kind
+from whence.records.training import is_sum
 from whence.results import CauseKind, Made, SlotPair, Verdict, VerdictKind
 
 F64 = npt.NDArray[np.float64]
-# a factor this close to a whole number, or to a fraction of the number of ranks, is meant to be it
-_NICE = 0.02
 
 
 class RankFaults:
@@ -32,11 +33,13 @@ class RankFaults:
 
     def __init__(self, replays: CallReplays) -> None:
         self._replayer, self.paired = replays.replayer, replays.paired
+        self._stale = StaleTensors(self.paired)
         self.derived = {m.record: m for m in self.paired.plan.made_target}
 
     def explained(self, verdicts: dict[tuple[int, int], Verdict]) -> dict[tuple[int, int], Verdict]:
         """The verdicts, with what the ranks did wrong where that can be shown."""
-        for key, verdict in verdicts.items():
+        drifted = ""
+        for key, verdict in sorted(verdicts.items(), key=self._when):
             if (
                 verdict.verdict not in (VerdictKind.INTRODUCED, VerdictKind.PARAM_DIFF)
                 or verdict.side != "target"
@@ -48,10 +51,16 @@ class RankFaults:
                 words = (
                     self._parameter(verdict)
                     if verdict.verdict == VerdictKind.PARAM_DIFF
-                    else self._output(call, verdict)
+                    else self._output(call, verdict) or self._stale.words(verdict)
                 )
             except (ElementsMissing, ReplayRefused):
                 words = ""
+            if not words and drifted and self._follows(call, partner):
+                words = f"its ranks differ since {drifted}: not judged again"
+                verdicts[key] = verdict.replace(verdict=VerdictKind.INHERITED, sentence=words)
+                continue
+            if marks.shown_rank(partner) and not drifted:
+                drifted = f"{call.name} at step {call.step}"
             cause = (
                 verdict.cause or CauseKind.SEMANTIC
                 if verdict.verdict == VerdictKind.PARAM_DIFF
@@ -72,8 +81,18 @@ class RankFaults:
                     if first in verdict.sentence
                     else f"{verdict.sentence}; {words}"
                 )
-                verdicts[key] = verdict.replace(sentence=sentence, cause=cause)
+                reason = verdict.reason or (words if is_sum(call.op) else "")
+                verdicts[key] = verdict.replace(sentence=sentence, cause=cause, reason=reason)
         return verdicts
+
+    def _when(self, item: tuple[tuple[int, int], Verdict]) -> tuple[int, int]:
+        (call, stretch), _ = item
+        return self.paired.calls[call].order, stretch
+
+    @staticmethod
+    def _follows(call: Call, partner: Call) -> bool:
+        """Can a call of joined ranks be wrong because its ranks had drifted apart before?"""
+        return bool(marks.shown_rank(partner)) and (call.step > 0 or call.phase != "forward")
 
     # ---- pieces
 
@@ -106,7 +125,7 @@ class RankFaults:
                 ):
                     return f"rank {r} holds the piece of rank {s}"
         return (
-            f"only the {'piece' if len(wrong) == 1 else 'pieces'} of {_listed(wrong)}"
+            f"only the {'piece' if len(wrong) == 1 else 'pieces'} of {listed(wrong)}"
             if 0 < len(wrong) < len(ranks)
             else ""
         )
@@ -119,6 +138,12 @@ class RankFaults:
         if derived_run.is_on_ranks(derived):
             return 1 + max(_places(derived))
         return max((self._ranks(r) for _, ids in derived.operands for r in ids), default=0)
+
+    def _share(self, record: int) -> int:
+        """By how much a tensor of the ranks was divided: of how many losses it is the mean."""
+        derived = self.derived.get(record)
+        node = dims.parse(derived.dims) if derived is not None else None
+        return node.parts if isinstance(node, dims.Share) else 1
 
     def _filled(self, record: int, piece: Callable[[int, int], Array]) -> Array:
         """A tensor made of the ranks' pieces, with others in their place. piece: of a record and
@@ -138,32 +163,6 @@ class RankFaults:
             ],
         )
 
-    def _swapped(self, reference: Array, target: Array, n: int) -> str:
-        """Are the n pieces of a tensor along one of its axes those of the reference in another
-        order?
-        """
-        for axis in reversed(range(reference.ndim)):
-            if reference.shape[axis] % n or reference.shape[axis] < n:
-                continue
-            a, b = (np.split(x.astype(np.float64), n, axis) for x in (reference, target))
-            near = [[_norm(y - x) for x in a] for y in b]
-            order = [int(np.argmin(row)) for row in near]
-            remaining = math.sqrt(sum(near[j][i] ** 2 for j, i in enumerate(order)))
-            if order != list(range(n)) and remaining < 0.1 * _norm(
-                target.astype(np.float64) - reference.astype(np.float64)
-            ):
-                if sorted(order) == list(range(n)):
-                    return (
-                        f"the ranks' pieces lie in the order {', '.join(map(str, order))} "
-                        f"along axis {axis}"
-                    )
-                j = next(j for j, i in enumerate(order) if i != j)
-                return (
-                    f"in the place of rank {j}'s piece along axis {axis} lies that of rank "
-                    f"{order[j]}"
-                )
-        return ""
-
     # ---- sums
 
     def _output(self, call: Call, verdict: Verdict) -> str:
@@ -179,11 +178,15 @@ class RankFaults:
             return ""
         pieces = self._cut(verdict.pair, call)
         n = max((self._ranks(p.target_record) for p in pieces.values()), default=0)
+        name = verdict.slot or "output.0"
+        given = pieces.get(slot_of_kind(name, SlotKind.INPUT))
+        if given is not None and self._ranks(given.target_record) == 1:
+            share = self.paired.target.array(given.target_record)
+            return undivided(share, arrays[1], self._share(given.target_record))
         if n < 2:
             return ""
-        name = verdict.slot or "output.0"
         words = self._sums(verdict.pair, call, name, pieces, n, arrays[1])
-        return words or self._swapped(*arrays, n)
+        return words or swapped(*arrays, n)
 
     def _cut(self, index: int, call: Call) -> dict[str, SlotPair]:
         """The slots a call reads of which the target's ranks hold pieces: inputs, or parameters
@@ -220,21 +223,23 @@ class RankFaults:
             return ""
         *of_ranks, bias = (p.reshape(-1) for p in parts)
         y = output.astype(np.float64).reshape(-1)
-        columns = [*of_ranks, bias] if _norm(bias) > 0 else of_ranks
-        norms = [_norm(c) for c in columns]
+        columns = [*of_ranks, bias] if norm(bias) > 0 else of_ranks
+        norms = [norm(c) for c in columns]
         if not all(norms) or not np.isfinite(y).all() or not np.isfinite(norms).all():
             return ""
         table = np.stack([c / size for c, size in zip(columns, norms, strict=True)], 1)
         factors, *_ = np.linalg.lstsq(table, y, rcond=None)
-        wrong = _norm(y - sum(columns))
-        remaining = _norm(y - table @ factors)
+        wrong = norm(y - sum(columns))
+        remaining = norm(y - table @ factors)
         if remaining > 0.1 * wrong:
             return ""
-        near = [_nice(float(f) / size, n) for f, size in zip(factors, norms, strict=True)]
+        near = [nice(float(f) / size, n) for f, size in zip(factors, norms, strict=True)]
         if any(f is None for f in near):
             return ""
         return sum_in_words(
-            [f for f in near[:n] if f is not None], near[n] if len(near) > n else None
+            [f for f in near[:n] if f is not None],
+            near[n] if len(near) > n else None,
+            of_mean=any(self._share(p.target_record) > 1 for p in pieces.values()),
         )
 
     def _parts(
@@ -256,8 +261,8 @@ class RankFaults:
             return []
         bias = outputs.pop()
         parts = [g - bias for g in outputs]
-        error = _norm(total - bias - sum(parts))
-        return [*parts, bias] if error <= 1e-4 * _norm(total) else []
+        error = norm(total - bias - sum(parts))
+        return [*parts, bias] if error <= 1e-4 * norm(total) else []
 
     def _only(self, record: int, rank: int | None) -> Array:
         """A joined tensor with zeros in the place of all pieces but one rank's."""
@@ -319,60 +324,6 @@ class RankFaults:
 _LINEAR = {"input.0", "param.weight", "param.bias", "output.0"}
 
 
-def sum_in_words(factors: Sequence[float], bias: float | None) -> str:
-    """What an output is that should be the sum of the ranks' parts. factors: of each part; bias: of
-    what no rank holds, or None.
-    """
-    n = len(factors)
-    missing = [r for r, f in enumerate(factors) if f == 0]
-    present = [r for r, f in enumerate(factors) if f != 0]
-    parts = []
-    if missing and len(present) <= 1:
-        parts.append(
-            f"the sum over ranks is missing: {_listed(missing, possessive=True)} not in it"
-        )
-        if present and factors[present[0]] != 1:
-            parts.append(f"output equals {factors[present[0]]:g} x the part of rank {present[0]}")
-    elif missing:
-        parts.append(
-            f"the sum over ranks is not whole: {_listed(missing, possessive=True)} not in it"
-        )
-    elif len(set(factors)) == 1 and factors[0] != 1:
-        by = factors[0]
-        parts.append(
-            f"summed over ranks twice: output equals {by:g} x the sum"
-            if by == n
-            else "the mean over ranks in the place of the sum"
-            if abs(by * n - 1) < 1e-9
-            else f"output equals {by:g} x the sum over ranks"
-        )
-    if not missing or len(present) > 1:
-        parts += [
-            f"{f:g} x the part of rank {r}"
-            for r, f in enumerate(factors)
-            if f not in (0, 1) and len(set(factors)) > 1
-        ]
-    if bias is not None and bias == n != factors[0]:
-        parts.append(f"the bias is added on every rank ({n} times)")
-    elif bias is not None and bias not in (1, factors[0]):
-        parts.append("the bias is missing" if bias == 0 else f"the bias is added {bias:g} times")
-    return "; ".join(parts)
-
-
-def _nice(factor: float, n: int) -> float | None:
-    """The whole number, or the fraction of n, that a factor is meant to be; None when it is
-    neither.
-    """
-    for meant in (round(factor), round(factor * n) / n):
-        if abs(factor - meant) <= _NICE * max(abs(meant), 1 / n):
-            return float(meant)
-    return None
-
-
-def _norm(x: F64) -> float:
-    return float(np.linalg.norm(x.reshape(-1)))
-
-
 def _places(derived: Made) -> list[int]:
     """Of each operand of a tensor joined from ranks, the place of its rank."""
     return [
@@ -386,10 +337,3 @@ def _applied(derived: Made, arrays: Sequence[Array]) -> Array:
     unused = list(arrays)
     bound = {name: [unused.pop(0) for _ in ids] for name, ids in derived.operands}
     return dims.parse(derived.dims).apply(bound)
-
-
-def _listed(ranks: Sequence[int], *, possessive: bool = False) -> str:
-    names = ", ".join(map(str, ranks))
-    if possessive:
-        return f"rank {names}'s part is" if len(ranks) == 1 else f"the parts of ranks {names} are"
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
