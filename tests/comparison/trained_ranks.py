@@ -1,0 +1,171 @@
+"""Trainings of a small model on two ranks of gloo, as a program: each is captured into a folder of
+its own, and must leave the parameters that it leaves without a capture.
+"""
+
+import os
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import whence
+
+WIDTH, ROWS, STEPS = 8, 4, 2
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers, self.head = nn.ModuleList(Block() for _ in range(2)), nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+class Half(nn.Module):
+    """The first or the second stage of a pipeline."""
+
+    def __init__(self, whole, rank):
+        super().__init__()
+        self.layers = nn.ModuleDict({str(rank): whole.layers[rank]})
+        self.head = whole.head if rank else None
+
+    def forward(self, x):
+        for layer in self.layers.values():
+            x = layer(x)
+        return self.head(x) if self.head is not None else x
+
+
+def batch(step):
+    draw = torch.Generator().manual_seed(step)
+    return torch.randn(ROWS, 5, WIDTH, generator=draw), torch.randn(ROWS, 5, 3, generator=draw)
+
+
+def rows(whole):
+    return whole.chunk(2)[dist.get_rank()]
+
+
+def plain(call, net, x, y):
+    nn.functional.mse_loss(call(x), y).backward()
+
+
+def cut(call, net, x, y):
+    plain(call, net, rows(x), rows(y))
+
+
+def unsynced(call, net, x, y):
+    with call.no_sync():
+        cut(call, net, x, y)
+
+
+def summed(call, net, x, y):
+    cut(call, net, x, y)
+    for parameter in net.parameters():
+        dist.all_reduce(parameter.grad)
+
+
+def staged(call, net, x, y):
+    if dist.get_rank():
+        x = torch.empty_like(x)
+        dist.recv(x, 0)
+        plain(call, net, x.requires_grad_(), y)
+        dist.send(x.grad, 0)
+    else:
+        out = call(x)
+        dist.send(out.detach(), 1)
+        gradient = torch.empty_like(out)
+        dist.recv(gradient, 1)
+        out.backward(gradient)
+
+
+def sharded():
+    net, mesh = Net(), init_device_mesh("cpu", (2,))
+    for layer in net.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    return net, net, cut
+
+
+def parallel():
+    net, mesh = Net(), init_device_mesh("cpu", (2,))
+    for layer in net.layers:
+        parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return net, net, plain
+
+
+def replicated(run):
+    net = Net()
+    return net, nn.parallel.DistributedDataParallel(net), run
+
+
+def by_hand(run, net):
+    return net, net, run
+
+
+RUNS = {
+    "ddp": lambda: replicated(cut),
+    "fsdp": sharded,
+    "tp": parallel,
+    "pp": lambda: by_hand(staged, Half(Net(), dist.get_rank())),
+    "unsynced": lambda: replicated(unsynced),
+    "summed": lambda: by_hand(summed, Net()),
+}
+
+
+def train(net, call, run):
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    for step in range(STEPS):
+        run(call, net, *batch(step))
+        optimizer.step()
+        optimizer.zero_grad()
+    return [getattr(p, "_local_tensor", p).detach().clone() for p in net.parameters()]
+
+
+def on_rank(rank, store, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    for name, make in RUNS.items():
+        bare = train(*make())
+        made = make()
+        with whence.capture(made[0], f"{folder}/{name}"):
+            seen = train(*made)
+        assert all(map(torch.equal, bare, seen)), name
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    folder, store = sys.argv[1], tempfile.mkdtemp() + "/store"
+    net = Net()
+    with whence.capture(net, f"{folder}/one"):
+        train(net, net, plain)
+    children = []
+    for rank in range(2):
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                on_rank(rank, store, folder)
+                code = 0
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        children.append(child)
+    raise SystemExit(max(os.waitstatus_to_exitcode(os.waitpid(c, 0)[1]) for c in children))
