@@ -104,7 +104,7 @@ def test_a_seeded_inference_repeats(level, tmp_path):
 def test_dropout_without_a_seed_is_named_with_what_it_touches(tmp_path):
     result = repeated(tmp_path, training(drop=0.3, before="torch.manual_seed(run)"))
     first = result.first
-    assert (first.kind, first.scope, first.slot) == (SourceKind.RANDOM, "drop", "output.0")
+    assert (first.kind, first.scope, first.slot) == (SourceKind.RANDOM, "drop", "input.drawn.0")
     assert first.is_certain
     assert "other random numbers (aten.bernoulli_" in first.words
     assert result.next.startswith("whence repeat --seed 0 -- ")
@@ -119,7 +119,10 @@ def test_dropout_without_a_seed_is_named_with_what_it_touches(tmp_path):
 
 def test_a_draw_that_may_not_be_what_differs_is_no_certain_cause(tmp_path):
     """The numbers drawn are equal, and something else in the call is not."""
-    code = "return x + torch.rand(4, 8) * 0 + run"
+    result = repeated(tmp_path, inference("return x + torch.rand(4, 8) * 0 + run"))
+    assert result.first.kind == SourceKind.CODE and result.first.is_certain
+    # By chances that are computed: not recorded.
+    code = "return x + torch.bernoulli(torch.sigmoid(x)) * 0 + run"
     result = repeated(tmp_path, inference(code))
     assert (result.first.kind, result.first.is_certain) == (SourceKind.RANDOM, False)
     assert "these differ, or an operator" in result.first.words
@@ -282,7 +285,7 @@ torch.manual_seed(0)
     ended = inside.or_outside(tmp_path, *words, "drop")
     assert ended.returncode == 1, ended.stderr
     assert ended.stdout.startswith(
-        "DOES NOT REPEAT    drop   Dropout   output.0   step 0, rank 0\n"
+        "DOES NOT REPEAT    drop   Dropout   input.drawn.0   step 0, rank 0\n"
     )
     assert "  inputs           bitwise equal in both runs\n" in ended.stdout
     assert "  gradient         all of its squared norm differs at step 0: 4 of 4" in ended.stdout

@@ -96,7 +96,7 @@ def _reach(result: Repeated) -> Iterator[str]:
 
 
 def _share(share: float) -> str:
-    return "all" if share == 1 else f"{share:.3g}"
+    return "all" if share > 0.9995 else f"{100 * share:.3g} %"
 
 
 def _number(value: float | None) -> str:

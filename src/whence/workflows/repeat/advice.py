@@ -8,7 +8,7 @@ import numpy as np
 
 from whence.errors import ElementsMissing
 from whence.records.marks import NoProgram, drawn_by, reads_unwritten
-from whence.records.slots import is_of_child, is_state
+from whence.records.slots import is_drawn, is_of_child, is_state
 from whence.results import SourceKind
 from whence.workflows.repeat.programs import ChangedOperation, documented, is_own_backward
 from whence.workflows.repeat.sources import has_operators, initial_states, outside_inputs
@@ -123,7 +123,7 @@ def _state(
 def _random(
     difference: Difference, walk: Walk, inner: ChangedOperation | None
 ) -> tuple[str, tuple[str, ...]]:
-    drawn = drawn_by(difference.call)
+    drawn = _drawn_by(difference, walk.first)
     words = f"draws other random numbers{f' ({drawn})' if drawn else ''}"
     if not draws_differ(difference, walk):
         words = f"{NoProgram.RANDOM}{f' ({drawn})' if drawn else ''}: these differ, or an operator"
@@ -135,11 +135,19 @@ def _random(
     )
 
 
+def _drawn_by(difference: Difference, run: Run) -> str:
+    """The operator that drew random numbers, "" where it is not known."""
+    program = run.programs.get(difference.call.program)
+    draws = program.draws if program is not None else ()
+    operators = {draw.slot: draw.operator for draw in draws}
+    return operators.get(difference.slot, "") or drawn_by(difference.call)
+
+
 def draws_differ(difference: Difference, walk: Walk) -> bool:
-    """Is it certain that other numbers were drawn: does the generator's state differ, or what a
-    dropout leaves at zero?
+    """Is it certain that other numbers were drawn: do they differ themselves, the generator's
+    state, or what a dropout leaves at zero?
     """
-    if is_state(difference.slot):
+    if is_state(difference.slot) or is_drawn(difference.slot):
         return True
     if "dropout" not in difference.call.op_type.lower() or difference.records is None:
         return False

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from whence.records import Call, Ref, Run
-from whence.records.slots import is_param, is_read, is_state, is_written
+from whence.records.marks import NoProgram, is_without_program
+from whence.records.slots import is_drawn, is_param, is_read, is_state, is_written
 from whence.results import SourceKind
 from whence.workflows.repeat.equal_records import EqualRecords, partners
 from whence.workflows.repeat.programs import ChangedOperation, changed_operation
@@ -106,7 +107,7 @@ class Walk:
             if not is_new:
                 continue
             records = self._pair(ref, partner)
-            if is_state(ref.slot):
+            if is_state(ref.slot) or is_drawn(ref.slot):
                 yield Difference(SourceKind.RANDOM, call, partner, ref.slot, records)
             elif is_param(ref.slot):
                 yield Difference(SourceKind.STATE, call, partner, ref.slot, records)
@@ -160,8 +161,6 @@ class Walk:
 
     def _made(self, sides: _Sides, slot: str, records: tuple[int, int] | None) -> Difference:
         """Something that a call's own code made of equal inputs."""
-        from whence.records.marks import NoProgram, is_without_program
-
         call, partner = sides
         changed = self._changed(sides)
         has_state = any(is_state(ref.slot) for ref in call.refs)
