@@ -1,4 +1,4 @@
-"""Name the first operator of a program that does not repeat itself.
+"""Name the first operator that does not repeat itself.
 
 \b
     whence repeat -- python train.py
