@@ -107,6 +107,5 @@ def test_regions_with_a_usable_program(backends, tmp_path):
 
     found = usable(lambda: Net().eval(), "eval")
     assert len(found) == 5 and not any(found.values())  # one, tanh, the idle dropout, two, the sum
-    drawn = usable(lambda: Net().train(), "train")
-    assert sorted(bool(why) for why in drawn.values()) == [False, False, False, False, True]
-    assert any("random" in why for why in drawn.values())
+    drawn = usable(lambda: Net().train(), "train")  # what dropout drew is an input of its program
+    assert len(drawn) == 5 and not any(drawn.values())

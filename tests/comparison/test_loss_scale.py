@@ -115,3 +115,15 @@ def test_a_loss_scaler_is_replayed_and_not_changed(tmp_path):
         float(run.array(r.record)) for c in gradients for r in c.refs if "inverse" in r.slot
     }
     assert scale == 1 / 4096
+
+
+def of_each_element(training):
+    x, y = (part[training.batch] for part in training.batches)
+    losses = F.mse_loss(training.model(x), y, reduction="none")
+    losses.backward(torch.full_like(losses, 1 / losses.numel()))
+
+
+def test_losses_of_other_shapes_are_compared(tmp_path):
+    result = compared(tmp_path, Training(not_halved), Training(of_each_element))
+    assert result.status != "same"
+    assert not any(f.op_type == "gradients" for f in result.findings), answer.answer(result)

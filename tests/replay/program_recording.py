@@ -144,7 +144,7 @@ def leaves(model, first_only=True):
                     out = original(*args, **kwargs)
             finally:
                 stack.pop()
-            if recorder._reason == "calls other modules":
+            if recorder.reason == "calls other modules":
                 return out
             outputs = list(flat(out if isinstance(out, (tuple, list, dict)) else (out,), "output"))
             outputs += [

@@ -133,6 +133,8 @@ def _fits(paired: PairedRuns) -> Iterator[tuple[tuple[int, str, int], _Fit]]:
 
 
 def _fit(pairs: Sequence[tuple[Array, Array]], scales: tuple[float, float]) -> _Fit | None:
+    if any(a.shape != b.shape for a, b in pairs):
+        return None
     product = own = others = 0.0
     for arrays in pairs:
         a, b = (x.astype(np.float64) * s for x, s in zip(arrays, scales, strict=True))
