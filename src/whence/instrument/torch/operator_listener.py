@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,7 +31,7 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[misc]
         return self._listener.operator(func, args, kwargs or {})
 
 
-class OperatorListener:
+class OperatorListener(ABC):
     """Listens to what runs inside its `with` block, the calls of other modules left out (`pause`
     before them, `resume` after).
 
@@ -44,9 +45,9 @@ class OperatorListener:
         self.autocast: tuple[str, ...] = ()
         self._entered: list[Any] = []
 
+    @abstractmethod
     def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         """One operator at the dispatcher: runs it exactly once."""
-        raise NotImplementedError
 
     def function_mode(self) -> TorchFunctionMode | None:
         """A mode that listens at the torch-function level too, where one is wanted."""

@@ -60,8 +60,8 @@ class Walk:
 
     def differences(self) -> list[Difference]:
         """In the order of execution."""
-        found = [*self._below(-1, None, 0), *self._only_in_second()]
-        return sorted(found, key=lambda difference: difference.call.order)
+        differences = [*self._below(-1, None, 0), *self._only_in_second()]
+        return sorted(differences, key=lambda difference: difference.call.order)
 
     def _only_in_second(self) -> Iterator[Difference]:
         paired = set(self._partners.values())

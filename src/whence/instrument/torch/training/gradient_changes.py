@@ -149,10 +149,10 @@ class GradientChanges:
             if not frames.active or frames.thread.busy:
                 return previous(tensors, *args, **kwargs)
             # May be an iterator, which can be read once.
-            given = tensors if isinstance(tensors, torch.Tensor) else list(tensors)
-            listed = [tensors] if isinstance(tensors, torch.Tensor) else given
+            handed_on = tensors if isinstance(tensors, torch.Tensor) else list(tensors)
+            listed = [tensors] if isinstance(tensors, torch.Tensor) else handed_on
             ended = frames.guarded(around, listed, *args, **kwargs)
-            out = previous(given, *args, **kwargs)
+            out = previous(handed_on, *args, **kwargs)
             if ended is not None:
                 frames.guarded(ended, out)
             return out
