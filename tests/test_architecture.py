@@ -165,7 +165,7 @@ FOLDERS = {
         {"opening"},
     ],
     "workflows": [
-        {"saved", "latest", "notebook_progress"},
+        {"saved", "latest", "notebook_progress", "range_measuring"},
         {
             "capture",
             "contents",
@@ -175,6 +175,7 @@ FOLDERS = {
             "trigger",
             "operator_tests",
             "tokens",
+            "ranges",
         },
         {"reopen", "rerun", "feeding"},
         {"page", "repro", "repeat"},

@@ -197,6 +197,7 @@ def test_at_a_prompt_nothing_is_a_dump_of_fields():
     ]
     assert {kind for kind in _WORDS if not any(isinstance(item, kind) for item in seen)} == {
         results.TokenComparison,  # tests/cli/test_tokens.py has one
+        results.Ranges,  # tests/workflows/test_ranges.py has one
         results.Nans,  # tests/workflows/test_nans.py has one
         results.Repeated,  # tests/workflows/test_repeat.py has one
     }

@@ -20,6 +20,7 @@ from whence.report.locate import location
 from whence.report.module import module_lines, size
 from whence.report.nans import nans_text
 from whence.report.origin import origin_text
+from whence.report.ranges import ranges_text
 from whence.report.repeat import repeated_text
 from whence.report.repro import reproduction
 from whence.report.run.elements import kind_of_record
@@ -249,6 +250,7 @@ _WORDS: dict[type, Callable[[Any], str]] = {
     results.Rung: _rung,
     results.Location: _first_lines(location),
     results.Nans: _first_lines(nans_text),
+    results.Ranges: _first_lines(ranges_text),
     results.Repeated: _first_lines(repeated_text),
     results.Ladder: _first_lines(rungs),
     results.Checkup: _first_lines(checkup),

@@ -24,6 +24,7 @@ from whence.results.nans import Nans, NotFinite, Range
 from whence.results.origin import Counted, Occurrence, Occurrences, Origin, TracedInput, TracedStep
 from whence.results.parity import ParityError
 from whence.results.plan import TENSOR_RULE, CallPair, Joined, Made, Parted, Plan, SlotPair
+from whence.results.ranges import FormatUse, Ranges, TensorRange
 from whence.results.repeat import Repeated, Source, SourceKind, StepLoss, TouchedGradient
 from whence.results.rows import Row
 from whence.results.tokens import (
@@ -84,6 +85,7 @@ __all__ = [
     "Explained",
     "FacedWeight",
     "Finding",
+    "FormatUse",
     "FoundComparison",
     "FoundRun",
     "Generation",
@@ -115,6 +117,7 @@ __all__ = [
     "Prompted",
     "RandomNumbers",
     "Range",
+    "Ranges",
     "Remark",
     "Repeated",
     "Repetition",
@@ -128,6 +131,7 @@ __all__ = [
     "SourceKind",
     "Status",
     "StepLoss",
+    "TensorRange",
     "ThirdRun",
     "Token",
     "TokenComparison",
