@@ -123,6 +123,7 @@ FOLDERS = {
             "settings",
             "faults",
             "dtensor_placement",
+            "before_steps",
         },
         {"compiled_boundary", "tensor_content", "caller_code", "operand_table"},
         {

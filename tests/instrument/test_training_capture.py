@@ -263,6 +263,54 @@ def test_steps_of_optimisers_are_replayed(optimizer, options, tmp_path):
             assert np.array_equal(actual, expected), slot
 
 
+def train_in_closures(model, optimizer=torch.optim.AdamW, *, by_name=False):
+    """Steps that compute their gradients and clip them inside, as Lightning's do."""
+    opt = optimizer(model.parameters(), lr=1e-2)
+    for ids in IDS[:2]:
+
+        def closure(ids=ids):
+            opt.zero_grad()
+            loss = functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            return loss
+
+        if by_name:
+            opt.step(closure=closure)
+        else:
+            opt.step(closure)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_step_with_a_closure_starts_from_the_gradients_that_the_closure_leaves(by_name, tmp_path):
+    alone, watched = net(), net()
+    train_in_closures(alone)
+    run = captured(tmp_path / "run", watched, lambda m: train_in_closures(m, by_name=by_name))
+    for a, b in zip(alone.parameters(), watched.parameters(), strict=True):
+        assert torch.equal(a, b)
+    steps = [c for c in of_phase(run, "optimizer") if c.op_type == "AdamW"]
+    assert len(steps) == 2 * len(list(alone.parameters()))
+    for call in steps:
+        for slot, actual, expected in replayed(run, call):
+            assert np.array_equal(actual, expected), slot
+    clipped = [c for c in of_phase(run, "optimizer") if c.op_type == "gradients"]
+    assert len(clipped) == 2
+    for call in clipped:
+        for slot, actual, expected in replayed(run, call):
+            assert np.array_equal(actual, expected), slot
+
+
+def test_an_optimiser_that_computes_the_loss_several_times_is_recorded_and_not_replayed(tmp_path):
+    alone, watched = net(), net()
+    train_in_closures(alone, torch.optim.LBFGS)
+    run = captured(tmp_path / "run", watched, lambda m: train_in_closures(m, torch.optim.LBFGS))
+    for a, b in zip(alone.parameters(), watched.parameters(), strict=True):
+        assert torch.equal(a, b)
+    steps = [c for c in of_phase(run, "optimizer") if c.op_type == "LBFGS"]
+    assert len(steps) == 2 * len(list(alone.parameters()))
+    assert {c.no_program for c in steps} == {"LBFGS computes the loss several times in a step"}
+
+
 def test_gradients_can_be_left_out(tmp_path):
     run = captured(tmp_path / "run", net(), train, gradients=False)
     assert {c.phase for c in run.calls} == {"forward"}

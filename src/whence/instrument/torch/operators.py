@@ -20,6 +20,7 @@ import torch
 from whence.frameworks.torch_schema import restored
 from whence.instrument.call_frames import Args, Kwargs
 from whence.instrument.session import Session
+from whence.instrument.torch.before_steps import call_before_steps
 from whence.instrument.torch.compiled_boundary import inside
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.module_info import ModuleRoot
@@ -102,10 +103,8 @@ class OperatorListener(Listener):
         the process: then with a model).
         """
         super().install()
-        from torch.optim.optimizer import register_optimizer_step_pre_hook
-
         self.session.load_kernels()
-        self._pre_hook = register_optimizer_step_pre_hook(lambda *_: self._optimizer_steps())
+        self._pre_hook = call_before_steps(self._optimizer_steps)
         self._modes.install()
         if not self._lasting:
             self._opened = self._modes.enter()
@@ -193,7 +192,7 @@ class OperatorListener(Listener):
         self._operands.prune()
         self._sampling.step_ended()
 
-    def _optimizer_steps(self) -> None:
+    def _optimizer_steps(self, _: Any) -> None:
         self.thread.optimizing = True
 
     def _optimizer_stepped(self, optimizer: Any) -> None:

@@ -13,6 +13,7 @@ import torch
 from whence.instrument.call_frames import CallFrames
 from whence.instrument.guard import put_back
 from whence.instrument.step_choice.conditions import Quantity, Watcher
+from whence.instrument.torch.before_steps import call_before_steps
 from whence.instrument.torch.compiled_boundary import inside
 
 _NORMS = ("_get_total_norm", "get_total_norm")
@@ -43,9 +44,7 @@ class WatchedValues:
                     if hasattr(module, name):
                         self._wrap(module, name, self._around_norm)
         if self._watcher.needs(Quantity.NORM):
-            from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-            self._hooks.append(register_optimizer_step_pre_hook(self._before_step))
+            self._hooks.append(call_before_steps(self._before_step))
 
     def remove(self) -> None:
         """Stop reading. A wrapper that somebody wrapped in turn stays, and does nothing."""
@@ -90,7 +89,7 @@ class WatchedValues:
 
         return total_norm
 
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
+    def _before_step(self, optimizer: Any) -> None:
         if self._is_on() and not self._has_norm:
             self._frames.guarded(self._take_norm, optimizer)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from whence.instrument.call_frames import CallFrames
 from whence.instrument.session import Session
+from whence.instrument.torch.before_steps import call_before_steps
 from whence.instrument.torch.compiled_boundary import CompiledCodeGuard
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.module_info import ModuleRoot
@@ -65,11 +66,9 @@ class Training:
 
     def install(self) -> None:
         """Begin to listen."""
-        from torch.optim.optimizer import register_optimizer_step_pre_hook
-
         self._passes.install()
         self._changes.install()
-        self._undo.append(register_optimizer_step_pre_hook(self._step_begins))
+        self._undo.append(call_before_steps(self._step_begins))
 
     def remove(self) -> None:
         """Stop listening. Idempotent."""
@@ -89,7 +88,7 @@ class Training:
         """
         return self._passes.left(frame, program, failed=failed)
 
-    def _step_begins(self, optimizer: Any, *_: Any) -> None:
+    def _step_begins(self, optimizer: Any) -> None:
         self.loss.drop("an optimiser steps")
         if self._frames.active and not self._frames.thread.busy:
             self._frames.guarded(self._steps.begins, optimizer)

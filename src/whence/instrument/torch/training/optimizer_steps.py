@@ -24,6 +24,9 @@ from whence.records.program import OPTIMIZER_STEP, identified
 _HOW = ("foreach", "fused", "capturable", "differentiable")
 """How an optimiser goes about its step; what it computes is the same."""
 
+_LOOKS_AGAIN = {torch.optim.LBFGS}
+"""Optimisers whose steps depend on losses that are computed in between, of all parameters."""
+
 
 class _Updated:
     """One parameter in a step: as what its tensors are recorded. state: names of what the optimiser
@@ -172,6 +175,8 @@ def _program_of(
     """The step as a program, or why there is none. read: how many of its tensors are inputs."""
     if getattr(torch.optim, kind.__name__, None) is not kind:
         return None, f"{kind.__name__} is not one of torch's own optimisers"
+    if kind in _LOOKS_AGAIN:
+        return None, f"{kind.__name__} computes the loss several times in a step"
     taken = inspect.signature(kind.__init__).parameters
     operation = Operation(
         OPTIMIZER_STEP,
