@@ -183,6 +183,7 @@ FOLDERS = {
         {"compare"},
         {
             "watch",
+            "probe",
             "locate",
             "doctor",
             "export_check",

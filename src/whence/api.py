@@ -42,6 +42,7 @@ from whence.workflows.operator_tests.generate import diff_results, generate_test
 from whence.workflows.operator_tests.operators import chosen_operators, signatures
 from whence.workflows.page.write import page, plots, report_html
 from whence.workflows.ranges import ranges
+from whence.workflows.probe.probe import attach_probe, probe, probe_command
 from whence.workflows.repeat.repeat import repeat_command
 from whence.workflows.repro.repro import repro
 from whence.workflows.saved import (
@@ -64,6 +65,7 @@ __all__ = [
     "align_runs",
     "attach",
     "attach_labels",
+    "attach_probe",
     "auto_diff",
     "begin_dump",
     "capture",
@@ -111,6 +113,8 @@ __all__ = [
     "planted",
     "plots",
     "ranges",
+    "probe",
+    "probe_command",
     "record",
     "recording",
     "recover",

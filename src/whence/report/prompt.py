@@ -21,6 +21,7 @@ from whence.report.module import module_lines, size
 from whence.report.nans import nans_text
 from whence.report.origin import origin_text
 from whence.report.ranges import ranges_text
+from whence.report.probe import probed_text
 from whence.report.repeat import repeated_text
 from whence.report.repro import reproduction
 from whence.report.run.elements import kind_of_record
@@ -251,6 +252,7 @@ _WORDS: dict[type, Callable[[Any], str]] = {
     results.Location: _first_lines(location),
     results.Nans: _first_lines(nans_text),
     results.Ranges: _first_lines(ranges_text),
+    results.Probed: _first_lines(probed_text),
     results.Repeated: _first_lines(repeated_text),
     results.Ladder: _first_lines(rungs),
     results.Checkup: _first_lines(checkup),

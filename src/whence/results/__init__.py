@@ -25,6 +25,7 @@ from whence.results.origin import Counted, Occurrence, Occurrences, Origin, Trac
 from whence.results.parity import ParityError
 from whence.results.plan import TENSOR_RULE, CallPair, Joined, Made, Parted, Plan, SlotPair
 from whence.results.ranges import FormatUse, Ranges, TensorRange
+from whence.results.probe import Held, Place, Probed, Property, PropertyAnswer, SpreadShare, Variant
 from whence.results.repeat import Repeated, Source, SourceKind, StepLoss, TouchedGradient
 from whence.results.rows import Row
 from whence.results.tokens import (
@@ -89,6 +90,7 @@ __all__ = [
     "FoundComparison",
     "FoundRun",
     "Generation",
+    "Held",
     "Joined",
     "Ladder",
     "LadderKind",
@@ -111,10 +113,14 @@ __all__ = [
     "ParityError",
     "Parted",
     "Pass",
+    "Place",
     "Plan",
     "PlantedFault",
+    "Probed",
     "PromptMatch",
     "Prompted",
+    "Property",
+    "PropertyAnswer",
     "RandomNumbers",
     "Range",
     "Ranges",
@@ -129,6 +135,7 @@ __all__ = [
     "SlotPair",
     "Source",
     "SourceKind",
+    "SpreadShare",
     "Status",
     "StepLoss",
     "TensorRange",
@@ -141,6 +148,7 @@ __all__ = [
     "TracedInput",
     "TracedStep",
     "Undecided",
+    "Variant",
     "Verdict",
     "VerdictKind",
     "ViewRow",

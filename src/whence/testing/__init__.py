@@ -1,4 +1,5 @@
-"""Parity in tests: two models, or a model and a run kept from before, must compute the same.
+"""Parity in tests: two models, or a model and a run kept from before, must compute the same; and
+what one model must hold by itself.
 
     from whence.testing import assert_parity
 
@@ -16,11 +17,25 @@ import shutil
 import tempfile
 from typing import TYPE_CHECKING, Any
 
+from whence.testing.properties import (
+    assert_batch_invariant,
+    assert_causal,
+    assert_padding_invariant,
+    assert_repeatable,
+)
+
 if TYPE_CHECKING:
     from whence.results import Comparison
     from whence.results import ParityError as ParityError
 
-__all__ = ["ParityError", "assert_parity"]
+__all__ = [
+    "ParityError",
+    "assert_batch_invariant",
+    "assert_causal",
+    "assert_padding_invariant",
+    "assert_parity",
+    "assert_repeatable",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,101 @@
+"""What variants of one model show, on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from whence.report.tables import clean, columns, from_here, headed
+from whence.results.probe import Held, Place, Probed, PropertyAnswer, SpreadShare, Variant
+from whence.results.verdict import Status
+
+_WORDS: dict[str, str] = {
+    Status.SAME: "HOLDS",
+    Status.DIFFERENT: "VIOLATED",
+    Status.UNDECIDED: "CANNOT TELL",
+}
+_SHOWN = (Held.VIOLATED, Held.OBSERVED, Held.UNKNOWN)
+
+
+def probed_text(result: Probed) -> str:
+    """The answer as text."""
+    return "\n".join(_lines(result)) + "\n"
+
+
+def _lines(result: Probed) -> Iterator[str]:
+    broken = [a.property for a in result.answers if a.held == Held.VIOLATED]
+    unclear = [a.property for a in result.answers if a.held == Held.UNKNOWN]
+    names = ", ".join(map(clean, broken or unclear)) or "every property that applies"
+    yield headed(_WORDS[result.status], f"{names}   {clean(result.model)}")
+    yield headed("  on", clean(result.inputs))
+    yield from (headed("  note", clean(note)) for note in result.notes)
+    yield ""
+    rows = [("property", "holds", "ulp", "first operator", "in")]
+    rows += [_row(answer) for answer in result.answers]
+    yield from columns(rows, right=(2,))
+    for answer in result.answers:
+        yield from _details(answer)
+
+
+def _row(answer: PropertyAnswer) -> tuple[str, str, str, str, str]:
+    largest = max(
+        (v for v in answer.variants if v.held == answer.held), key=lambda v: v.ulp, default=None
+    )
+    place = next(
+        (v.first for v in answer.variants if v.held == answer.held and v.first is not None), None
+    )
+    return (
+        clean(answer.property),
+        clean(answer.held),
+        f"{largest.ulp:.3g}" if largest is not None and largest.differing else "",
+        clean(place.operator) if place is not None else "",
+        _module(place) if place is not None else "",
+    )
+
+
+def _module(place: Place) -> str:
+    return clean(place.scope or "the model itself") + (
+        f" ({clean(place.op_type)})" * bool(place.scope)
+    )
+
+
+def _details(answer: PropertyAnswer) -> Iterator[str]:
+    yield ""
+    yield headed(answer.property.upper(), clean(answer.cause or answer.why or _tried(answer)))
+    for variant in answer.variants:
+        if variant.held in _SHOWN and variant.differing:
+            yield from _variant(variant)
+    if answer.shares:
+        yield headed("  spread from", ", ".join(map(_share, answer.shares)))
+    if answer.power:
+        yield headed("  power", clean(answer.power))
+    yield from (headed("  note", clean(note)) for note in answer.notes)
+    if answer.next:
+        yield headed("  next", clean(answer.next))
+
+
+def _tried(answer: PropertyAnswer) -> str:
+    ran = [v for v in answer.variants if v.held != Held.UNKNOWN or v.differing]
+    rounded = [v for v in ran if v.held == Held.ROUNDING]
+    exact = f"{len(ran) - len(rounded)} of {len(ran)} variants are equal bit for bit"
+    if not rounded:
+        return exact
+    worst = max(rounded, key=lambda v: v.ulp)
+    return f"{exact}; the others differ by at most {worst.ulp:.3g} ulp ({worst.name})"
+
+
+def _variant(variant: Variant) -> Iterator[str]:
+    size = f"{variant.differing} of {variant.count} elements move, by up to {variant.moved:.2g} rms"
+    yield headed(f"  {clean(variant.held)}", f"{clean(variant.name)}: {size}")
+    if variant.first is not None:
+        after = f", fed by {clean(variant.first.after)}" if variant.first.after else ""
+        yield headed(
+            "    from", f"{clean(variant.first.operator)}{after} in {_module(variant.first)}"
+        )
+        if variant.first.line:
+            yield headed("    at", clean(from_here(variant.first.line)))
+    if variant.in_float64 is not None:
+        yield headed("    because", clean(variant.why))
+
+
+def _share(share: SpreadShare) -> str:
+    return f"{clean(share.operator)} {100 * share.share:.0f} % ({share.calls} calls)"

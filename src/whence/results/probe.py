@@ -1,0 +1,120 @@
+"""Which properties, that need no second run, one model has."""
+
+from __future__ import annotations
+
+import msgspec
+
+from whence.display import Described
+from whence.results.verdict import Status, Word
+
+
+class Property(Word):
+    """A question that one model answers by being run in variants."""
+
+    CAUSALITY = "causality"
+    """Nothing before a position may depend on what comes after it."""
+    PADDING = "padding"
+    """Real positions may not depend on padding."""
+    BATCH = "batch"
+    """A row may not depend on the rows beside it, their number, or its place among them."""
+    CHUNKING = "chunking"
+    """Reading in pieces with a cache gives what reading at once gives."""
+    REPEAT = "repeat"
+    """The same call gives the same result."""
+
+
+class Held(Word):
+    """Whether a property, or one variant of it, holds."""
+
+    EXACT = "bit for bit"
+    ROUNDING = "within rounding"
+    VIOLATED = "violated"
+    OBSERVED = "not so"
+    """It does not hold, and nothing says that it should."""
+    UNKNOWN = "cannot tell"
+    ABSENT = "does not apply"
+
+
+class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An operator of the model. scope: of the module that runs it, "" for the root. op_type: class
+    of this module. line: "file:line" of the program. after: where the guilty operator may be one
+    of several whose results cannot be told apart by position, the first of them.
+    """
+
+    operator: str
+    scope: str = ""
+    op_type: str = ""
+    line: str = ""
+    after: str = ""
+
+
+class Variant(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The model run otherwise, compared with the model run as it was.
+
+    name: what was changed. moved: the largest difference at the positions that may not move, in
+    root mean squares of the output; ulp: the same in units of the last place. in_float64: `moved`
+    of the same two runs in float64, None where they were not made. effect: how far the outputs
+    moved where they may, None where nothing may. differing: elements that moved, of `count`.
+    first: where the difference begins. why: why it is judged so, or could not be.
+    """
+
+    name: str
+    held: Held
+    moved: float = 0.0
+    ulp: float = 0.0
+    in_float64: float | None = None
+    effect: float | None = None
+    differing: int = 0
+    count: int = 0
+    first: Place | None = None
+    why: str = ""
+
+
+class SpreadShare(msgspec.Struct, frozen=True):
+    """Which part of the spread at the output goes away when all calls of one operator are computed
+    row by row. calls: in which the spread begins.
+    """
+
+    operator: str
+    calls: int
+    share: float
+
+
+class PropertyAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whether one property holds.
+
+    cause: of a violation, in words. power: how large a violation would have been seen. why: why it
+    cannot be told or does not apply. next: what to type.
+    """
+
+    property: Property
+    held: Held
+    variants: tuple[Variant, ...] = ()
+    cause: str = ""
+    power: str = ""
+    why: str = ""
+    next: str = ""
+    notes: tuple[str, ...] = ()
+    shares: tuple[SpreadShare, ...] = ()
+
+
+class Probed(Described, msgspec.Struct, frozen=True):
+    """What variants of one call of one model show.
+
+    status: different where a property is violated, undecided where one cannot be told, else same.
+    model: its class. inputs: of the call, in words. command: that ran it, () in code.
+    """
+
+    status: Status
+    model: str
+    inputs: str
+    answers: tuple[PropertyAnswer, ...]
+    command: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> PropertyAnswer:
+        """The answer about one property. Raises KeyError where it was not asked for."""
+        for answer in self.answers:
+            if answer.property == name:
+                return answer
+        raise KeyError(name)

@@ -1,0 +1,1 @@
+"""Runs one model in variants and asks what must not change."""

@@ -1,0 +1,182 @@
+"""`whence.probe`, and the same for a program that is started."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from whence.errors import CaptureError, UsageError, WhenceError
+from whence.results.probe import Probed, Property
+
+if TYPE_CHECKING:
+    from whence.instrument.options import CaptureOptions
+    from whence.workflows.probe.torch.watching import KeptCall
+
+_ATTACH = "whence.api:attach_probe"
+_QUESTION, _ANSWER, _PROBLEM = "probe.json", "answer-{}.json", "problem-{}.txt"
+
+
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a program is asked: properties, () for all; whether it is causal; the number of the
+    call, None for the first of the largest model; now: during the program, not at its end.
+    """
+
+    properties: tuple[str, ...] = ()
+    causal: bool | None = None
+    call: int | None = None
+    now: bool = False
+
+
+def probe(
+    model: Any,
+    inputs: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    properties: Collection[str] = (),
+    causal: bool | None = None,
+) -> Probed:
+    """Ask one model, on one call, what must hold without a second run: that a position does not
+    depend on later ones, nor a row on its neighbours, nor what is real on padding, and so on.
+
+        print(whence.probe(model, {"input_ids": ids, "attention_mask": mask}))
+
+    model: a torch module, with its weights and modes as they are. inputs: a tuple is the positional
+    arguments, a mapping the named ones, anything else the only one; kwargs: named ones beside them.
+    properties: of `whence.results.Property`, () for all. causal: whether a position may see only
+    what comes before it; None where the model says so itself. The model is called many times,
+    without gradients, and left as it was; float64 copies of it are made where a difference has to
+    be told from rounding. Raises UsageError for what is no torch module, holds no tensor, or for a
+    property that there is not, and whatever the model raises on these inputs.
+    """
+    if "torch" not in sys.modules or not isinstance(model, sys.modules["torch"].nn.Module):
+        raise UsageError(f"probe takes a torch module, not {type(model).__name__}")
+    from whence.workflows.probe.torch.probing import probed
+
+    named = {**(inputs if isinstance(inputs, Mapping) else {}), **(kwargs or {})}
+    args: tuple[Any, ...] = ()
+    if not isinstance(inputs, Mapping) and inputs is not None:
+        args = inputs if type(inputs) is tuple else (inputs,)
+    return probed(model, args, named, properties=properties or tuple(Property), causal=causal)
+
+
+def probe_command(
+    command: Sequence[str],
+    *,
+    properties: Collection[str] = (),
+    causal: bool | None = None,
+    call: int | None = None,
+    now: bool = False,
+    tell: Callable[[str], None] | None = None,
+) -> Probed:
+    """Run a command, and ask the largest model that it calls. Its output goes where it goes
+    without us. call: number of the outermost call to ask about, from 1; None: the first one of the
+    model. now: ask during the program, not at its end. Raises CaptureError where no model was
+    called, or asking failed.
+    """
+    from whence.instrument.launch import child_process, interpreter, launcher, outcome
+    from whence.instrument.options import make
+
+    if unknown := set(properties) - set(Property):
+        raise UsageError(f"property {min(unknown)!r}: one of {', '.join(Property)}")
+    found = interpreter.find(command, os.environ)
+    if found:
+        interpreter.check(found, os.environ)
+    with tempfile.TemporaryDirectory(prefix="whence-probe-") as folder:
+        question = Question(tuple(properties), causal, call, now)
+        (Path(folder) / _QUESTION).write_bytes(msgspec.json.encode(question))
+        environment = launcher.child_environment(os.environ, folder, make(), _ATTACH)
+        ended = child_process.execute(command, environment)
+        processes = outcome.collect(folder)
+        answers = [
+            msgspec.json.decode(path.read_bytes(), type=Probed)
+            for path in sorted(Path(folder).glob(_ANSWER.format("*")))
+        ]
+        problems = [
+            path.read_text(encoding="utf-8")
+            for path in sorted(Path(folder).glob(_PROBLEM.format("*")))
+        ]
+    if not answers:
+        why = "; ".join((*processes.errors, *problems)) or _why_nothing(processes)
+        raise CaptureError(f"the command {outcome.ended_words(ended.exit_code)}; {why}")
+    if len(answers) > 1 and tell is not None:
+        tell(f"{len(answers)} processes answered; this is the first")
+    notes = list(answers[0].notes)
+    if ended.exit_code:
+        notes.append(f"the command {outcome.ended_words(ended.exit_code)}")
+    return msgspec.structs.replace(answers[0], command=tuple(command), notes=tuple(notes))
+
+
+def _why_nothing(processes: Any) -> str:
+    if not processes.started:
+        return "no Python process of the command loaded whence"
+    if not processes.attached:
+        return "torch was never imported, and only its modules can be asked"
+    return (
+        "no module of torch with parameters was called with a tensor (--call takes another call; "
+        "compiled code is not seen)"
+    )
+
+
+def attach_probe(options: CaptureOptions, run_path: str, framework: str) -> None:
+    """Watch the modules of this process, and ask when it ends. Called in the child by
+    `whence probe`, after its import of a framework.
+    """
+    if framework != "torch":
+        return
+    from whence.workflows.probe.torch.watching import Watching
+
+    question = msgspec.json.decode((Path(run_path) / _QUESTION).read_bytes(), type=Question)
+
+    def ask(call: KeptCall) -> None:
+        _answer(call, question, Path(run_path))
+
+    watching = Watching(question.call, ask if question.now else None)
+
+    def finish() -> None:
+        watching.remove()
+        call = watching.largest
+        if call is not None and not question.now:
+            ask(call)
+        elif call is None and question.call is not None:
+            text = f"call {question.call} was not made: {watching.seen} outermost calls were"
+            _write(Path(run_path) / _PROBLEM.format(os.getpid()), text.encode())
+
+    atexit.register(finish)
+
+
+def _answer(call: KeptCall, question: Question, folder: Path) -> None:
+    """Ask, and leave the answer for the process that waits; whatever goes wrong is left too."""
+    from whence.workflows.probe.torch.probing import probed
+
+    try:
+        result = probed(
+            call.model,
+            call.args,
+            call.kwargs,
+            properties=question.properties or tuple(Property),
+            causal=question.causal,
+            surroundings=call.surroundings,
+            returned=call.returned,
+        )
+    except WhenceError as error:
+        _write(folder / _PROBLEM.format(os.getpid()), str(error).encode())
+    except Exception as error:  # noqa: BLE001 - whatever the user's model raises
+        text = (
+            f"{type(call.model).__name__} cannot be called again: {type(error).__name__}: {error}"
+        )
+        _write(folder / _PROBLEM.format(os.getpid()), text.encode("utf-8", "replace"))
+    else:
+        _write(folder / _ANSWER.format(os.getpid()), msgspec.json.encode(result))
+
+
+def _write(path: Path, content: bytes) -> None:
+    with contextlib.suppress(OSError):
+        path.write_bytes(content)

@@ -1,0 +1,1 @@
+"""Variants of one call of a torch module."""

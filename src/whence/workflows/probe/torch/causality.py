@@ -1,0 +1,148 @@
+"""Does a position depend on what comes after it?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from whence.results.probe import Held, Property, PropertyAnswer, Variant
+from whence.workflows.probe.torch.answering import answer
+from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
+from whence.workflows.probe.torch.judging import Judge
+from whence.workflows.probe.torch.regions import Positions
+
+_LEAST_LENGTH = 3
+_MOST_AHEAD = 12
+
+
+def causality(judge: Judge, inputs: CallInputs, declared: bool | None) -> PropertyAnswer:
+    """Change the end of the sequence: nothing before it may move. declared: whether the model is
+    causal, None where its class and its attention say so.
+    """
+    expected, evidence = (
+        (declared, "declared") if declared is not None else is_causal(judge.subject.model, inputs)
+    )
+    if why := _does_not_apply(judge.subject.model, inputs):
+        return PropertyAnswer(Property.CAUSALITY, Held.ABSENT, why=why)
+    if declared is False:
+        return PropertyAnswer(Property.CAUSALITY, Held.ABSENT, why="declared not causal")
+    one = inputs.with_rows([0]) if inputs.batch_axis is not None else inputs
+    length = one.length
+    twin = _shorter(judge, one)
+    ends = dict.fromkeys((length - 1, length // 2, 1))
+    variants = [
+        judge.variant(
+            f"changed from position {stop} of {length} on",
+            one,
+            _changed_from(one, stop),
+            Positions(length, twin.length if twin else length - 1, 0, stop),
+            twin=twin,
+        )
+        for stop in ends
+        if 0 < stop < length
+    ]
+    still = [v for v in variants if v.held == Held.EXACT and not v.effect]
+    if still and len(still) == len(variants):
+        return PropertyAnswer(
+            Property.CAUSALITY,
+            Held.UNKNOWN,
+            tuple(variants),
+            why="changing the input changed no output at all: nothing was tried",
+        )
+    if expected is not True:
+        variants = [_observed(v) for v in variants]
+    cause = ""
+    if any(v.held in (Held.VIOLATED, Held.OBSERVED) for v in variants):
+        cause = _reach(judge, one, twin)
+        if expected is not True:
+            cause += f"; {evidence}"
+    next_step = "" if expected is not None else "whence probe --causal or --no-causal"
+    return answer(Property.CAUSALITY, variants, cause=cause, notes=[evidence], next_step=next_step)
+
+
+def _observed(variant: Variant) -> Variant:
+    from msgspec.structs import replace
+
+    return replace(variant, held=Held.OBSERVED) if variant.held == Held.VIOLATED else variant
+
+
+def _does_not_apply(model: Any, inputs: CallInputs) -> str:
+    config = getattr(model, "config", None)
+    if inputs.length_axis is None:
+        return f"{inputs.main} has no axis of positions"
+    if inputs.length < _LEAST_LENGTH:
+        return f"the sequence has {inputs.length} positions, too few; --call takes another call"
+    if getattr(config, "is_encoder_decoder", False) and not inputs.main.startswith("decoder"):
+        return "an encoder reads both ways, and no decoder_input_ids are given"
+    return ""
+
+
+def _shorter(judge: Judge, inputs: CallInputs) -> CallInputs | None:
+    """The same call with one position less: what changes its shape has an axis of positions."""
+    twin = inputs.cut(0, inputs.length - 1)
+    try:
+        judge.base(twin)
+    except Exception:  # noqa: BLE001 - a model that takes one length only
+        return None
+    return twin
+
+
+def _changed_from(inputs: CallInputs, start: int) -> CallInputs:
+    return _changed(inputs, start, inputs.length)
+
+
+def _changed(inputs: CallInputs, start: int, stop: int) -> CallInputs:
+    axis = inputs.length_axis
+    assert axis is not None
+    tensor = inputs.tensor.clone()
+    others = other_tokens(inputs.tensor, seed=start + 1)
+    span = slice(start, stop)
+    tensor.movedim(axis, 0)[span] = others.movedim(axis, 0)[span]
+    return inputs.changed(**{inputs.main: tensor})
+
+
+def _reach(judge: Judge, inputs: CallInputs, twin: CallInputs | None) -> str:
+    """How far ahead the position in the middle sees."""
+    length, at = inputs.length, inputs.length // 2
+    places = list(range(at + 1, length))
+    if len(places) > _MOST_AHEAD:
+        places = sorted(
+            {at + 1, at + 2, at + 3, *places[:: len(places) // _MOST_AHEAD], places[-1]}
+        )
+    region = Positions(length, twin.length if twin else length - 1, at, at + 1)
+    seen = [
+        place - at
+        for place in places
+        if judge.variant("", inputs, _changed(inputs, place, place + 1), region, twin=twin).held
+        == Held.VIOLATED
+    ]
+    if not seen:
+        return "a position sees some that come after it"
+    if len(seen) == len(places) and len(seen) > 1:
+        return "a position sees all that come after it"
+    return f"through all layers together, a position sees up to {max(seen)} ahead"
+
+
+def is_causal(model: Any, inputs: CallInputs) -> tuple[bool | None, str]:
+    """Should a position see only what comes before it: (yes, no or None for unknown, evidence)."""
+    config = getattr(model, "config", None)
+    name = type(model).__name__
+    marks = {
+        bool(m.is_causal)
+        for m in model.modules()
+        if isinstance(getattr(m, "is_causal", None), bool)
+    }
+    if inputs.main.startswith("decoder"):
+        return True, f"{inputs.main} is read by a decoder"
+    if isinstance(model, torch.nn.RNNBase):
+        return not model.bidirectional, f"{name}, bidirectional={model.bidirectional}"
+    if getattr(config, "is_decoder", None) is True:
+        return True, "its configuration has is_decoder=True"
+    if marks == {True}:
+        return True, "its attention modules have is_causal=True"
+    if marks == {False} or marks == {True, False}:
+        return (None if "CausalLM" in name else False), "its attention has is_causal=False"
+    if "ForCausalLM" in name:
+        return True, f"it is a {name}"
+    return None, "nothing says whether it should be causal"

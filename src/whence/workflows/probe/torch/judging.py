@@ -1,0 +1,251 @@
+"""Judges one variant: equal, rounding, or more than rounding can be.
+
+Rounding in float64 is 5e8 times smaller than in float32; what depends on something it may not
+depend on does so in float64 as well. So both runs are made again in float64, and the difference
+either goes away or stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from whence.results.probe import Held, Place, Variant
+from whence.workflows.probe.torch.inputs import CallInputs
+from whence.workflows.probe.torch.measuring import Begun, Distance, Walk, distance, place
+from whence.workflows.probe.torch.outputs import Outputs
+from whence.workflows.probe.torch.regions import Region
+from whence.workflows.probe.torch.subject import Subject
+from whence.workflows.probe.torch.trace import Trace
+
+Changed = CallInputs | Callable[[Subject], CallInputs]
+"""Arguments of a variant, or how they are made by the model that gets them (its own cache)."""
+
+WIDE_ROUNDING = 1e-9
+"""Largest difference, in root mean squares, that float64 makes by rounding in a network."""
+WIDE_GROWTH = 2.0**-20
+"""Part of the difference that is left in float64 where it is rounding alone; 2**-29 in theory."""
+NARROW_ROUNDING = 1e-4
+"""The same where an operator has no float64."""
+FAR = 2.0**-10
+"""Part of it that is left at least where it is none."""
+GROSS = 2.0**12
+"""Roundings that no single operator makes, where float64 cannot be asked."""
+_MOST_WINDOWS = 8
+
+
+class Trial(NamedTuple):
+    """Two runs to compare, as `Judge.variant` takes them."""
+
+    base: CallInputs
+    changed: Changed
+    region: Region
+    twin: CallInputs | None = None
+    modes: Sequence[Callable[[], Any]] = ()
+    copied: bool = True
+
+
+class Judge:
+    """Runs variants of one model and judges them. Runs of the base are made once."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self._wide: Subject | None = None
+        self._no_wide = ""
+        self._bases: dict[tuple[int, int], tuple[Any, Outputs]] = {}
+
+    # ---- running
+
+    def base(self, inputs: CallInputs, wide: bool = False) -> Outputs:
+        """What the model returns for inputs, kept."""
+        key = id(inputs), wide
+        if key not in self._bases:
+            subject = self.wide() if wide else self.subject
+            assert subject is not None
+            self._bases[key] = inputs, subject.run(inputs)
+        return self._bases[key][1]
+
+    def wide(self) -> Subject | None:
+        """The model in float64; None where it cannot be had."""
+        if self._wide is None and not self._no_wide:
+            try:
+                self._wide = self.subject.wide()
+            except Exception as error:  # noqa: BLE001 - whatever copying the user's model raises
+                self._no_wide = f"no copy in float64: {_said(error)}"
+        return self._wide
+
+    def _narrow(self) -> str:
+        """What the run in float64 could not compute in float64, "" for nothing."""
+        return next(iter(self._wide.notes), "") if self._wide is not None else ""
+
+    # ---- judging
+
+    def variant(
+        self,
+        name: str,
+        base: CallInputs,
+        changed: Changed,
+        region: Region,
+        *,
+        twin: CallInputs | None = None,
+        modes: Sequence[Callable[[], Any]] = (),
+        copied: bool = True,
+    ) -> Variant:
+        """Compare a run on `changed` with one on `base` where `region` says that nothing may move.
+
+        twin: a call with another extent (`Walk`). modes: context managers around the changed run.
+        """
+        trial = Trial(base, changed, region, twin, modes, copied)
+        try:
+            far, effect, compared = self._apart(trial, self.subject)
+        except Exception as error:  # noqa: BLE001 - whatever the user's model raises
+            return Variant(name, Held.UNKNOWN, why=f"the model does not run so: {_said(error)}")
+        if not compared:
+            why = "no output has an element for each position or row"
+            return Variant(name, Held.UNKNOWN, why=why)
+        if not far.differing:
+            return Variant(name, Held.EXACT, effect=effect, count=far.elements)
+        return self._judged(name, trial, far, effect)
+
+    def _apart(self, trial: Trial, subject: Subject) -> tuple[Distance, float | None, int]:
+        """What `compared_outputs` gives of both runs. Raises whatever the model raises."""
+        is_wide = subject is not self.subject
+        changed = made(trial.changed, subject)
+        copied = trial.copied or is_wide
+        outputs = subject.run(changed, *[m() for m in trial.modes], copied=copied)
+        twins = self.base(trial.twin, wide=is_wide) if trial.twin is not None else None
+        return compared_outputs(self.base(trial.base, wide=is_wide), outputs, trial.region, twins)
+
+    def _judged(self, name: str, trial: Trial, far: Distance, effect: float | None) -> Variant:
+        in_float64, why = self._in_float64(trial)
+        held = Held.UNKNOWN
+        if in_float64 is not None:
+            held, why = verdict(far.moved, in_float64, self._narrow())
+        begun = self.begins(trial, wide=held == Held.VIOLATED)
+        if held == Held.ROUNDING:  # another position's cosine is no rounding, and explains none
+            begun = [b for b in begun if b.distance.ulp < GROSS]
+        first = begun[0] if begun else None
+        if held == Held.UNKNOWN and first is not None and first.distance.ulp > GROSS:
+            held = Held.VIOLATED
+            why = f"{first.distance.ulp:.3g} ulp in one operator is more than it can round"
+        return Variant(
+            name,
+            held,
+            moved=far.moved,
+            ulp=far.ulp,
+            in_float64=in_float64,
+            effect=effect,
+            differing=far.differing,
+            count=far.elements,
+            first=place(first) if first is not None else None,
+            why=why,
+        )
+
+    def _in_float64(self, trial: Trial) -> tuple[float | None, str]:
+        wide = self.wide()
+        if wide is None:
+            return None, self._no_wide
+        try:
+            return self._apart(trial, wide)[0].moved, ""
+        except Exception as error:  # noqa: BLE001 - whatever the user's model raises
+            return None, f"the model does not run in float64: {_said(error)}"
+
+    # ---- naming
+
+    def begins(self, trial: Trial, *, wide: bool = False) -> list[Begun]:
+        """The operators in which the difference begins. wide: in float64, and by more than its
+        rounding.
+        """
+        subject = self.wide() if wide else self.subject
+        if subject is None:
+            return []
+        least = WIDE_ROUNDING if wide else 0.0
+        walk = Walk(trial.region, lambda far: far.differing > 0 and far.moved > least)
+        found: list[Begun] = []
+        begin: int | None = 0
+        for _ in range(_MOST_WINDOWS):
+            if begin is None or (found and wide):
+                break
+            try:
+                first = traced(subject, trial.base, begin)
+                changed = made(trial.changed, subject)
+                copied = trial.copied or wide
+                second = traced(subject, changed, begin, trial.modes, copied=copied)
+                third = traced(subject, trial.twin, 1 << 60) if trial.twin is not None else None
+            except Exception:  # noqa: BLE001 - what cannot be traced has no named operator
+                break
+            found += walk.over(first, second, third)
+            begin = first.end
+        return found
+
+
+def made(changed: Changed, subject: Subject) -> CallInputs:
+    """The arguments themselves. Raises whatever the model raises while they are made."""
+    return changed if isinstance(changed, CallInputs) else changed(subject)
+
+
+def traced(
+    subject: Subject,
+    inputs: CallInputs,
+    begin: int = 0,
+    modes: Sequence[Callable[[], Any]] = (),
+    *,
+    change: Callable[..., Any] | None = None,
+    copied: bool = True,
+) -> Trace:
+    """One run, operator by operator. Raises whatever the model raises."""
+    trace = Trace(subject.model, begin=begin, change=change)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        subject.run(inputs, *[m() for m in modes], trace.listening(), copied=copied)
+    return trace
+
+
+def compared_outputs(
+    base: Outputs, changed: Outputs, region: Region, twins: Outputs | None
+) -> tuple[Distance, float | None, int]:
+    """(distance where nothing may move, largest distance where it may, outputs compared)."""
+    far, effect, compared = Distance(), None, 0
+    for name, tensor in base.items():
+        other = changed.get(name)
+        if other is None or (twins is not None and name not in twins):
+            continue
+        shape = tuple(twins[name].shape) if twins is not None else None
+        pair = region.pair(tensor, other, shape)
+        if region.whole and pair is None and tensor.shape == other.shape:
+            pair = tensor, other
+        if pair is None or pair[0].shape != pair[1].shape:
+            continue
+        compared += 1
+        far |= distance(*pair)
+        moving = region.moving(tensor, other, shape)
+        if moving is not None:
+            effect = max(effect or 0.0, distance(*moving).moved)
+    return far, effect, compared
+
+
+def verdict(moved: float, in_float64: float, narrow: str = "") -> tuple[Held, str]:
+    """Is a difference rounding? (answer, reason). Both in root mean squares of the output. narrow:
+    an operator that has no float64, and rounds there as it does elsewhere.
+    """
+    left = f"{in_float64:.2g} in float64, {moved:.2g} as it runs"
+    if narrow and WIDE_ROUNDING < in_float64 < NARROW_ROUNDING:
+        return Held.UNKNOWN, f"{left}, where {narrow}"
+    if in_float64 <= max(WIDE_ROUNDING, moved * WIDE_GROWTH) and in_float64 <= 1e-6:
+        return Held.ROUNDING, f"it goes away: {left}"
+    if in_float64 >= moved * FAR:
+        return Held.VIOLATED, f"it stays: {left}"
+    return Held.UNKNOWN, f"it neither stays nor goes away: {left}"
+
+
+def _said(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
+
+
+def guilty(variants: Sequence[Variant]) -> Place | None:
+    """Where the first violation of several begins."""
+    return next((v.first for v in variants if v.held == Held.VIOLATED and v.first), None)

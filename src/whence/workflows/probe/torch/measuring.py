@@ -1,0 +1,163 @@
+"""How far two tensors are apart, and where in a run the distance begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from whence.results.probe import Place
+from whence.workflows.probe.torch.outputs import same_bits
+from whence.workflows.probe.torch.regions import Region
+from whence.workflows.probe.torch.trace import Trace, TracedOperator
+
+_MAKES_MEMORY = ("aten.empty", "aten.new_empty")
+
+
+class Distance(NamedTuple):
+    """moved: the largest difference in root mean squares of the first tensor. ulp: the same in
+    units of the last place of the element, or of the root mean square where that is larger.
+    differing: elements with other bits, of `elements`.
+    """
+
+    moved: float = 0.0
+    ulp: float = 0.0
+    differing: int = 0
+    elements: int = 0
+
+    def __or__(self, other: Distance) -> Distance:
+        return Distance(
+            max(self.moved, other.moved),
+            max(self.ulp, other.ulp),
+            self.differing + other.differing,
+            self.elements + other.elements,
+        )
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> Distance:
+    """Of two tensors of one shape. Values that are NaN or infinite in one alone are infinitely far
+    apart.
+    """
+    if same_bits(a, b):
+        return Distance(elements=a.numel())
+    if not (a.is_floating_point() or a.is_complex()):
+        differing = int((a != b).sum())
+        return Distance(1.0, float("inf"), differing, a.numel())
+    eps = torch.finfo(a.dtype).eps
+    a, b = (torch.view_as_real(t) if t.is_complex() else t for t in (a, b))
+    a, b = a.double(), b.double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    d = (a - b).abs().masked_fill(same, 0.0).nan_to_num(nan=torch.inf)
+    finite = a.masked_fill(~a.isfinite(), 0.0)
+    rms = float(finite.square().mean().sqrt()) or 1.0
+    unit = (
+        torch.finfo(torch.float64).tiny
+        + torch.exp2(finite.abs().clamp(min=rms).log2().floor()) * eps
+    )
+    return Distance(float(d.max()) / rms, float((d / unit).max()), int((~same).sum()), a.numel())
+
+
+class Begun(NamedTuple):
+    """An operator in which a difference begins: its inputs are equal, its results are not."""
+
+    number: int
+    operator: TracedOperator
+    distance: Distance
+    after: TracedOperator | None
+
+
+class Walk:
+    """Two traced runs, operator by operator. twin: a third, with another extent, of which shapes
+    tell which axis is which; None where the variant itself has another extent.
+
+    is_far: whether a distance is one that counts.
+    """
+
+    def __init__(self, region: Region, is_far: Callable[[Distance], bool]) -> None:
+        self._region, self._is_far = region, is_far
+        self._states: dict[int, bool] = {}
+        self._unclear: set[int] = set()
+
+    def over(self, base: Trace, variant: Trace, twin: Trace | None) -> Iterator[Begun]:
+        """The operators in which a difference begins, in order."""
+        for number, operator in enumerate(base.operators):
+            if operator.results is None:
+                continue
+            other = variant.by_key.get(operator.key)
+            results = variant.operators[other].results if other is not None else None
+            shapes = None
+            if twin is not None:
+                at = twin.by_key.get(operator.key)
+                shapes = twin.operators[at].shapes if at is not None else None
+            known = twin is None or shapes is not None
+            far, is_clear = self._distance(operator, results, shapes, known=known)
+            self._states[number] = far is not None and self._is_far(far)
+            if not is_clear:
+                self._unclear.add(number)
+            if far is not None and self._is_far(far):
+                above = self._above(base, operator)
+                if above is not None:
+                    computed = [n for n in above if not base.operators[n].is_view]
+                    if operator.is_view and computed:
+                        operator = base.operators[computed.pop()]
+                    after = base.operators[computed[0]] if computed else None
+                    yield Begun(number, operator, far, after)
+
+    def _distance(
+        self,
+        operator: TracedOperator,
+        results: list[torch.Tensor] | None,
+        shapes: Any,
+        *,
+        known: bool,
+    ) -> tuple[Distance | None, bool]:
+        """(distance of the results that can be compared, None for none; whether all others are
+        known to be equal). Integers that differ are never compared: they say where elements went.
+        """
+        mine = operator.results
+        if mine is None or results is None or len(mine) != len(results):
+            return None, False
+        if operator.key[2].startswith(_MAKES_MEMORY) or not known:
+            return None, all(map(same_bits, mine, results))
+        if shapes is not None and len(shapes) != len(mine):
+            return None, False
+        far, is_clear = None, True
+        for place, (a, b) in enumerate(zip(mine, results)):
+            pair = self._region.pair(a, b, shapes[place] if shapes is not None else None)
+            if pair is None or pair[0].shape != pair[1].shape:
+                is_clear = False
+            elif not (a.is_floating_point() or a.is_complex()):
+                is_clear = is_clear and same_bits(*pair)
+            else:
+                far = (far or Distance()) | distance(*pair)
+        return far, is_clear
+
+    def _above(self, base: Trace, operator: TracedOperator) -> list[int] | None:
+        """Operators above this one of which nothing tells whether they differ; None where one that
+        does differ is among those above.
+        """
+        waiting, seen = list(operator.parents), set()
+        while waiting:
+            number = waiting.pop()
+            if number in seen:
+                continue
+            if self._states.get(number, False):
+                return None
+            if number in self._unclear:
+                seen.add(number)
+                waiting += base.operators[number].parents
+        return sorted(seen)
+
+
+def place(begun: Begun) -> Place:
+    """The operator as an answer names it."""
+    scope, _, operator, _ = begun.operator.key
+    after = begun.after
+    return Place(
+        operator.removesuffix(".default"),
+        scope,
+        begun.operator.op_type,
+        begun.operator.line,
+        after.key[2].removesuffix(".default") if after is not None else "",
+    )

@@ -1,0 +1,92 @@
+"""All properties of one call of one model."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+
+from whence.errors import UsageError
+from whence.results.probe import Held, Probed, Property, PropertyAnswer
+from whence.results.verdict import Status
+from whence.workflows.probe.torch.batch import batch
+from whence.workflows.probe.torch.causality import causality
+from whence.workflows.probe.torch.chunking import chunking
+from whence.workflows.probe.torch.inputs import CallInputs
+from whence.workflows.probe.torch.judging import Judge
+from whence.workflows.probe.torch.outputs import Outputs, flattened
+from whence.workflows.probe.torch.padding import padding
+from whence.workflows.probe.torch.repeat import repeat
+from whence.workflows.probe.torch.subject import Subject
+from whence.workflows.probe.torch.surroundings import Surroundings
+
+_WARN = "transformers"
+
+
+def probed(
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    properties: Collection[str] = tuple(Property),
+    causal: bool | None = None,
+    surroundings: Surroundings | None = None,
+    returned: Any = None,
+) -> Probed:
+    """Ask a model on one call. returned: what this call gave the program. Raises UsageError where
+    the call holds nothing to change, and whatever the model raises on its own inputs.
+    """
+    inputs = CallInputs(model, args, kwargs)
+    judge = Judge(Subject(model, surroundings))
+    outputs: Outputs | None = flattened(returned) if returned is not None else None
+    ask: dict[Property, Callable[[], PropertyAnswer]] = {
+        Property.CAUSALITY: lambda: causality(judge, inputs, causal),
+        Property.PADDING: lambda: padding(judge, inputs),
+        Property.BATCH: lambda: batch(judge, inputs),
+        Property.CHUNKING: lambda: chunking(judge, inputs, causal),
+        Property.REPEAT: lambda: repeat(judge, inputs, outputs),
+    }
+    if unknown := set(properties) - set(ask):
+        raise UsageError(f"property {min(unknown)!r}: one of {', '.join(ask)}")
+    with _eager(), _quiet():
+        judge.base(inputs)  # raises where the model does not run as it is
+        answers = tuple(ask[name]() for name in ask if name in properties)
+    return Probed(status_of(answers), type(model).__name__, inputs.words(), answers)
+
+
+def status_of(answers: Collection[PropertyAnswer]) -> Status:
+    """Different where a property is violated, undecided where one cannot be told, else same."""
+    held = {answer.held for answer in answers}
+    if Held.VIOLATED in held:
+        return Status.DIFFERENT
+    return Status.UNDECIDED if Held.UNKNOWN in held else Status.SAME
+
+
+@contextlib.contextmanager
+def _eager() -> Iterator[None]:
+    """Compiled code runs as it was written: its inside is looked at."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Libraries do not warn of what our variants do."""
+    import logging
+    import warnings
+
+    logger = logging.getLogger(_WARN)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

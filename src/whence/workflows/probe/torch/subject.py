@@ -1,0 +1,155 @@
+"""A model that is run again and again, each time from the same state."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from whence.workflows.probe.torch.inputs import CallInputs
+from whence.workflows.probe.torch.outputs import Outputs, flattened, same_bits
+from whence.workflows.probe.torch.surroundings import Surroundings, set_generators
+from whence.workflows.probe.torch.wide import Wide
+
+_SIMPLE = (bool, int, float, str, type(None))
+
+
+class Subject:
+    """A model of this process. Every run begins with the buffers, plain attributes and random
+    numbers that the first one had, and leaves the model as it was.
+    """
+
+    def __init__(self, model: Any, surroundings: Surroundings | None = None) -> None:
+        self.model = model
+        self.surroundings = surroundings or Surroundings.now()
+        self._buffers = [(b, b._version, b.detach().clone()) for b in _buffers(model)]
+        self._attributes = [(m, _plain(m)) for m in model.modules()]
+        self._is_wide = False
+        self.notes: list[str] = []
+
+    def wide(self) -> Subject:
+        """A copy of the model in float64. Raises what copying raises."""
+        twin = copy.deepcopy(self.model).double()
+        subject = Subject(twin, dataclasses.replace(self.surroundings, autocast=()))
+        subject._is_wide = True
+        return subject
+
+    def run(
+        self, inputs: CallInputs, *modes: Any, seed: int | None = None, copied: bool = True
+    ) -> Outputs:
+        """What the model returns. modes: context managers around the call. seed: random numbers
+        begin there. copied=False: the arguments lie in memory as they are. Raises whatever the
+        model raises.
+        """
+        try:
+            return self.run_on(inputs, *modes, seed=seed, copied=copied)
+        finally:
+            self.restore()
+
+    def run_on(
+        self, inputs: CallInputs, *modes: Any, seed: int | None = None, copied: bool = True
+    ) -> Outputs:
+        """`run` without the state restored before or after."""
+        return flattened(self.raw(inputs, *modes, seed=seed, copied=copied))
+
+    def raw(
+        self, inputs: CallInputs, *modes: Any, seed: int | None = None, copied: bool = True
+    ) -> Any:
+        """What the model returns, as it returns it."""
+        args, kwargs = inputs.call(copied)
+        if self._is_wide:
+            args, kwargs = _widened(args), _widened(kwargs)
+        with self._scope(seed), contextlib.ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode)
+            return self.model(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _scope(self, seed: int | None) -> Iterator[None]:
+        before = Surroundings.now()
+        default = torch.get_default_dtype()
+        try:
+            set_generators(self.surroundings)
+            if seed is not None:
+                torch.manual_seed(seed)
+                random.seed(seed)
+                np.random.seed(seed)
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(torch.no_grad())
+                for kind, dtype in self.surroundings.autocast:
+                    stack.enter_context(torch.autocast(kind, dtype=dtype))
+                if self._is_wide:
+                    torch.set_default_dtype(torch.float64)
+                    stack.enter_context(Wide(self.notes))
+                yield
+        finally:
+            torch.set_default_dtype(default)
+            set_generators(before)
+
+    def restore(self) -> None:
+        """Bring buffers and plain attributes back to what they were."""
+        with torch.no_grad():
+            for buffer, _, content in self.changed_buffers():
+                buffer.copy_(content)
+        for module, attributes in self._attributes:
+            for name in [n for n in _plain(module) if n not in attributes]:
+                delattr(module, name)
+            for name, (value, content) in attributes.items():
+                if module.__dict__.get(name) is not value:
+                    setattr(module, name, value)
+                if content is not None and not same_bits(value, content):
+                    value.copy_(content)
+
+    def changed_buffers(self) -> list[tuple[torch.Tensor, int, torch.Tensor]]:
+        """(buffer, its version at first, its content at first) of those written meanwhile."""
+        return [(b, v, c) for b, v, c in self._buffers if b.is_inference() or not same_bits(b, c)]
+
+    def changed_state(self) -> list[str]:
+        """Names of buffers and attributes that differ from what they were at first."""
+        ids = {id(b) for b, _, c in self.changed_buffers() if not same_bits(b, c)}
+        names = [n for n, b in self.model.named_buffers() if id(b) in ids]
+        scopes = {id(m): n for n, m in self.model.named_modules()}
+        for module, attributes in self._attributes:
+            for name, (value, content) in _plain(module).items():
+                old = attributes.get(name)
+                is_same = old is not None and (
+                    old[0] is value
+                    if content is None
+                    else old[1] is not None and same_bits(value, old[1])
+                )
+                if not is_same and not (content is None and old and old[0] == value):
+                    names.append(".".join(filter(None, (scopes[id(module)], name))))
+        return names
+
+
+def _buffers(model: Any) -> list[torch.Tensor]:
+    return [b for b in model.buffers() if b.device.type != "meta"]
+
+
+def _plain(module: Any) -> dict[str, tuple[Any, Any]]:
+    """Plain attributes of a module: name -> (value, a copy of it where it is a tensor)."""
+    out: dict[str, tuple[Any, Any]] = {}
+    for name, value in module.__dict__.items():
+        if name.startswith("_") and not isinstance(value, (torch.Tensor, *_SIMPLE)):
+            continue
+        if isinstance(value, torch.Tensor):
+            out[name] = value, value.detach().clone()
+        elif isinstance(value, _SIMPLE):
+            out[name] = value, None
+    return out
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.double() if value.is_floating_point() else value
+    if type(value) in (list, tuple):
+        return type(value)(_widened(v) for v in value)
+    if type(value) is dict:
+        return {k: _widened(v) for k, v in value.items()}
+    return value
