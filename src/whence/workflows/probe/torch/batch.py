@@ -26,14 +26,24 @@ def batch(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
         return PropertyAnswer(Property.BATCH, Held.ABSENT, why=why)
     one = inputs.with_rows([0])
     first, second = (_beside(one, seed) for seed in (11, 23))
-    beside = one.joined(first[:2])
+    beside, others = one.joined(first[:2]), one.joined(second[:2])
+    middle = [1, 0, 2]
     content = judge.variant(
-        "other rows beside it", beside, one.joined(second[:2]), Row(3, 1), twin=one
+        "other rows beside it",
+        beside.with_rows(middle),
+        others.with_rows(middle),
+        Row(3, 1, 1, at=1),
+        twin=one,
     )
-    turned = one.joined(first[:2]).with_rows([1, 2, 0])
+    turned = beside.with_rows([1, 2, 0])
     order = judge.variant("the rows in another order", beside, turned, Row(3, 1, 0, at=2), twin=one)
     sizes = [
-        judge.variant(f"in a batch of {size}", one, one.joined(first[: size - 1]), Row(1, size))
+        judge.variant(
+            f"last in a batch of {size}",
+            one,
+            one.joined(first[: size - 1]).with_rows([*range(1, size), 0]),
+            Row(1, size, 0, at=size - 1),
+        )
         for size in SIZES
     ]
     variants = [content, order, *sizes]

@@ -9,11 +9,12 @@ import torch
 from whence.results.probe import Held, Property, PropertyAnswer, Variant
 from whence.workflows.probe.torch.answering import answer
 from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
-from whence.workflows.probe.torch.judging import Judge
+from whence.workflows.probe.torch.judging import WIDE_ROUNDING, Judge, Trial
 from whence.workflows.probe.torch.regions import Positions
 
 _LEAST_LENGTH = 3
 _MOST_AHEAD = 12
+_MOST_ENDS = 24
 
 
 def causality(judge: Judge, inputs: CallInputs, declared: bool | None) -> PropertyAnswer:
@@ -30,18 +31,15 @@ def causality(judge: Judge, inputs: CallInputs, declared: bool | None) -> Proper
     one = inputs.with_rows([0]) if inputs.batch_axis is not None else inputs
     length = one.length
     twin = _shorter(judge, one)
-    ends = dict.fromkeys((length - 1, length // 2, 1))
-    variants = [
-        judge.variant(
-            f"changed from position {stop} of {length} on",
-            one,
-            _changed_from(one, stop),
-            Positions(length, twin.length if twin else length - 1, 0, stop),
-            twin=twin,
-        )
-        for stop in ends
-        if 0 < stop < length
-    ]
+    step = -(-length // _MOST_ENDS)
+    ends = sorted({length - 1, length // 2, *range(1, length, step)}, reverse=True)
+    variants: list[Variant] = []
+    for stop in ends:
+        region = Positions(length, twin.length if twin else length - 1, 0, stop)
+        name = f"changed from position {stop} of {length} on"
+        variants.append(judge.variant(name, one, _changed(one, stop, length), region, twin=twin))
+        if variants[-1].held == Held.VIOLATED:
+            break
     still = [v for v in variants if v.held == Held.EXACT and not v.effect]
     if still and len(still) == len(variants):
         return PropertyAnswer(
@@ -58,7 +56,10 @@ def causality(judge: Judge, inputs: CallInputs, declared: bool | None) -> Proper
         if expected is not True:
             cause += f"; {evidence}"
     next_step = "" if expected is not None else "whence probe --causal or --no-causal"
-    return answer(Property.CAUSALITY, variants, cause=cause, notes=[evidence], next_step=next_step)
+    notes = [evidence]
+    if step > 1:
+        notes.append(f"changed from every {step}th position on, and from the last")
+    return answer(Property.CAUSALITY, variants, cause=cause, notes=notes, next_step=next_step)
 
 
 def _observed(variant: Variant) -> Variant:
@@ -88,10 +89,6 @@ def _shorter(judge: Judge, inputs: CallInputs) -> CallInputs | None:
     return twin
 
 
-def _changed_from(inputs: CallInputs, start: int) -> CallInputs:
-    return _changed(inputs, start, inputs.length)
-
-
 def _changed(inputs: CallInputs, start: int, stop: int) -> CallInputs:
     axis = inputs.length_axis
     assert axis is not None
@@ -114,8 +111,8 @@ def _reach(judge: Judge, inputs: CallInputs, twin: CallInputs | None) -> str:
     seen = [
         place - at
         for place in places
-        if judge.variant("", inputs, _changed(inputs, place, place + 1), region, twin=twin).held
-        == Held.VIOLATED
+        if judge.moved(Trial(inputs, _changed(inputs, place, place + 1), region, twin))
+        > WIDE_ROUNDING
     ]
     if not seen:
         return "a position sees some that come after it"

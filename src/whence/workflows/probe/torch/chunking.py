@@ -44,7 +44,7 @@ def chunking(judge: Judge, inputs: CallInputs, declared: bool | None) -> Propert
     if cache == _KEYS:
         name = f"in pieces of {half} and {length - half}"
         variants.append(_in_pieces(judge, one, cache, name, [half]))
-        if not encoder_decoder:
+        if not encoder_decoder and getattr(model, "_can_compile_fullgraph", False):
             variants.append(_static(judge, one))
     caused = next((v for v in variants if v.held == Held.VIOLATED), None)
     cause = f"with a cache the model computes something else: {caused.name}" if caused else ""

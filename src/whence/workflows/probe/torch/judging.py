@@ -24,17 +24,22 @@ from whence.workflows.probe.torch.trace import Trace
 Changed = CallInputs | Callable[[Subject], CallInputs]
 """Arguments of a variant, or how they are made by the model that gets them (its own cache)."""
 
-WIDE_ROUNDING = 1e-9
-"""Largest difference, in root mean squares, that float64 makes by rounding in a network."""
+WIDE_ROUNDING = 2.0**-26
+"""Largest difference, in root mean squares, that is called rounding in float64: a quarter of a
+rounding of float32. Constants that a model has computed in float32 leave so much of theirs.
+"""
 WIDE_GROWTH = 2.0**-20
 """Part of the difference that is left in float64 where it is rounding alone; 2**-29 in theory."""
+FAR = 0.25
+"""Part of it that is left at least where it is none, and nothing else differs."""
+CONSTANTS = 16.0
+"""Roundings of the model's own dtype that constants of it leave in float64, at most."""
 NARROW_ROUNDING = 1e-4
-"""The same where an operator has no float64."""
-FAR = 2.0**-10
-"""Part of it that is left at least where it is none."""
+"""Largest difference by rounding where an operator has no float64."""
 GROSS = 2.0**12
 """Roundings that no single operator makes, where float64 cannot be asked."""
 _MOST_WINDOWS = 8
+_LAST = "last_hidden_state"
 
 
 class Trial(NamedTuple):
@@ -55,6 +60,8 @@ class Judge:
         self.subject = subject
         self._wide: Subject | None = None
         self._no_wide = ""
+        dtypes = {p.dtype for p in subject.model.parameters() if p.is_floating_point()}
+        self._unit = max((torch.finfo(d).eps / 2 for d in dtypes), default=2.0**-24)
         self._bases: dict[tuple[int, int], tuple[Any, Outputs]] = {}
 
     # ---- running
@@ -66,6 +73,7 @@ class Judge:
             subject = self.wide() if wide else self.subject
             assert subject is not None
             self._bases[key] = inputs, subject.run(inputs)
+            self.subject.restore()
         return self._bases[key][1]
 
     def wide(self) -> Subject | None:
@@ -110,12 +118,20 @@ class Judge:
             return Variant(name, Held.EXACT, effect=effect, count=far.elements)
         return self._judged(name, trial, far, effect)
 
+    def moved(self, trial: Trial) -> float:
+        """How far a run moves what may not move, in float64 where that can be had. Raises whatever
+        the model raises.
+        """
+        return self._apart(trial, self.wide() or self.subject)[0].moved
+
     def _apart(self, trial: Trial, subject: Subject) -> tuple[Distance, float | None, int]:
         """What `compared_outputs` gives of both runs. Raises whatever the model raises."""
         is_wide = subject is not self.subject
         changed = made(trial.changed, subject)
         copied = trial.copied or is_wide
         outputs = subject.run(changed, *[m() for m in trial.modes], copied=copied)
+        if is_wide:
+            self.subject.restore()  # what both share, as a closure may
         twins = self.base(trial.twin, wide=is_wide) if trial.twin is not None else None
         return compared_outputs(self.base(trial.base, wide=is_wide), outputs, trial.region, twins)
 
@@ -123,7 +139,7 @@ class Judge:
         in_float64, why = self._in_float64(trial)
         held = Held.UNKNOWN
         if in_float64 is not None:
-            held, why = verdict(far.moved, in_float64, self._narrow())
+            held, why = verdict(far.moved, in_float64, self._unit, self._narrow())
         begun = self.begins(trial, wide=held == Held.VIOLATED)
         if held == Held.ROUNDING:  # another position's cosine is no rounding, and explains none
             begun = [b for b in begun if b.distance.ulp < GROSS]
@@ -215,7 +231,7 @@ def compared_outputs(
             continue
         shape = tuple(twins[name].shape) if twins is not None else None
         pair = region.pair(tensor, other, shape)
-        if region.whole and pair is None and tensor.shape == other.shape:
+        if region.whole and pair is None and not _sums_up(name) and tensor.shape == other.shape:
             pair = tensor, other
         if pair is None or pair[0].shape != pair[1].shape:
             continue
@@ -227,18 +243,25 @@ def compared_outputs(
     return far, effect, compared
 
 
-def verdict(moved: float, in_float64: float, narrow: str = "") -> tuple[Held, str]:
-    """Is a difference rounding? (answer, reason). Both in root mean squares of the output. narrow:
-    an operator that has no float64, and rounds there as it does elsewhere.
+def verdict(moved: float, in_float64: float, unit: float, narrow: str = "") -> tuple[Held, str]:
+    """Is a difference rounding? (answer, reason). Both in root mean squares of the output. unit:
+    unit roundoff of the model. narrow: an operator that has no float64, and rounds there as it
+    does elsewhere.
     """
     left = f"{in_float64:.2g} in float64, {moved:.2g} as it runs"
     if narrow and WIDE_ROUNDING < in_float64 < NARROW_ROUNDING:
         return Held.UNKNOWN, f"{left}, where {narrow}"
-    if in_float64 <= max(WIDE_ROUNDING, moved * WIDE_GROWTH) and in_float64 <= 1e-6:
+    if in_float64 <= WIDE_ROUNDING or (in_float64 <= moved * WIDE_GROWTH and in_float64 <= 1e-6):
         return Held.ROUNDING, f"it goes away: {left}"
-    if in_float64 >= moved * FAR:
+    if in_float64 >= moved * FAR or in_float64 > unit * CONSTANTS:
         return Held.VIOLATED, f"it stays: {left}"
     return Held.UNKNOWN, f"it neither stays nor goes away: {left}"
+
+
+def _sums_up(name: str) -> bool:
+    """Is an output what a model remembers of all positions, padding too (a recurrent state)?"""
+    first = name.partition(".")[0]
+    return any(word in first for word in ("state", "cache", "past", "mem")) and first != _LAST
 
 
 def _said(error: Exception) -> str:

@@ -98,11 +98,22 @@ class Walk:
             if far is not None and self._is_far(far):
                 above = self._above(base, operator)
                 if above is not None:
-                    computed = [n for n in above if not base.operators[n].is_view]
-                    if operator.is_view and computed:
-                        operator = base.operators[computed.pop()]
-                    after = base.operators[computed[0]] if computed else None
-                    yield Begun(number, operator, far, after)
+                    yield self._begun(base, variant, number, far, above)
+
+    @staticmethod
+    def _begun(base: Trace, variant: Trace, number: int, far: Distance, above: list[int]) -> Begun:
+        """The operator to name: for a view, what computed it; one that only the variant runs,
+        where what differs is made of it.
+        """
+        operator = base.operators[number]
+        read = variant.operators[variant.by_key[operator.key]].parents
+        own = [variant.operators[n] for n in read if variant.operators[n].key not in base.by_key]
+        if own:
+            return Begun(number, own[-1], far, None)
+        computed = [n for n in above if not base.operators[n].is_view]
+        if operator.is_view and computed:
+            operator = base.operators[computed.pop()]
+        return Begun(number, operator, far, base.operators[computed[0]] if computed else None)
 
     def _distance(
         self,

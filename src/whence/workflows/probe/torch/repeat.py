@@ -13,7 +13,7 @@ from whence.results.probe import Held, Place, Property, PropertyAnswer, Variant
 from whence.workflows.probe.torch.answering import answer
 from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
 from whence.workflows.probe.torch.judging import Judge, compared_outputs, traced
-from whence.workflows.probe.torch.measuring import Walk, place
+from whence.workflows.probe.torch.measuring import Begun, Walk, place
 from whence.workflows.probe.torch.outputs import Outputs
 from whence.workflows.probe.torch.regions import Everything
 from whence.workflows.probe.torch.trace import Trace
@@ -21,19 +21,21 @@ from whence.workflows.probe.torch.trace import Trace
 _ALL = Everything()
 _DROPS = ("dropout", "bernoulli")
 _FILLS = (0.0, 7.0)
+_SEED = 20_011
 
 
 def repeat(judge: Judge, inputs: CallInputs, returned: Outputs | None) -> PropertyAnswer:
     """Call the model again, in ways that may not matter. returned: what the program's own call
     gave, None where it is not known.
     """
+    memory = _memory(judge, inputs)
     again = judge.variant("when called again", inputs, inputs.changed(), _ALL)
-    variants = [again, _seeded(judge, inputs)]
-    if again.held == Held.EXACT:
+    variants = [memory, again]
+    if again.held == Held.EXACT and memory.held != Held.VIOLATED:
+        variants.append(_seeded(judge, inputs))
         variants += [_later(judge, inputs, between=False), _later(judge, inputs, between=True)]
         variants += _threads(judge, inputs)
         variants += _laid_out(judge, inputs)
-        variants.append(_memory(judge, inputs))
         if returned is not None:
             variants += _as_returned(judge, inputs, returned)
     broken = [v for held in (Held.VIOLATED, Held.OBSERVED) for v in variants if v.held == held]
@@ -67,22 +69,31 @@ def _seeded(judge: Judge, inputs: CallInputs) -> Variant:
     """With random numbers that begin elsewhere: a drawn number shows."""
     name = "with another seed"
     try:
-        other = judge.subject.run(inputs, seed=20_011)
+        other = judge.subject.run(inputs, seed=_SEED)
         far = _far(judge.base(inputs), other)
         if not far.differing:
             return _outcome(name, far, Held.EXACT, None, "")
-        draw = next((o for o in traced(judge.subject, inputs, 1 << 60).operators if o.draws), None)
+        operator = _first_drawn(judge, inputs)
     except Exception as error:  # noqa: BLE001 - whatever the user's model raises
         return Variant(name, Held.UNKNOWN, why=f"{type(error).__name__}: {error}"[:160])
-    if draw is None:
-        return _outcome(name, far, Held.VIOLATED, None, "it depends on random numbers")
-    where = Place(draw.key[2].removesuffix(".default"), draw.key[0], draw.op_type, draw.line)
-    drops = any(word in f"{where.operator} {draw.op_type}".lower() for word in _DROPS)
-    if drops:
+    where = place(operator) if operator is not None else None
+    words = f"{where.operator} {where.op_type}".lower() if where is not None else ""
+    if any(word in words for word in _DROPS):
         mode = "the model is in training mode: call model.eval()"
         why = mode if judge.subject.model.training else "the model is in evaluation mode"
         return _outcome(name, far, Held.VIOLATED, where, f"dropout is on; {why}")
     return _outcome(name, far, Held.OBSERVED, where, "it draws random numbers: seed it")
+
+
+def _first_drawn(judge: Judge, inputs: CallInputs) -> Begun | None:
+    """The first operator of which another seed changes what it gives."""
+    traces = []
+    for seed in (None, _SEED):
+        trace = Trace(judge.subject.model)
+        judge.subject.run(inputs, trace.listening(), seed=seed)
+        traces.append(trace)
+    walk = Walk(_ALL, lambda far: far.differing > 0)
+    return next(iter(walk.over(traces[0], traces[1], None)), None)
 
 
 def _later(judge: Judge, inputs: CallInputs, *, between: bool) -> Variant:

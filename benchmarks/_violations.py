@@ -1,0 +1,387 @@
+"""Violations planted in models of real families: what a port, a kernel or an engine gets wrong.
+
+Each is a function that changes a model in place, or hands out a context around its runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Planted(NamedTuple):
+    """A violation. family: (kind, name) of `_families`. plant(model): puts it in. property:
+    violated. scope: part of the name of the module that must be named, "" for any. inputs: how
+    those of the family are changed. causal: declared.
+    """
+
+    name: str
+    family: tuple[str, str]
+    plant: Callable[[Any], Any]
+    property: str
+    scope: str
+    inputs: Callable[[dict[str, Any]], dict[str, Any]] = lambda inputs: inputs
+    causal: bool | None = None
+
+
+# ---- masks
+
+
+def masks(change: Callable[[Any], Any], only: str = "") -> Callable[[Any], Any]:
+    """Every attention (or those whose name contains `only`) gets another mask."""
+
+    def plant(model: Any) -> None:
+        model.set_attn_implementation("eager")
+        for name, module in model.named_modules():
+            if name.endswith(("self_attn", "attn", "self", "SelfAttention")) and only in name:
+                module.register_forward_pre_hook(_masked(change), with_kwargs=True)
+
+    return plant
+
+
+def _masked(change: Callable[[Any], Any]) -> Callable[..., Any]:
+    def hook(module: Any, args: Any, kwargs: Any) -> Any:
+        name = next((n for n in ("attention_mask", "mask") if n in kwargs), "")
+        mask = kwargs.get(name)
+        if mask is not None and mask.ndim == 4:
+            kwargs = {**kwargs, name: change(mask.clone())}
+        else:
+            args = tuple(
+                change(a.clone())
+                if isinstance(a, torch.Tensor) and a.ndim == 4 and a.shape[1] == 1
+                else a
+                for a in args
+            )
+        return args, kwargs
+
+    return hook
+
+
+def bidirectional(mask: Any) -> Any:
+    return torch.zeros_like(mask)
+
+
+def ahead(count: int) -> Callable[[Any], Any]:
+    def change(mask: Any) -> Any:
+        q, k = mask.shape[-2:]
+        row, column = torch.arange(q)[:, None] + k - q, torch.arange(k)
+        mask[..., (column > row) & (column <= row + count)] = 0
+        return mask
+
+    return change
+
+
+def at_boundary(mask: Any) -> Any:
+    q, k = mask.shape[-2:]
+    for row in range(3, min(q, k - 1), 4):
+        mask[..., row, row + 1] = 0
+    return mask
+
+
+def soft(mask: Any) -> Any:
+    """Masked by a small number in the place of minus infinity."""
+    return mask.clamp(min=-8.0)
+
+
+def pads_seen(mask: Any) -> Any:
+    q, k = mask.shape[-2:]
+    causal = torch.ones(q, k, dtype=torch.bool).tril(k - q)
+    mask[..., causal] = 0
+    return mask
+
+
+def pads_seen_both_ways(mask: Any) -> Any:
+    return torch.zeros_like(mask)
+
+
+# ---- code in a module
+
+
+def after(scope: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What the module `scope` returns is changed, in its own code."""
+
+    def plant(model: Any) -> None:
+        module = model.get_submodule(scope)
+        original = type(module).forward
+
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            out = original(self, *args, **kwargs)
+            return (change(out[0]), *out[1:]) if isinstance(out, tuple) else change(out)
+
+        module.__class__ = type(type(module).__name__, (type(module),), {"forward": forward})
+
+    return plant
+
+
+def before(scope: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What the module `scope` is given is changed, in its own code."""
+
+    def plant(model: Any) -> None:
+        module = model.get_submodule(scope)
+        original = type(module).forward
+
+        def forward(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(self, change(x), *args, **kwargs)
+
+        module.__class__ = type(type(module).__name__, (type(module),), {"forward": forward})
+
+    return plant
+
+
+def over_time(x: Any) -> Any:
+    return x - 0.1 * x.mean(1, keepdim=True)
+
+
+def gated_by_maximum(x: Any) -> Any:
+    return x * torch.sigmoid(x.amax(1, keepdim=True))
+
+
+def per_tensor_codes(x: Any) -> Any:
+    scale = x.abs().max() / 127
+    return (x / scale).round() * scale
+
+
+def next_row(x: Any) -> Any:
+    return x + 1e-3 * x.roll(1, 0)
+
+
+def minus_batch_mean(x: Any) -> Any:
+    return x - x.mean(0, keepdim=True) * (x.shape[0] > 1)
+
+
+def by_place(x: Any) -> Any:
+    return x * (1 + 1e-3 * torch.arange(x.shape[0]).reshape(-1, *[1] * (x.ndim - 1)))
+
+
+def only_of_many(x: Any) -> Any:
+    return x if x.shape[0] < 8 else x * 1.001
+
+
+def not_written(x: Any) -> Any:
+    out = torch.empty_like(x)
+    out[:, :-1] = x[:, :-1]
+    return x + 0.01 * out
+
+
+def dropped(x: Any) -> Any:
+    return torch.nn.functional.dropout(x, 0.1, training=True)
+
+
+def shared_buffer(model: Any) -> None:
+    room = torch.zeros(4096, 64)
+
+    def leak(x: Any) -> Any:
+        flat = x.reshape(-1, x.shape[-1])
+        room[:1, : x.shape[-1]] = flat[-1:]  # the last row of the batch is what is left there
+        return x + 0.01 * room[:1, : x.shape[-1]]
+
+    after("model.layers.0.mlp", leak)(model)
+
+
+def left_from_before(model: Any) -> None:
+    mlp = model.get_submodule("model.layers.0.mlp")
+    mlp.register_buffer("left", torch.zeros(64), persistent=False)
+
+    def leak(x: Any) -> Any:
+        out = x + 0.01 * mlp.left[: x.shape[-1]]
+        mlp.left[: x.shape[-1]] = x[0, 0]
+        return out
+
+    after("model.layers.0.mlp", leak)(model)
+
+
+def running_scale(model: Any) -> None:
+    norm = model.get_submodule("model.norm")
+    norm.seen = 0
+
+    def scaled(x: Any) -> Any:
+        norm.seen += 1
+        return x * (1 + 1e-3 / norm.seen)
+
+    after("model.norm", scaled)(model)
+
+
+def capacity(model: Any) -> None:
+    """A router that takes only so many tokens of the whole batch for an expert."""
+
+    gate = model.get_submodule("model.layers.0.mlp.gate")
+    original = gate.forward
+
+    def forward(*args: Any) -> Any:
+        scores, weights, experts = original(*args)
+        best = experts[:, 0]
+        place = torch.stack([(best == e).long().cumsum(0) for e in range(scores.shape[-1])], -1)
+        taken = place.gather(-1, best[:, None]) <= 8
+        return scores, weights * taken, experts
+
+    gate.forward = forward
+
+
+def training_norms(model: Any) -> None:
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.train()
+
+
+def one_dropout_on(model: Any) -> None:
+    found = [m for m in model.modules() if isinstance(m, torch.nn.Dropout)]
+    found[2].p = 0.1
+    found[2].train()
+
+
+def all_training(model: Any) -> None:
+    model.train()
+
+
+def counted_over_padding(model: Any) -> None:
+    """Positions of OPT counted from the first column."""
+    embed = model.get_submodule("model.decoder.embed_positions")
+    original = embed.forward
+
+    def forward(attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("position_ids", None)
+        positions = torch.ones_like(attention_mask).cumsum(1) - 1
+        past = args[0] if args else kwargs.get("past_key_values_length", 0)
+        return original(attention_mask, past, position_ids=positions[:, past:])
+
+    embed.forward = forward
+
+
+def nothing(model: Any) -> None:
+    """The program itself does it."""
+
+
+# ---- caches
+
+
+@contextlib.contextmanager
+def _cache_update(change: Callable[..., Any]) -> Iterator[None]:
+    from transformers.cache_utils import DynamicLayer
+
+    original = DynamicLayer.update
+
+    def update(self: Any, keys: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+        old = 0 if self.keys is None or self.keys.ndim < 4 else self.keys.shape[-2]
+        all_keys, all_values = original(self, keys, values, *args, **kwargs)
+        return change(all_keys, all_values, old)
+
+    DynamicLayer.update = update
+    try:
+        yield
+    finally:
+        DynamicLayer.update = original
+
+
+def one_late(model: Any) -> Any:
+    def change(keys: Any, values: Any, old: int) -> Any:
+        if old:
+            keys, values = keys.clone(), values.clone()
+            keys[..., old, :], values[..., old, :] = keys[..., old - 1, :], values[..., old - 1, :]
+        return keys, values
+
+    return _cache_update(change)
+
+
+def values_of_first(model: Any) -> Any:
+    def change(keys: Any, values: Any, old: int) -> Any:
+        if old:
+            values = values.clone()
+            values[..., 0, :] = values[..., 1, :]
+        return keys, values
+
+    return _cache_update(change)
+
+
+def rotated_one_off(model: Any) -> None:
+    """Positions after the first piece are one too small."""
+    rotary = model.get_submodule("model.rotary_emb")
+    original = rotary.forward
+
+    def forward(x: Any, position_ids: Any) -> Any:
+        return original(x, position_ids - (position_ids[:, :1] > 0).long())
+
+    rotary.forward = forward
+
+
+def one_ahead(x: Any) -> Any:
+    return x + 0.1 * x.roll(-1, 1)
+
+
+def left_padded(inputs: dict[str, Any]) -> dict[str, Any]:
+    mask = inputs["attention_mask"].clone()
+    mask[:, :4] = 0
+    ids = inputs["input_ids"].clone()
+    ids[:, :4] = 0
+    return {**inputs, "input_ids": ids, "attention_mask": mask}
+
+
+LLAMA, GPT2, OPT = ("decoder", "llama"), ("decoder", "gpt2"), ("decoder", "opt")
+QWEN, MIXTRAL, MAMBA = ("decoder", "qwen2"), ("decoder", "mixtral"), ("decoder", "mamba")
+BERT, T5, RESNET = ("encoder", "bert"), ("encoder-decoder", "t5"), ("image", "resnet")
+VIT, BART, MISTRAL = ("image", "vit"), ("encoder-decoder", "bart"), ("decoder", "mistral")
+MLP, ATTENTION = "model.layers.1.mlp", "self_attn"
+
+PLANTED = [
+    Planted("mask of both ways", LLAMA, masks(bidirectional), "causality", ATTENTION),
+    Planted("mask of both ways in one layer", QWEN, masks(bidirectional, "layers.1"), "causality",
+            "layers.1.self_attn"),
+    Planted("mask off by one", GPT2, masks(ahead(1)), "causality", "attn"),
+    Planted("window that looks three ahead", MISTRAL, masks(ahead(3)), "causality", ATTENTION),
+    Planted("mask off by one at borders of blocks", LLAMA, masks(at_boundary), "causality",
+            ATTENTION),
+    Planted("mask of -8 in the place of -inf", QWEN, masks(soft), "causality", ATTENTION),
+    Planted("decoder's mask of both ways", BART, masks(bidirectional, "decoder"), "causality",
+            "decoder"),
+    Planted("mean over time taken off", LLAMA, after(MLP, over_time), "causality", MLP),
+    Planted("gate by the maximum over time", GPT2, after("transformer.h.0.mlp", gated_by_maximum),
+            "causality", "h.0.mlp"),
+    Planted("mixer that sees one ahead", MAMBA, after("backbone.layers.0.mixer", one_ahead), "causality", "layers.0"),
+    Planted("pads seen", BERT, masks(pads_seen_both_ways), "padding", "self"),
+    Planted("pads seen in one layer", BERT, masks(pads_seen_both_ways, "layer.1"), "padding",
+            "layer.1"),
+    Planted("pads on the left seen", LLAMA, masks(pads_seen), "padding", ATTENTION),
+    Planted("pads masked by -8", BERT, masks(soft), "padding", "self"),
+    Planted("encoder's pads seen", T5, masks(pads_seen_both_ways, "encoder"), "padding", "encoder"),
+    Planted("mean over padding too", BERT, after("bert.encoder.layer.0.output", over_time),
+            "padding", "layer.0.output"),
+    Planted("positions counted over padding, by the program", GPT2, nothing, "padding", "wpe",
+            left_padded),
+    Planted("positions counted over padding, by the model", OPT, counted_over_padding, "padding",
+            "embed_positions", left_padded),
+    Planted("statistics of the batch in evaluation", RESNET, training_norms, "batch",
+            "normalization"),
+    Planted("codes of 8 bits with one scale a tensor", LLAMA,
+            before("model.layers.0.mlp.down_proj", per_tensor_codes), "batch", "mlp"),
+    Planted("a thousandth of the row above", VIT, after("vit.layers.0", next_row), "batch", "layers.0"),
+    Planted("mean of the batch taken off", T5, after("encoder.block.0.layer.1", minus_batch_mean),
+            "batch", "encoder.block.0"),
+    Planted("what a shared buffer holds of another row", LLAMA, shared_buffer, "batch",
+            "layers.0.mlp"),
+    Planted("a router with room for eight tokens of a batch", MIXTRAL, capacity, "batch", "layers.0"),
+    Planted("a scale by the place in the batch", BERT, after("bert.encoder.layer.0", by_place),
+            "batch", "layer.0"),
+    Planted("another scale from eight rows on", GPT2, after("transformer.h.1", only_of_many),
+            "batch", "h.1"),
+    Planted("cache written one late", LLAMA, one_late, "chunking", ATTENTION),
+    Planted("first value of the cache overwritten", QWEN, values_of_first, "chunking", ATTENTION),
+    Planted("rotation one off after the first piece", LLAMA, rotated_one_off, "chunking", ""),
+    Planted("memory that nothing wrote", LLAMA, after(MLP, not_written), "repeat", MLP),
+    Planted("memory that nothing wrote, in images", VIT, after("vit.layers.0", not_written), "repeat", "layers.0"),
+    Planted("one dropout on", BERT, one_dropout_on, "repeat", ""),
+    Planted("dropout called with training=True", GPT2, after("transformer.h.1.mlp", dropped),
+            "repeat", "h.1.mlp"),
+    Planted("model in training mode", BERT, all_training, "repeat", ""),
+    Planted("what the call before left in a buffer", LLAMA, left_from_before, "repeat",
+            "layers.0.mlp"),
+    Planted("a scale that moves from call to call", QWEN, running_scale, "repeat", "norm"),
+]  # fmt: skip
+
+
+def found(planted: Planted, result: Any) -> tuple[bool, bool]:
+    """(is the property violated, is the module named)."""
+    answer = result[planted.property]
+    named = [v.first.scope for v in answer.variants if v.held == "violated" and v.first]
+    return answer.held == "violated", bool(named) and planted.scope in named[0]
