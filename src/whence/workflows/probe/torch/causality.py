@@ -100,8 +100,8 @@ def _changed(inputs: CallInputs, start: int, stop: int) -> CallInputs:
 
 
 def _reach(judge: Judge, inputs: CallInputs, twin: CallInputs | None) -> str:
-    """How far ahead the position in the middle sees."""
-    length, at = inputs.length, inputs.length // 2
+    """How far ahead a position sees."""
+    length, at = inputs.length, inputs.length // 4
     places = list(range(at + 1, length))
     if len(places) > _MOST_AHEAD:
         places = sorted(

@@ -90,6 +90,8 @@ class Positions:
         self.at = start if at is None else at
 
     def _axes(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> list[Axis]:
+        if twin is None and base.shape == variant.shape:  # no run with another extent
+            return [Axis(n, 1) for n, size in enumerate(base.shape) if size == self.extent]
         shape = tuple(variant.shape) if twin is None else twin
         found = axes(tuple(base.shape), shape, self.extent, self.twin_extent)
         return found if found and all(axis.times == 1 for axis in found) else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -143,7 +144,7 @@ def _first_after(judge: Judge, inputs: CallInputs, between: bool) -> Place | Non
 
 def _threads(judge: Judge, inputs: CallInputs) -> list[Variant]:
     now = torch.get_num_threads()
-    counts = sorted({1, 2, 4, now} - {now})
+    counts = sorted(n for n in {1, 2, os.cpu_count() or 1} - {now} if n <= (os.cpu_count() or 1))
     return [
         judge.variant(
             f"on {count} thread{'s' * (count > 1)} in the place of {now}",
