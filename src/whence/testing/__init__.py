@@ -1,5 +1,4 @@
-"""Parity in tests: two models, or a model and a run kept from before, must compute the same; and
-what one model must hold by itself.
+"""Parity in tests: two models, or a model and a run kept from before, must compute the same.
 
     from whence.testing import assert_parity
 
@@ -7,7 +6,7 @@ what one model must hold by itself.
         assert_parity(model, ported, batch)
 
 The fixture `whence_compare` of the pytest plugin is the same and keeps what it captured below the
-test's `tmp_path`.
+test's `tmp_path`. What one model must hold by itself is asserted by `properties`.
 """
 
 from __future__ import annotations
