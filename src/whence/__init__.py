@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from whence.api import capture as capture
     from whence.api import compile as compile  # noqa: A004
+    from whence.api import diverge as diverge
     from whence.api import export_check as export_check
     from whence.api import ladder as ladder
     from whence.api import locate as locate
@@ -48,9 +49,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compare_live", "compile",
-    "convert", "diff_results", "doctor", "end_dump", "export_check", "generate_tests", "label",
-    "ladder", "load_comparison", "locate", "map_weights", "nans", "new_id", "open_run", "probe",
-    "ranges", "record", "recording", "report_html", "repro", "task", "tokens", "trace", "watch",
+    "convert", "diff_results", "diverge", "doctor", "end_dump", "export_check", "generate_tests",
+    "label", "ladder", "load_comparison", "locate", "map_weights", "nans", "new_id", "open_run",
+    "probe", "ranges", "record", "recording", "report_html", "repro", "task", "tokens", "trace",
+    "watch",
 ]  # fmt: skip
 
 

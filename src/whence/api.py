@@ -28,6 +28,7 @@ from whence.workflows.compare_labels import (
 )
 from whence.workflows.contents import contents
 from whence.workflows.convert import convert, formats
+from whence.workflows.diverge.diverge import diverge
 from whence.workflows.doctor import doctor, doctor_command
 from whence.workflows.export_check import export_check
 from whence.workflows.faults import fault_sites, planted
@@ -81,6 +82,7 @@ __all__ = [
     "convert",
     "determine",
     "diff_results",
+    "diverge",
     "doctor",
     "doctor_command",
     "end_dump",

@@ -30,7 +30,7 @@ FOLDER = Path(__file__).parent
 GROUPS = {
     "Capture": ("run", "trigger"),
     "Compare": ("compare", "tokens", "labels", "ladder", "align", "map-weights", "export-check"),
-    "Inspect": ("show", "nans", "ranges", "repeat", "probe", "report", "trace", "repro", "locate"),
+    "Inspect": ("show", "nans", "diverge", "ranges", "repeat", "probe", "report", "trace", "repro", "locate"),
     "Operators": ("ops",),
     "Other tools": ("convert", "xray", "msprobe", "msit", "ait"),
     "Try it": ("demo", "doctor"),

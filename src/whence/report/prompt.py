@@ -14,6 +14,7 @@ from whence import records, results
 from whence.records.slots import is_read, is_written
 from whence.report import effect, evidence
 from whence.report.answer import CAUSES, headline
+from whence.report.diverge import diverged_text
 from whence.report.doctor import checkup
 from whence.report.ladder import rungs
 from whence.report.locate import location
@@ -253,6 +254,7 @@ _WORDS: dict[type, Callable[[Any], str]] = {
     results.Nans: _first_lines(nans_text),
     results.Ranges: _first_lines(ranges_text),
     results.Probed: _first_lines(probed_text),
+    results.Diverged: _first_lines(diverged_text),
     results.Repeated: _first_lines(repeated_text),
     results.Ladder: _first_lines(rungs),
     results.Checkup: _first_lines(checkup),

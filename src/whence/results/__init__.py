@@ -17,6 +17,7 @@ from whence.results.comparison import (
     Visible,
 )
 from whence.results.contents import Contents, FoundComparison, FoundRun, LastComparison
+from whence.results.diverge import Diverged, Parting, PartKind, StepDrift
 from whence.results.generation import Generation, Prompted, Token, TokenKind
 from whence.results.measured import Measured
 from whence.results.module import ModuleCall, ModuleResult
@@ -81,6 +82,7 @@ __all__ = [
     "Coverage",
     "Declared",
     "Disagreement",
+    "Diverged",
     "Effect",
     "Evidence",
     "Explained",
@@ -111,7 +113,9 @@ __all__ = [
     "OutputError",
     "OutputMatch",
     "ParityError",
+    "PartKind",
     "Parted",
+    "Parting",
     "Pass",
     "Place",
     "Plan",
@@ -137,6 +141,7 @@ __all__ = [
     "SourceKind",
     "SpreadShare",
     "Status",
+    "StepDrift",
     "StepLoss",
     "TensorRange",
     "ThirdRun",

@@ -199,6 +199,11 @@ class StoredRun(Named):
         for process in self._processes:
             yield from process.decode_many(process.index.calls_at, form)
 
+    def records_as(self, form: type[T]) -> Iterator[T]:
+        """Every record in turn as a Struct of some of its fields, like `calls_as`."""
+        for process in self._processes:
+            yield from process.decode_many(process.index.records_at, form)
+
     def columns(self) -> Columns:
         """Arrays over all calls and records, from the indexes."""
         parts = [p.columns(first) for p, first in zip(self._processes, self._names_at, strict=True)]

@@ -1,0 +1,1 @@
+"""The models, the harmless changes and the faults of `benchmarks/diverging.py`."""

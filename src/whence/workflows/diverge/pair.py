@@ -1,0 +1,321 @@
+"""Two runs side by side: what differs in which step beyond what is allowed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from whence.judge.diverging import LIMITS, Allowed, Drift, allowed, came_in, smoothed
+from whence.records.slots import is_param, is_written
+from whence.records.training import BACKWARD, GRADIENTS, LOSS, OPTIMIZER
+from whence.results import PartKind, Parting
+from whence.workflows.diverge.changes import Change, changes
+from whence.workflows.diverge.distances import (
+    COUNT,
+    NAN,
+    ZERO,
+    Distances,
+    Tested,
+    distances,
+)
+from whence.workflows.diverge.figures import SLOTS, CallKey, Column, Names, RunFigures
+
+_OF_BATCH = (
+    *(PartKind.BATCH, PartKind.FORWARD, PartKind.RANDOM, PartKind.LOSS, PartKind.BACKWARD),
+)
+_CARRIED = (PartKind.PARAMETER, PartKind.STATE)
+_DRAWING = ("dropout", "droppath", "stochasticdepth", "gumbel", "noise")
+
+
+class Start(NamedTuple):
+    """Something that differs beyond what is allowed. step: position of the step. moment: on the
+    reference's clock. place: -1 for what is no tensor.
+    """
+
+    step: int
+    moment: int
+    place: int
+    change: Change | None = None
+
+
+class Pair:
+    """Two runs. repetitions: how far further runs of the reference are from it."""
+
+    def __init__(
+        self, reference: Tested, target: RunFigures, names: Names, repetitions: Sequence[Drift] = ()
+    ) -> None:
+        self.reference, self.target, self.names = reference, target, names
+        self.found = distances(reference, target, names)
+        self.drift = drift_of(self.found, reference, names)
+        self.causes = reference.places.causes
+        self.common = np.isin(reference.steps, target.steps)
+        self._keys = [names.keys[place.number // SLOTS] for place in reference.places.place]
+        self._slots = [str(names.words[p.number % SLOTS]) for p in reference.places.place]
+        self._moment = np.full(self.found.error.shape, -1, np.int64)
+        self._moment[reference.step, reference.place] = reference.moment
+        self._kinds = [self._kind(p) for p in range(len(self._slots))]
+        self._leave_out_other_batches()
+        self.allowed: Allowed = allowed(self.drift, self.causes, self.found.roundoff, repetitions)
+        self.came_in = came_in(self.drift.own, self.causes)
+
+    def _leave_out_other_batches(self) -> None:
+        """Where both runs cut the batch otherwise, nothing before the gradients' sum is compared."""
+        other = self.found.is_other_form
+        never = other.any(axis=0) & ~((self.found.record >= 0) & ~other).any(axis=0)
+        batch = [p for p, kind in enumerate(self._kinds) if kind == PartKind.BATCH]
+        if never[batch].any():
+            lost = [
+                p
+                for p, kind in enumerate(self._kinds)
+                if kind in _OF_BATCH or (kind == PartKind.GRADIENTS and not self._is_summed(p))
+            ]
+            self.drift.judged[:, lost] = np.nan
+            self.drift.own[:, lost] = np.nan
+
+    def _is_summed(self, place: int) -> bool:
+        return self._keys[place].op == GRADIENTS and is_written(self._slots[place])
+
+    # ---- what stands out
+
+    def starts(self) -> Iterator[Start]:
+        """What differs beyond what is allowed, in the order of the program."""
+        beyond = self._beyond()
+        made = changes(
+            self.reference.figures,
+            self.target,
+            self.reference.steps[self.common],
+            self.names,
+        )
+        position = np.flatnonzero(self.common)
+        made = [c._replace(step=int(position[c.step])) for c in made]
+        by_step: dict[int, list[Start]] = {}
+        for step, place in zip(*(axis.tolist() for axis in np.nonzero(beyond)), strict=True):
+            moment = int(self._moment[step, place])
+            by_step.setdefault(step, []).append(Start(step, moment, place))
+        quiet = self._quiet_until()
+        for change in made:
+            if change.is_setting or self._is_telling(change, quiet):
+                start = Start(change.step, change.moment, -1, change)
+                by_step.setdefault(change.step, []).append(start)
+        # each model counts steps of its own, so the clock orders them
+        yield from sorted(itertools.chain(*by_step.values()), key=lambda s: (s.moment, s.place))
+
+    def _beyond(self) -> Column:
+        """Steps and places that are beyond what is allowed."""
+        judged = self.drift.judged
+        with np.errstate(invalid="ignore"):
+            beyond = judged > self.allowed.limit
+        whole = np.array([self._is_whole(p) for p in range(judged.shape[1])], bool)
+        given = np.array([self.kind(p) == PartKind.BATCH for p in range(judged.shape[1])], bool)
+        beyond[:, whole] = (judged[:, whole] > 0) & given[whole]
+        return (beyond & ~self._is_new()) | self._other_form(given)
+
+    def _is_new(self) -> Column:
+        """Parameters and states that are seen for the first time after noise began: nothing tells
+        how much of it they have.
+        """
+        given = [p for p, kind in enumerate(self._kinds) if kind in _CARRIED]
+        seen = np.cumsum(~np.isnan(self.drift.judged), axis=0)
+        first = self.first_difference()
+        out = np.zeros(seen.shape, bool)
+        if first is not None:
+            out[:, given] = (seen[:, given] <= 1) & (self._moment[:, given] > first.moment)
+        return out
+
+    def _is_whole(self, place: int) -> bool:
+        """Is a place's tensor one of integers?"""
+        return bool(self.found.roundoff_of_place[place] == 0)
+
+    def _other_form(self, given: Column) -> Column:
+        """Tensors of another dtype or shape from a step on, where nothing but that differs yet, or
+        it is the batch.
+        """
+        other = self.found.is_other_form | self._is_missing()
+        before = np.vstack([np.zeros_like(other[:1]), np.logical_or.accumulate(other)[:-1]])
+        known = (self.found.record >= 0) & ~other
+        seen = np.vstack([np.zeros_like(known[:1]), np.logical_or.accumulate(known)[:-1]])
+        quiet = np.arange(other.shape[0]) <= self._quiet_until()
+        return other & ~before & seen & (given[None, :] | quiet[:, None])
+
+    def _is_missing(self) -> Column:
+        """Tensors of the reference that the target lacks, of calls that both make."""
+        here = self._moment >= 0
+        numbers = np.array([place.number // SLOTS for place in self.reference.places.place])
+        keys = len(self.names.keys)
+        steps = np.searchsorted(self.reference.steps, self.target.step)
+        steps = np.minimum(steps, len(self.reference.steps) - 1)
+        use = self.reference.steps[steps] == self.target.step
+        made = np.unique(steps[use] * keys + self.target.key[use])
+        wanted = np.arange(here.shape[0])[:, None] * keys + numbers[None, :]
+        return here & (self.found.record < 0) & np.isin(wanted, made)
+
+    def _quiet_until(self) -> int:
+        """The first step in which anything differs."""
+        differs = np.flatnonzero((np.nan_to_num(self.drift.judged) > 0).any(axis=1))
+        return int(differs[0]) if differs.size else self.drift.judged.shape[0]
+
+    def _is_telling(self, change: Change, quiet: int) -> bool:
+        """Does a call of one run alone say something? Among noise an expert may get no token."""
+        key = self.names.keys[change.key]
+        return change.step <= quiet or (key.phase == "forward" and not key.scope)
+
+    # ---- in words
+
+    def first_difference(self) -> Start | None:
+        """The first tensor that is not equal bit for bit."""
+        rows, places = np.nonzero(np.nan_to_num(self.drift.judged) > 0)
+        if not rows.size:
+            return None
+        at = int(np.argmin(self._moment[rows, places]))
+        row, place = int(rows[at]), int(places[at])
+        return Start(row, int(self._moment[row, place]), place)
+
+    def kind(self, place: int) -> PartKind:
+        """What a tensor is to a step."""
+        return self._kinds[place]
+
+    def _kind(self, place: int) -> PartKind:
+        key, slot = self._keys[place], self._slots[place]
+        is_given = self.reference.places.place[place].is_given
+        if key.op == LOSS:
+            return PartKind.LOSS
+        if key.op == GRADIENTS:
+            return PartKind.GRADIENTS
+        if key.phase == OPTIMIZER:
+            if is_written(slot):
+                return PartKind.OPTIMIZER
+            if slot == "input.grad":
+                return PartKind.GRADIENTS
+            return PartKind.PARAMETER if slot == "input.param" else PartKind.STATE
+        if is_given:
+            return PartKind.PARAMETER if is_param(slot) else PartKind.BATCH
+        if key.phase == BACKWARD:
+            return PartKind.BACKWARD
+        return PartKind.RANDOM if self._draws(place) else PartKind.FORWARD
+
+    def _draws(self, place: int) -> bool:
+        """Does a call seem to draw random numbers?"""
+        key = self._keys[place]
+        kind = self.names.types[self.names.calls[key]][0].lower()
+        return any(word in kind for word in _DRAWING) and is_written(self._slots[place])
+
+    def parting(self, start: Start, others: int = 0) -> Parting:
+        """A start as a result."""
+        if start.change is not None:
+            return self._of_change(start.change, others)
+        place = start.place
+        key = self._keys[place]
+        words, error = self._words(start)
+        return self._made(
+            key,
+            self.kind(place),
+            start.step,
+            slot=self._slots[place],
+            words=words,
+            error=error,
+            noise=float(self.allowed.expected[start.step, place]),
+            inputs=float(self.came_in[start.step, place]) if self.causes[place] else None,
+            others=others,
+        )
+
+    def _of_change(self, change: Change, others: int) -> Parting:
+        key = self.names.keys[change.key]
+        kind = PartKind.SETTING if change.is_setting else PartKind.CALLS
+        return self._made(key, kind, change.step, slot="", words=change.words, others=others)
+
+    def _made(self, key: CallKey, kind: PartKind, step: int, **values: object) -> Parting:
+        op_type, source = self.names.types[self.names.calls[key]]
+        return Parting(
+            kind=kind,
+            scope=key.scope,
+            root=key.root,
+            op=key.op,
+            op_type=op_type,
+            phase=key.phase,
+            step=int(self.reference.steps[step]),
+            micro=key.micro,
+            rank=key.rank,
+            source=source,
+            **values,  # type: ignore[arg-type]
+        )
+
+    def _words(self, start: Start) -> tuple[str, float | None]:
+        """(what differs, relative difference)."""
+        step, place = start.step, start.place
+        figures, other = self.reference.figures, self.target
+        a, b = self.reference.row(step, place), int(self.found.record[step, place])
+        if b < 0:
+            return "the reference alone has this tensor", None
+        one, two = figures.values[a], other.values[b]
+        dtypes = [str(self.names.words[r.dtype[n]]) for r, n in ((figures, a), (other, b))]
+        if dtypes[0] != dtypes[1]:
+            return f"{dtypes[0]} in the reference, {dtypes[1]} in the target", None
+        if one[COUNT] != two[COUNT]:
+            shapes = [list(self.names.words[r.shape[n]]) for r, n in ((figures, a), (other, b))]
+            return f"shape {shapes[0]} in the reference, {shapes[1]} in the target", None
+        error = float(self.drift.judged[step, place])
+        if np.isinf(error):
+            broken = [int(row[NAN]) + int(row[NAN + 1]) for row in (one, two)]
+            return (
+                f"{broken[0]:,} NaN or infinite in the reference, {broken[1]:,} in the target",
+                None,
+            )
+        if self._is_whole(place):
+            return self._other_batch(start), None
+        if self.kind(place) == PartKind.RANDOM:
+            zeros = [f"{row[ZERO] / max(row[COUNT], 1):.1%}" for row in (one, two)]
+            return f"{zeros[0]} zeros in the reference, {zeros[1]} in the target", error
+        return "", error
+
+    def _other_batch(self, start: Start) -> str:
+        """Whether another step of the reference has the batch of the target."""
+        figures, place = self.reference.figures, start.place
+        record = int(self.found.record[start.step, place])
+        rows = np.flatnonzero(self.reference.place == place)
+        sums = figures.checksum[self.reference.record[rows]]
+        same = rows[(sums == self.target.checksum[record]) & (sums != 0)]
+        if not same.size:
+            return "other values, which no step of the reference was given here"
+        step = int(self.reference.steps[self.reference.step[same[0]]])
+        return f"the target is given what the reference is given at step {step}"
+
+    # ---- the batch in another order
+
+    def reordered(self, step: int) -> int:
+        """A place of the batch whose elements are in another order in this step alone, -1 for
+        none.
+        """
+        permuted = self.found.is_permuted
+        for place in np.flatnonzero(permuted[step]).tolist():
+            if self.kind(place) == PartKind.BATCH and not permuted[:step, place].any():
+                return place
+        return -1
+
+
+def drift_of(found: Distances, reference: Tested, names: Names) -> Drift:
+    """Relative errors of two runs."""
+    scale = smoothed(found.scale)
+    own = _over(found.error, scale)
+    floor = np.zeros_like(scale)
+    groups: dict[tuple[str, bool], list[int]] = {}
+    for number, place in enumerate(reference.places.place):
+        key, slot = names.keys[place.number // SLOTS], str(names.words[place.number % SLOTS])
+        if key.phase == BACKWARD or key.op == GRADIENTS:
+            groups.setdefault((key.root, _is_of_parameter(key, slot)), []).append(number)
+    for places in groups.values():
+        some = np.where(scale[:, places] > 0, scale[:, places], np.nan)
+        known = ~np.isnan(some).all(axis=1)
+        floor[np.ix_(known, places)] = np.nanmedian(some[known], axis=1)[:, None]
+    return Drift(own, _over(found.error, np.maximum(scale, LIMITS.faint * floor)))
+
+
+def _is_of_parameter(key: CallKey, slot: str) -> bool:
+    return key.op == GRADIENTS or key.op.startswith("sum of") or ".param." in slot
+
+
+def _over(error: Column, scale: Column) -> Column:
+    with np.errstate(all="ignore"):
+        return np.where(error == 0, 0.0, error / scale)
