@@ -96,7 +96,7 @@ def outcome(
     """Whether an answer is right."""
     part = result.part
     place = "" if part is None else f"{part.kind} {part.name} {part.slot} {part.words}"
-    step = -1 if part is None else part.step
+    step = -1 if part is None else part.step if part.during < 0 else part.during
     if fault is None:
         return Outcome(
             title, k, str(result.status), step, place, result.status != "different", True

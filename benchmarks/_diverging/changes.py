@@ -311,17 +311,13 @@ def _reseeded(training: Training, k: int) -> None:
 
 
 def _skipped_step(training: Training, k: int) -> None:
-    step_of = training.optimizer.step
-
-    def step() -> None:
-        count = training.__dict__.setdefault("stepped", 0)
-        training.__dict__["stepped"] = count + 1
-        for parameter in training.model.parameters():
-            if count == k and parameter.grad is not None:
+    def zeroed(optimizer: Any, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
                 parameter.grad.zero_()
-        step_of()
+        hook.remove()
 
-    training.optimizer.step = step
+    hook = training.optimizer.register_step_pre_hook(zeroed)
 
 
 def _decayed(training: Training, k: int) -> None:
@@ -401,7 +397,7 @@ FAULTS = (
     Fault("NaN in one element", _from(_nan), _at_chosen(PartKind.FORWARD)),
     Fault(
         "gradients of zero in one step",
-        _skipped_step,
+        _from(_skipped_step),
         lambda p: p.kind in (PartKind.GRADIENTS, PartKind.OPTIMIZER),
     ),
     Fault("warm-up ends a step late", _warm_up_ends_late, _is(PartKind.SETTING, "lr")),

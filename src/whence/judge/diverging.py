@@ -21,9 +21,9 @@ Matrix = np.ndarray[Any, np.dtype[Any]]
 @dataclass(frozen=True, slots=True)
 class DriftLimits:
     """floor: relative error in unit roundoffs that one call makes of equal inputs. growth: over the
-    largest error so far, where many steps were seen; first_growth: where one was, falling with
+    largest error so far, where many steps with noise were seen; first_growth: where one was, falling with
     their number. gain, first_gain: of a call's output over its inputs, as far as the steps before
-    showed it, and where fewer than `steps` did. repetition: over what a repetition made so far.
+    showed it, and where fewer than `steps` had noise. repetition: over what a repetition made so far.
     blind: relative error from which on a fault no longer stands out. late: steps of equal bits
     after which a first difference is remarkable whatever its size. faint: the size of a gradient,
     in that of the others, up to which it may be nothing but rounding.
@@ -42,6 +42,8 @@ class DriftLimits:
 
 
 LIMITS = DriftLimits()
+_ENDLESS = 1e30
+"""Stands for the error of what is not finite in one run alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +71,23 @@ def allowed(
     drift: Drift,
     causes: Sequence[Sequence[int]],
     roundoff: Matrix,
+    carried: Matrix,
     repetitions: Sequence[Drift] = (),
     limits: DriftLimits = LIMITS,
 ) -> Allowed:
     """What rounding may make of each tensor in each step. causes: of each tensor those that it is
-    made from. roundoff: of each tensor.
+    made from. roundoff: of each tensor. carried: the error that a tensor had when an earlier step left
+    it, 0 for what this step made.
     """
-    judged = np.nan_to_num(drift.judged, nan=0.0)
-    known = ~np.isnan(drift.judged)
-    before = np.maximum(np.cumsum(known, axis=0) - known, 0)
+    judged = np.nan_to_num(drift.judged, nan=0.0, posinf=_ENDLESS)
     past = _before(judged)
     floor = np.broadcast_to(limits.floor * roundoff, judged.shape)
-    growth = np.maximum(limits.growth, limits.first_growth / np.maximum(before, 1))
-    given = came_in(drift.own, causes)
+    growth = np.maximum(limits.growth, limits.first_growth / np.maximum(_count(judged > 0), 1))
+    given = np.maximum(came_in(drift.own, causes), carried)
     gain = _before(judged / np.maximum(given, roundoff))
-    grown = np.where(before < limits.steps, limits.first_gain, limits.gain * gain)
+    # how noise goes through a call is learned where there was noise: not while both were equal
+    is_known = _count(given > 0) >= limits.steps
+    grown = np.where(is_known, limits.gain * gain, limits.first_gain)
     grown = np.minimum(grown, limits.first_gain)
     expected = np.maximum.reduce([past, np.minimum(gain, 1.0) * given, roundoff + 0 * past])
     limit = np.maximum.reduce([floor, growth * past, grown * given])
@@ -97,7 +101,7 @@ def allowed(
 
 def came_in(own: Matrix, causes: Sequence[Sequence[int]]) -> Matrix:
     """The largest error of what each tensor is made from, 0 where that is nothing."""
-    errors = np.nan_to_num(own, nan=0.0, posinf=np.inf)
+    errors = np.nan_to_num(own, nan=0.0, posinf=_ENDLESS)
     out = np.zeros_like(errors)
     with_causes = [p for p, found in enumerate(causes) if found]
     if not with_causes:
@@ -121,8 +125,13 @@ def smoothed(scale: Matrix) -> Matrix:
     return out
 
 
+def _count(holds: Matrix) -> Matrix:
+    """In how many of the rows before something holds."""
+    counted: Matrix = np.cumsum(holds, axis=0) - holds
+    return counted
+
+
 def _before(values: Matrix) -> Matrix:
     """The largest of the rows before, 0 for the first."""
-    finite = np.where(np.isfinite(values), values, 0.0)
-    largest = np.maximum.accumulate(finite, axis=0)
+    largest = np.maximum.accumulate(np.minimum(values, _ENDLESS), axis=0)
     return np.vstack([np.zeros_like(largest[:1]), largest[:-1]])

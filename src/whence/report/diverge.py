@@ -28,6 +28,18 @@ def diverged_text(result: Diverged) -> str:
     return "\n".join(_lines(result)) + "\n"
 
 
+def headline(result: Diverged) -> str:
+    """The answer in one line."""
+    if result.status == Status.DIFFERENT and result.part is not None:
+        part = result.part
+        step = part.during if part.during >= 0 else part.step
+        words = f"Part at step {step} in {clean(part.name)} {clean(part.slot)}".rstrip()
+        return f"{words}: {_PLACES.get(part.kind, part.kind)}"
+    if result.status == Status.SAME:
+        return f"Never apart by more than noise in {_extent(result.steps)}"
+    return f"Cannot tell: {clean(result.why[0])}" if result.why else "Cannot tell"
+
+
 def _lines(result: Diverged) -> Iterator[str]:
     steps = _extent(result.steps)
     if result.status == Status.DIFFERENT and result.part is not None:
@@ -70,6 +82,8 @@ def _extent(steps: tuple[int, ...]) -> str:
 
 def _place(part: Parting) -> str:
     where = f"step {part.step}, rank {part.rank}"
+    if part.during >= 0:
+        where = f"its step {part.step}, in step {part.during} of the training, rank {part.rank}"
     if part.micro:
         where += f", micro-batch {part.micro}"
     if part.phase != "forward":

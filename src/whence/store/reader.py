@@ -204,6 +204,10 @@ class StoredRun(Named):
         for process in self._processes:
             yield from process.decode_many(process.index.records_at, form)
 
+    def parents(self) -> Column:
+        """Of every call the position of the one that holds it, -1 for none."""
+        return np.concatenate([process.column("parent") for process in self._processes])
+
     def columns(self) -> Columns:
         """Arrays over all calls and records, from the indexes."""
         parts = [p.columns(first) for p, first in zip(self._processes, self._names_at, strict=True)]

@@ -12,7 +12,6 @@ import numpy as np
 from whence.dtypes import DTYPES
 from whence.records import Run, Sketch, Statistics
 from whence.records.columns import HasColumns, columns_of
-from whence.records.slots import is_written
 
 Column = np.ndarray[Any, np.dtype[Any]]
 
@@ -91,7 +90,7 @@ class Names:
 class RunFigures:
     """A run as arrays.
 
-    key, step, begin, end, arguments: of each call; begin and end are moments of one clock, ends of
+    key, step, begin, end, parent, arguments: of each call; begin and end are moments of one clock, ends of
     calls lie between the beginnings of others. call, slot, record, place: of each reference; a
     place is a call's number and a slot. values: FIGURES of each record, NaN where there is none.
     dtype, shape, digest, checksum: of each record, digest 0 where there is no hash.
@@ -102,6 +101,7 @@ class RunFigures:
     step: Column
     begin: Column
     end: Column
+    parent: Column
     arguments: Column
     call: Column
     slot: Column
@@ -134,10 +134,11 @@ def read_figures(run: Run, names: Names) -> RunFigures:
     call_of = np.repeat(np.arange(len(keys)), columns.refs)
     slots = columns.of_names(names.word) if len(columns.names) else np.zeros(0, np.int64)
     slot = slots[columns.slot] if columns.slot.size else columns.slot.astype(np.int64)
-    order = columns.order.astype(np.int64)
+    order, parent = columns.order.astype(np.int64), _parents(run)
     values, dtype, shape, digest, checksum = _records(run, names)
     return RunFigures(
-        *(run, key_of, columns.step.astype(np.int64), 2 * order, _ends(order, columns.rank)),
+        *(run, key_of, columns.step.astype(np.int64), 2 * order, _ends(order, parent)),
+        parent,
         *(np.array(arguments, np.int64), call_of, slot, columns.record.astype(np.int64)),
         key_of[call_of] * SLOTS + slot if len(keys) else call_of,
         *(values, dtype, shape, digest, checksum),
@@ -151,15 +152,22 @@ def _taken(call: Any) -> _CallFields:
     )
 
 
-def _ends(order: Column, rank: Column) -> Column:
-    """When each call ended, on the clock of `2 * order`: calls are listed as they end, so by then
-    those with an order up to the largest one so far have begun.
-    """
-    ends = np.zeros_like(order)
-    for process in np.unique(rank):
-        at = np.flatnonzero(rank == process)
-        ends[at] = 2 * np.maximum.accumulate(order[at]) + 1
-    return ends
+def _parents(run: Run) -> Column:
+    """Position of the call that holds each call, -1 for none."""
+    if isinstance(run, HasColumns):
+        return run.parents()
+    return np.array([call.parent for call in run.calls], np.int64)
+
+
+def _ends(order: Column, parent: Column) -> Column:
+    """When each call ended, on the clock of `2 * order`: when the last call in it had begun."""
+    last = order.copy()
+    inner = np.flatnonzero(parent >= 0)
+    while True:
+        before = last[parent[inner]]
+        np.maximum.at(last, parent[inner], last[inner])
+        if (last[parent[inner]] == before).all():
+            return 2 * last + 1
 
 
 def _records(run: Run, names: Names) -> tuple[Column, ...]:
@@ -207,13 +215,3 @@ def roundoff(dtype: str) -> float:
     """The unit roundoff of a float dtype, 0 of others."""
     known = DTYPES.get(dtype)
     return (known.unit_roundoff or 0.0) if known is not None else 0.0
-
-
-def written(names: Names) -> Column:
-    """Of each word of `names`, is it a slot that a call writes?"""
-    return np.array([isinstance(w, str) and is_written_slot(w) for w in names.words], bool)
-
-
-def is_written_slot(slot: str) -> bool:
-    """Does a call make it, or a child of the call?"""
-    return is_written(slot)

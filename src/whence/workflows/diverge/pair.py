@@ -58,8 +58,11 @@ class Pair:
         self._moment[reference.step, reference.place] = reference.moment
         self._kinds = [self._kind(p) for p in range(len(self._slots))]
         self._leave_out_other_batches()
-        self.allowed: Allowed = allowed(self.drift, self.causes, self.found.roundoff, repetitions)
-        self.came_in = came_in(self.drift.own, self.causes)
+        carried = self._carried()
+        self.allowed: Allowed = allowed(
+            self.drift, self.causes, self.found.roundoff, carried, repetitions
+        )
+        self.came_in = np.maximum(came_in(self.drift.own, self.causes), carried)
 
     def _leave_out_other_batches(self) -> None:
         """Where both runs cut the batch otherwise, nothing before the gradients' sum is compared."""
@@ -77,6 +80,18 @@ class Pair:
 
     def _is_summed(self, place: int) -> bool:
         return self._keys[place].op == GRADIENTS and is_written(self._slots[place])
+
+    def _carried(self) -> Column:
+        """The error that each tensor had in the step that left it, 0 for what a step made anew."""
+        reference = self.reference
+        records, first = np.unique(reference.record, return_index=True)
+        origin = first[np.searchsorted(records, reference.record)]
+        own = np.nan_to_num(self.drift.own, nan=0.0, posinf=0.0)
+        out = np.zeros(own.shape)
+        rows = np.flatnonzero(origin != np.arange(origin.size))
+        left = own[reference.step[origin[rows]], reference.place[origin[rows]]]
+        out[reference.step[rows], reference.place[rows]] = left
+        return out
 
     # ---- what stands out
 
@@ -101,7 +116,15 @@ class Pair:
                 start = Start(change.step, change.moment, -1, change)
                 by_step.setdefault(change.step, []).append(start)
         # each model counts steps of its own, so the clock orders them
-        yield from sorted(itertools.chain(*by_step.values()), key=lambda s: (s.moment, s.place))
+        yield from sorted(itertools.chain(*by_step.values()), key=self._rank)
+
+    def _rank(self, start: Start) -> tuple[int, float, int]:
+        """In the order of the program; of one call what stands out most."""
+        if start.place < 0:
+            return start.moment, -np.inf, -1
+        at = start.step, start.place
+        ratio = float(self.drift.judged[at] / max(self.allowed.limit[at], 1e-300))
+        return start.moment, -np.nan_to_num(ratio), start.place
 
     def _beyond(self) -> Column:
         """Steps and places that are beyond what is allowed."""
@@ -219,7 +242,22 @@ class Pair:
             noise=float(self.allowed.expected[start.step, place]),
             inputs=float(self.came_in[start.step, place]) if self.causes[place] else None,
             others=others,
+            during=self._during(start),
         )
+
+    def _during(self, start: Start) -> int:
+        """The step of the training, where the one of a call is another: that which the next step of
+        the optimiser ends.
+        """
+        figures = self.reference.figures
+        is_step = np.array([key.phase == OPTIMIZER for key in self.names.keys], bool)
+        rows = np.flatnonzero(is_step[figures.key])
+        rows = rows[np.argsort(figures.begin[rows])]
+        if not rows.size or self._keys[start.place].phase == OPTIMIZER:
+            return -1
+        at = int(np.searchsorted(figures.begin[rows], start.moment))
+        step = int(figures.step[rows[at]] if at < rows.size else figures.step[rows[-1]] + 1)
+        return step if step != int(self.reference.steps[start.step]) else -1
 
     def _of_change(self, change: Change, others: int) -> Parting:
         key = self.names.keys[change.key]
@@ -301,15 +339,28 @@ def drift_of(found: Distances, reference: Tested, names: Names) -> Drift:
     own = _over(found.error, scale)
     floor = np.zeros_like(scale)
     groups: dict[tuple[str, bool], list[int]] = {}
-    for number, place in enumerate(reference.places.place):
-        key, slot = names.keys[place.number // SLOTS], str(names.words[place.number % SLOTS])
+    slots = [str(names.words[place.number % SLOTS]) for place in reference.places.place]
+    keys = [names.keys[place.number // SLOTS] for place in reference.places.place]
+    for number, (key, slot) in enumerate(zip(keys, slots, strict=True)):
         if key.phase == BACKWARD or key.op == GRADIENTS:
             groups.setdefault((key.root, _is_of_parameter(key, slot)), []).append(number)
     for places in groups.values():
         some = np.where(scale[:, places] > 0, scale[:, places], np.nan)
         known = ~np.isnan(some).all(axis=1)
-        floor[np.ix_(known, places)] = np.nanmedian(some[known], axis=1)[:, None]
-    return Drift(own, _over(found.error, np.maximum(scale, LIMITS.faint * floor)))
+        floor[np.ix_(known, places)] = LIMITS.faint * np.nanmedian(some[known], axis=1)[:, None]
+    count = np.ones(len(slots))
+    count[reference.place] = np.fmax(reference.figures.values[reference.record, COUNT], 1)
+    for number, slot in enumerate(slots):
+        if slot.startswith(_MADE_FOR_PARAMETER):
+            for cause in reference.places.causes[number]:
+                if keys[cause].phase == BACKWARD:
+                    # a sum over rows rounds as its summands do, also where these cancel out
+                    size = scale[:, cause] * np.sqrt(count[cause] / count[number])
+                    floor[:, number] = np.maximum(floor[:, number], size)
+    return Drift(own, _over(found.error, np.maximum(scale, floor)))
+
+
+_MADE_FOR_PARAMETER = "output.grad.param."
 
 
 def _is_of_parameter(key: CallKey, slot: str) -> bool:

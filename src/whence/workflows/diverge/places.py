@@ -133,16 +133,10 @@ class _Tree:
                     self._reads[call][word] = record
 
     def _nest(self) -> None:
-        stacks: dict[int, list[int]] = {}
-        begin, end = self._figures.begin, self._figures.end
         for call in self._order:
-            stack = stacks.setdefault(self._key(call).rank, [])
-            while stack and end[stack[-1]] < begin[call]:
-                stack.pop()
-            parent = stack[-1] if stack else -1
+            parent = int(self._figures.parent[call])
             self._parent[call] = parent
             self._kids.setdefault(parent, []).append(call)
-            stack.append(call)
 
     def _key(self, call: int) -> CallKey:
         return self._names.keys[self._figures.key[call]]
