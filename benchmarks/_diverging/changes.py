@@ -335,10 +335,8 @@ def _at_chosen(kind: PartKind, *, kinds: Any = (nn.Linear, nn.Conv2d)) -> Callab
     def is_named(part: Parting, training: Training | None = None) -> bool:
         if training is None:
             return part.kind == kind
-        return (
-            part.kind == kind
-            and part.scope == f"model.{chosen(training, kinds)[0]}"
-            or (part.kind == kind and chosen(training, kinds)[0] in f"{part.name} {part.slot}")
+        return (part.kind == kind and part.scope == f"model.{chosen(training, kinds)[0]}") or (
+            part.kind == kind and chosen(training, kinds)[0] in f"{part.name} {part.slot}"
         )
 
     return is_named

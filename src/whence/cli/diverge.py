@@ -11,7 +11,8 @@ batch, settings, random numbers, outputs, gradients, parameters and the optimise
 compared, and the first is named that differs by more than noise although what it was made from does
 not. Noise is what both runs showed in the steps before, and what runs given by --repeat show.
 
-Exit code: 0 when they never part, 1 when they do, 2 when nothing tells, 3 when a run cannot be read.
+Exit code: 0 when they never part, 1 when they do, 2 when nothing tells, 3 when a run cannot be
+read.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 runs showed in the steps before, from what the tensor is made of, and from what repetitions of the
 reference show.
 
-Training is chaotic: a difference of rounding grows, in each tensor by its own law, but from one step
-to the next by a small factor. A fault is a difference that starts in one place while all that this
-place is made of is still as near as before.
+Training is chaotic: a difference of rounding grows, in each tensor by its own law, but from one
+step to the next by a small factor. A fault is a difference that starts in one place while all that
+this place is made of is still as near as before.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Matrix = np.ndarray[Any, np.dtype[Any]]
 @dataclass(frozen=True, slots=True)
 class DriftLimits:
     """floor: relative error in unit roundoffs that one call makes of equal inputs. growth: over the
-    largest error so far, where many steps with noise were seen; first_growth: where one was, falling with
-    their number. gain, first_gain: of a call's output over its inputs, as far as the steps before
-    showed it, and where fewer than `steps` had noise. repetition: over what a repetition made so far.
-    blind: relative error from which on a fault no longer stands out. late: steps of equal bits
-    after which a first difference is remarkable whatever its size. faint: the size of a gradient,
-    in that of the others, up to which it may be nothing but rounding.
+    largest error so far, where many steps with noise were seen; first_growth: where one was,
+    falling with their number. gain, first_gain: of a call's output over its inputs, as far as the
+    steps before showed it, and where fewer than `steps` had noise. repetition: over what a
+    repetition made so far. blind: relative error from which on a fault no longer stands out. late:
+    steps of equal bits after which a first difference is remarkable whatever its size. faint: the
+    size of a gradient, in that of the others, up to which it may be nothing but rounding.
     """
 
     floor: float = 400.0
@@ -75,9 +75,10 @@ def allowed(
     repetitions: Sequence[Drift] = (),
     limits: DriftLimits = LIMITS,
 ) -> Allowed:
-    """What rounding may make of each tensor in each step. causes: of each tensor those that it is
-    made from. roundoff: of each tensor. carried: the error that a tensor had when an earlier step left
-    it, 0 for what this step made.
+    """What rounding may make of each tensor in each step.
+
+    causes: of each tensor those that it is made from. roundoff: of each tensor. carried: the error
+    that a tensor had when an earlier step left it, 0 for what this step made.
     """
     judged = np.nan_to_num(drift.judged, nan=0.0, posinf=_ENDLESS)
     past = _before(judged)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from whence.report.tables import clean, count, headed
-from whence.results import Diverged, PartKind, Parting, Status
+from whence.results import Diverged, Parting, PartKind, Status
 
 _MOST = 6
 _PLACES: dict[str, str] = {
@@ -101,10 +101,14 @@ def _found(part: Parting) -> Iterator[str]:
     if part.others:
         yield headed("", f"so in {count(part.others, 'other call')} of this step")
     if part.error is not None and part.noise is not None:
-        yield headed("  by", f"{part.error:.2g} of its size, {_times(part)}")
+        yield headed("  by", f"{_size(part.error)}, {_times(part)}")
     if part.inputs is not None and part.error is not None:
         agree = "equal bit for bit" if part.inputs == 0 else f"agree to {part.inputs:.2g}"
         yield headed("  inputs", agree)
+
+
+def _size(error: float) -> str:
+    return f"{error:.2g} of its size" if error < 1 else "as much as its size"
 
 
 def _times(part: Parting) -> str:
@@ -115,7 +119,7 @@ def _times(part: Parting) -> str:
 def _brief(part: Parting | None) -> str:
     if part is None:
         return ""
-    size = f"   {part.error:.2g} of its size" if part.error is not None else ""
+    size = f"   {_size(part.error)}" if part.error is not None else ""
     return f"{_place(part)}{size}"
 
 

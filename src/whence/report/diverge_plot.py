@@ -199,7 +199,8 @@ def _frame(top: float, bottom: float) -> str:
 def _ticks(up: _Axis, values: Sequence[float], words: Callable[[float], str]) -> Iterator[str]:
     for value in values:
         y = up.at(value)
-        yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>\n'
+        ends = f'x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"'
+        yield f'<line class="grid" {ends}/>\n'
         yield _text(_LEFT - 8, y + 4, words(value), "soft", "end")
 
 

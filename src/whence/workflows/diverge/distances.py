@@ -39,9 +39,9 @@ class Distances:
     """Of two runs: steps in rows, places in columns. error: estimate of the root mean square of the
     difference, 0 where both are equal, inf where one alone is not finite, NaN where nothing is
     compared. scale: root mean square of the tensor. is_permuted: the same elements in another
-    order. is_other_form: of another dtype or shape. record: of the other run, -1 for none. roundoff:
-    by place, the coarsest of its call in both runs; roundoff_of_place: of the tensor itself, 0 for
-    integers.
+    order. is_other_form: of another dtype or shape. record: of the other run, -1 for none.
+    roundoff: by place, the coarsest of its call in both runs; roundoff_of_place: of the tensor
+    itself, 0 for integers.
     """
 
     error: Column

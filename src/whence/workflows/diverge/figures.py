@@ -90,9 +90,10 @@ class Names:
 class RunFigures:
     """A run as arrays.
 
-    key, step, begin, end, parent, arguments: of each call; begin and end are moments of one clock, ends of
-    calls lie between the beginnings of others. call, slot, record, place: of each reference; a
-    place is a call's number and a slot. values: FIGURES of each record, NaN where there is none.
+    key, step, begin, end, parent, arguments: of each call; begin and end are moments of one clock,
+    ends of calls lie between the beginnings of others. call, slot, record, place: of each
+    reference; a place is a call's number and a slot. values: FIGURES of each record, NaN where
+    there is none.
     dtype, shape, digest, checksum: of each record, digest 0 where there is no hash.
     """
 

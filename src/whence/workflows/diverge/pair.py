@@ -8,20 +8,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whence.judge.diverging import LIMITS, Allowed, Drift, allowed, came_in, smoothed
+from whence.judge.diverging import Allowed, Drift, allowed, came_in
 from whence.records.slots import is_param, is_written
-from whence.records.training import BACKWARD, GRADIENTS, LOSS, OPTIMIZER
-from whence.results import PartKind, Parting
+from whence.records.training import BACKWARD, GRADIENTS, LOSS, OPTIMIZER, sum_of
+from whence.results import Parting, PartKind
 from whence.workflows.diverge.changes import Change, changes
 from whence.workflows.diverge.distances import (
     COUNT,
     NAN,
     ZERO,
-    Distances,
     Tested,
     distances,
 )
 from whence.workflows.diverge.figures import SLOTS, CallKey, Column, Names, RunFigures
+from whence.workflows.diverge.sizes import drift_of
 
 _OF_BATCH = (
     *(PartKind.BATCH, PartKind.FORWARD, PartKind.RANDOM, PartKind.LOSS, PartKind.BACKWARD),
@@ -48,6 +48,7 @@ class Pair:
         self, reference: Tested, target: RunFigures, names: Names, repetitions: Sequence[Drift] = ()
     ) -> None:
         self.reference, self.target, self.names = reference, target, names
+        self._runs = reference.figures, target
         self.found = distances(reference, target, names)
         self.drift = drift_of(self.found, reference, names)
         self.causes = reference.places.causes
@@ -65,9 +66,12 @@ class Pair:
         self.came_in = np.maximum(came_in(self.drift.own, self.causes), carried)
 
     def _leave_out_other_batches(self) -> None:
-        """Where both runs cut the batch otherwise, nothing before the gradients' sum is compared."""
+        """Where both runs cut the batch otherwise, nothing before the sum of gradients is
+        compared.
+        """
         other = self.found.is_other_form
-        never = other.any(axis=0) & ~((self.found.record >= 0) & ~other).any(axis=0)
+        alike = (self.found.record >= 0) & ~other
+        never: Column = np.asarray(other.any(axis=0) & ~alike.any(axis=0))
         batch = [p for p, kind in enumerate(self._kinds) if kind == PartKind.BATCH]
         if never[batch].any():
             lost = [
@@ -134,7 +138,8 @@ class Pair:
         whole = np.array([self._is_whole(p) for p in range(judged.shape[1])], bool)
         given = np.array([self.kind(p) == PartKind.BATCH for p in range(judged.shape[1])], bool)
         beyond[:, whole] = (judged[:, whole] > 0) & given[whole]
-        return (beyond & ~self._is_new()) | self._other_form(given)
+        out: Column = (beyond & ~self._is_new()) | self._other_form(given)
+        return out
 
     def _is_new(self) -> Column:
         """Parameters and states that are seen for the first time after noise began: nothing tells
@@ -173,7 +178,8 @@ class Pair:
         use = self.reference.steps[steps] == self.target.step
         made = np.unique(steps[use] * keys + self.target.key[use])
         wanted = np.arange(here.shape[0])[:, None] * keys + numbers[None, :]
-        return here & (self.found.record < 0) & np.isin(wanted, made)
+        missing: Column = here & (self.found.record < 0) & np.isin(wanted, made)
+        return missing
 
     def _quiet_until(self) -> int:
         """The first step in which anything differs."""
@@ -181,9 +187,17 @@ class Pair:
         return int(differs[0]) if differs.size else self.drift.judged.shape[0]
 
     def _is_telling(self, change: Change, quiet: int) -> bool:
-        """Does a call of one run alone say something? Among noise an expert may get no token."""
+        """Does a call of one run alone say something? Among noise an expert may get no token, and
+        its parameters then no step.
+        """
         key = self.names.keys[change.key]
-        return change.step <= quiet or (key.phase == "forward" and not key.scope)
+        if change.step <= quiet or (key.phase == "forward" and not key.scope):
+            return True
+        sent = key._replace(phase=BACKWARD, op=sum_of(key.op))
+        number = self.names.calls.get(sent, -1)
+        step = self.reference.steps[change.step]
+        made = (((run.key == number) & (run.step == step)).any() for run in self._runs)
+        return key.phase == OPTIMIZER and all(made)
 
     # ---- in words
 
@@ -331,42 +345,3 @@ class Pair:
             if self.kind(place) == PartKind.BATCH and not permuted[:step, place].any():
                 return place
         return -1
-
-
-def drift_of(found: Distances, reference: Tested, names: Names) -> Drift:
-    """Relative errors of two runs."""
-    scale = smoothed(found.scale)
-    own = _over(found.error, scale)
-    floor = np.zeros_like(scale)
-    groups: dict[tuple[str, bool], list[int]] = {}
-    slots = [str(names.words[place.number % SLOTS]) for place in reference.places.place]
-    keys = [names.keys[place.number // SLOTS] for place in reference.places.place]
-    for number, (key, slot) in enumerate(zip(keys, slots, strict=True)):
-        if key.phase == BACKWARD or key.op == GRADIENTS:
-            groups.setdefault((key.root, _is_of_parameter(key, slot)), []).append(number)
-    for places in groups.values():
-        some = np.where(scale[:, places] > 0, scale[:, places], np.nan)
-        known = ~np.isnan(some).all(axis=1)
-        floor[np.ix_(known, places)] = LIMITS.faint * np.nanmedian(some[known], axis=1)[:, None]
-    count = np.ones(len(slots))
-    count[reference.place] = np.fmax(reference.figures.values[reference.record, COUNT], 1)
-    for number, slot in enumerate(slots):
-        if slot.startswith(_MADE_FOR_PARAMETER):
-            for cause in reference.places.causes[number]:
-                if keys[cause].phase == BACKWARD:
-                    # a sum over rows rounds as its summands do, also where these cancel out
-                    size = scale[:, cause] * np.sqrt(count[cause] / count[number])
-                    floor[:, number] = np.maximum(floor[:, number], size)
-    return Drift(own, _over(found.error, np.maximum(scale, floor)))
-
-
-_MADE_FOR_PARAMETER = "output.grad.param."
-
-
-def _is_of_parameter(key: CallKey, slot: str) -> bool:
-    return key.op == GRADIENTS or key.op.startswith("sum of") or ".param." in slot
-
-
-def _over(error: Column, scale: Column) -> Column:
-    with np.errstate(all="ignore"):
-        return np.where(error == 0, 0.0, error / scale)

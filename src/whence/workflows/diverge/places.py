@@ -139,7 +139,8 @@ class _Tree:
             self._kids.setdefault(parent, []).append(call)
 
     def _key(self, call: int) -> CallKey:
-        return self._names.keys[self._figures.key[call]]
+        key: CallKey = self._names.keys[self._figures.key[call]]
+        return key
 
     def is_given(self, call: int, slot: str) -> bool:
         """Does it come from outside of all calls?"""
