@@ -136,8 +136,15 @@ def _calls_of_one(
         for step in {step for step, _ in first.values()}
     }
     for key, (step, is_reference) in first.items():
-        if step == 0 or (
-            started[key] == step and not _is_more_of_same(names.keys[key], names, started, step)
+        # a run may end in the middle of a step
+        lacking = other if is_reference else one
+        is_cut = lacking.code.size > 0 and step == int(lacking.code[-1]) // keys
+        if (
+            step == 0
+            or is_cut
+            or (
+                started[key] == step and not _is_more_of_same(names.keys[key], names, started, step)
+            )
         ):
             continue
         row = one.row[np.searchsorted(one.code, step * keys + key)] if is_reference else -1

@@ -34,8 +34,8 @@ class Places:
 
 
 def first_sights(figures: RunFigures, names: Names) -> tuple[Column, Column]:
-    """(reference, its moment) of the first sight of each record in each step, in the order of the
-    clock.
+    """(reference, its moment) of the first sight of each record in each step, and of gradients that
+    an optimiser takes, in the order of the clock.
     """
     writes = _is_written(names)[figures.slot]
     moment = np.where(writes, figures.end[figures.call], figures.begin[figures.call])
@@ -43,8 +43,24 @@ def first_sights(figures: RunFigures, names: Names) -> tuple[Column, Column]:
     order = np.lexsort((figures.call, moment, step))
     seen = figures.record[order] + (figures.record.max(initial=0) + 1) * step[order]
     _, first = np.unique(seen, return_index=True)
-    chosen = order[np.sort(first)]
+    is_chosen = np.zeros(order.size, bool)
+    is_chosen[first] = True
+    chosen = order[is_chosen | _is_taken(figures, names)[order]]
     return chosen, moment[chosen]
+
+
+def _is_taken(figures: RunFigures, names: Names) -> Column:
+    """References of gradients as an optimiser takes them: something may have written to them after
+    the backward pass in the other run alone.
+    """
+    slots = np.array([isinstance(w, str) and w == "input.grad" for w in names.words], bool)
+    steps = np.array([key.phase == OPTIMIZER for key in names.keys], bool)
+    sums = np.array([key.op == GRADIENTS for key in names.keys], bool)
+    key = figures.key[figures.call]
+    taken: Column = (slots[figures.slot] & steps[key]) | (
+        sums[key] & _is_written(names)[figures.slot]
+    )
+    return taken
 
 
 def _is_written(names: Names) -> Column:
@@ -93,12 +109,15 @@ class PlaceBuilder:
                 is_given = tree.is_given(call, self._slot(sight))
                 self._made.place.append(Place(number, moment, is_given))
                 fresh.append((self._number[number], sight))
-            place_of[int(figures.record[sight])] = self._number[number]
+            place_of.setdefault(int(figures.record[sight]), self._number[number])
         self._made.causes.extend([] for _ in fresh)
         for number, sight in fresh:
             if self._made.place[number].is_given:
                 continue
             call, slot = int(figures.call[sight]), self._slot(sight)
+            if (origin := place_of[int(figures.record[sight])]) != number:
+                self._made.causes[number] = [origin]
+                continue
             found = (place_of.get(record, number) for record in tree.sources(call, slot))
             self._made.causes[number] = sorted(set(found) - {number})
 
