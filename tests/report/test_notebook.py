@@ -199,6 +199,7 @@ def test_at_a_prompt_nothing_is_a_dump_of_fields():
         results.TokenComparison,  # tests/cli/test_tokens.py has one
         results.Ranges,  # tests/workflows/test_ranges.py has one
         results.Nans,  # tests/workflows/test_nans.py has one
+        results.Diverged,  # tests/workflows/test_diverge.py has one
         results.Repeated,  # tests/workflows/test_repeat.py has one
         results.Probed,  # tests/workflows/test_probe.py has one
     }

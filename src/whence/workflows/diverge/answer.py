@@ -57,7 +57,7 @@ class Answer:
             tensors=int(compared.any(axis=0).sum()),
             uncompared=int((~compared.any(axis=0)).sum()),
             why=tuple(why),
-            notes=tuple(self._notes()),
+            notes=tuple(note for note in self._notes() if note not in why),
             drift=tuple(self._steps()),
             blind=int(self._reference.steps[blind]) if blind >= 0 else -1,
             next=tuple(self._next(part, status)),
@@ -81,7 +81,7 @@ class Answer:
     # ---- how sure
 
     def _why_not_same(self, first: Start | None, blind: int) -> list[str]:
-        why = [*self._uncompared()]
+        why = [*self._ended(), *self._uncompared()]
         if first is not None and self._is_late(first):
             step = int(self._reference.steps[first.step])
             why.append(
@@ -102,6 +102,11 @@ class Answer:
                 )
             )
         return why
+
+    def _ended(self) -> list[str]:
+        """Runs that did not end by themselves."""
+        sides = ("reference", self._reference.figures.run), ("target", self._pair.target.run)
+        return [f"the {name} ended early: {run.ended}" for name, run in sides if run.ended]
 
     def _is_late(self, first: Start) -> bool:
         """Did both runs stay equal for so long that a first difference of any size says
@@ -151,10 +156,7 @@ class Answer:
         return []
 
     def _notes(self) -> list[str]:
-        pair, notes = self._pair, []
-        for name, run in (("reference", self._reference.figures), ("target", pair.target)):
-            if run.run.ended:
-                notes.append(f"the {name} ended early: {run.run.ended}")
+        pair, notes = self._pair, self._ended()
         a, b = self._reference.steps, pair.target.steps
         common = int(pair.common.sum())
         if common < max(len(a), len(b)):
