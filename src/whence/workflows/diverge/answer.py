@@ -139,7 +139,7 @@ class Answer:
     def _uncompared(self) -> list[str]:
         """What could hide a fault for not being compared."""
         pair = self._pair
-        compared = ~np.isnan(pair.drift.judged).all(axis=0)
+        compared = np.asarray(~np.isnan(pair.drift.judged).all(axis=0))
         kinds = [pair.kind(p) for p in range(compared.size)]
         stepped = [p for p, k in enumerate(kinds) if k == PartKind.OPTIMIZER]
         judged = stepped or [p for p, k in enumerate(kinds) if k == PartKind.FORWARD]

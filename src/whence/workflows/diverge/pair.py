@@ -17,6 +17,7 @@ from whence.workflows.diverge.distances import (
     COUNT,
     NAN,
     ZERO,
+    Distances,
     Tested,
     distances,
 )
@@ -161,25 +162,15 @@ class Pair:
         """Tensors of another dtype or shape from a step on, where nothing but that differs yet, or
         it is the batch.
         """
-        other = self.found.is_other_form | self._is_missing()
+        other = self.found.is_other_form | _missing(
+            self.reference, self.target, self.found, self._moment >= 0, len(self.names.keys)
+        )
         before = np.vstack([np.zeros_like(other[:1]), np.logical_or.accumulate(other)[:-1]])
         known = (self.found.record >= 0) & ~other
         seen = np.vstack([np.zeros_like(known[:1]), np.logical_or.accumulate(known)[:-1]])
         quiet = np.arange(other.shape[0]) <= self._quiet_until()
-        return other & ~before & seen & (given[None, :] | quiet[:, None])
-
-    def _is_missing(self) -> Column:
-        """Tensors of the reference that the target lacks, of calls that both make."""
-        here = self._moment >= 0
-        numbers = np.array([place.number // SLOTS for place in self.reference.places.place])
-        keys = len(self.names.keys)
-        steps = np.searchsorted(self.reference.steps, self.target.step)
-        steps = np.minimum(steps, len(self.reference.steps) - 1)
-        use = self.reference.steps[steps] == self.target.step
-        made = np.unique(steps[use] * keys + self.target.key[use])
-        wanted = np.arange(here.shape[0])[:, None] * keys + numbers[None, :]
-        missing: Column = here & (self.found.record < 0) & np.isin(wanted, made)
-        return missing
+        out: Column = other & ~before & seen & (given[None, :] | quiet[:, None])
+        return out
 
     def _quiet_until(self) -> int:
         """The first step in which anything differs."""
@@ -345,3 +336,18 @@ class Pair:
             if self.kind(place) == PartKind.BATCH and not permuted[:step, place].any():
                 return place
         return -1
+
+
+def _missing(
+    reference: Tested, target: RunFigures, found: Distances, here: Column, keys: int
+) -> Column:
+    """Tensors of the reference that the target lacks, of calls that both make. here: those that the
+    reference has.
+    """
+    steps = np.searchsorted(reference.steps, target.step)
+    steps = np.minimum(steps, len(reference.steps) - 1)
+    use = reference.steps[steps] == target.step
+    made = np.unique(steps[use] * keys + target.key[use])
+    wanted = np.arange(here.shape[0])[:, None] * keys + (reference.number // SLOTS)[None, :]
+    out: Column = here & (found.record < 0) & np.isin(wanted, made)
+    return out
