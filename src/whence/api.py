@@ -58,6 +58,7 @@ from whence.workflows.tokens.tokens import first_difference, tokens
 from whence.workflows.trace import trace
 from whence.workflows.trigger import trigger
 from whence.workflows.two_models import auto_diff, parity
+from whence.workflows.upgrade.upgrade import upgrade
 from whence.workflows.watch import watch
 from whence.workflows.weights import map_weights
 
@@ -132,6 +133,7 @@ __all__ = [
     "tokens",
     "trace",
     "trigger",
+    "upgrade",
     "views",
     "warmup",
     "watch",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 GROUPS = {
     "Capture": ("run", "trigger"),
-    "Compare": ("compare", "tokens", "labels", "ladder", "align", "map-weights", "export-check"),
+    "Compare": ("compare", "tokens", "labels", "ladder", "upgrade", "align", "map-weights", "export-check"),
     "Inspect": ("show", "nans", "diverge", "ranges", "repeat", "probe", "report", "trace", "repro", "locate"),
     "Operators": ("ops",),
     "Other tools": ("convert", "xray", "msprobe", "msit", "ait"),

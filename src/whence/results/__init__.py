@@ -36,6 +36,7 @@ from whence.results.tokens import (
     TokenComparison,
     TokenMatch,
 )
+from whence.results.upgrade import Place, Release, Upgrade, Upgraded, UpgradeKind
 from whence.results.verdict import (
     GUILTY,
     VERDICTS,
@@ -128,6 +129,7 @@ __all__ = [
     "RandomNumbers",
     "Range",
     "Ranges",
+    "Release",
     "Remark",
     "Repeated",
     "Repetition",
@@ -154,6 +156,9 @@ __all__ = [
     "TracedStep",
     "Undecided",
     "Variant",
+    "Upgrade",
+    "UpgradeKind",
+    "Upgraded",
     "Verdict",
     "VerdictKind",
     "ViewRow",

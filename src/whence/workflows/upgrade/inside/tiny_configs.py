@@ -1,0 +1,180 @@
+"""Configurations of transformers, made small by rules on the names of their attributes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+WIDTH, HEADS, HEAD, INNER, VOCABULARY = 64, 4, 16, 128, 128
+SIZES = ("small", "few layers", "as it is")
+"""How much is made small: everything; layers, tokens, experts and images; tokens alone."""
+
+# The first rule whose name fits gives the number; it never makes one larger.
+_COUNTS = (
+    (r"(vocab_size|vocabulary_size|n_tokens|num_embeddings)$", VOCABULARY),
+    (r"(num|n)_(local_|routed_)?experts$|^n_routed_experts$|moe_num_experts$", 4),
+    (r"experts_per_tok|num_selected_experts|moe_k$|moe_topk$|^top_?k$", 2),
+    (r"^(n_group|topk_group|num_expert_group)$", 1),
+    (r"_layers?$|_depth$|^depth$|^layers$|num_blocks$|n_blocks$|_hidden_layers\w*$", 2),
+    (r"^max_(position_embeddings|seq_len|sequence_length)$|n_positions|n_ctx", 512),
+)
+_IMAGE = re.compile(r"^(image|img|input)_size$|^(crop|vision_image)_size$")
+_WIDTHS = (
+    (r"head_dim$|_head_dim\w*$|^d_kv$|head_size$|^attention_head_dim$", HEAD),
+    (r"(num|n)_?(key_value|kv)_heads$|^num_kv_heads$|^n_kv_heads$|key_value_heads$", 2),
+    (r"_heads?$|^n_head$|attention_heads\w*$|^num_heads$", HEADS),
+    (r"intermediate_\w*size$|ffn_\w*dim$|^d_ff$|^n_inner$|_inner_dim$|mlp_dim$|ffn_hidden", INNER),
+    (r"lora_rank$|rank$", HEAD),
+    (
+        r"hidden_size\w*$|hidden_dim\w*$|^d_model$|^n_embd$|embed_dim\w*$|embedding_(size|dim)$"
+        r"|_dim$|^dim$|_embed$|emb_dim$|_width$|^width$|d_embed$|projection_size$|output_size$",
+        WIDTH,
+    ),
+)
+_KEPT = re.compile(
+    r"num_channels|in_chans|_factor|axis|num_labels|num_mel|feat_per|feature_size|temporal|patch"
+    r"|conv_(kernel|stride|dim)|feat_extract|^rope|token|stride|kernel|groups?$|position_dim|coordinate|_axes"
+)
+_UNSET = {"vocab_size": VOCABULARY, "pad_token_id": 1, "mask_token_id": 2}
+"""Numbers for what a configuration leaves open and its model needs."""
+
+
+def small(config: Any, size: str) -> dict[str, Any]:
+    """Arguments of a configuration's class that make it small."""
+    if size == "as it is":
+        rules = [_COUNTS[0]]
+    else:
+        rules = [*_COUNTS, *(_WIDTHS if size == "small" else ())]
+    chosen: dict[str, Any] = {}
+    taken = inspect.signature(type(config).__init__).parameters
+    values = {k: v for k, v in vars(config).items() if k in taken}
+    for name, value in values.items():
+        if _is_config(value):
+            chosen[name] = type(value)(**small(value, size))
+        elif value is None and name in _UNSET:
+            chosen[name] = _UNSET[name]
+        elif isinstance(value, dict) and "mrope_section" in value and size == "small":
+            chosen[name] = {**value, "mrope_section": [2, 3, 3]}
+        elif isinstance(value, bool) or value is None:
+            continue
+        elif isinstance(value, int):
+            smaller = _count(name, value, rules)
+            if smaller is not None:
+                chosen[name] = smaller
+        elif isinstance(value, list | tuple) and size != "as it is":
+            shorter = _listed(name, list(value), size)
+            if shorter is not None:
+                chosen[name] = shorter
+        elif isinstance(value, float) and "drop" in name:
+            chosen[name] = 0.0
+    _layers(values, chosen)
+    _heads(values, chosen)
+    _images(values, chosen, size)
+    _tokens(values, chosen)
+    return chosen
+
+
+def _is_config(value: Any) -> bool:
+    return hasattr(value, "to_dict") and hasattr(value, "model_type")
+
+
+def _count(name: str, value: int, rules: list[tuple[str, int]]) -> int | None:
+    for rule, number in rules:
+        if re.search(rule, name):
+            if number in (WIDTH, HEAD, INNER, HEADS, 2) and _KEPT.search(name):
+                return None
+            return number if value > number else None
+    return None
+
+
+def _listed(name: str, value: list[Any], size: str) -> list[Any] | None:
+    """Stages of a pyramid: one layer each, and widths that grow."""
+    if not value or not all(isinstance(v, int) and not isinstance(v, bool) for v in value):
+        return None
+    if name in ("depths", "layers", "num_layers", "depth", "stage_num_blocks", "num_blocks"):
+        return [min(v, 1 if v < 6 else 2) for v in value]
+    if size == "small" and re.search(r"^(hidden_sizes|embed_dims?|encoder_hidden_sizes)$", name):
+        smallest = min(value)
+        return [max(16, 16 * v // smallest) for v in value] if smallest > 16 else None
+    return None
+
+
+def _layers(values: dict[str, Any], chosen: dict[str, Any]) -> None:
+    """Lists with an entry a layer keep one entry of each kind, and the number of layers fits."""
+    count_name = next(
+        (n for n in ("num_hidden_layers", "n_layer", "num_layers", "n_layers") if n in chosen), ""
+    )
+    if not count_name:
+        return
+    before = values[count_name]
+    lists = {
+        name: list(value)
+        for name, value in values.items()
+        if isinstance(value, list | tuple) and len(value) == before
+    }
+    if not lists:
+        return
+    kinds: list[int] = []
+    seen: set[str] = set()
+    for place in range(before):
+        kind = repr([value[place] for value in lists.values()])
+        if kind not in seen and len(kinds) < 4:
+            seen.add(kind)
+            kinds.append(place)
+    places = kinds if len(kinds) > 1 else [0, min(1, before - 1)]
+    chosen[count_name] = len(places)
+    for name, value in lists.items():
+        chosen[name] = [value[place] for place in places]
+
+
+def _heads(values: dict[str, Any], chosen: dict[str, Any]) -> None:
+    """As many heads of keys as of queries where there were."""
+    keys, heads = "num_key_value_heads", "num_attention_heads"
+    if keys in chosen and heads in chosen and values[keys] == values[heads]:
+        chosen[keys] = chosen[heads]
+
+
+def _images(values: dict[str, Any], chosen: dict[str, Any], size: str) -> None:
+    """Pictures of 4 x 4 patches, or of 64 x 64."""
+    if size == "as it is":
+        return
+    patch = values.get("patch_size", values.get("encoder_patch_size", 16))
+    patch = patch if isinstance(patch, int) and patch else 16
+    side = max(4 * patch, 64) if patch > 1 else 64
+    side = side // patch * patch
+    for name, value in values.items():
+        if not _IMAGE.search(name):
+            continue
+        if isinstance(value, int) and not isinstance(value, bool) and value > side:
+            chosen[name] = side
+        elif isinstance(value, list | tuple) and len(value) == 2 and all(
+            isinstance(v, int) and v > side for v in value
+        ):
+            chosen[name] = [side, side]
+
+
+def _tokens(values: dict[str, Any], chosen: dict[str, Any]) -> None:
+    """Tokens with a meaning of their own go to the end of the small vocabulary, each its own."""
+    last = VOCABULARY - 1
+    moved: dict[int, int] = {}
+    for name, value in values.items():
+        if not re.search(r"token_(id|index)$|_token$|token_ids$", name):
+            continue
+        if isinstance(value, int) and not isinstance(value, bool) and value >= VOCABULARY:
+            if value not in moved:
+                moved[value] = last
+                last -= 1
+            chosen[name] = moved[value]
+        elif isinstance(value, list) and any(isinstance(v, int) and v > last for v in value):
+            chosen[name] = [min(v, 1) for v in value]
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """A configuration as nested dicts of plain values, without what names the release."""
+    import json
+
+    held = config.to_dict()
+    for name in ("transformers_version", "_name_or_path", "architectures", "dtype"):
+        held.pop(name, None)
+    return dict(json.loads(json.dumps(held, default=str, sort_keys=True)))

@@ -1,0 +1,179 @@
+"""Every architecture of the transformers release that is installed, from a small configuration."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from . import model_inputs, tiny_configs, values
+
+LARGEST = 80_000_000
+_HEADS = (
+    "SPEECH_SEQ_2_SEQ",
+    "SEQ_TO_SEQ_CAUSAL_LM",
+    "ZERO_SHOT_IMAGE_CLASSIFICATION",
+    "IMAGE_TEXT_TO_TEXT",
+    "MASKED_LM",
+    "CAUSAL_LM",
+    "CTC",
+    "IMAGE_CLASSIFICATION",
+    "VIDEO_CLASSIFICATION",
+    "OBJECT_DETECTION",
+    "UNIVERSAL_SEGMENTATION",
+    "SEMANTIC_SEGMENTATION",
+    "DEPTH_ESTIMATION",
+    "AUDIO_CLASSIFICATION",
+    "TIME_SERIES_PREDICTION",
+)
+
+
+class CannotBuild(Exception):
+    """No small configuration of an architecture gives a model that runs."""
+
+
+def names() -> list[str]:
+    """Types of models that have a class."""
+    from transformers.models.auto import modeling_auto
+
+    found: set[str] = set()
+    for mapping in dir(modeling_auto):
+        if mapping.startswith("MODEL_") and mapping.endswith("MAPPING_NAMES"):
+            found |= set(getattr(modeling_auto, mapping))
+    return sorted(found)
+
+
+def classes(name: str) -> list[str]:
+    """Names of the classes of a type, those with a head first."""
+    from transformers.models.auto import modeling_auto
+
+    mappings = [f"MODEL_FOR_{head}_MAPPING_NAMES" for head in _HEADS]
+    others = [m for m in dir(modeling_auto) if m.startswith("MODEL_FOR") and m.endswith("_NAMES")]
+    order = [*mappings, "MODEL_MAPPING_NAMES", *others]
+    found: list[str] = []
+    for mapping in order:
+        entry = getattr(modeling_auto, mapping, {}).get(name, ())
+        found += [entry] if isinstance(entry, str) else list(entry)
+    return list(dict.fromkeys(found))
+
+
+def build(
+    name: str,
+    chosen: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
+    checkpoint: str = "",
+) -> tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any], tuple[str, ...]]:
+    """An architecture that runs: its model, inputs, what another process needs to make it again
+    (class, size, shapes of inputs), configuration, and weights that a checkpoint lacked. chosen: as another process found it; None to find it. settings:
+    of the configuration that are set as given. checkpoint: a folder whose weights are loaded as
+    the release loads them. Raises CannotBuild with what each attempt said.
+    """
+    said: list[str] = []
+    attempts = (
+        [(chosen["class"], chosen["size"])]
+        if chosen
+        else [(c, s) for c in classes(name)[:3] for s in tiny_configs.SIZES]
+    )
+    for class_name, size in attempts:
+        try:
+            model, missing = _model(name, class_name, size, settings or {}, checkpoint)
+            inputs = _inputs(model, (chosen or {}).get("inputs"))
+        except Exception as error:  # whatever a library raises for sizes that it cannot have
+            words = f"{class_name}, {size}: {type(error).__name__}: {error}"
+            said.append(" ".join(words.split())[:300])
+            continue
+        shapes = {key: list(value.shape) for key, value in inputs.items()}
+        again = {"class": class_name, "size": size, "inputs": shapes}
+        return model, inputs, again, tiny_configs.plain(model.config), missing
+    raise CannotBuild("; ".join(said) or "it has no class")
+
+
+def _model(
+    name: str, class_name: str, size: str, settings: dict[str, Any], checkpoint: str
+) -> tuple[Any, tuple[str, ...]]:
+    import torch
+    import transformers
+    from transformers import CONFIG_MAPPING
+
+    kind = getattr(transformers, class_name)
+    config_class = getattr(kind, "config_class", None) or CONFIG_MAPPING[name]
+    if getattr(config_class, "model_type", name) != name and name in CONFIG_MAPPING:
+        config_class = CONFIG_MAPPING[name]
+    config = config_class(**tiny_configs.small(config_class(), size))
+    _set(config, settings)
+    with torch.device("meta"):
+        weights = sum(p.numel() for p in kind(config).parameters())
+    if weights > LARGEST:
+        raise CannotBuild(f"{weights:,} weights")
+    if checkpoint:
+        model, info = kind.from_pretrained(
+            checkpoint, config=config, dtype=torch.float32, output_loading_info=True
+        )
+        missing = tuple(sorted(info["missing_keys"]))
+        values.fill(model, only=missing)
+    else:
+        model, random = values.buffers_drawn(lambda: kind(config).float())
+        values.fill(model, random=random)
+        missing = ()
+    model.eval()
+    return model, missing
+
+
+def _set(config: Any, settings: dict[str, Any]) -> None:
+    for key, value in settings.items():
+        inner = getattr(config, key, None)
+        if isinstance(value, dict) and hasattr(inner, "model_type"):
+            _set(inner, value)
+        else:
+            setattr(config, key, value)
+
+
+def _inputs(model: Any, shapes: dict[str, list[int]] | None) -> dict[str, Any]:
+    """The first inputs that the model runs on."""
+    wanted = model_inputs.Inputs(model)
+    if shapes is not None:
+        return {name: _of_shape(wanted, name, shape) for name, shape in shapes.items()}
+    errors: list[str] = []
+    for candidate in wanted.candidates():
+        given = dict(candidate)
+        for _ in range(4):
+            try:
+                run(model, given)
+                return given
+            except Exception as error:  # what it says may name the input that it misses
+                errors.append(f"{type(error).__name__}: {error}")
+                more = wanted.asked_for(str(error), given)
+                if not more:
+                    break
+                given |= {name: wanted.array(name, 0) for name in more}
+    raise CannotBuild(errors[0] if errors else f"nothing is known of the input {wanted.main()}")
+
+
+def _of_shape(wanted: model_inputs.Inputs, name: str, shape: list[int]) -> Any:
+    for kind in range(3):
+        array = wanted.array(name, kind)
+        if array is not None and list(array.shape) == shape:
+            return array
+    raise CannotBuild(f"{name} of shape {shape} is not an input here")
+
+
+def run(model: Any, inputs: dict[str, Any]) -> Any:
+    """Try a model."""
+    import torch
+
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return model(**{name: torch.from_numpy(array) for name, array in inputs.items()})
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without what the library says while it builds."""
+    import warnings
+
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

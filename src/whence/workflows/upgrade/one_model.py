@@ -1,0 +1,291 @@
+"""One model under both releases: outputs first, and where their bits differ all that it computes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from whence.results import Place, Upgraded, UpgradeKind
+from whence.workflows.upgrade.workers import Worker
+
+Answer = dict[str, Any]
+Task = dict[str, Any]
+Deep = Callable[[str, Task, Task], Upgraded]
+"""(name, task of the first, task of the second) -> what captures of both say."""
+
+NARROW, WIDE, FORMULA = 1e-4, 1e-12, 1e-6
+"""Relative 2-norms of outputs. In float32 at most NARROW and in float64 at most WIDE: two ways to
+compute one formula. In float64 more than FORMULA: two formulas, whatever captures leave open.
+"""
+_SHOWN = 4
+
+
+class Pair:
+    """Two workers, one of each environment. deep: compares captures."""
+
+    def __init__(self, first: Worker, second: Worker, train: bool, deep: Deep) -> None:
+        self._first, self._second = first, second
+        self._train, self._deep = train, deep
+        self._known: tuple[Answer, Answer] | None = None
+
+    def start(self) -> tuple[Answer, Answer]:
+        """What both environments have: `names` of models and `versions`."""
+        self._first.launch()
+        self._second.launch()
+        self._known = self._first.start(), self._second.start()
+        return self._known
+
+    def judge(self, name: str) -> Upgraded:
+        """What an upgrade does to a model."""
+        known = [name in side["names"] for side in self._known or self.start()]
+        if not all(known):
+            return Upgraded(name, UpgradeKind.REMOVED if known[0] else UpgradeKind.ADDED)
+        with tempfile.TemporaryDirectory(prefix="whence-upgrade-") as place:
+            return _Trial(self, name, place).result()
+
+    def ask(self, first: Task | None, second: Task | None) -> tuple[Answer, Answer]:
+        """The answers of both to a task each, at the same time; {} to none."""
+        workers = (self._first, self._second)
+        for worker, task in zip(workers, (first, second)):
+            if task is not None:
+                worker.send({**task, "train": self._train})
+        answers = [
+            worker.receive() if task is not None else {}
+            for worker, task in zip(workers, (first, second))
+        ]
+        return answers[0], answers[1]
+
+    def stop(self) -> None:
+        """End both processes."""
+        self._first.stop()
+        self._second.stop()
+
+    @property
+    def deep(self) -> Deep:
+        return self._deep
+
+
+class _Trial:
+    """What is tried with one model. Each step may make the two sides more alike; what it had to
+    do is in `benign`, `settings` and `notes`.
+    """
+
+    def __init__(self, pair: Pair, name: str, place: str) -> None:
+        self._pair, self._name, self._checkpoint = pair, name, str(Path(place, "checkpoint"))
+        self._tasks: tuple[Task, Task] = ({"name": name}, {"name": name})
+        self._benign: list[str] = []
+        self._notes: list[str] = []
+        self._settings: tuple[str, ...] = ()
+        self._seconds = 0.0
+
+    def result(self) -> Upgraded:
+        first, second = self._ask(*self._tasks)
+        if not (first["ok"] and second["ok"]):
+            return self._unbuilt(first, second)
+        if first["chosen"] != second["chosen"]:
+            first, second = self._same_choice(first, second)
+        else:
+            self._choose(first["chosen"])
+        if first["parameters"] != second["parameters"]:
+            first, second = self._same_weights(first, second)
+        if not (first["ok"] and second["ok"]):
+            return self._unbuilt(first, second)
+        found = Upgraded(self._name, UpgradeKind.BITWISE, model=first["chosen"].get("class", ""))
+        changed = _changed(first["settings"], second["settings"])
+        self._settings = tuple(_said(key, *both) for key, both in changed.items())
+        if not _unequal(first, second):
+            return self._finished(found, first)
+        again, _ = self._ask(self._tasks[0], None)
+        if again["outputs"] != first["outputs"]:
+            self._notes.append("the model does not repeat itself under the first release")
+            kind = UpgradeKind.CANNOT_TELL
+            return self._finished(msgspec.structs.replace(found, kind=kind), first)
+        if changed and (named := self._pinned(found, first, changed)) is not None:
+            return self._finished(named, first)
+        return self._finished(self._deeper(found), first)
+
+    def _ask(self, first: Task | None, second: Task | None) -> tuple[Answer, Answer]:
+        answers = self._pair.ask(first, second)
+        self._seconds += sum(answer.get("seconds", 0.0) for answer in answers)
+        return answers
+
+    def _choose(self, chosen: Any) -> None:
+        self._tasks = tuple({**task, "chosen": chosen} for task in self._tasks)  # type: ignore[assignment]
+
+    def _same_choice(self, first: Answer, second: Answer) -> tuple[Answer, Answer]:
+        """Both with the class, sizes and inputs of one, where the other runs so too."""
+        _, tried = self._ask(None, {**self._tasks[1], "chosen": first["chosen"]})
+        if tried["ok"]:
+            self._choose(first["chosen"])
+            return first, tried
+        other, _ = self._ask({**self._tasks[0], "chosen": second["chosen"]}, None)
+        self._choose(second["chosen"])
+        if not other["ok"]:
+            return {**first, "ok": False, "error": other["error"]}, {**second, "ok": False,
+                                                                     "error": tried["error"]}
+        self._notes.append(f"the second release does not run as the first does: {tried['error']}")
+        return other, second
+
+    def _same_weights(self, first: Answer, second: Answer) -> tuple[Answer, Answer]:
+        """The second loads what the first saves, as a user's checkpoint is loaded."""
+        self._benign.append(_renamed(first["parameters"], second["parameters"]))
+        if not first["chosen"]:
+            self._notes.append("weights with other names or shapes are other numbers")
+            return first, second
+        saved, _ = self._ask({**self._tasks[0], "save": self._checkpoint}, None)
+        if not saved["ok"]:
+            return saved, second
+        tasks = {**self._tasks[1], "load": self._checkpoint}
+        _, loaded = self._ask(None, tasks)
+        if not loaded["ok"]:
+            return first, loaded
+        if loaded["missing"]:
+            few = ", ".join(loaded["missing"][:_SHOWN])
+            self._notes.append(
+                f"{len(loaded['missing'])} weights are not in the first release's checkpoint: {few}"
+            )
+        self._tasks = (self._tasks[0], tasks)
+        return saved, loaded
+
+    def _pinned(
+        self, found: Upgraded, first: Answer, changed: dict[str, tuple[Any, Any]]
+    ) -> Upgraded | None:
+        """Whether other defaults are all that differs; if not, they no longer differ from here."""
+        settings = _nested({key: both[0] for key, both in changed.items()})
+        task = {**self._tasks[1], "settings": settings}
+        _, pinned = self._ask(None, task)
+        if not pinned["ok"] or pinned["parameters"] != first["parameters"]:
+            self._notes.append("the second release cannot be given the first one's settings")
+            return None
+        if not _unequal(first, pinned):
+            words = "; ".join(self._settings[:_SHOWN])
+            place = Place("", cause="settings", words=f"defaults differ: {words}")
+            deep = self._deeper(found)
+            return msgspec.structs.replace(
+                deep, kind=UpgradeKind.DIFFERS if deep.kind != UpgradeKind.ROUNDING else deep.kind,
+                place=place,
+            )
+        self._tasks = (self._tasks[0], task)
+        self._notes.append("compared with the first release's settings")
+        return None
+
+    def _deeper(self, found: Upgraded) -> Upgraded:
+        """The same formula where float64 says so; what captures say otherwise."""
+        narrow, wide = self._distance(wide=False), self._distance(wide=True)
+        replace = msgspec.structs.replace
+        if narrow is not None and wide is not None and narrow <= NARROW and wide <= WIDE:
+            return replace(found, kind=UpgradeKind.ROUNDING, largest=narrow, largest_wide=wide)
+        deep = self._pair.deep(self._name, *self._tasks)
+        if deep.kind == UpgradeKind.CANNOT_TELL and wide is not None and wide > FORMULA:
+            deep = replace(deep, kind=UpgradeKind.DIFFERS)
+        return replace(deep, model=found.model, largest=narrow, largest_wide=wide)
+
+    def _distance(self, wide: bool) -> float | None:
+        """The largest relative 2-norm by which an output of both parts; None where there is none,
+        or where one side does not run so.
+        """
+        files = [self._checkpoint + f"-{side}.npz" for side in ("first", "second")]
+        tasks = [{**task, "keep": file, "wide": wide} for task, file in zip(self._tasks, files)]
+        answers = self._ask(tasks[0], tasks[1])
+        if not all(answer["ok"] for answer in answers):
+            return None
+        return _distance(*files)
+
+    def _finished(self, found: Upgraded, first: Answer) -> Upgraded:
+        lost = first.get("lost", ())
+        kind = found.kind
+        notes = [*found.notes, *self._notes, *lost]
+        if not all(entry[3] for entry in first["outputs"].values()):
+            notes.append("outputs hold numbers that are not finite")
+        if kind == UpgradeKind.ROUNDING and any("checkpoint" in note for note in self._notes):
+            kind = UpgradeKind.CANNOT_TELL
+        return msgspec.structs.replace(
+            found,
+            kind=kind,
+            benign=(*self._benign, *found.benign),
+            settings=self._settings,
+            notes=tuple(notes),
+            modules=first["modules"],
+            idle=first["idle"],
+            seconds=round(self._seconds + found.seconds, 2),
+        )
+
+    def _unbuilt(self, first: Answer, second: Answer) -> Upgraded:
+        kind = {
+            (False, True): UpgradeKind.RUNS_IN_SECOND,
+            (True, False): UpgradeKind.FAILS_IN_SECOND,
+        }.get((first["ok"], second["ok"]), UpgradeKind.CANNOT_BUILD)
+        ran = first if first["ok"] else second
+        return Upgraded(
+            self._name,
+            kind,
+            model=(ran.get("chosen") or {}).get("class", ""),
+            errors=(first.get("error", ""), second.get("error", "")),
+            notes=tuple(self._notes),
+            benign=tuple(self._benign),
+            seconds=round(self._seconds, 2),
+        )
+
+
+def _unequal(first: Answer, second: Answer) -> bool:
+    """Does an output of the first release have other bits in the second, or none?"""
+    return any(second["outputs"].get(name) != found for name, found in first["outputs"].items())
+
+
+def _distance(first: str, second: str) -> float | None:
+    import numpy as np
+
+    found: list[float] = []
+    with np.load(first) as before, np.load(second) as after:
+        for name in before.files:
+            if name not in after.files or before[name].shape != after[name].shape:
+                return None
+            one, other = before[name], after[name]
+            if (np.isfinite(one) != np.isfinite(other)).any():
+                return None
+            one, other = (np.where(np.isfinite(array), array, 0.0) for array in (one, other))
+            size = float(np.linalg.norm(one)) or float(np.linalg.norm(other))
+            found.append(float(np.linalg.norm(one - other)) / size if size else 0.0)
+    return max(found, default=None)
+
+
+def _changed(first: Any, second: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Settings that both have, with both values where they differ, by dotted name."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in first.keys() & second.keys():
+        one, other = first[key], second[key]
+        if isinstance(one, dict) and isinstance(other, dict):
+            found |= _changed(one, other, f"{prefix}{key}.")
+        elif one != other:
+            found[f"{prefix}{key}"] = (one, other)
+    return dict(sorted(found.items()))
+
+
+def _nested(settings: dict[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in settings.items():
+        *folders, last = key.split(".")
+        inner = nested
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+        inner[last] = value
+    return nested
+
+
+def _said(key: str, before: Any, after: Any) -> str:
+    return f"{key} is {after!r:.60}, was {before!r:.60}"
+
+
+def _renamed(first: list[list[Any]], second: list[list[Any]]) -> str:
+    """Weights with another name or shape, in words."""
+    before, after = ({name: shape for name, shape in side} for side in (first, second))
+    lost = [name for name in before if before[name] != after.get(name)]
+    new = [name for name in after if after[name] != before.get(name)]
+    words = f"{len(lost)} weights became {len(new)}"
+    if lost and new:
+        words += f" ({lost[0]} {before[lost[0]]} -> {new[0]} {after[new[0]]})"
+    return f"weights renamed or fused: {words}"
