@@ -202,6 +202,7 @@ def test_at_a_prompt_nothing_is_a_dump_of_fields():
         results.Diverged,  # tests/workflows/test_diverge.py has one
         results.Repeated,  # tests/workflows/test_repeat.py has one
         results.Probed,  # tests/workflows/test_probe.py has one
+        results.Upgrade,  # tests/workflows/test_upgrade.py has one
     }
     for item in seen:
         text = repr(item)

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 GROUPS = {
     "Capture": ("run", "trigger"),
-    "Compare": ("compare", "tokens", "labels", "ladder", "upgrade", "align", "map-weights", "export-check"),
-    "Inspect": ("show", "nans", "diverge", "ranges", "repeat", "probe", "report", "trace", "repro", "locate"),
+    "Compare": ("compare", "diverge", "tokens", "labels", "ladder", "upgrade", "export-check"),
+    "One run": ("probe", "repeat", "nans", "ranges", "ranks"),
+    "Inspect": ("show", "report", "trace", "repro", "locate", "align", "map-weights"),
     "Operators": ("ops",),
     "Other tools": ("convert", "xray", "msprobe", "msit", "ait"),
     "Try it": ("demo", "doctor"),

@@ -28,6 +28,7 @@ from whence.report.repro import reproduction
 from whence.report.run.elements import kind_of_record
 from whence.report.tables import AT_LINE, clean, count, from_here, listed, shortened
 from whence.report.tokens import tokens_text
+from whence.report.upgrade import upgrade_text
 from whence.report.weights import weights_map
 
 _LINES = 10
@@ -256,6 +257,7 @@ _WORDS: dict[type, Callable[[Any], str]] = {
     results.Probed: _first_lines(probed_text),
     results.Diverged: _first_lines(diverged_text),
     results.Repeated: _first_lines(repeated_text),
+    results.Upgrade: _first_lines(upgrade_text),
     results.Ladder: _first_lines(rungs),
     results.Checkup: _first_lines(checkup),
     results.Reproduction: _first_lines(reproduction),

@@ -81,7 +81,9 @@ def _model(model: Upgraded) -> Iterator[str]:
             yield headed(f"    {title}", _short(entry))
     if model.largest is not None:
         wide = f", {model.largest_wide:.3g} in float64" if model.largest_wide is not None else ""
-        yield headed("    outputs", f"rel_l2 {model.largest:.3g}{wide}")
+        yield headed(
+            "    outputs", f"{clean(model.output)} rel_l2 {model.largest:.3g}{wide}".strip()
+        )
     if model.script:
         yield headed("    script", clean(model.script))
 

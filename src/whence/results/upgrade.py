@@ -48,9 +48,9 @@ class Upgraded(msgspec.Struct, frozen=True, omit_defaults=True):
     findings. benign: changes that are none of the numbers (renamed weights and modules). settings:
     defaults of the configuration that differ ("rope_theta: 1e4, was 5e5"). notes: what the answer
     does not rest on. errors: of the first and the second environment. script: a file that shows it,
-    of the folder of results. largest: relative 2-norm of the difference at the outputs; largest_wide: where
-    both compute in float64, None where they cannot. idle: of
-    `modules` without children, those that did not run. seconds: of the processor, in all.
+    of the folder of results. largest: relative 2-norm of the difference at the outputs,
+    and `output`, where it is; largest_wide: where both compute in float64, None where they cannot. idle: of `modules` without
+    children, those that did not run. seconds: of the processor, in all.
     """
 
     name: str
@@ -65,6 +65,7 @@ class Upgraded(msgspec.Struct, frozen=True, omit_defaults=True):
     script: str = ""
     largest: float | None = None
     largest_wide: float | None = None
+    output: str = ""
     modules: int = 0
     idle: int = 0
     seconds: float = 0.0

@@ -194,10 +194,12 @@ class Captures:
 
 
 def defined(source: str, folder: str) -> str:
-    """"file:line" of "module.Class", where the folder of packages has it; else what was given."""
+    """ "file:line" of "module.Class", where the folder of packages has it; else what was given."""
     module, _, name = source.rpartition(".")
-    file = Path(folder, *module.split(".")).with_suffix(".py") if folder and module else None
-    if file is None or not file.is_file():
+    place = Path(folder, *module.split("."))
+    files = [place.with_suffix(".py"), place / "__init__.py"] if folder and module else []
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
         return source
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         if re.match(rf"class {re.escape(name)}\b", line):

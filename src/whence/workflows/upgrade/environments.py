@@ -139,5 +139,7 @@ def _unmet(python: str, place: Path, names: Sequence[str]) -> list[str]:
         check=False,
     )
     if done.returncode:
-        raise WhenceError(f"{python} cannot read what {', '.join(names)} needs: {done.stderr[-300:]}")
+        raise WhenceError(
+            f"{python} cannot read what {', '.join(names)} needs: {done.stderr[-300:]}"
+        )
     return [str(line) for line in json.loads(done.stdout)]

@@ -1,4 +1,6 @@
-"""One model under both releases: outputs first, and where their bits differ all that it computes."""
+"""One model under both releases: its outputs first, and all that it computes where their bits
+differ.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from whence.results import Place, Upgraded, UpgradeKind
 from whence.workflows.upgrade.workers import Worker
 
 Answer = dict[str, Any]
 Task = dict[str, Any]
+Parameters = list[list[Any]]
+"""[name, shape] of each, in the model's order."""
 Deep = Callable[[str, Task, Task], Upgraded]
 """(name, task of the first, task of the second) -> what captures of both say."""
 
@@ -80,6 +85,7 @@ class _Trial:
         self._benign: list[str] = []
         self._notes: list[str] = []
         self._settings: tuple[str, ...] = ()
+        self._guessed = ""  # why the weights of the two may be other ones
         self._seconds = 0.0
 
     def result(self) -> Upgraded:
@@ -106,7 +112,7 @@ class _Trial:
             return self._finished(msgspec.structs.replace(found, kind=kind), first)
         if changed and (named := self._pinned(found, first, changed)) is not None:
             return self._finished(named, first)
-        return self._finished(self._deeper(found), first)
+        return self._finished(_reshaped(self._deeper(found), first, second), first)
 
     def _ask(self, first: Task | None, second: Task | None) -> tuple[Answer, Answer]:
         answers = self._pair.ask(first, second)
@@ -125,8 +131,11 @@ class _Trial:
         other, _ = self._ask({**self._tasks[0], "chosen": second["chosen"]}, None)
         self._choose(second["chosen"])
         if not other["ok"]:
-            return {**first, "ok": False, "error": other["error"]}, {**second, "ok": False,
-                                                                     "error": tried["error"]}
+            return {**first, "ok": False, "error": other["error"]}, {
+                **second,
+                "ok": False,
+                "error": tried["error"],
+            }
         self._notes.append(f"the second release does not run as the first does: {tried['error']}")
         return other, second
 
@@ -134,8 +143,7 @@ class _Trial:
         """The second loads what the first saves, as a user's checkpoint is loaded."""
         self._benign.append(_renamed(first["parameters"], second["parameters"]))
         if not first["chosen"]:
-            self._notes.append("weights with other names or shapes are other numbers")
-            return first, second
+            return self._called_alike(first, second)
         saved, _ = self._ask({**self._tasks[0], "save": self._checkpoint}, None)
         if not saved["ok"]:
             return saved, second
@@ -145,11 +153,22 @@ class _Trial:
             return first, loaded
         if loaded["missing"]:
             few = ", ".join(loaded["missing"][:_SHOWN])
-            self._notes.append(
+            self._guessed = (
                 f"{len(loaded['missing'])} weights are not in the first release's checkpoint: {few}"
             )
         self._tasks = (self._tasks[0], tasks)
         return saved, loaded
+
+    def _called_alike(self, first: Answer, second: Answer) -> tuple[Answer, Answer]:
+        """Weights under another name get the numbers of those of one shape, in their order."""
+        called, left = _by_shape(first["parameters"], second["parameters"])
+        self._guessed = "weights were matched by their order and shape"
+        if left:
+            self._guessed = f"{left} weights of the second release match none of the first"
+        tasks = {**self._tasks[1], "called": called}
+        _, again = self._ask(None, tasks)
+        self._tasks = (self._tasks[0], tasks)
+        return first, again
 
     def _pinned(
         self, found: Upgraded, first: Answer, changed: dict[str, tuple[Any, Any]]
@@ -166,7 +185,8 @@ class _Trial:
             place = Place("", cause="settings", words=f"defaults differ: {words}")
             deep = self._deeper(found)
             return msgspec.structs.replace(
-                deep, kind=UpgradeKind.DIFFERS if deep.kind != UpgradeKind.ROUNDING else deep.kind,
+                deep,
+                kind=UpgradeKind.DIFFERS if deep.kind != UpgradeKind.ROUNDING else deep.kind,
                 place=place,
             )
         self._tasks = (self._tasks[0], task)
@@ -175,34 +195,46 @@ class _Trial:
 
     def _deeper(self, found: Upgraded) -> Upgraded:
         """The same formula where float64 says so; what captures say otherwise."""
-        narrow, wide = self._distance(wide=False), self._distance(wide=True)
+        narrow, output = self._distance(wide=False)
+        wide, _ = self._distance(wide=True)
         replace = msgspec.structs.replace
+        measured = {"largest": narrow, "largest_wide": wide, "output": output}
         if narrow is not None and wide is not None and narrow <= NARROW and wide <= WIDE:
-            return replace(found, kind=UpgradeKind.ROUNDING, largest=narrow, largest_wide=wide)
+            return replace(found, kind=UpgradeKind.ROUNDING, **measured)
         deep = self._pair.deep(self._name, *self._tasks)
-        if deep.kind == UpgradeKind.CANNOT_TELL and wide is not None and wide > FORMULA:
+        if (
+            wide is not None
+            and wide > FORMULA
+            and deep.kind
+            in (
+                UpgradeKind.CANNOT_TELL,
+                UpgradeKind.BITWISE,
+                UpgradeKind.ROUNDING,
+            )
+        ):
             deep = replace(deep, kind=UpgradeKind.DIFFERS)
-        return replace(deep, model=found.model, largest=narrow, largest_wide=wide)
+        return replace(deep, model=found.model, **measured)
 
-    def _distance(self, wide: bool) -> float | None:
-        """The largest relative 2-norm by which an output of both parts; None where there is none,
-        or where one side does not run so.
+    def _distance(self, wide: bool) -> tuple[float | None, str]:
+        """The largest relative 2-norm by which an output of both parts, and which; None where there
+        is none, or where one side does not run so.
         """
         files = [self._checkpoint + f"-{side}.npz" for side in ("first", "second")]
         tasks = [{**task, "keep": file, "wide": wide} for task, file in zip(self._tasks, files)]
         answers = self._ask(tasks[0], tasks[1])
         if not all(answer["ok"] for answer in answers):
-            return None
+            return None, ""
         return _distance(*files)
 
     def _finished(self, found: Upgraded, first: Answer) -> Upgraded:
-        lost = first.get("lost", ())
         kind = found.kind
-        notes = [*found.notes, *self._notes, *lost]
+        notes = [*found.notes, *self._notes]
         if not all(entry[3] for entry in first["outputs"].values()):
             notes.append("outputs hold numbers that are not finite")
-        if kind == UpgradeKind.ROUNDING and any("checkpoint" in note for note in self._notes):
-            kind = UpgradeKind.CANNOT_TELL
+        if self._guessed:
+            notes.append(self._guessed)
+            if kind == UpgradeKind.DIFFERS:
+                kind = UpgradeKind.CANNOT_TELL
         return msgspec.structs.replace(
             found,
             kind=kind,
@@ -236,21 +268,37 @@ def _unequal(first: Answer, second: Answer) -> bool:
     return any(second["outputs"].get(name) != found for name, found in first["outputs"].items())
 
 
-def _distance(first: str, second: str) -> float | None:
-    import numpy as np
-
-    found: list[float] = []
+def _distance(first: str, second: str) -> tuple[float | None, str]:
+    found: dict[str, float] = {}
     with np.load(first) as before, np.load(second) as after:
         for name in before.files:
             if name not in after.files or before[name].shape != after[name].shape:
-                return None
+                return None, ""
             one, other = before[name], after[name]
             if (np.isfinite(one) != np.isfinite(other)).any():
-                return None
+                return None, ""
             one, other = (np.where(np.isfinite(array), array, 0.0) for array in (one, other))
             size = float(np.linalg.norm(one)) or float(np.linalg.norm(other))
-            found.append(float(np.linalg.norm(one - other)) / size if size else 0.0)
-    return max(found, default=None)
+            found[name] = float(np.linalg.norm(one - other)) / size if size else 0.0
+    largest = max(found, key=lambda name: found[name], default="")
+    return found.get(largest), largest
+
+
+def _reshaped(found: Upgraded, first: Answer, second: Answer) -> Upgraded:
+    """An output that is gone, or has another shape or dtype, differs, whatever captures say."""
+    for name, (dtype, shape, *_) in first["outputs"].items():
+        after = second["outputs"].get(name)
+        if after is None:
+            words = f"the second release has no output {name}"
+        elif after[:2] != [dtype, shape]:
+            words = f"output {name} was {dtype} {shape}, is {after[0]} {after[1]}"
+        else:
+            continue
+        place = found.place or Place("", cause="structural", words=words)
+        if found.place is not None:
+            place = msgspec.structs.replace(place, words=f"{words}; {place.words}")
+        return msgspec.structs.replace(found, kind=UpgradeKind.DIFFERS, place=place)
+    return found
 
 
 def _changed(first: Any, second: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
@@ -280,9 +328,26 @@ def _said(key: str, before: Any, after: Any) -> str:
     return f"{key} is {after!r:.60}, was {before!r:.60}"
 
 
-def _renamed(first: list[list[Any]], second: list[list[Any]]) -> str:
+def _by_shape(first: Parameters, second: Parameters) -> tuple[dict[str, str], int]:
+    """New name -> old name of weights that only one side has, and how many new ones have none."""
+    before, after = (dict(side) for side in (first, second))
+    lost = [name for name in before if before[name] != after.get(name)]
+    called: dict[str, str] = {}
+    left = 0
+    for name in after:
+        if after[name] != before.get(name):
+            fits = next((old for old in lost if before[old] == after[name]), None)
+            if fits is None:
+                left += 1
+            else:
+                lost.remove(fits)
+                called[name] = fits
+    return called, left
+
+
+def _renamed(first: Parameters, second: Parameters) -> str:
     """Weights with another name or shape, in words."""
-    before, after = ({name: shape for name, shape in side} for side in (first, second))
+    before, after = (dict(side) for side in (first, second))
     lost = [name for name in before if before[name] != after.get(name)]
     new = [name for name in after if after[name] != before.get(name)]
     words = f"{len(lost)} weights became {len(new)}"

@@ -152,9 +152,7 @@ class _Guard:
         self._versions: list[dict[str, str]] = [{}, {}]
         self._lock = threading.Lock()
 
-    def models(
-        self, patterns: str, deadline: float, jobs: int
-    ) -> tuple[list[Upgraded], list[str]]:
+    def models(self, patterns: str, deadline: float, jobs: int) -> tuple[list[Upgraded], list[str]]:
         """Results by name, those of earlier calls among them; and what was not tried."""
         pair = self._pair()
         names = self._names(patterns, pair)
@@ -186,7 +184,7 @@ class _Guard:
         def work(pair: Pair) -> None:
             try:
                 self._work(pair, waiting, deadline, done)
-            except BaseException as error:  # raised again where the threads are waited for
+            except BaseException as error:  # noqa: BLE001 - raised again where the threads are waited for
                 failed.append(error)
 
         threads = [threading.Thread(target=work, args=(pair,), daemon=True) for pair in pairs]
@@ -223,7 +221,9 @@ class _Guard:
         return Pair(first, second, self._train, self.captures.model)
 
     def _names(self, patterns: str, pair: Pair) -> list[str]:
-        """Names of models of both releases that fit. Raises UsageError where a pattern fits none."""
+        """Names of models of both releases that fit. Raises UsageError for a pattern that fits
+        none.
+        """
         starts = pair.start()
         self._versions = [dict(start["versions"]) for start in starts]
         known = sorted({name for start in starts for name in start["names"]})

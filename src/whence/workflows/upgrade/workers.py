@@ -53,7 +53,7 @@ class Worker:
         """Begin to start; `start` waits for it."""
         if self._process is not None:
             return
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
         self._process = subprocess.Popen(
             [self.environment.python, "-m", "whence_inside.worker", self._catalogue],
             stdin=subprocess.PIPE,
@@ -115,8 +115,9 @@ class Worker:
         process.kill()
         process.wait()
         for stream in (process.stdin, process.stdout, self._log):
-            with contextlib.suppress(OSError):
-                stream.close()
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
 
 
 def _failed(words: str) -> dict[str, Any]:

@@ -1,3 +1,3 @@
-"""What runs inside the environments of `whence upgrade`: standard library, numpy and torch, and what
-is looked at. It is copied beside its results, so its files import each other relatively.
+"""What runs inside the environments of `whence upgrade`: standard library, numpy, torch, and
+what is looked at. It is copied beside its results, so its files import each other relatively.
 """

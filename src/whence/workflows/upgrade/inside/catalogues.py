@@ -57,7 +57,7 @@ class OfFile:
             return model
 
         model, random = values.buffers_drawn(make)
-        values.fill(model, random=random)
+        values.fill(model, random=random, called=task.get("called"))
         model.eval()
         return Built(model, held[-1], {}, {})
 
@@ -95,8 +95,9 @@ def opened(path: str) -> Catalogue:
 
 
 def run(built: Built, train: bool, wide: bool = False) -> dict[str, Any]:
-    """Outputs of a model by name, with `wide` in float64 throughout; with `train` in training mode, and the gradient of every
-    parameter of a loss: the model's own, or the sum of its outputs times fixed numbers.
+    """Outputs of a model by name, with `wide` in float64 throughout; with `train` in training mode,
+    and the gradient of every parameter of a loss: the model's own, or the sum of its outputs times
+    fixed numbers.
     """
     from . import widening
 

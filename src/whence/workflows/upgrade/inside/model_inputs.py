@@ -62,11 +62,15 @@ class Inputs:
             names.append("attention_mask")
         if encoder_decoder and "decoder_input_ids" in self.accepted:
             names.append("decoder_input_ids")
-        if first == "pixel_values" and "input_ids" in self.accepted and (
-            hasattr(self._config, "text_config")
+        if (
+            first == "pixel_values"
+            and "input_ids" in self.accepted
+            and (hasattr(self._config, "text_config"))
         ):
             names.append("input_ids")
-        if first == "input_ids" and re.search(r"clip|siglip|align|blip|flava", self._config.model_type):
+        if first == "input_ids" and re.search(
+            r"clip|siglip|align|blip|flava", self._config.model_type
+        ):
             names += [n for n in ("pixel_values",) if n in self.accepted]
         return list(dict.fromkeys(names))
 
@@ -107,11 +111,12 @@ class Inputs:
             return self._pixels(name, kind)
         if name in ("input_features", "input_values", "spectrogram", "audio_values"):
             return self._sound(name, kind)
-        if name in ("bool_masked_pos",):
-            return None
         if name == "past_values":
             return values.drawn(name, (BATCH, self._setting("context_length", default=64), 1))[
-                ..., 0 if self._setting("input_size", "num_input_channels", default=1) == 1 and kind else slice(None)
+                ...,
+                0
+                if self._setting("input_size", "num_input_channels", default=1) == 1 and kind
+                else slice(None),
             ]
         return None
 
@@ -128,8 +133,13 @@ class Inputs:
 
     def _sound(self, name: str, kind: int) -> Any:
         bins = self._setting(
-            "num_mel_bins", "feature_size", "input_feat_per_channel", "num_mel_channels", "n_mels",
-            "feature_projection_input_dim", default=80,
+            "num_mel_bins",
+            "feature_size",
+            "input_feat_per_channel",
+            "num_mel_channels",
+            "n_mels",
+            "feature_projection_input_dim",
+            default=80,
         )
         if name == "input_values" and kind == 0 and not self._setting("num_mel_bins"):
             return 0.3 * values.drawn(name, (BATCH, 4000))

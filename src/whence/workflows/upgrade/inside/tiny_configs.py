@@ -36,7 +36,13 @@ _KEPT = re.compile(
     r"num_channels|in_chans|_factor|axis|num_labels|num_mel|feat_per|feature_size|temporal|patch"
     r"|conv_(kernel|stride|dim)|feat_extract|^rope|token|stride|kernel|groups?$|position_dim|coordinate|_axes"
 )
-_UNSET = {"vocab_size": VOCABULARY, "pad_token_id": 1, "mask_token_id": 2}
+_UNSET = {
+    "vocab_size": VOCABULARY,
+    "pad_token_id": 1,
+    "mask_token_id": 2,
+    "num_experts_per_tok": 2,
+    "n_routed_experts": 4,
+}
 """Numbers for what a configuration leaves open and its model needs."""
 
 
@@ -148,8 +154,10 @@ def _images(values: dict[str, Any], chosen: dict[str, Any], size: str) -> None:
             continue
         if isinstance(value, int) and not isinstance(value, bool) and value > side:
             chosen[name] = side
-        elif isinstance(value, list | tuple) and len(value) == 2 and all(
-            isinstance(v, int) and v > side for v in value
+        elif (
+            isinstance(value, list | tuple)
+            and len(value) == 2
+            and all(isinstance(v, int) and v > side for v in value)
         ):
             chosen[name] = [side, side]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import model_inputs, tiny_configs, values
 
@@ -57,14 +58,25 @@ def classes(name: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+class Run(NamedTuple):
+    """A model that runs. chosen: its class, how small it is, and the shapes of its inputs.
+    settings: its configuration. missing: weights that a checkpoint lacked.
+    """
+
+    model: Any
+    inputs: dict[str, Any]
+    chosen: dict[str, Any]
+    settings: dict[str, Any]
+    missing: tuple[str, ...]
+
+
 def build(
     name: str,
     chosen: dict[str, Any] | None = None,
     settings: dict[str, Any] | None = None,
     checkpoint: str = "",
-) -> tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any], tuple[str, ...]]:
-    """An architecture that runs: its model, inputs, what another process needs to make it again
-    (class, size, shapes of inputs), configuration, and weights that a checkpoint lacked. chosen: as another process found it; None to find it. settings:
+) -> Run:
+    """An architecture that runs. chosen: as another process found it; None to find it. settings:
     of the configuration that are set as given. checkpoint: a folder whose weights are loaded as
     the release loads them. Raises CannotBuild with what each attempt said.
     """
@@ -78,13 +90,13 @@ def build(
         try:
             model, missing = _model(name, class_name, size, settings or {}, checkpoint)
             inputs = _inputs(model, (chosen or {}).get("inputs"))
-        except Exception as error:  # whatever a library raises for sizes that it cannot have
+        except Exception as error:  # noqa: BLE001 - whatever a library raises for sizes that it cannot have
             words = f"{class_name}, {size}: {type(error).__name__}: {error}"
             said.append(" ".join(words.split())[:300])
             continue
         shapes = {key: list(value.shape) for key, value in inputs.items()}
         again = {"class": class_name, "size": size, "inputs": shapes}
-        return model, inputs, again, tiny_configs.plain(model.config), missing
+        return Run(model, inputs, again, tiny_configs.plain(model.config), missing)
     raise CannotBuild("; ".join(said) or "it has no class")
 
 
@@ -102,7 +114,7 @@ def _model(
     config = config_class(**tiny_configs.small(config_class(), size))
     _set(config, settings)
     with torch.device("meta"):
-        weights = sum(p.numel() for p in kind(config).parameters())
+        weights = sum(p.numel() for p in kind(copy.deepcopy(config)).parameters())
     if weights > LARGEST:
         raise CannotBuild(f"{weights:,} weights")
     if checkpoint:
@@ -112,7 +124,7 @@ def _model(
         missing = tuple(sorted(info["missing_keys"]))
         values.fill(model, only=missing)
     else:
-        model, random = values.buffers_drawn(lambda: kind(config).float())
+        model, random = values.buffers_drawn(lambda: kind(copy.deepcopy(config)).float())
         values.fill(model, random=random)
         missing = ()
     model.eval()
@@ -140,7 +152,7 @@ def _inputs(model: Any, shapes: dict[str, list[int]] | None) -> dict[str, Any]:
             try:
                 run(model, given)
                 return given
-            except Exception as error:  # what it says may name the input that it misses
+            except Exception as error:  # noqa: BLE001 - what it says may name the input that it misses
                 errors.append(f"{type(error).__name__}: {error}")
                 more = wanted.asked_for(str(error), given)
                 if not more:

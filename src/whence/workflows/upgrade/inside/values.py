@@ -56,10 +56,17 @@ def aliases(model: Any) -> list[list[str]]:
     return [sorted(names) for names in groups.values()]
 
 
-def fill(model: Any, only: Iterable[str] | None = None, random: Iterable[str] = ()) -> None:
+def fill(
+    model: Any,
+    only: Iterable[str] | None = None,
+    random: Iterable[str] = (),
+    called: Mapping[str, str] | None = None,
+) -> None:
     """Fill a model's parameters, running statistics and buffers that its constructor draws. only:
-    names of parameters; None for all. random: names of these buffers.
+    names of parameters; None for all. random: names of these buffers. called: the names that
+    parameters have in another release.
     """
+    former = called or {}
     import torch
 
     wanted = set(only) if only is not None else None
@@ -68,7 +75,8 @@ def fill(model: Any, only: Iterable[str] | None = None, random: Iterable[str] = 
         for names in aliases(model):
             if wanted is None or wanted & set(names):
                 parameter = parameters[names[0]]
-                parameter.copy_(torch.from_numpy(np.array(weight(names[0], parameter.shape))))
+                name = former.get(names[0], names[0])
+                parameter.copy_(torch.from_numpy(np.array(weight(name, parameter.shape))))
         drawn_buffers = set(random)
         for name, buffer in model.named_buffers():
             if not buffer.is_floating_point():

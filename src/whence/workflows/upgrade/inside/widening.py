@@ -33,7 +33,9 @@ def everything_in_float64() -> Iterator[None]:
     narrow = {torch.float32, torch.float16, torch.bfloat16, torch.get_default_dtype()}
 
     def wide(argument: Any) -> Any:
-        return torch.float64 if isinstance(argument, torch.dtype) and argument in narrow else argument
+        return (
+            torch.float64 if isinstance(argument, torch.dtype) and argument in narrow else argument
+        )
 
     class Widening(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(

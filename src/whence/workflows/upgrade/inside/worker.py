@@ -1,7 +1,8 @@
 """Builds and runs models, one after the other, as a parent asks by lines of JSON.
 
 A task has `name` and, where they matter, `chosen`, `settings`, `save` and `load` (folders of a
-checkpoint), `train`, `wide` (in float64) and `keep` (a file for the outputs). The answer has `ok`, and `error` or what the model gave.
+checkpoint), `called` (names of weights in the other release), `train`, `wide` (in float64) and
+`keep` (a file for the outputs). The answer has `ok`, and `error` or what the model gave.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def answer(catalogue: catalogues.Catalogue, task: dict[str, Any]) -> dict[str, A
                 _keep(outputs, task["keep"])
             if task.get("save"):
                 built.model.save_pretrained(task["save"])
-    except Exception as error:  # whatever the code that is looked at raises
+    except Exception as error:  # noqa: BLE001 - whatever the code that is looked at raises
         words = " ".join(f"{type(error).__name__}: {error}".split())
         return {"ok": False, "error": words[:1500], "seconds": time.process_time() - began}
     return {
@@ -97,7 +98,7 @@ def serve(catalogue: str) -> None:
     try:
         opened = catalogues.opened(catalogue)
         first = {"ok": True, "names": opened.names(), "versions": versions()}
-    except Exception as error:  # the environment itself does not work
+    except Exception as error:  # noqa: BLE001 - the environment itself does not work
         first = {"ok": False, "error": f"{type(error).__name__}: {error}"}
     print(json.dumps(first), file=answers, flush=True)
     for line in sys.stdin if first["ok"] else ():
