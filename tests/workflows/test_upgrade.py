@@ -248,7 +248,7 @@ def test_a_budget_leaves_the_rest_for_the_next_call(tmp_path):
 
 
 def test_training_and_a_program_of_the_user(tmp_path):
-    old, new = release(tmp_path, "old", OLD), release(tmp_path, "new", OLD | {"EPSILON": "2e-6"})
+    old, new = release(tmp_path, "old", OLD), release(tmp_path, "new", OLD | {"EPSILON": "1e-3"})
     listed = catalogue(tmp_path, "['net']")
     trained = api.upgrade(old, new, tmp_path / "up", catalogue=listed, train=True)
     assert trained.models[0].kind is UpgradeKind.DIFFERS

@@ -48,9 +48,10 @@ class Upgraded(msgspec.Struct, frozen=True, omit_defaults=True):
     findings. benign: changes that are none of the numbers (renamed weights and modules). settings:
     defaults of the configuration that differ ("rope_theta: 1e4, was 5e5"). notes: what the answer
     does not rest on. errors: of the first and the second environment. script: a file that shows it,
-    of the folder of results. largest: relative 2-norm of the difference at the outputs,
-    and `output`, where it is; largest_wide: where both compute in float64, None where they cannot. idle: of `modules` without
-    children, those that did not run. seconds: of the processor, in all.
+    of the folder of results. largest: relative 2-norm of the difference at the outputs, and
+    `output`, where it is; largest_wide: where both compute in float64, None where they cannot.
+    idle: of `modules` without children, those that did not run. seconds: of the processor in the
+    environments, and of the clock for captures.
     """
 
     name: str

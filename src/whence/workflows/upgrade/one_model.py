@@ -24,8 +24,15 @@ Deep = Callable[[str, Task, Task], Upgraded]
 
 NARROW, WIDE, FORMULA = 1e-4, 1e-12, 1e-6
 """Relative 2-norms of outputs. In float32 at most NARROW and in float64 at most WIDE: two ways to
-compute one formula. In float64 more than FORMULA: two formulas, whatever captures leave open.
+compute one formula. In float64 more than FORMULA: two formulas, where captures leave it open; where
+they call it rounding, that cannot be told.
 """
+_BEYOND_ROUNDING = {
+    UpgradeKind.CANNOT_TELL: UpgradeKind.DIFFERS,
+    UpgradeKind.BITWISE: UpgradeKind.CANNOT_TELL,
+    UpgradeKind.ROUNDING: UpgradeKind.CANNOT_TELL,
+}
+"""What captures say -> the answer where float64 does not make the difference go away."""
 _SHOWN = 4
 
 
@@ -202,17 +209,8 @@ class _Trial:
         if narrow is not None and wide is not None and narrow <= NARROW and wide <= WIDE:
             return replace(found, kind=UpgradeKind.ROUNDING, **measured)
         deep = self._pair.deep(self._name, *self._tasks)
-        if (
-            wide is not None
-            and wide > FORMULA
-            and deep.kind
-            in (
-                UpgradeKind.CANNOT_TELL,
-                UpgradeKind.BITWISE,
-                UpgradeKind.ROUNDING,
-            )
-        ):
-            deep = replace(deep, kind=UpgradeKind.DIFFERS)
+        if wide is not None and wide > FORMULA:
+            deep = replace(deep, kind=_BEYOND_ROUNDING.get(deep.kind, deep.kind))
         return replace(deep, model=found.model, **measured)
 
     def _distance(self, wide: bool) -> tuple[float | None, str]:
