@@ -235,7 +235,7 @@ def test_the_table_shows_what_is_not_the_same(upgraded):
     assert text.startswith("DIFFERENT")
     assert repr(upgraded[1]).startswith("DIFFERENT")
     assert "1  same within rounding" in text
-    assert "\n  net   " in text and "\n  summed" not in text
+    assert "\n  net\n" in text and "\n  summed" not in text
     assert "\n  summed" in upgrade_text(upgraded[1], everything=True)
 
 

@@ -119,7 +119,7 @@ class _Trial:
             return self._finished(msgspec.structs.replace(found, kind=kind), first)
         if changed and (named := self._pinned(found, first, changed)) is not None:
             return self._finished(named, first)
-        return self._finished(_reshaped(self._deeper(found), first, second), first)
+        return _reshaped(self._finished(self._deeper(found), first), first, second)
 
     def _ask(self, first: Task | None, second: Task | None) -> tuple[Answer, Answer]:
         answers = self._pair.ask(first, second)
@@ -209,8 +209,11 @@ class _Trial:
         if narrow is not None and wide is not None and narrow <= NARROW and wide <= WIDE:
             return replace(found, kind=UpgradeKind.ROUNDING, **measured)
         deep = self._pair.deep(self._name, *self._tasks)
+        large = narrow is not None and narrow > NARROW
         if wide is not None and wide > FORMULA:
             deep = replace(deep, kind=_BEYOND_ROUNDING.get(deep.kind, deep.kind))
+        elif large and deep.kind in (UpgradeKind.BITWISE, UpgradeKind.ROUNDING):
+            deep = replace(deep, kind=UpgradeKind.CANNOT_TELL)  # captures may miss what made it
         return replace(deep, model=found.model, **measured)
 
     def _distance(self, wide: bool) -> tuple[float | None, str]:
