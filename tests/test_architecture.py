@@ -193,6 +193,7 @@ FOLDERS = {
             "trace",
             "weights",
             "compare_labels",
+            "upgrade",
         },
         {"ladder"},
     ],
