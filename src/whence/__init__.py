@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from whence.api import locate as locate
     from whence.api import map_weights as map_weights
     from whence.api import nans as nans
-    from whence.api import ranges as ranges
     from whence.api import probe as probe
+    from whence.api import ranges as ranges
     from whence.api import report_html as report_html
     from whence.api import repro as repro
     from whence.api import tokens as tokens

@@ -42,8 +42,8 @@ from whence.workflows.nans import nans
 from whence.workflows.operator_tests.generate import diff_results, generate_tests
 from whence.workflows.operator_tests.operators import chosen_operators, signatures
 from whence.workflows.page.write import page, plots, report_html
-from whence.workflows.ranges import ranges
 from whence.workflows.probe.probe import attach_probe, probe, probe_command
+from whence.workflows.ranges import ranges
 from whence.workflows.repeat.repeat import repeat_command
 from whence.workflows.repro.repro import repro
 from whence.workflows.saved import (
@@ -115,9 +115,9 @@ __all__ = [
     "parity",
     "planted",
     "plots",
-    "ranges",
     "probe",
     "probe_command",
+    "ranges",
     "record",
     "recording",
     "recover",

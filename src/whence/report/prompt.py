@@ -21,8 +21,8 @@ from whence.report.locate import location
 from whence.report.module import module_lines, size
 from whence.report.nans import nans_text
 from whence.report.origin import origin_text
-from whence.report.ranges import ranges_text
 from whence.report.probe import probed_text
+from whence.report.ranges import ranges_text
 from whence.report.repeat import repeated_text
 from whence.report.repro import reproduction
 from whence.report.run.elements import kind_of_record

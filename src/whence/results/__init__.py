@@ -25,8 +25,8 @@ from whence.results.nans import Nans, NotFinite, Range
 from whence.results.origin import Counted, Occurrence, Occurrences, Origin, TracedInput, TracedStep
 from whence.results.parity import ParityError
 from whence.results.plan import TENSOR_RULE, CallPair, Joined, Made, Parted, Plan, SlotPair
-from whence.results.ranges import FormatUse, Ranges, TensorRange
 from whence.results.probe import Held, Place, Probed, Property, PropertyAnswer, SpreadShare, Variant
+from whence.results.ranges import FormatUse, Ranges, TensorRange
 from whence.results.repeat import Repeated, Source, SourceKind, StepLoss, TouchedGradient
 from whence.results.rows import Row
 from whence.results.tokens import (
@@ -155,10 +155,10 @@ __all__ = [
     "TracedInput",
     "TracedStep",
     "Undecided",
-    "Variant",
     "Upgrade",
     "UpgradeKind",
     "Upgraded",
+    "Variant",
     "Verdict",
     "VerdictKind",
     "ViewRow",
