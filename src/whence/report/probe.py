@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from whence.report.tables import clean, columns, from_here, headed
-from whence.results.probe import Held, Place, Probed, PropertyAnswer, SpreadShare, Variant
+from whence.results.probe import Held, OperatorPlace, Probed, PropertyAnswer, SpreadShare, Variant
 from whence.results.verdict import Status
 
 _WORDS: dict[str, str] = {
@@ -52,7 +52,7 @@ def _row(answer: PropertyAnswer) -> tuple[str, str, str, str, str]:
     )
 
 
-def _module(place: Place) -> str:
+def _module(place: OperatorPlace) -> str:
     return clean(place.scope or "the model itself") + (
         f" ({clean(place.op_type)})" * bool(place.scope)
     )

@@ -25,7 +25,15 @@ from whence.results.nans import Nans, NotFinite, Range
 from whence.results.origin import Counted, Occurrence, Occurrences, Origin, TracedInput, TracedStep
 from whence.results.parity import ParityError
 from whence.results.plan import TENSOR_RULE, CallPair, Joined, Made, Parted, Plan, SlotPair
-from whence.results.probe import Held, Place, Probed, Property, PropertyAnswer, SpreadShare, Variant
+from whence.results.probe import (
+    Held,
+    OperatorPlace,
+    Probed,
+    Property,
+    PropertyAnswer,
+    SpreadShare,
+    Variant,
+)
 from whence.results.ranges import FormatUse, Ranges, TensorRange
 from whence.results.repeat import Repeated, Source, SourceKind, StepLoss, TouchedGradient
 from whence.results.rows import Row
@@ -36,7 +44,7 @@ from whence.results.tokens import (
     TokenComparison,
     TokenMatch,
 )
-from whence.results.upgrade import Place, Release, Upgrade, Upgraded, UpgradeKind
+from whence.results.upgrade import ModulePlace, Release, Upgrade, Upgraded, UpgradeKind
 from whence.results.verdict import (
     GUILTY,
     VERDICTS,
@@ -103,6 +111,7 @@ __all__ = [
     "Made",
     "Measured",
     "ModuleCall",
+    "ModulePlace",
     "ModuleResult",
     "Nans",
     "Nearest",
@@ -110,6 +119,7 @@ __all__ = [
     "NotFinite",
     "Occurrence",
     "Occurrences",
+    "OperatorPlace",
     "Origin",
     "OutputError",
     "OutputMatch",
@@ -118,7 +128,6 @@ __all__ = [
     "Parted",
     "Parting",
     "Pass",
-    "Place",
     "Plan",
     "PlantedFault",
     "Probed",

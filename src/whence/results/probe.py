@@ -35,7 +35,7 @@ class Held(Word):
     ABSENT = "does not apply"
 
 
-class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+class OperatorPlace(msgspec.Struct, frozen=True, omit_defaults=True):
     """An operator of the model. scope: of the module that runs it, "" for the root. op_type: class
     of this module. line: "file:line" of the program. after: where the guilty operator may be one
     of several whose results cannot be told apart by position, the first of them.
@@ -66,7 +66,7 @@ class Variant(msgspec.Struct, frozen=True, omit_defaults=True):
     effect: float | None = None
     differing: int = 0
     count: int = 0
-    first: Place | None = None
+    first: OperatorPlace | None = None
     why: str = ""
 
 

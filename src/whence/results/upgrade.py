@@ -24,7 +24,7 @@ class UpgradeKind(Word):
     BITWISE = "same bit for bit"
 
 
-class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+class ModulePlace(msgspec.Struct, frozen=True, omit_defaults=True):
     """What differs in a model.
 
     module: its name, "" for the whole model; op_type: its class. cause: of the comparison
@@ -57,7 +57,7 @@ class Upgraded(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     kind: UpgradeKind
     model: str = ""
-    place: Place | None = None
+    place: ModulePlace | None = None
     others: int = 0
     benign: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()

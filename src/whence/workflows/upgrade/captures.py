@@ -15,7 +15,7 @@ import msgspec
 
 from whence.errors import WhenceError
 from whence.readers.opening import open_run
-from whence.results import Place, Status, Upgraded, UpgradeKind, VerdictKind
+from whence.results import ModulePlace, Status, Upgraded, UpgradeKind, VerdictKind
 
 if TYPE_CHECKING:
     from whence.results import Comparison, Finding
@@ -150,7 +150,7 @@ class Captures:
         finding = next(iter(result.findings), None)
         if finding is not None:
             first, second = self._lines(result, finding)
-            place = Place(
+            place = ModulePlace(
                 finding.name,
                 finding.op_type,
                 str(finding.cause),
@@ -207,12 +207,12 @@ def defined(source: str, folder: str) -> str:
     return source
 
 
-def _undecided(result: Comparison) -> Place:
+def _undecided(result: Comparison) -> ModulePlace:
     """What could not be judged."""
     about = result.undecided
     if about is None:
-        return Place("", words=result.headline)
-    return Place(about.name or about.root, about.op_type, words=about.why or result.headline)
+        return ModulePlace("", words=result.headline)
+    return ModulePlace(about.name or about.root, about.op_type, words=about.why or result.headline)
 
 
 def _with(found: Upgraded, **changes: Any) -> Upgraded:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from whence.results import Place, Upgraded, UpgradeKind
+from whence.results import ModulePlace, Upgraded, UpgradeKind
 from whence.workflows.upgrade.workers import Worker
 
 Answer = dict[str, Any]
@@ -189,7 +189,7 @@ class _Trial:
             return None
         if not _unequal(first, pinned):
             words = "; ".join(self._settings[:_SHOWN])
-            place = Place("", cause="settings", words=f"defaults differ: {words}")
+            place = ModulePlace("", cause="settings", words=f"defaults differ: {words}")
             deep = self._deeper(found)
             return msgspec.structs.replace(
                 deep,
@@ -295,7 +295,7 @@ def _reshaped(found: Upgraded, first: Answer, second: Answer) -> Upgraded:
             words = f"output {name} was {dtype} {shape}, is {after[0]} {after[1]}"
         else:
             continue
-        place = found.place or Place("", cause="structural", words=words)
+        place = found.place or ModulePlace("", cause="structural", words=words)
         if found.place is not None:
             place = msgspec.structs.replace(place, words=f"{words}; {place.words}")
         return msgspec.structs.replace(found, kind=UpgradeKind.DIFFERS, place=place)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from whence.results.probe import Held, Place, Variant
+from whence.results.probe import Held, OperatorPlace, Variant
 from whence.workflows.probe.torch.inputs import CallInputs
 from whence.workflows.probe.torch.measuring import Begun, Distance, Walk, distance, place
 from whence.workflows.probe.torch.outputs import Outputs
@@ -269,6 +269,6 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
 
 
-def guilty(variants: Sequence[Variant]) -> Place | None:
+def guilty(variants: Sequence[Variant]) -> OperatorPlace | None:
     """Where the first violation of several begins."""
     return next((v.first for v in variants if v.held == Held.VIOLATED and v.first), None)

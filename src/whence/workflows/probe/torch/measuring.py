@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from whence.results.probe import Place
+from whence.results.probe import OperatorPlace
 from whence.workflows.probe.torch.outputs import same_bits
 from whence.workflows.probe.torch.regions import Region
 from whence.workflows.probe.torch.trace import Trace, TracedOperator
@@ -161,11 +161,11 @@ class Walk:
         return sorted(seen)
 
 
-def place(begun: Begun) -> Place:
+def place(begun: Begun) -> OperatorPlace:
     """The operator as an answer names it."""
     scope, _, operator, _ = begun.operator.key
     after = begun.after
-    return Place(
+    return OperatorPlace(
         operator.removesuffix(".default"),
         scope,
         begun.operator.op_type,

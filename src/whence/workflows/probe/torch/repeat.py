@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence.results.probe import Held, Place, Property, PropertyAnswer, Variant
+from whence.results.probe import Held, OperatorPlace, Property, PropertyAnswer, Variant
 from whence.workflows.probe.torch.answering import answer
 from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
 from whence.workflows.probe.torch.judging import Judge, compared_outputs, traced
@@ -47,7 +47,7 @@ def repeat(judge: Judge, inputs: CallInputs, returned: Outputs | None) -> Proper
     return answer(Property.REPEAT, variants, cause=cause)
 
 
-def _outcome(name: str, far: Any, held: Held, first: Place | None, why: str) -> Variant:
+def _outcome(name: str, far: Any, held: Held, first: OperatorPlace | None, why: str) -> Variant:
     if not far.differing:
         return Variant(name, Held.EXACT, count=far.elements)
     return Variant(
@@ -122,7 +122,7 @@ def _later(judge: Judge, inputs: CallInputs, *, between: bool) -> Variant:
     return _outcome(name, far, Held.VIOLATED, where, words)
 
 
-def _first_after(judge: Judge, inputs: CallInputs, between: bool) -> Place | None:
+def _first_after(judge: Judge, inputs: CallInputs, between: bool) -> OperatorPlace | None:
     """Where the second call begins to differ from the first."""
     subject, traces = judge.subject, []
     other = inputs.changed(**{inputs.main: other_tokens(inputs.tensor, 31)}) if between else None
@@ -217,7 +217,7 @@ def _memory(judge: Judge, inputs: CallInputs) -> Variant:
     return _outcome(name, far, Held.VIOLATED, where, words)
 
 
-def _first_of_memory(judge: Judge, inputs: CallInputs) -> Place | None:
+def _first_of_memory(judge: Judge, inputs: CallInputs) -> OperatorPlace | None:
     low, high = (
         traced(judge.subject, inputs, modes=[lambda value=value: _Fresh(value)])  # type: ignore[misc]
         for value in _FILLS
