@@ -1,5 +1,6 @@
 """What a run is: calls, records, programs, regions, and the protocols `Run` and `Sink`."""
 
+from whence.records.collective import Collective, CollectiveKind
 from whence.records.marks import MEMORY_ORDER, OVERWRITTEN, PATCHED, PATCHED_AS
 from whence.records.program import Operation, Program
 from whence.records.region import Region, children, regions
@@ -13,6 +14,8 @@ __all__ = [
     "PATCHED",
     "PATCHED_AS",
     "Call",
+    "Collective",
+    "CollectiveKind",
     "Dumped",
     "Elements",
     "External",

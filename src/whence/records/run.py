@@ -16,6 +16,7 @@ import numpy as np
 
 from whence.display import Described
 from whence.dtypes import Array
+from whence.records.collective import Collective
 from whence.records.program import Program
 from whence.records.quantised import QuantisedLayer
 from whence.records.slots import slot_kind
@@ -283,6 +284,8 @@ class Run(Protocol):
     def notes(self) -> Sequence[Note]: ...
     @property
     def steps(self) -> Sequence[Step]: ...
+    @property
+    def collectives(self) -> Sequence[Collective]: ...
 
     def array(self, record: int) -> Array:
         """Elements of a record: read-only, dtype kept, memory-mapped where possible. Raises
@@ -331,6 +334,7 @@ class Sink(Protocol):
     def program(self, program: Program) -> None: ...
     def note(self, note: Note) -> None: ...
     def step(self, step: Step) -> None: ...
+    def collective(self, collective: Collective) -> None: ...
 
     def flush(self) -> None:
         """Hand everything added so far to the operating system, so that it survives a kill of this

@@ -7,6 +7,7 @@ from typing import TypeVar, overload
 
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
+from whence.records.collective import Collective
 from whence.records.lookup import Named
 from whence.records.program import Program
 from whence.records.run import Call, Note, Record, Run, RunInfo, Step
@@ -32,6 +33,7 @@ class MemoryRun(Named):
         programs: Mapping[str, Program] | None = None,
         notes: Sequence[Note] = (),
         steps: Sequence[Step] = (),
+        collectives: Sequence[Collective] = (),
         ended: str = "",
     ) -> None:
         for i, call in enumerate(calls):
@@ -49,6 +51,7 @@ class MemoryRun(Named):
         self.path, self.info, self.ended = path, info or RunInfo(), ended
         self.calls, self.records = tuple(calls), tuple(records)
         self.programs, self.notes, self.steps = dict(programs or {}), tuple(notes), tuple(steps)
+        self.collectives = tuple(collectives)
         self._arrays = dict(arrays)
 
     def array(self, record: int) -> Array:
@@ -75,6 +78,7 @@ class Over(Named):
         self.base = base
         self.path, self.info, self.ended = base.path, base.info, base.ended
         self.programs, self.notes, self.steps = base.programs, base.notes, base.steps
+        self.collectives = base.collectives
         self.calls: Sequence[Call] = base.calls if calls is None else calls
         self.records: Sequence[Record] = base.records if records is None else records
 

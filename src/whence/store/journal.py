@@ -1,4 +1,5 @@
-"""The journal: one JSON line per record, call, program, note and step, written after the bytes it
+"""The journal: one JSON line per record, call, program, note, step
+and collective, written after the bytes it
 speaks of.
 
 The journal is the run: everything else (headers, index) can be made again from it.
@@ -14,22 +15,25 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from whence.records import Call, Note, Program, Record, Step
+from whence.records import Call, Collective, Note, Program, Record, Step
 from whence.store.columns import FileBlocks
 from whence.store.shards import Bytes
 
-Line = Record | Call | Program | Note | Step
+Line = Record | Call | Program | Note | Step | Collective
 
-OTHER, RECORD, CALL, PROGRAM, NOTE, STEP = range(6)
-KINDS: dict[type, int] = {Record: RECORD, Call: CALL, Program: PROGRAM, Note: NOTE, Step: STEP}
+OTHER, RECORD, CALL, PROGRAM, NOTE, STEP, COLLECTIVE = range(7)
+KINDS: dict[type, int] = {
+    Record: RECORD, Call: CALL, Program: PROGRAM, Note: NOTE, Step: STEP, Collective: COLLECTIVE,
+}  # fmt: skip
 
 decode_record = msgspec.json.Decoder(Record).decode
 decode_call = msgspec.json.Decoder(Call).decode
 decode_program = msgspec.json.Decoder(Program).decode
 decode_note = msgspec.json.Decoder(Note).decode
 decode_step = msgspec.json.Decoder(Step).decode
+decode_collective = msgspec.json.Decoder(Collective).decode
 _decode = msgspec.json.Decoder(Line).decode
-_TAGS = {"record", "call", "program", "note", "step"}
+_TAGS = {"record", "call", "program", "note", "step", "collective"}
 _CHUNK = 8 << 20
 MAX_LINE_BYTES = 256 << 20
 

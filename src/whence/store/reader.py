@@ -4,6 +4,7 @@ Never changes it, never executes it.
 
 from __future__ import annotations
 
+import functools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.records import (
     Call,
+    Collective,
     External,
     Increment,
     Kept,
@@ -36,7 +38,7 @@ from whence.records.lookup import Named
 from whence.store import journal
 from whence.store.folder import JOURNAL, ProcessInfo, load_info, load_process, process_folders
 from whence.store.index import INCREMENT, KEPT, NONE, Column
-from whence.store.journal import NOTE, STEP
+from whence.store.journal import COLLECTIVE, NOTE, STEP
 from whence.store.process_reader import ProcessReader, view_elements
 from whence.store.shards import Bytes, map_file
 
@@ -70,7 +72,7 @@ def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> Store
             f"{sorted(skipped)}"
         )
     opened = StoredRun(run, info, processes, unborn, ranks=ranks)
-    if not len(opened.records) and not len(opened.calls):
+    if not (len(opened.records) or len(opened.calls) or opened.collectives):
         note_lines = "".join(f"\n  it says: {note.kind}: {note.text}" for note in opened.notes[:10])
         raise UnreadableRun(
             f"{run} is an empty run: {len(processes)} process folder(s), no call and no record"
@@ -186,6 +188,15 @@ class StoredRun(Named):
     def steps(self) -> Sequence[Step]:
         """All ends of steps."""
         return tuple(step for p in self._processes for step in p.decode(STEP, journal.decode_step))
+
+    @functools.cached_property
+    def collectives(self) -> Sequence[Collective]:
+        """All collectives, process by process, in the order in which each issued them."""
+        return tuple(
+            collective
+            for p in self._processes
+            for collective in p.decode(COLLECTIVE, journal.decode_collective)
+        )
 
     @property
     def readers(self) -> Sequence[ProcessReader]:

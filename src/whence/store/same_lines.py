@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from whence.store import journal
-from whence.store.journal import CALL, NOTE, RECORD
+from whence.store.journal import CALL, COLLECTIVE, NOTE, RECORD
 from whence.store.process_reader import ProcessReader
 from whence.store.reader import StoredRun
 from whence.store.shards import Bytes, forget
@@ -18,7 +18,7 @@ def say_the_same(reference: StoredRun, target: StoredRun) -> bool:
     """Do both runs hold the same calls, programs, notes and steps, line by line, and tensors of
     equal dtype, shape and hash?
 
-    How long calls and the recording of programs took may differ, and where and how elements are
+    How long calls and the recording of programs took may differ, when collectives were issued, and where and how elements are
     kept. A tensor whose hash was not taken equals none, and a damaged journal no other.
     """
     sides = reference.readers, target.readers
@@ -89,8 +89,14 @@ def _untimed_note(process: ProcessReader, line: int) -> bytes:
     return msgspec.json.encode(_PROGRAMS if note.kind == _PROGRAMS else note)
 
 
+def _untimed_collective(process: ProcessReader, line: int) -> bytes:
+    collective = process.decode_line(line, journal.decode_collective)
+    return msgspec.json.encode(msgspec.structs.replace(collective, at=0.0))
+
+
 _PROGRAMS = "programs"  # the note that says in how much time programs were recorded
 _UNTIMED: dict[int, Callable[[ProcessReader, int], bytes]] = {
     CALL: _untimed_call,
     NOTE: _untimed_note,
+    COLLECTIVE: _untimed_collective,
 }

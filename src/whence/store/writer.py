@@ -16,6 +16,7 @@ from whence.dtypes import DTYPES
 from whence.errors import StoreFailed
 from whence.records import (
     Call,
+    Collective,
     Elements,
     External,
     Increment,
@@ -204,6 +205,10 @@ class Writer:
         """Add a note."""
         self._add(note)
 
+    def collective(self, collective: Collective) -> None:
+        """Add a collective."""
+        self._add(collective)
+
     def step(self, step: Step) -> None:
         """Add the end of a step and flush."""
         with self._lock:
@@ -271,7 +276,7 @@ class Writer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _add(self, line: Call | Program | Note | Step) -> None:
+    def _add(self, line: Call | Program | Note | Step | Collective) -> None:
         with self._lock:
             files = self._files or self._start()
             try:

@@ -13,7 +13,7 @@ import numpy as np
 from whence import align, dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Note, Program, Record, Ref, Run, Step
+from whence.records import Call, Collective, Note, Program, Record, Ref, Run, Step
 
 # of their own spread: logits of one text are nearer to each other than this in two right runs,
 # those of two texts are not
@@ -154,6 +154,7 @@ class LogitsRun:
             )
         self.info = run.info
         self.set_option("level", "logits")
+        self.collectives: Sequence[Collective] = ()
         self.steps: Sequence[Step] = [
             Step(root, token, 0, True, rank) for rank, token in sorted(side)
         ]

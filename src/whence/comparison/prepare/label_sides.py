@@ -11,7 +11,7 @@ import msgspec
 
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Note, Program, Record, Ref, Run, RunInfo, Step
+from whence.records import Call, Collective, Note, Program, Record, Ref, Run, RunInfo, Step
 
 RULE = "label"
 
@@ -193,6 +193,7 @@ class Side:
             for i, (label, (name, occurrence)) in enumerate(zip(labels, names))
         ]
         ends = {(label.task, label.step, label.call.rank) for label in labels}
+        self.collectives: Sequence[Collective] = ()
         self.steps = [
             Step(task, step, 0, True, rank)
             for task, step, rank in sorted(ends, key=lambda end: end[1:])

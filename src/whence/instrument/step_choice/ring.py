@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from whence.instrument.wording import counted, size
-from whence.records import Call, Note, Program, Ref, Sink, Sketch, Statistics, Step
+from whence.records import Call, Collective, Note, Program, Ref, Sink, Sketch, Statistics, Step
 
 DEFAULT_BYTES = 10**9
 _LINE_BYTES = 1 << 10
@@ -41,7 +41,7 @@ class _Step(msgspec.Struct, eq=False):
 
     number: int
     records: list[int] = []
-    lines: list[Call | Step] = []
+    lines: list[Call | Step | Collective] = []
 
 
 class StepRing:
@@ -141,6 +141,14 @@ class StepRing:
             else:
                 self._keep(step)
 
+    def collective(self, collective: Collective) -> None:
+        """Add a collective."""
+        with self._lock:
+            if self.through:
+                self._sink.collective(collective)
+            else:
+                self._keep(collective)
+
     def flush(self) -> None:
         """Have what was handed on survive a kill."""
         self._sink.flush()
@@ -184,8 +192,10 @@ class StepRing:
                     self._held_bytes -= _LINE_BYTES
                     if isinstance(line, Call):
                         self._write_call(line)
-                    else:
+                    elif isinstance(line, Step):
                         self._sink.step(line)
+                    else:
+                        self._sink.collective(line)
                 step.lines = []
             self._sink.flush()
             return steps
@@ -198,7 +208,7 @@ class StepRing:
 
     # ---- everything below runs under the lock
 
-    def _keep(self, line: Call | Step) -> None:
+    def _keep(self, line: Call | Step | Collective) -> None:
         self._now.lines.append(line)
         self._held_bytes += _LINE_BYTES
 

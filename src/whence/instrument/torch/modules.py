@@ -22,6 +22,7 @@ from whence.instrument.call_frames import Args, CallFrames, Kwargs, ThreadCalls
 from whence.instrument.session import Session
 from whence.instrument.step_choice.gate import StepGate
 from whence.instrument.torch.call_tensors import CallTensors
+from whence.instrument.torch.collectives import Collectives
 from whence.instrument.torch.compiled_boundary import (
     CompiledCodeGuard,
     is_compilers,
@@ -89,6 +90,7 @@ class Listener:
         self.training = training_of(
             session, self.frames, self.registry, self.writer, self.modules, self._compiled_code
         )
+        self._collectives = Collectives(session, self.frames, self.modules.roots)
         self._steps: GatedSteps | None = None
         observe = self._observe
         if gate is not None:
@@ -121,6 +123,7 @@ class Listener:
             self._steps.install()
         if self.training is not None:
             self.training.install()
+        self._collectives.install()
         if hasattr(os, "register_at_fork"):
             me = weakref.ref(self)
             os.register_at_fork(after_in_child=lambda: _forked(me))
@@ -138,6 +141,7 @@ class Listener:
         self.active, self._removed = False, True
         self.frames.asleep = False
         self._calls.unwrap()
+        self._collectives.remove()
         if self.training is not None:
             self.training.remove()
         if self._steps is not None:

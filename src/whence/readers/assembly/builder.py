@@ -13,7 +13,19 @@ import numpy as np
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
-from whence.records import Call, Dumped, Note, Program, Record, Ref, Run, RunInfo, Statistics, Step
+from whence.records import (
+    Call,
+    Collective,
+    Dumped,
+    Note,
+    Program,
+    Record,
+    Ref,
+    Run,
+    RunInfo,
+    Statistics,
+    Step,
+)
 from whence.records.marks import Mark, mark
 
 Load = Callable[[], Array]
@@ -316,6 +328,7 @@ class _Built:
         self.path, self.info, self.ended = of.path, of.info, of.ended
         self.calls, self.records, self.steps = calls, of._records, steps
         self.programs, self.notes = dict(of.programs), list(of._notes)
+        self.collectives: list[Collective] = []
         self._loads = of._loads
         self._lock = threading.Lock()
 
