@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from whence.api import nans as nans
     from whence.api import probe as probe
     from whence.api import ranges as ranges
+    from whence.api import ranks as ranks
     from whence.api import report_html as report_html
     from whence.api import repro as repro
     from whence.api import tokens as tokens
@@ -51,8 +52,8 @@ __all__ = [
     "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compare_live", "compile",
     "convert", "diff_results", "diverge", "doctor", "end_dump", "export_check", "generate_tests",
     "label", "ladder", "load_comparison", "locate", "map_weights", "nans", "new_id", "open_run",
-    "probe", "ranges", "record", "recording", "report_html", "repro", "task", "tokens", "trace",
-    "watch",
+    "probe", "ranges", "ranks", "record", "recording", "report_html", "repro", "task", "tokens",
+    "trace", "watch",
 ]  # fmt: skip
 
 

@@ -44,6 +44,7 @@ from whence.workflows.operator_tests.operators import chosen_operators, signatur
 from whence.workflows.page.write import page, plots, report_html
 from whence.workflows.probe.probe import attach_probe, probe, probe_command
 from whence.workflows.ranges import ranges
+from whence.workflows.ranks import ranks
 from whence.workflows.repeat.repeat import repeat_command
 from whence.workflows.repro.repro import repro
 from whence.workflows.saved import (
@@ -118,6 +119,7 @@ __all__ = [
     "probe",
     "probe_command",
     "ranges",
+    "ranks",
     "record",
     "recording",
     "recover",

@@ -40,14 +40,14 @@ class Collective(
     group: name of the group; ranks: its processes; purpose: what the program calls it. number:
     place among what this process issued in the group, of messages among those in the same direction
     between the same two processes. op: "sum", "avg", "max", ...; "" of what adds up nothing. given:
-    shapes of what this process hands in, one tensor after the other; taken: of what it gets. splits:
-    of an all_to_all, how many rows this process sends to each and gets from each. nbytes: of what
-    it hands in, where it gets only, of that. peer: the rank that a message goes to or comes from,
-    or that a broadcast starts at (-1: any, or none). root, scope, step, micro, phase: of the
-    innermost call of a module in progress; step -1 before any model was called. source:
-    "file:line" of the program. by: what issues it, where it is no code of the program's own
-    ("DDP", "FSDP2", "DTensor", ...). waits: is the program stopped until it is done? at: when, in
-    seconds since 1970.
+    shapes of what this process hands in, one tensor after the other; taken: of what it gets.
+    splits: of an all_to_all, how many rows this process sends to each and gets from each. nbytes:
+    of what it hands in, where it gets only, of that. peer: the rank that a message goes to or comes
+    from, or that a broadcast starts at (-1: any, or none). root, scope, step, micro, phase: of the
+    innermost call of a module in progress; step -1 before any model was called. source: "file:line"
+    of the program. by: what issues it, where it is no code of the program's own ("DDP", "FSDP2",
+    "DTensor", ...). waits: is the program stopped until it is done? at: when, in seconds since
+    1970.
     """
 
     kind: CollectiveKind

@@ -23,6 +23,7 @@ from whence.report.nans import nans_text
 from whence.report.origin import origin_text
 from whence.report.probe import probed_text
 from whence.report.ranges import ranges_text
+from whence.report.ranks import ranks_text
 from whence.report.repeat import repeated_text
 from whence.report.repro import reproduction
 from whence.report.run.elements import kind_of_record
@@ -256,6 +257,7 @@ _WORDS: dict[type, Callable[[Any], str]] = {
     results.Ranges: _first_lines(ranges_text),
     results.Probed: _first_lines(probed_text),
     results.Diverged: _first_lines(diverged_text),
+    results.RankReport: _first_lines(ranks_text),
     results.Repeated: _first_lines(repeated_text),
     results.Upgrade: _first_lines(upgrade_text),
     results.Ladder: _first_lines(rungs),

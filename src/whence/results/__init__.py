@@ -35,6 +35,16 @@ from whence.results.probe import (
     Variant,
 )
 from whence.results.ranges import FormatUse, Ranges, TensorRange
+from whence.results.ranks import (
+    CollectiveRow,
+    RankCause,
+    RankCheck,
+    RankCheckKind,
+    RankFinding,
+    RankGroup,
+    RankReport,
+    RankVerdict,
+)
 from whence.results.repeat import Repeated, Source, SourceKind, StepLoss, TouchedGradient
 from whence.results.rows import Row
 from whence.results.tokens import (
@@ -84,6 +94,7 @@ __all__ = [
     "CauseKind",
     "Checkup",
     "Clean",
+    "CollectiveRow",
     "Comparison",
     "Confidence",
     "Contents",
@@ -139,6 +150,13 @@ __all__ = [
     "Range",
     "Ranges",
     "Release",
+    "RankCause",
+    "RankCheck",
+    "RankCheckKind",
+    "RankFinding",
+    "RankGroup",
+    "RankReport",
+    "RankVerdict",
     "Remark",
     "Repeated",
     "Repetition",

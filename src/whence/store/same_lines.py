@@ -18,8 +18,9 @@ def say_the_same(reference: StoredRun, target: StoredRun) -> bool:
     """Do both runs hold the same calls, programs, notes and steps, line by line, and tensors of
     equal dtype, shape and hash?
 
-    How long calls and the recording of programs took may differ, when collectives were issued, and where and how elements are
-    kept. A tensor whose hash was not taken equals none, and a damaged journal no other.
+    How long calls and the recording of programs took may differ, when collectives were issued, and
+    where and how elements are kept. A tensor whose hash was not taken equals none, and a damaged
+    journal no other.
     """
     sides = reference.readers, target.readers
     return len(sides[0]) == len(sides[1]) and all(

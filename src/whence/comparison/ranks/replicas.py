@@ -1,0 +1,235 @@
+"""Do ranks that hold copies of a tensor hold the same? The first place where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from whence.comparison.ranks.parameters import Parameter, Parameters
+from whence.comparison.ranks.rank_calls import Moment, Print, clusters, in_words
+from whence.records import CollectiveKind
+from whence.results import RankCause, RankCheck, RankCheckKind, RankFinding, RankVerdict
+
+_REDUCING = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE)
+
+
+class _Drift(NamedTuple):
+    """Where copies of a parameter first part. stage: in the order of a step."""
+
+    step: int
+    stage: int
+    parameter: Parameter
+    slot: str
+    moment: Moment
+    ranks: tuple[int, ...]
+    groups: list[tuple[int, ...]]
+
+
+READ, STATE, TAKEN, LEFT = range(4)
+
+
+def check(parameters: Parameters) -> RankCheck:
+    """Compare all copies of parameters, buffers, gradients and states of optimisers."""
+    drifts: list[_Drift] = []
+    compared = 0
+    for parameter in parameters.all:
+        for group in parameters.replicas(parameter):
+            compared += 1
+            drift = next(_drifts(parameters, parameter, group), None)
+            if drift is not None:
+                drifts.append(drift)
+    kind = RankCheckKind.REPLICAS
+    if not compared:
+        return RankCheck(kind, RankVerdict.NOTHING, "no rank holds a copy of what another holds")
+    number = f"{compared:,} {'parameter or buffer' if compared == 1 else 'parameters and buffers'}"
+    if not drifts:
+        words = f"{number} that ranks hold alike are equal, with gradients and states, in all steps"
+        return RankCheck(kind, RankVerdict.FINE, words)
+    findings = tuple(_findings(parameters, drifts))
+    return RankCheck(
+        kind, RankVerdict.FAULT, f"{len(drifts):,} of {number} that ranks hold alike part", findings
+    )
+
+
+def _drifts(
+    parameters: Parameters, parameter: Parameter, group: tuple[int, ...]
+) -> Iterator[_Drift]:
+    """Where copies of a parameter part, in the order of execution."""
+    moments = [(m.step, READ, m) for m in parameter.read]
+    moments += [(m.step, STATE, m) for m in parameter.stepped]
+    for step, stage, moment in sorted(moments, key=lambda item: item[:2]):
+        slots = [(READ, parameter.slot)] if stage == READ else _stepped(parameters, moment)
+        for at, slot in slots:
+            if any(
+                place.startswith("sum")
+                for call in parameters.calls.at[moment].values()
+                if slot in call.placements
+                for place in call.placements[slot].places
+            ):
+                continue
+            parts = clusters(parameters.calls.prints(moment, slot), group)
+            if len(parts) > 1:
+                yield _Drift(step, at, parameter, slot, moment, group, parts)
+
+
+def _stepped(parameters: Parameters, moment: Moment) -> list[tuple[int, str]]:
+    slots = dict.fromkeys(
+        ref.slot for call in parameters.calls.at[moment].values() for ref in call.refs
+    )
+    stage = {"input.param": READ, "input.grad": TAKEN}
+    return sorted(
+        (stage.get(s, LEFT if s.startswith("output") else STATE), s)
+        for s in slots
+        if s.startswith(("input.", "output."))
+    )
+
+
+def _findings(parameters: Parameters, drifts: list[_Drift]) -> Iterator[RankFinding]:
+    """The first drift of parameters that are stepped, and of others (buffers): what follows in
+    later steps follows from these.
+    """
+    for stepped in (True, False):
+        those = [d for d in drifts if bool(d.parameter.stepped) == stepped]
+        if not those:
+            continue
+        at = min((d.step, d.stage) for d in those)
+        first = [d for d in those if (d.step, d.stage) == at]
+        by_parts: dict[str, list[_Drift]] = {}
+        for drift in first:
+            by_parts.setdefault(_cause(parameters, drift)[0], []).append(drift)
+        for cause, alike in by_parts.items():
+            _, words, evidence = _cause(parameters, alike[0])
+            yield _finding(alike, RankCause(cause), words, evidence, len(those))
+
+
+def _finding(
+    alike: list[_Drift], cause: RankCause, words: str, evidence: tuple[str, ...], later: int
+) -> RankFinding:
+    first = alike[0]
+    what = _what(first)
+    others = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+    if later > len(alike):
+        evidence = (*evidence, f"{later - len(alike)} more part later")
+    return RankFinding(
+        RankCheckKind.REPLICAS,
+        RankVerdict.FAULT,
+        cause,
+        f"{what}{others}: {words}",
+        first.ranks,
+        first.step,
+        first.parameter.scope,
+        first.parameter.full_name,
+        len(alike),
+        evidence,
+    )
+
+
+def _what(drift: _Drift) -> str:
+    name = drift.parameter.full_name
+    kind = drift.slot.partition(".")[2]
+    if drift.slot == "input.grad":
+        return f"the gradient of {name}"
+    if drift.slot in ("input.param", "output.param") or drift.stage == READ:
+        return name
+    return f"{kind} of {name}"
+
+
+def _cause(parameters: Parameters, drift: _Drift) -> tuple[RankCause, str, tuple[str, ...]]:
+    """(why, in words, what shows it)."""
+    parted = " from ".join(in_words(group) for group in drift.groups[:2])
+    if drift.slot == "input.grad":
+        return _gradient(parameters, drift)
+    if drift.stage == LEFT:
+        return RankCause.OTHER_STEP, f"the step of the optimizer leaves {parted} apart", ()
+    if drift.stage == STATE:
+        return RankCause.OTHER_STATE, f"the optimizer of {parted} begins with another one", ()
+    before = [m for m in drift.parameter.stepped if m.step < drift.step]
+    changed = [
+        rank
+        for rank in drift.ranks
+        if before
+        and _known(parameters, before[-1], "output.param", rank)
+        != _known(parameters, drift.moment, drift.slot, rank)
+    ]
+    if changed and len(changed) < len(drift.ranks):
+        words = f"changed on {in_words(changed)} between the steps of the optimizer"
+        return RankCause.CHANGED, words, ()
+    if drift.moment.step == 0 or drift.moment == next(iter(drift.parameter.read), None):
+        return (
+            RankCause.OTHER_START,
+            f"{in_words(drift.ranks)} start from different values",
+            (_broadcasts(parameters, drift.ranks),),
+        )
+    if not drift.parameter.stepped:
+        words = f"each of {in_words(drift.ranks)} keeps its own: neither broadcast nor reduced"
+        return RankCause.NOT_SYNCHRONISED, words, ()
+    return RankCause.CHANGED, f"{parted}: parted between the steps of the optimizer", ()
+
+
+def _known(parameters: Parameters, moment: Moment, slot: str, rank: int) -> Print | None:
+    return parameters.calls.prints(moment, slot).get(rank)
+
+
+def _broadcasts(parameters: Parameters, ranks: tuple[int, ...]) -> str:
+    early = [c for r in ranks for c in parameters.calls.collectives.get(r, ()) if c.step < 0]
+    if not early:
+        return "no broadcast was recorded before the first step"
+    sent = sum(c.kind == CollectiveKind.BROADCAST and set(ranks) <= set(c.ranks) for c in early)
+    return f"{sent} broadcasts over {in_words(ranks)} were recorded before the first step"
+
+
+def _gradient(parameters: Parameters, drift: _Drift) -> tuple[RankCause, str, tuple[str, ...]]:
+    exchanged = _exchanged(parameters, drift)
+    reduced = _reduced(parameters, drift)
+    if exchanged:
+        return RankCause.MIXED_UP, exchanged, reduced
+    several = [group for group in drift.groups if len(group) > 1]
+    if len(several) > 1:
+        groups = " and over ".join(in_words(group) for group in several)
+        return RankCause.OTHER_GROUP, f"it is reduced over {groups} apart", reduced
+    if several:
+        alone = [rank for group in drift.groups if len(group) == 1 for rank in group]
+        words = f"{in_words(alone)} {'has' if len(alone) == 1 else 'have'} another one than "
+        return RankCause.NOT_REDUCED, words + in_words(several[0]), reduced
+    words = f"each of {in_words(drift.ranks)} takes its own: it is not reduced over them"
+    return RankCause.NOT_REDUCED, words, reduced
+
+
+def _exchanged(parameters: Parameters, drift: _Drift) -> str:
+    """Does one rank take for another parameter what the others take for this one?"""
+    prints = parameters.calls.prints(drift.moment, drift.slot)
+    for other in parameters.all:
+        for moment in other.stepped:
+            if moment.step != drift.step or other is drift.parameter:
+                continue
+            theirs = parameters.calls.prints(moment, drift.slot)
+            for one in drift.ranks:
+                for another in drift.ranks:
+                    if one != another and one in prints and another in theirs:
+                        a, b = prints[one], theirs[another]
+                        if a.text == b.text and not a.constant:
+                            return (
+                                f"what rank {one} takes for it, rank {another} takes for that of "
+                                f"{other.full_name}: they are reduced in another order"
+                            )
+    return ""
+
+
+def _reduced(parameters: Parameters, drift: _Drift) -> tuple[str, ...]:
+    """How often each rank reduced anything in the step, outside of forward passes."""
+    counts: dict[int, int] = {}
+    for rank in drift.ranks:
+        counts[rank] = sum(
+            c.kind in _REDUCING
+            and c.step == drift.step
+            and c.phase != "forward"
+            and set(drift.ranks) <= set(c.ranks)
+            for c in parameters.calls.collectives.get(rank, ())
+        )
+    if not any(counts.values()):
+        whole = in_words(drift.ranks)
+        return (f"nothing is reduced over all of {whole} after the forward pass of this step",)
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"rank {rank} {count}" for rank, count in counts.items())
+        return (f"reductions in this step: {listed}",)
+    return ()
