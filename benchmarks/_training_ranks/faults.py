@@ -74,6 +74,10 @@ def _cut_along_the_other_axis(net: Net) -> None:
     net.layers[0].attn.o.weight.data.copy_(whole.chunk(n, 0)[rank].T)
 
 
+def gradient_of_input_not_reduced() -> Training:
+    return _megatron(lambda net: _sum_of(net.layers[1].mlp.up, sum_back=same))()
+
+
 def _dp(after_backward: Callable[[Training], None]) -> Make:
     def make() -> Training:
         training = layouts.dp()
@@ -98,7 +102,7 @@ def _every(change: Callable[[str, Any], None]) -> Callable[[Training], None]:
     return after_backward
 
 
-def _no_sync() -> Training:
+def no_sync() -> Training:
     training = layouts.ddp()
 
     def run(training: Training, ids: torch.Tensor, labels: torch.Tensor) -> None:
@@ -125,7 +129,7 @@ def _other_weights() -> Training:
     return training
 
 
-def _in_pairs() -> Training:
+def in_pairs() -> Training:
     training = layouts.dp()
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     own = pairs[dist.get_rank() // 2]
@@ -133,7 +137,7 @@ def _in_pairs() -> Training:
     return training
 
 
-def _other_learning_rate() -> Training:
+def other_learning_rate() -> Training:
     training = layouts.dp()
     training.learning_rate = 1e-2 if dist.get_rank() == 0 else 2e-2
     return training
@@ -148,7 +152,7 @@ def _fsdp_sum() -> Training:
     return training
 
 
-def _same_rows() -> Training:
+def same_rows() -> Training:
     training = layouts.dp()
     training.rows = lambda whole: whole.chunk(dist.get_world_size())[0]
     return training
@@ -322,7 +326,7 @@ def faults() -> Iterator[Fault]:
     )
     yield Fault(
         "TP: no sum of the input's gradient",
-        _megatron(lambda net: _sum_of(net.layers[1].mlp.up, sum_back=same)),
+        gradient_of_input_not_reduced,
         r"^layers\.1\.mlp\.up backward",
         nothing,
     )
@@ -338,7 +342,7 @@ def faults() -> Iterator[Fault]:
         r"^layers\.0\.attn\.o ",
         "axis",
     )
-    yield Fault("DDP: no_sync left on", _no_sync, "grad", "not reduced over the ranks")
+    yield Fault("DDP: no_sync left on", no_sync, "grad", "not reduced over the ranks")
     yield Fault("DDP: a parameter ignored", _ignored, r"norm2|grad", "not reduced over the ranks")
     yield Fault(
         "DP: sum for mean", _dp(_every(lambda name, p: _reduced(p, 1))), "gradients", in_place
@@ -349,15 +353,15 @@ def faults() -> Iterator[Fault]:
         "gradients",
         in_place,
     )
-    yield Fault("DP: wrong group", _in_pairs, "gradients", "another group", ranks=4)
+    yield Fault("DP: wrong group", in_pairs, "gradients", "another group", ranks=4)
     yield Fault(
         "DP: a rank with weights of its own", _other_weights, r"^layers\.0\.mlp\.up ", "rank 1"
     )
     yield Fault(
-        "DP: a rank with another learning rate", _other_learning_rate, "optimizer", "lr|rank 1"
+        "DP: a rank with another learning rate", other_learning_rate, "optimizer", "lr|rank 1"
     )
     yield Fault("FSDP2: sum for mean", _fsdp_sum, "grad", in_place)
-    yield Fault("DP: the same rows on all ranks", _same_rows, "", "(?i)input|rows")
+    yield Fault("DP: the same rows on all ranks", same_rows, "", "(?i)input|rows")
     yield Fault(
         "DDP: loss divided by the ranks too",
         _loss_divided,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +20,13 @@ import whence
 from _training_ranks.layouts import Training, train
 
 
-def captured(make: Callable[[], Training], folder: Path, ranks: int) -> Path:
-    """The run of a training on so many ranks."""
-    on_ranks(lambda: _captured(make, folder), ranks)
+def captured(
+    make: Callable[[], Training], folder: Path, ranks: int, seconds: float | None = None
+) -> Path:
+    """The run of a training on so many ranks. seconds: what is not done by then hangs, and is
+    killed; the run is what was written until then.
+    """
+    on_ranks(lambda: _captured(make, folder), ranks, seconds)
     return folder
 
 
@@ -49,14 +55,30 @@ def _trained(training: Training) -> Training:
     return training
 
 
-def on_ranks(run: Callable[[], object], ranks: int) -> None:
-    """Call a function in so many processes of one group. Raises RuntimeError where one fails."""
+def on_ranks(run: Callable[[], object], ranks: int, seconds: float | None = None) -> None:
+    """Call a function in so many processes of one group. Raises RuntimeError where one fails, but
+    not where that is waited for, for some seconds.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         store = str(Path(scratch) / "store")
         children = [_forked(run, rank, ranks, store) for rank in range(ranks)]
+        if seconds is not None:
+            _killed_after(children, seconds)
+            return
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     if any(codes):
         raise RuntimeError(f"ranks ended with {codes}")
+
+
+def _killed_after(children: list[int], seconds: float) -> None:
+    ended = time.monotonic() + seconds
+    left = set(children)
+    while left and time.monotonic() < ended:
+        left = {child for child in left if os.waitpid(child, os.WNOHANG)[0] == 0}
+        time.sleep(0.05)
+    for child in left:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def _forked(run: Callable[[], object], rank: int, ranks: int, store: str) -> int:

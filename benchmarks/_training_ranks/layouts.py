@@ -161,7 +161,12 @@ def dp_tp() -> Training:
 
 def ep() -> Training:
     """Experts on ranks, rows of the batch on ranks: tokens are gathered, results scattered."""
-    net, n = Net(experts=True), dist.get_world_size()
+    return ep_of(Net(experts=True))
+
+
+def ep_of(net: Net) -> Training:
+    """`ep` of a model with experts."""
+    n = dist.get_world_size()
     for layer in net.layers:
         layer.mlp = SpreadExperts(layer.mlp)
 
@@ -265,3 +270,5 @@ def pp() -> Training:
 
 
 LAYOUTS = {f.__name__: f for f in (ddp, fsdp, tp, sp, dp, megatron, ep, pp, dp_tp)}
+ON_FOUR = {"dp_tp"}
+"""Those that need 4 ranks."""

@@ -30,23 +30,25 @@ class RankCheckKind(StrEnum):
 
 
 class RankCause(StrEnum):
-    """Why ranks part, as far as the run shows it."""
+    """Why ranks part, as far as the run shows it. In one step, what stands first here leads to the
+    rest.
+    """
 
     OTHER_START = "other start"
-    NOT_REDUCED = "not reduced"
-    OTHER_GROUP = "other group"
-    MIXED_UP = "mixed up"
-    OTHER_STATE = "other state"
-    OTHER_STEP = "other step"
     CHANGED = "changed outside of the optimizer"
-    NOT_SYNCHRONISED = "not synchronised"
     OTHER_SEQUENCE = "other sequence"
-    NOT_JOINED = "not joined"
+    MIXED_UP = "mixed up"
     SAME_ROWS = "same rows"
-    SAME_SEED = "same seed"
     OTHER_SEED = "other seed"
     OTHER_SETTING = "other setting"
+    OTHER_GROUP = "other group"
+    NOT_REDUCED = "not reduced"
+    OTHER_STATE = "other state"
+    OTHER_STEP = "other step"
+    NOT_SYNCHRONISED = "not synchronised"
+    NOT_JOINED = "not joined"
     OTHER_COUNT = "other count"
+    SAME_SEED = "same seed"
 
 
 class RankFinding(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -117,10 +119,12 @@ class RankReport(Described, msgspec.Struct, frozen=True):
 
     @property
     def findings(self) -> tuple[RankFinding, ...]:
-        """What was found, faults first, then in the order of steps."""
+        """What was found: faults first, in the order of steps, causes before what they lead to."""
         found = [finding for check in self.checks for finding in check.findings]
-        order = list(RankVerdict)
-        return tuple(sorted(found, key=lambda f: (-order.index(f.verdict), f.step)))
+        order, causes = list(RankVerdict), list(RankCause)
+        return tuple(
+            sorted(found, key=lambda f: (-order.index(f.verdict), f.step, causes.index(f.cause)))
+        )
 
     @property
     def verdict(self) -> RankVerdict:

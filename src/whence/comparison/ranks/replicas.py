@@ -94,12 +94,21 @@ def _findings(parameters: Parameters, drifts: list[_Drift]) -> Iterator[RankFind
             continue
         at = min((d.step, d.stage) for d in those)
         first = [d for d in those if (d.step, d.stage) == at]
+        if at[1] == TAKEN:  # in the order of the backward pass
+            first.sort(key=lambda d: -_read_at(parameters, d.parameter))
         by_parts: dict[str, list[_Drift]] = {}
         for drift in first:
             by_parts.setdefault(_cause(parameters, drift)[0], []).append(drift)
         for cause, alike in by_parts.items():
             _, words, evidence = _cause(parameters, alike[0])
             yield _finding(alike, RankCause(cause), words, evidence, len(those))
+
+
+def _read_at(parameters: Parameters, parameter: Parameter) -> int:
+    """When a forward pass first reads a parameter."""
+    if not parameter.read:
+        return -1
+    return min(call.order for call in parameters.calls.at[parameter.read[0]].values())
 
 
 def _finding(

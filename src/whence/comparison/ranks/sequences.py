@@ -15,6 +15,8 @@ from whence.results import RankCause, RankCheck, RankCheckKind, RankFinding, Ran
 _Group = tuple[str, tuple[int, ...]]
 _UNEVEN = (CollectiveKind.ALL_TO_ALL, CollectiveKind.GATHER, CollectiveKind.SCATTER)
 _CHECK = RankCheckKind.COLLECTIVES
+_FOLLOWING = 8
+"""So many collectives after one that differs show where the order is the same again."""
 _HANGS_S = 3.0
 """A rank that is alone in a collective for so long waits for others that do not come."""
 
@@ -68,7 +70,13 @@ def _pair(
     """The first disagreement of two ranks. A gap in the numbers is a stretch that was not
     recorded.
     """
-    for number in sorted(own.keys() & theirs.keys()):
+    both = sorted(own.keys() & theirs.keys())
+    first = next((n for n in both if _known(own[n]) != _known(theirs[n])), None)
+    if first is not None:
+        for x, mine, y, yours in ((a, own, b, theirs), (b, theirs, a, own)):
+            if _has_one_more(mine, yours, first):
+                return _one_more(x, mine[first], y, yours[first])
+    for number in both:
         one, other = own[number], theirs[number]
         if _form(one) != _form(other) or not _splits_fit(one, other):
             return _differs(a, own, b, theirs, number)
@@ -83,24 +91,29 @@ def _pair(
     return _missing(calls, a, own, b, theirs, missing[0]) if missing else None
 
 
+def _has_one_more(mine: dict[int, Collective], yours: dict[int, Collective], number: int) -> bool:
+    """Does one rank issue from a number on what the other does, after one of its own?"""
+    after = [n for n in range(number, number + _FOLLOWING) if n + 1 in mine and n in yours]
+    return bool(after) and all(_known(mine[n + 1]) == _known(yours[n]) for n in after)
+
+
+def _one_more(rank: int, extra: Collective, other: int, meets: Collective) -> RankFinding:
+    sentence = (
+        f"rank {rank} issues one more than rank {other}: {_words(extra)} at {_where(extra)}, which "
+        f"meets {_words(meets)} at {_where(meets)}"
+    )
+    evidence = (f"what follows on rank {rank} is that of rank {other}, one place later",)
+    ranks = (rank, other)
+    cause = RankCause.OTHER_SEQUENCE
+    return _finding(cause, RankVerdict.FAULT, sentence, ranks, extra, meets, evidence)
+
+
 def _differs(
     a: int, own: dict[int, Collective], b: int, theirs: dict[int, Collective], number: int
 ) -> RankFinding:
     one, other = own[number], theirs[number]
     evidence: tuple[str, ...] = ()
-    for x, mine, y, yours in ((a, own, b, theirs), (b, theirs, a, own)):
-        after = [n for n in range(number, number + 4) if n + 1 in mine and n in yours]
-        if after and all(
-            (_form(mine[n + 1]), _place(mine[n + 1])) == (_form(yours[n]), _place(yours[n]))
-            for n in after
-        ):
-            extra = mine[number]
-            evidence = (
-                f"rank {x} issues one more, {_words(extra)} at {_where(extra)}: all that follow "
-                f"are those of rank {y}, one place later",
-            )
-            break
-    if not evidence and _swapped(own, theirs, number):
+    if _swapped(own, theirs, number):
         evidence = ("the same two in another order",)
     sentence = (
         f"collective {number} of {in_words(one.ranks)} is {_words(one)} on rank {a}, at "
@@ -212,6 +225,10 @@ def _splits_fit(one: Collective, other: Collective) -> bool:
         if sends and takes and sends[y] != takes[x]:
             return False
     return True
+
+
+def _known(c: Collective) -> tuple[Any, ...]:
+    return _form(c), _place(c)
 
 
 def _place(c: Collective) -> tuple[str, str]:

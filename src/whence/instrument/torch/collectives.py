@@ -132,7 +132,8 @@ class Collectives:
         )
         root, scope, step, micro, phase = self._place()
         session = self._session
-        session.sink().collective(
+        sink = session.sink()
+        sink.collective(
             Collective(
                 kind=kind,
                 rank=session.rank,
@@ -159,6 +160,8 @@ class Collectives:
                 at=time.time(),
             )
         )
+        # a library that fails in a thread of its own ends the process at once
+        sink.flush()
 
     def _place(self) -> tuple[str, str, int, int, str]:
         """(root, scope, step, micro-batch, phase) that the program is in."""
