@@ -147,10 +147,13 @@ def cut(net: Net, parallel: Parallel) -> Net:
     return net
 
 
-def dp_tp() -> Training:
-    """Tensor parallel in pairs of neighbours, data parallel between the pairs."""
+def dp_tp(tell: Callable[[Any], None] = lambda group: None) -> Training:
+    """Tensor parallel in pairs of neighbours, data parallel between the pairs. tell: is given the
+    group of a pair.
+    """
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
     replicas, group = mesh.get_group("dp"), mesh.get_group("tp")
+    tell(group)
     net = cut(Net(), Parallel(group))
 
     def rows(whole: torch.Tensor) -> torch.Tensor:

@@ -248,7 +248,11 @@ def _fewer_steps(training: Training, step: int) -> None:
 
 def faults_of_one_run() -> Iterator[OneRunFault]:
     """All of them; those held out were planted after the rules had been written."""
-    c = RankCause
+    yield from _used_for_the_rules(RankCause)
+    yield from _held_out(RankCause)
+
+
+def _used_for_the_rules(c: type[RankCause]) -> Iterator[OneRunFault]:
     yield OneRunFault("no broadcast at the start", _other_start, c.OTHER_START, "different values")
     yield OneRunFault(
         "DDP: no_sync left on", faults.no_sync, c.NOT_REDUCED, "takes its own.*not reduced"
@@ -334,5 +338,189 @@ def faults_of_one_run() -> Iterator[OneRunFault]:
         _after(_fewer_steps),
         c.NOT_JOINED,
         "rank 1 does not join",
+        hangs=True,
+    )
+
+
+# ---- planted after the rules were written
+
+
+def _own_root(training: Training, step: int) -> None:
+    layouts.mean_of_gradients(training)
+    for name, buffer in training.net.named_buffers():
+        if name.endswith("running_mean"):
+            dist.broadcast(buffer, dist.get_rank())
+
+
+def _schedule_on_one_rank(training: Training, step: int) -> None:
+    layouts.mean_of_gradients(training)
+    if dist.get_rank() == 0 and step:
+        training.optimizer.param_groups[0]["lr"] *= 0.9
+
+
+def _other_betas(training: Training, step: int) -> None:
+    layouts.mean_of_gradients(training)
+    if dist.get_rank() == 1:
+        training.optimizer.param_groups[0]["betas"] = (0.9, 0.95)
+
+
+def _fsdp_same_rows() -> Training:
+    training = layouts.fsdp()
+    training.rows = lambda whole: whole.chunk(dist.get_world_size())[0]
+    return training
+
+
+def _over_the_other_group() -> Training:
+    made: list[Any] = []
+    training = layouts.dp_tp(made.append)
+    training.after_backward = lambda t: layouts.mean_of_gradients(t, made[0])
+    return training
+
+
+def _barrier_on_one_rank(training: Training, step: int) -> None:
+    layouts.mean_of_gradients(training)
+    if dist.get_rank() == 0 and step == 1:
+        dist.barrier()
+
+
+def _clipped_on_one_rank(training: Training, step: int) -> None:
+    layouts.mean_of_gradients(training)
+    if dist.get_rank() == 0:
+        nn.utils.clip_grad_norm_(training.net.parameters(), 0.1)
+
+
+def _half_sent() -> Training:
+    training = layouts.pp()
+    send = dist.send
+
+    def run(training: Training, ids: torch.Tensor, labels: torch.Tensor) -> None:
+        if dist.get_rank() == 0:
+            out = training.call(ids)
+            send(out.detach().bfloat16(), 1)
+            return
+        x = torch.empty(*ids.shape, 16)
+        dist.recv(x, 0)
+        training.loss(training.call(x), labels).backward()
+
+    training.run = run
+    return training
+
+
+def _cleared_on_one_rank(training: Training, step: int) -> None:
+    layouts.mean_of_gradients(training)
+    if dist.get_rank() == 1:
+        training.net.layers[0].attn.v.weight.grad.zero_()
+
+
+def _other_norm_in_tp() -> Training:
+    net = layouts.cut(Net(), Parallel())
+    if dist.get_rank() == 1:
+        net.layers[0].norm1.weight.data *= 1.01
+    return Training(net, net)
+
+
+def _other_sizes_in_another_order(training: Training, step: int) -> None:
+    parameters = list(training.net.parameters())
+    if dist.get_rank() == 1 and step == 1:
+        parameters[0], parameters[1] = parameters[1], parameters[0]
+    for parameter in parameters:
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
+def _buffers_not_broadcast() -> Training:
+    net = _with_batch_norm(Net())
+    call = nn.parallel.DistributedDataParallel(net, broadcast_buffers=False)
+    return Training(net, call, layouts.rows_of_rank)
+
+
+def _one_step_more(training: Training, step: int) -> None:
+    layouts.mean_of_gradients(training)
+    if dist.get_rank() == 1 and step == 1:
+        training.optimizer.step()
+
+
+def _held_out(c: type[RankCause]) -> Iterator[OneRunFault]:
+    def held_out(
+        title: str, make: Make, cause: RankCause, words: str, ranks: int = 2, *, hangs: bool = False
+    ) -> OneRunFault:
+        return OneRunFault(title, make, cause, words, ranks, hangs, held_out=True)
+
+    yield held_out(
+        "DDP: a parameter is ignored", faults.ignored, c.NOT_REDUCED, r"layers\.1\.norm2\.weight: "
+    )
+    yield held_out(
+        "each rank broadcasts its own",
+        _after(_own_root, lambda: _by_hand(_with_batch_norm(Net()))),
+        c.OTHER_SEQUENCE,
+        "broadcast from rank",
+        hangs=True,
+    )
+    yield held_out(
+        "a schedule on one rank", _after(_schedule_on_one_rank), c.OTHER_SETTING, "lr is 0.009"
+    )
+    yield held_out("other betas", _after(_other_betas), c.OTHER_SETTING, "0.95")
+    yield held_out("FSDP2: the same rows", _fsdp_same_rows, c.SAME_ROWS, "same rows")
+    yield held_out(
+        "DP over the group of TP", _over_the_other_group, c.OTHER_GROUP, "reduced over", 4
+    )
+    yield held_out(
+        "a barrier on one rank",
+        _after(_barrier_on_one_rank),
+        c.OTHER_SEQUENCE,
+        "one more than rank 1: barrier|is barrier",
+        hangs=True,
+    )
+    yield held_out(
+        "clipping on one rank",
+        _after(_clipped_on_one_rank),
+        c.OTHER_SETTING,
+        "0.1 on rank 0, None on rank 1",
+    )
+    yield held_out(
+        "PP: a message of another dtype",
+        _half_sent,
+        c.OTHER_SEQUENCE,
+        "message 0 from rank 0 to rank 1 is bfloat16",
+        hangs=True,
+    )
+    yield held_out(
+        "a gradient cleared on one rank",
+        _after(_cleared_on_one_rank),
+        c.NOT_REDUCED,
+        r"layers\.0\.attn\.v\.weight: rank 1 has another",
+        4,
+    )
+    yield held_out(
+        "one weight starts from others",
+        faults.other_weights,
+        c.OTHER_START,
+        r"layers\.0\.mlp\.up\.weight: ranks 0 and 1 start",
+    )
+    yield held_out(
+        "TP: a norm starts from others", _other_norm_in_tp, c.OTHER_START, r"layers\.0\.norm1"
+    )
+    yield held_out(
+        "DP: the same dropout on two of four",
+        lambda: _seeded(_by_hand(_with_dropout(Net())), 5 + dist.get_rank() % 2),
+        c.SAME_SEED,
+        "ranks 0",
+        4,
+    )
+    yield held_out(
+        "all_reduces of other sizes in another order",
+        _after(_other_sizes_in_another_order),
+        c.OTHER_SEQUENCE,
+        "another order",
+        hangs=True,
+    )
+    yield held_out(
+        "DDP: buffers not broadcast", _buffers_not_broadcast, c.NOT_SYNCHRONISED, "running_mean"
+    )
+    yield held_out(
+        "one step more on a rank",
+        _after(_one_step_more),
+        c.OTHER_COUNT,
+        "rank 1 4",
         hangs=True,
     )

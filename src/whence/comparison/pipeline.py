@@ -14,6 +14,7 @@ from whence.comparison.answer.effect import effect
 from whence.comparison.answer.next_steps import next_steps
 from whence.comparison.context import Context, context_of, followed, timed
 from whence.comparison.options import CompareOptions
+from whence.comparison.ranks.target_alone import with_ranks
 from whence.comparison.verdicts import (
     checkpoints,
     compiled_kernels,
@@ -137,6 +138,8 @@ def compare_runs(
         notes=(*result.notes, *unknown),
         effect=effect(context.paired, context.errors, generated),
     )
+    with timed(context.timing, "ranks"):
+        result = with_ranks(result, reference, target)
     return _taken_further(result, prepared.read_reference, prepared.read_target)
 
 

@@ -57,6 +57,10 @@ def answer(
     lines += [
         _row("PROGRAMS" if i == 0 else "", clean(line)) for i, line in enumerate(result.programs)
     ]
+    lines += [
+        _row("TARGET'S RANKS" if i == 0 else "", clean(finding.sentence))
+        for i, finding in enumerate(result.ranks[:_MOST_FINDINGS])
+    ]
     lines += _head(result)
     for i, finding in enumerate(result.findings[:_MOST_FINDINGS]):
         lines += _finding(finding, result, first=i == 0)

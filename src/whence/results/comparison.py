@@ -20,6 +20,7 @@ from whence.results.generation import Generation
 from whence.results.lookup import Framed
 from whence.results.origin import Occurrences, Origin
 from whence.results.plan import Plan
+from whence.results.ranks import RankFinding
 from whence.results.rows import Row
 from whence.results.verdict import Evidence, Finding, Verdict
 from whence.results.views import ViewRow
@@ -306,7 +307,8 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     first significant tensor comes from. program_files: programs that were given. visible: how large
     a fault would have been named. effect: what the differences come to at the outputs; None where
     nothing differs or no call is known to be a model's. next: experiments that take the answer
-    further, the most telling first.
+    further, the most telling first. ranks: what ranks of the target part in, and those of the
+    reference do not.
     """
 
     status: str
@@ -348,6 +350,7 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     effect: Effect | None = None
     next: tuple[NextStep, ...] = ()
     undecided: Undecided | None = None
+    ranks: tuple[RankFinding, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("rows", "verdicts"):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-from whence.records import Call, Collective, Placement, Record, Run
+from whence.records import Call, Collective, Over, Placement, Record, Run
 from whence.store import StoredRun
 
 
@@ -70,9 +70,10 @@ class RankCalls:
     @cached_property
     def broken_off(self) -> frozenset[int]:
         """Ranks whose process did not end cleanly."""
-        if not isinstance(self.run, StoredRun):
+        run = self.run.base if isinstance(self.run, Over) else self.run
+        if not isinstance(run, StoredRun):
             return frozenset()
-        return frozenset(p.info.rank for p in self.run.readers if p.ended())
+        return frozenset(p.info.rank for p in run.readers if p.ended())
 
     def record(self, call: Call, slot: str) -> Record | None:
         """The tensor of a slot."""
