@@ -30,7 +30,7 @@ from _training_ranks.one_run import Make, OneRunFault, faults_of_one_run
 import whence
 from whence.results import RankReport
 
-_HANGS_S = 15.0
+_HANGS_S = 45.0
 """A job that has not ended by then hangs, and is killed."""
 
 

@@ -135,6 +135,8 @@ class Parameters:
             if varied:
                 if all(len({p[r].text for r in group if r in p}) == 1 for p in varied):
                     return True
+                if depth == len(parts):  # a module in pieces
+                    return False
                 break
         return self._scales_what_all_have(parameter, group)
 

@@ -56,7 +56,7 @@ def _drifts(
 ) -> Iterator[_Drift]:
     """Where copies of a parameter part, in the order of execution."""
     moments = [(m.step, READ, m) for m in parameter.read]
-    moments += [(m.step, STATE, m) for m in parameter.stepped]
+    moments += [(m.step, STATE, m) for m in parameter.stepped if _whole(parameters, parameter, m)]
     for step, stage, moment in sorted(moments, key=lambda item: item[:2]):
         slots = [(READ, parameter.slot)] if stage == READ else _stepped(parameters, moment)
         for at, slot in slots:
@@ -70,6 +70,15 @@ def _drifts(
             parts = clusters(parameters.calls.prints(moment, slot), group)
             if len(parts) > 1:
                 yield _Drift(step, at, parameter, slot, moment, group, parts)
+
+
+def _whole(parameters: Parameters, parameter: Parameter, moment: Moment) -> bool:
+    """Does an optimiser step what forward passes read, and not each rank its piece of that?"""
+    if parameters.placement(parameter) or not parameter.read:
+        return True
+    read = parameters.first[id(parameter)]
+    stepped = parameters.calls.prints(moment, "input.param")
+    return all(known.shape == read[rank].shape for rank, known in stepped.items() if rank in read)
 
 
 def _stepped(parameters: Parameters, moment: Moment) -> list[tuple[int, str]]:

@@ -72,7 +72,7 @@ def _pair(
     """
     both = sorted(own.keys() & theirs.keys())
     first = next((n for n in both if _known(own[n]) != _known(theirs[n])), None)
-    if first is not None:
+    if first is not None and not _swapped(own, theirs, first):
         for x, mine, y, yours in ((a, own, b, theirs), (b, theirs, a, own)):
             if _has_one_more(mine, yours, first):
                 return _one_more(x, mine[first], y, yours[first])
