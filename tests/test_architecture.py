@@ -91,7 +91,7 @@ FOLDERS = {
         {"pipeline"},
     ],
     "comparison": [
-        {"onnx_files", "prepare", "programs"},
+        {"onnx_files", "prepare", "programs", "ranks"},
         {"replays"},
         {"options"},
         {"paired_runs"},
@@ -124,6 +124,7 @@ FOLDERS = {
             "faults",
             "dtensor_placement",
             "before_steps",
+            "collective_kernels",
         },
         {"compiled_boundary", "tensor_content", "caller_code", "operand_table"},
         {
@@ -148,7 +149,7 @@ FOLDERS = {
             "operator_program",
             "listener_parts",
         },
-        {"training", "compiler_notes", "watched_values"},
+        {"training", "collectives", "compiler_notes", "watched_values"},
         {"gated_steps"},
         {"modules"},
         {"operators", "logits", "compiled"},

@@ -200,6 +200,7 @@ def test_at_a_prompt_nothing_is_a_dump_of_fields():
         results.Ranges,  # tests/workflows/test_ranges.py has one
         results.Nans,  # tests/workflows/test_nans.py has one
         results.Diverged,  # tests/workflows/test_diverge.py has one
+        results.RankReport,  # tests/comparison/test_rank_checks.py has one
         results.Repeated,  # tests/workflows/test_repeat.py has one
         results.Probed,  # tests/workflows/test_probe.py has one
         results.Upgrade,  # tests/workflows/test_upgrade.py has one

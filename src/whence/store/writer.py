@@ -201,13 +201,11 @@ class Writer:
         """Add a recorded program. Its constants were added as records before."""
         self._add(program)
 
-    def note(self, note: Note) -> None:
-        """Add a note."""
-        self._add(note)
+    def note(self, line: Note | Collective) -> None:
+        """Add a note, or a collective."""
+        self._add(line)
 
-    def collective(self, collective: Collective) -> None:
-        """Add a collective."""
-        self._add(collective)
+    collective = note
 
     def step(self, step: Step) -> None:
         """Add the end of a step and flush."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from whence.comparison.ranks.parameters import Parameter, Parameters
 from whence.comparison.ranks.rank_calls import Moment, Print, clusters, in_words
 from whence.records import CollectiveKind
+from whence.records.slots import is_input, is_output, split_slot
 from whence.results import RankCause, RankCheck, RankCheckKind, RankFinding, RankVerdict
 
 _REDUCING = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE)
@@ -87,9 +88,9 @@ def _stepped(parameters: Parameters, moment: Moment) -> list[tuple[int, str]]:
     )
     stage = {"input.param": READ, "input.grad": TAKEN}
     return sorted(
-        (stage.get(s, LEFT if s.startswith("output") else STATE), s)
+        (stage.get(s, LEFT if is_output(s) else STATE), s)
         for s in slots
-        if s.startswith(("input.", "output."))
+        if is_input(s) or is_output(s)
     )
 
 
@@ -144,7 +145,7 @@ def _finding(
 
 def _what(drift: _Drift) -> str:
     name = drift.parameter.full_name
-    kind = drift.slot.partition(".")[2]
+    _, kind = split_slot(drift.slot)
     if drift.slot == "input.grad":
         return f"the gradient of {name}"
     if drift.slot in ("input.param", "output.param") or drift.stage == READ:

@@ -129,9 +129,7 @@ class Listener:
             os.register_at_fork(after_in_child=lambda: _forked(me))
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._optimizer_hook = register_optimizer_step_post_hook(
-            lambda optimizer, *_: self._optimizer_stepped(optimizer)
-        )
+        self._optimizer_hook = register_optimizer_step_post_hook(self._optimizer_stepped)
         self.active = True
 
     def remove(self) -> None:
@@ -151,7 +149,6 @@ class Listener:
         self._compiled_code.clear()
         if self._optimizer_hook is not None:
             self._optimizer_hook.remove()
-            self._optimizer_hook = None
         self.registry.close()
         self.programs.close()
         self.modules.clear()
@@ -330,7 +327,7 @@ class Listener:
         if self._steps is not None:
             self._steps.ended()
 
-    def _optimizer_stepped(self, optimizer: Any) -> None:
+    def _optimizer_stepped(self, optimizer: Any, *_: Any) -> None:
         if self.training is not None:
             self.training.stepped(optimizer)
         with self.frames.lock:
