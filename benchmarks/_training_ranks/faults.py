@@ -361,7 +361,7 @@ def faults() -> Iterator[Fault]:
         "DP: a rank with another learning rate", other_learning_rate, "optimizer", "lr|rank 1"
     )
     yield Fault("FSDP2: sum for mean", _fsdp_sum, "grad", in_place)
-    yield Fault("DP: the same rows on all ranks", same_rows, "", "train on the same rows")
+    yield Fault("DP: the same rows on all ranks", same_rows, "^Net ", "train on the same rows")
     yield Fault(
         "DDP: loss divided by the ranks too",
         _loss_divided,

@@ -195,7 +195,7 @@ class OperatorListener(Listener):
     def _optimizer_steps(self, _: Any) -> None:
         self.thread.optimizing = True
 
-    def _optimizer_stepped(self, optimizer: Any) -> None:
+    def _optimizer_stepped(self, optimizer: Any, *_: Any) -> None:
         self.thread.optimizing = False
         with self.frames.lock:
             self._regions.close()

@@ -120,7 +120,7 @@ class GraphListener(Listener):
         if frame.phase != "recompute":
             self.thread.last = root, frame.step, frame.micro, frame.counts
 
-    def _optimizer_stepped(self, optimizer: Any) -> None:
+    def _optimizer_stepped(self, optimizer: Any, *_: Any) -> None:
         with self.frames.lock:
             self._regions.close()
         super()._optimizer_stepped(optimizer)
