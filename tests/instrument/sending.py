@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -47,14 +48,14 @@ def run(rank, store, folder):
     with whence.capture(net, folder):
         seen = everything(net, x)
     assert torch.equal(bare, seen)
-    before = len(os.listdir(folder))
+    before = len(list(Path(folder).iterdir()))
     dist.all_reduce(x)  # after the capture nothing is recorded
-    assert len(os.listdir(folder)) == before
+    assert len(list(Path(folder).iterdir())) == before
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    store = os.path.join(tempfile.mkdtemp(), "store")
+    store = str(Path(tempfile.mkdtemp()) / "store")
     children = []
     for rank in (0, 1):
         child = os.fork()

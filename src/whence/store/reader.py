@@ -192,11 +192,8 @@ class StoredRun(Named):
     @functools.cached_property
     def collectives(self) -> Sequence[Collective]:
         """All collectives, process by process, in the order in which each issued them."""
-        return tuple(
-            collective
-            for p in self._processes
-            for collective in p.decode(COLLECTIVE, journal.decode_collective)
-        )
+        decode = journal.decode_collective
+        return tuple(c for p in self._processes for c in p.decode(COLLECTIVE, decode))
 
     @property
     def readers(self) -> Sequence[ProcessReader]:
