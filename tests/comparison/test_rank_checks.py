@@ -16,6 +16,7 @@ from whence.records import (
     Ref,
     Sketch,
     Statistics,
+    collectives_of,
 )
 from whence.report.ranks import ranks_text
 from whence.results import RankCause, RankVerdict
@@ -207,3 +208,10 @@ def test_the_report_goes_through_json():
     text = msgspec.json.encode(found)
     assert json.loads(text)["checks"][0]["findings"][0]["cause"] == "not reduced"
     assert msgspec.json.decode(text, type=type(found)) == found
+
+
+def test_a_run_of_a_kind_that_knows_no_collectives_has_none():
+    class Older:
+        """A run of a reader that was written before collectives were recorded."""
+
+    assert collectives_of(Older()) == ()

@@ -4,7 +4,19 @@ from whence.records.collective import Collective, CollectiveKind
 from whence.records.marks import MEMORY_ORDER, OVERWRITTEN, PATCHED, PATCHED_AS
 from whence.records.program import Operation, Program
 from whence.records.region import Region, children, regions
-from whence.records.run import Call, Key, Note, Placement, Record, Ref, Run, RunInfo, Sink, Step
+from whence.records.run import (
+    Call,
+    Key,
+    Note,
+    Placement,
+    Record,
+    Ref,
+    Run,
+    RunInfo,
+    Sink,
+    Step,
+    collectives_of,
+)
 from whence.records.storage import Dumped, Elements, External, Increment, Kept, Sketch, Statistics
 from whence.records.views import Looked, MemoryRun, Over
 
@@ -39,5 +51,6 @@ __all__ = [
     "Statistics",
     "Step",
     "children",
+    "collectives_of",
     "regions",
 ]

@@ -294,6 +294,14 @@ class Run(Protocol):
         ...
 
 
+def collectives_of(run: Run) -> Sequence[Collective]:
+    """The collectives of a run; none of a reader's or a user's own kind of run that has no such
+    field.
+    """
+    collectives: Sequence[Collective] = getattr(run, "collectives", ())
+    return collectives
+
+
 class Sink(Protocol):
     """Where a capture puts what it sees. Every method raises StoreFailed when the medium fails;
     nothing written before is lost.

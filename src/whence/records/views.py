@@ -10,7 +10,7 @@ from whence.errors import ElementsMissing
 from whence.records.collective import Collective
 from whence.records.lookup import Named
 from whence.records.program import Program
-from whence.records.run import Call, Note, Record, Run, RunInfo, Step
+from whence.records.run import Call, Note, Record, Run, RunInfo, Step, collectives_of
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ class Over(Named):
         self.base = base
         self.path, self.info, self.ended = base.path, base.info, base.ended
         self.programs, self.notes, self.steps = base.programs, base.notes, base.steps
-        self.collectives = base.collectives
+        self.collectives = collectives_of(base)
         self.calls: Sequence[Call] = base.calls if calls is None else calls
         self.records: Sequence[Record] = base.records if records is None else records
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-from whence.records import Call, Collective, Over, Placement, Record, Run
+from whence.records import Call, Collective, Over, Placement, Record, Run, collectives_of
 from whence.store import StoredRun
 
 
@@ -55,7 +55,7 @@ class RankCalls:
                 call.occurrence,
             )
             self.at.setdefault(moment, {}).setdefault(call.rank, call)
-        self.ranks = tuple(sorted({c.rank for c in calls} | {c.rank for c in run.collectives}))
+        self.ranks = tuple(sorted({c.rank for c in calls} | {c.rank for c in collectives_of(run)}))
         self._prints: dict[int, Print | None] = {}
         self._records: list[Record] = list(run.records)
 
@@ -63,7 +63,7 @@ class RankCalls:
     def collectives(self) -> dict[int, list[Collective]]:
         """By rank, in the order in which each issued them."""
         by_rank: dict[int, list[Collective]] = {rank: [] for rank in self.ranks}
-        for collective in sorted(self.run.collectives, key=lambda c: c.order):
+        for collective in sorted(collectives_of(self.run), key=lambda c: c.order):
             by_rank[collective.rank].append(collective)
         return by_rank
 

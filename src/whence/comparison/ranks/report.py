@@ -8,7 +8,7 @@ from whence.comparison.ranks import replicas, sequences, settings
 from whence.comparison.ranks.parameters import Parameters
 from whence.comparison.ranks.rank_calls import RankCalls
 from whence.comparison.ranks.rows import RowsAndDraws
-from whence.records import Collective, Run
+from whence.records import Collective, Run, collectives_of
 from whence.results import CollectiveRow, RankGroup, RankReport
 
 
@@ -17,7 +17,7 @@ def report(run: Run) -> RankReport:
     calls = RankCalls(run)
     parameters = Parameters(calls)
     rows = RowsAndDraws(parameters)
-    steps = {m.step for m in calls.at} | {c.step for c in run.collectives if c.step >= 0}
+    steps = {m.step for m in calls.at} | {c.step for c in collectives_of(run) if c.step >= 0}
     meshes = {
         (p.mesh, p.ranks, p.names)
         for group in calls.at.values()
