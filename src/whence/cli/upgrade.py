@@ -41,7 +41,7 @@ def _seconds(_ctx: Any, _parameter: Any, text: str) -> float:
     "upgrade",
     cls=_progress.WithCommand,
     help=__doc__,
-    options_metavar="-o DIR [OPTIONS]",
+    options_metavar="[OPTIONS] -o DIR",
 )
 @click.argument("first")
 @click.argument("second")
