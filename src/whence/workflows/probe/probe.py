@@ -57,7 +57,9 @@ def probe(
     property that there is not, and whatever the model raises on these inputs.
     """
     if "torch" not in sys.modules or not isinstance(model, sys.modules["torch"].nn.Module):
-        raise UsageError(f"probe takes a torch module, not {type(model).__name__}")
+        raise UsageError(
+            f"probe takes a torch module, not {type(model).__name__}; give the model itself"
+        )
     from whence.workflows.probe.torch.probing import probed
 
     named = {**(inputs if isinstance(inputs, Mapping) else {}), **(kwargs or {})}
@@ -85,7 +87,9 @@ def probe_command(
     from whence.instrument.options import make
 
     if unknown := set(properties) - set(Property):
-        raise UsageError(f"property {min(unknown)!r}: one of {', '.join(Property)}")
+        raise UsageError(
+            f"there is no property {min(unknown)!r}; give one of {', '.join(Property)}"
+        )
     found = interpreter.find(command, os.environ)
     if found:
         interpreter.check(found, os.environ)

@@ -109,7 +109,9 @@ def _pip(python: str, place: Path, requirements: Sequence[str], given: str) -> N
             command, capture_output=True, text=True, timeout=_INSTALL_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise WhenceError(f"{given}: pip cannot be run ({error})") from error
+        raise WhenceError(
+            f"{given}: pip cannot be run ({error}); install it, or give folders with both packages"
+        ) from error
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "WARNING" not in line]
         said = "\n".join(f"  | {line[:300]}" for line in lines[-_SHOWN_LINES:])
@@ -124,7 +126,9 @@ def _distribution(place: Path, given: str) -> str:
     """The name of what was installed first."""
     folders = sorted(place.glob("*.dist-info"))
     if not folders:
-        raise WhenceError(f"pip installed no distribution for {given}")
+        raise WhenceError(
+            f"pip installed no distribution for {given}; name a package, as transformers==5.20.0"
+        )
     return folders[0].name.removesuffix(".dist-info").rpartition("-")[0]
 
 

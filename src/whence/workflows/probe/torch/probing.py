@@ -50,7 +50,7 @@ def probed(
         Property.REPEAT: lambda: repeat(judge, inputs, outputs),
     }
     if unknown := set(properties) - set(ask):
-        raise UsageError(f"property {min(unknown)!r}: one of {', '.join(ask)}")
+        raise UsageError(f"there is no property {min(unknown)!r}; give one of {', '.join(ask)}")
     with _eager(), _quiet():
         judge.base(inputs)  # raises where the model does not run as it is
         answers = tuple(ask[name]() for name in ask if name in properties)
