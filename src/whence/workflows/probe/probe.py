@@ -60,6 +60,7 @@ def probe(
         raise UsageError(
             f"probe takes a torch module, not {type(model).__name__}; give the model itself"
         )
+    _check_properties(properties)
     from whence.workflows.probe.torch.probing import probed
 
     named = {**(inputs if isinstance(inputs, Mapping) else {}), **(kwargs or {})}
@@ -67,6 +68,14 @@ def probe(
     if not isinstance(inputs, Mapping) and inputs is not None:
         args = inputs if type(inputs) is tuple else (inputs,)
     return probed(model, args, named, properties=properties or tuple(Property), causal=causal)
+
+
+def _check_properties(properties: Collection[str]) -> None:
+    """Raises UsageError for a name that no property has."""
+    if unknown := set(properties) - set(Property):
+        raise UsageError(
+            f"there is no property {min(unknown)!r}; give one of {', '.join(Property)}"
+        )
 
 
 def probe_command(
@@ -86,10 +95,7 @@ def probe_command(
     from whence.instrument.launch import child_process, interpreter, launcher, outcome
     from whence.instrument.options import make
 
-    if unknown := set(properties) - set(Property):
-        raise UsageError(
-            f"there is no property {min(unknown)!r}; give one of {', '.join(Property)}"
-        )
+    _check_properties(properties)
     found = interpreter.find(command, os.environ)
     if found:
         interpreter.check(found, os.environ)

@@ -110,7 +110,8 @@ def _pip(python: str, place: Path, requirements: Sequence[str], given: str) -> N
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise WhenceError(
-            f"{given}: pip cannot be run ({error}); install it, or give folders with both packages"
+            f"{given}: pip did not run to its end ({error}); "
+            "install the release yourself and give the folder or the Python"
         ) from error
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "WARNING" not in line]

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from whence.errors import UsageError
 from whence.results.probe import Held, Probed, Property, PropertyAnswer
 from whence.results.verdict import Status
 from whence.workflows.probe.torch.batch import batch
@@ -49,8 +48,6 @@ def probed(
         Property.CHUNKING: lambda: chunking(judge, inputs, causal),
         Property.REPEAT: lambda: repeat(judge, inputs, outputs),
     }
-    if unknown := set(properties) - set(ask):
-        raise UsageError(f"there is no property {min(unknown)!r}; give one of {', '.join(ask)}")
     with _eager(), _quiet():
         judge.base(inputs)  # raises where the model does not run as it is
         answers = tuple(ask[name]() for name in ask if name in properties)
