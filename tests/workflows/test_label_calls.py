@@ -6,6 +6,7 @@ import csv
 import os
 import subprocess
 import threading
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +16,7 @@ import warm
 import whence
 from counting import counted
 from whence.errors import CaptureError, OutputExists, UnreadableRun
+from whence.workflows.capture.collect_labels import gather
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -534,3 +536,16 @@ def test_faults_in_several_turns_are_told_as_they_happened(tmp_path):
                     whence.label(name, value * np.float32(by if turn == when else 1), side="target")
     found = whence.compare_labels(tmp_path / "run").findings
     assert [(f.name, f.step) for f in found] == [("projection", 1), ("activation", 2), ("head", 3)]
+
+
+def test_a_folder_of_labels_that_another_rank_removes_meanwhile_holds_none(run, monkeypatch):
+    place, listed = run / "labels", Path.iterdir
+    place.mkdir(parents=True)
+
+    def removed(path):
+        if path == place and path.is_dir():
+            path.rmdir()
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", removed)
+    assert gather(str(run), ended_only=True) == 0

@@ -50,16 +50,18 @@ def gather(
     written is told on stderr and stays beside the run.
     """
     place = Path(folder) / FOLDER
-    if not place.is_dir():
+    try:
+        files = sorted(place.iterdir())
+    except (FileNotFoundError, NotADirectoryError):  # or another rank has just removed the folder
         return 0
-    if ended_only and any(_is_running(file) for file in place.iterdir()):
+    if ended_only and any(_is_running(file) for file in files):
         complain(f"labels in {place} are left out: a process that writes them still runs")
         return 0
-    texts = sorted(place.glob("*.jsonl"))
+    texts = [file for file in files if file.suffix == ".jsonl"]
     waiting = [label for text in texts for label in _waiting(text)]
     waiting.sort(key=lambda label: label.at)
     labels = resolved(waiting, library, since, wait_s)
-    binaries = sorted(place.glob("*.bin"))
+    binaries = [file for file in files if file.suffix == ".bin"]
     try:
         labels += [label for file in binaries for label in _written(file)]
         _add(folder, sorted(labels, key=lambda label: label.time_ns), keep)
