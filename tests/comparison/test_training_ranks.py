@@ -36,9 +36,16 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["ddp", "fsdp", "tp", "pp"])
+@pytest.mark.parametrize("layout", ["ddp", "criterion", "fsdp", "tp", "pp"])
 def test_a_training_on_ranks_is_the_same_as_on_one(runs, layout):
     result = whence.compare(runs / "one", runs / layout)
+    assert (str(result.status), result.findings) == ("same", ())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["task", "scaled_task"])
+def test_a_loss_that_is_called_from_outside_its_container_is_one_of_each_rank(runs, kind):
+    result = whence.compare(runs / f"one_{kind}", runs / kind)
     assert (str(result.status), result.findings) == ("same", ())
 
 
@@ -46,6 +53,7 @@ def test_a_training_on_ranks_is_the_same_as_on_one(runs, layout):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
+        ("unsynced_criterion", "not reduced over the ranks: it is that of rank 0 alone"),
         ("unsynced", "not reduced over the ranks: it is that of rank 0 alone"),
         ("summed", "the sum over ranks in the place of the mean"),
     ],

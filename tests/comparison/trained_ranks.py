@@ -40,6 +40,14 @@ class Net(nn.Module):
         return self.head(x)
 
 
+class Task(nn.Module):
+    """A model and its loss, each called from outside, as frameworks' tasks are written."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.criterion = Net(), nn.MSELoss()
+
+
 class Half(nn.Module):
     """The first or the second stage of a pipeline."""
 
@@ -69,6 +77,31 @@ def plain(call, net, x, y):
 
 def cut(call, net, x, y):
     plain(call, net, rows(x), rows(y))
+
+
+def criterion(call, net, x, y):
+    nn.MSELoss()(call(rows(x)).flatten(0, 1), rows(y).flatten(0, 1)).backward()
+
+
+def scaled_task(call, net, x, y):
+    (net.criterion(call(x), y) / 4).backward()
+
+
+def cut_scaled_task(call, net, x, y):
+    scaled_task(call, net, rows(x), rows(y))
+
+
+def task(call, net, x, y):
+    net.criterion(call(x), y).backward()
+
+
+def cut_task(call, net, x, y):
+    task(call, net, rows(x), rows(y))
+
+
+def unsynced_criterion(call, net, x, y):
+    with call.no_sync():
+        criterion(call, net, x, y)
 
 
 def unsynced(call, net, x, y):
@@ -116,16 +149,25 @@ def replicated(run):
     return net, nn.parallel.DistributedDataParallel(net), run
 
 
+def replicated_task(run):
+    net = Task()
+    return net, nn.parallel.DistributedDataParallel(net.net), run
+
+
 def by_hand(run, net):
     return net, net, run
 
 
 RUNS = {
     "ddp": lambda: replicated(cut),
+    "criterion": lambda: replicated(criterion),
     "fsdp": sharded,
     "tp": parallel,
     "pp": lambda: by_hand(staged, Half(Net(), dist.get_rank())),
+    "task": lambda: replicated_task(cut_task),
+    "scaled_task": lambda: replicated_task(cut_scaled_task),
     "unsynced": lambda: replicated(unsynced),
+    "unsynced_criterion": lambda: replicated(unsynced_criterion),
     "summed": lambda: by_hand(summed, Net()),
 }
 
@@ -156,6 +198,10 @@ if __name__ == "__main__":
     net = Net()
     with whence.capture(net, f"{folder}/one"):
         train(net, net, plain)
+    for name, run in {"task": task, "scaled_task": scaled_task}.items():
+        net = Task()
+        with whence.capture(net, f"{folder}/one_{name}"):
+            train(net, net.net, run)
     children = []
     for rank in range(2):
         child = os.fork()

@@ -342,3 +342,43 @@ def test_the_loss_is_recorded_with_statistics_alone(tmp_path):
     figures = [run.records[c.slots("output")[0].record].statistics for c in losses]
     assert [f.mean for f in figures] == pytest.approx(values)
     assert {c.no_program for c in losses} == {"programs were not recorded"}
+
+
+class Doubled(nn.Module):
+    """A loss that is a module and calls one."""
+
+    def __init__(self):
+        super().__init__()
+        self.criterion = nn.MSELoss()
+
+    def forward(self, out, wanted):
+        return self.criterion(out, wanted) * 2
+
+
+@pytest.mark.parametrize("criterion", [nn.MSELoss(), Doubled()])
+def test_a_loss_that_is_a_module_beside_the_model_is_part_of_the_loss(criterion, tmp_path):
+    wanted = torch.ones(3, 2)
+
+    def use(model):
+        (criterion(model(torch.ones(3, 4)), wanted) * 3).backward()
+
+    run = captured(tmp_path / "run", nn.Linear(4, 2), use)
+    losses = [c for c in run.calls if c.op == "loss"]
+    assert [c.phase for c in losses] == ["forward", "backward"]
+    for call in losses:
+        for slot, actual, expected in replayed(run, call):
+            assert np.allclose(actual, expected, rtol=1e-6, atol=0), (call.phase, slot)
+
+
+def test_a_model_beside_the_one_captured_is_an_input_of_the_loss(tmp_path):
+    teacher = nn.Linear(4, 2)
+
+    def use(model):
+        x = torch.ones(3, 4)
+        loss = functional.mse_loss(model(x), teacher(x).detach())
+        (loss * 3).backward()
+
+    run = captured(tmp_path / "run", nn.Linear(4, 2), use)
+    (loss,) = (c for c in run.calls if c.op == "loss" and c.phase == "forward")
+    assert loss.program
+    assert sorted(run.records[ref.record].shape for ref in loss.refs) == [(), (3, 2), (3, 2)]

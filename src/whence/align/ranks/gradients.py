@@ -30,7 +30,7 @@ def as_seen(groups: RankGroups, side: Side, key: Key, slot: str, layout: Layout)
     if is_taken(key[3], key[5], slot):
         is_said = bool(side.placements(key, slot))
         return _done(layout) if is_sum(layout) and not is_said else layout
-    loss = groups.losses.get((side.name, key[0]), ())
+    loss = _loss_behind(groups, side, key)
     if divisor(loss) == 1 or not is_left(key[3], key[5], slot):
         return layout
     if side.placements(key, slot):
@@ -49,12 +49,13 @@ def divisor(layout: Layout) -> int:
 
 
 def is_loss(side: Side, key: Key, slot: str) -> bool:
-    """Is it a number that a model, or the code behind it, returns to begin a backward pass at?"""
-    is_root = key[5] == "" and key[4] == "" and key[3] == "forward"
-    if not is_output(slot) or not (key[5] == LOSS or is_root):
-        return False
+    """Is it a number that a model, or the code behind it, returns to begin a backward pass at, or
+    one that this code reads?
+    """
     records = side.holders(key, slot)[1]
-    return bool(records) and not side.run.records[records[0]].shape
+    if not is_output(slot) or not records or side.run.records[records[0]].shape:
+        return False
+    return key[5] == LOSS or (key[3] == "forward" and records[0] in side.of_losses)
 
 
 def note_loss(groups: RankGroups, side: Side, key: Key, slot: str) -> None:
@@ -64,13 +65,29 @@ def note_loss(groups: RankGroups, side: Side, key: Key, slot: str) -> None:
         groups.losses.setdefault((side.name, key[0]), layout)
 
 
+def _loss_behind(groups: RankGroups, side: Side, key: Key) -> Layout:
+    """How the loss lies on the ranks that a call's gradients come from: that of its root, or, of a
+    root that has none, that of the others (`nn.CrossEntropyLoss()` behind a model), where they
+    agree.
+    """
+    own = groups.losses.get((side.name, key[0]))
+    if own is not None:
+        return own
+    layouts = {layout for (name, _), layout in groups.losses.items() if name == side.name}
+    return layouts.pop() if len(layouts) == 1 else ()
+
+
 def is_possible(groups: RankGroups, side: Side, key: Key, slot: str, layout: Layout) -> bool:
     """May a number lie like this? A mean is one of numbers that ranks made from pieces of their
-    own; where these differ, none stands for all.
+    own, or from such a number; where these differ, none stands for all.
     """
     place = side.name, side.holders(key, slot)[1]
     inputs = (groups.layouts.get((side.name, side.holders(key, s)[1]), ()) for s in side.slots(key))
-    of_pieces = any(level.how not in ("replicated", "sum") for read in inputs for level in read)
+    of_pieces = any(
+        level.how not in ("replicated", "sum") or level.divisor > 1
+        for read in inputs
+        for level in read
+    )
     if divisor(layout) > 1:
         return of_pieces
     return not of_pieces or groups.copies(place, layout)
@@ -94,7 +111,7 @@ class PartialGradients:
         """Are the parts added up, or meant to stay parts until the optimiser's step?"""
         groups, side = self._groups, self._side
         key, slot = groups.first[place]
-        loss = groups.losses.get((side.name, key[0]), ())
+        loss = _loss_behind(groups, side, key)
         if divisor(loss) > 1 or side.placements(key, slot) or ".param." in slot:
             return True
         seen, todo = {place}, [place]

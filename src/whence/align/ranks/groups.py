@@ -19,7 +19,7 @@ from whence.dtypes import Array, is_half_roundoff
 from whence.errors import ElementsMissing, UsageError
 from whence.records import Call, Placement, Record, Ref, Run
 from whence.records.slots import is_input, is_output, is_param, slot_kind
-from whence.records.training import BACKWARD
+from whence.records.training import BACKWARD, LOSS
 
 # replicas that far apart, of 16-bit floats or wider ones, differ by rounding
 _ROUNDING = {True: 2e-2, False: 1e-4}
@@ -58,6 +58,17 @@ class Side:
             self.groups.setdefault(key, {})[call.rank] = call
             self.key_of[call.id] = key
         self._homes = self._most_ranks() if len(self.ranks) > 1 else {}
+        self.of_losses = self._records_of_losses()
+
+    def _records_of_losses(self) -> frozenset[int]:
+        """What roots return, and what the code behind them reads and makes: a loss, or its part."""
+        return frozenset(
+            ref.record
+            for call in self.calls
+            if call.phase == "forward" and (call.op == LOSS or not (call.scope or call.op))
+            for ref in call.refs
+            if call.op == LOSS or is_output(ref.slot)
+        )
 
     def _most_ranks(self) -> dict[int, tuple[Key, str]]:
         """By record, a call and slot of it that the most ranks have."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
@@ -164,9 +164,7 @@ class Listener:
             self.registry.staging.drain()
 
     def abandon(self) -> None:
-        """Stop without writing anything more: in a forked child, whose files belong to the
-        parent.
-        """
+        """Stop without writing more: in a forked child, whose files are its parent's."""
         self.frames.forked()
         self.registry.staging.abandon()
         self._calls.unwrap()
@@ -193,7 +191,8 @@ class Listener:
         if frame is None:
             if above is not None:
                 above.abandon("calls a module that could not be listened to")
-            return previous(module, *args, **kwargs)
+            with outside.unheard(module) if outside is not None else nullcontext():
+                return previous(module, *args, **kwargs)
         try:
             if frame.recorder is None:
                 out = previous(module, *args, **kwargs)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from whence.instrument.call_frames import CallFrames
 from whence.instrument.session import Session
-from whence.instrument.torch.compiled_boundary import CompiledCodeGuard
+from whence.instrument.torch.compiled_boundary import CompiledCodeGuard, is_compilers
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.modes import NoFunctions
 from whence.instrument.torch.program_cache import ProgramWriter
@@ -123,6 +125,23 @@ class LossCode:
                 self._compiled_code.set()
                 loss.recorder.__enter__()
             self._open.loss = loss
+
+    @contextmanager
+    def unheard(self, module: Any) -> Iterator[None]:
+        """Around an outermost call of a module that is not captured, `model_begins` behind it: a
+        module without parameters (`nn.MSELoss()`) is code of the loss, any other a model.
+        """
+        if not is_compilers(module) and next(module.parameters(), None) is None:
+            self._resume()
+        try:
+            yield
+        finally:
+            self._resume()
+
+    def _resume(self) -> None:
+        loss = self._open.loss
+        if loss is not None:
+            loss.recorder.resume()
 
     def drop(self, reason: str) -> None:
         """Record the code that runs now no longer."""
