@@ -4,6 +4,7 @@ to gradients that they should not is named.
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,18 @@ def test_gradients_of_sharded_parameters_say_where_they_lie(runs):
     calls = [c for c in open_run(str(runs / "fsdp")).calls if c.op == "sum of weight.grad"]
     assert {c.scope for c in calls} >= {"head", "layers.0.up", "layers.1.down"}
     assert all(c.placements["output.grad"].places == ("shard 0",) for c in calls)
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_a_root_of_its_own_is_one_of_each_rank(tmp_path):
+    program = Path(__file__).with_name("trained_ranks.py")
+    for words in ("program", "program-on-ranks"):
+        command = [sys.executable, "-m", "whence", "run", "-o", tmp_path / words, "--"]
+        command += [sys.executable, program, words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+    result = whence.compare(tmp_path / "program", tmp_path / "program-on-ranks")
+    assert (str(result.status), result.findings) == ("same", ())
 
 
 def test_a_share_is_read_and_shown():

@@ -8,6 +8,7 @@ import tempfile
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -48,6 +49,13 @@ class Task(nn.Module):
         self.net, self.criterion = Net(), nn.MSELoss()
 
 
+class Squares(nn.Module):
+    """A loss of one's own."""
+
+    def forward(self, out, wanted):
+        return (out - wanted).square().mean()
+
+
 class Half(nn.Module):
     """The first or the second stage of a pipeline."""
 
@@ -60,6 +68,9 @@ class Half(nn.Module):
         for layer in self.layers.values():
             x = layer(x)
         return self.head(x) if self.head is not None else x
+
+
+SQUARES = Squares()
 
 
 def batch(step):
@@ -97,6 +108,12 @@ def task(call, net, x, y):
 
 def cut_task(call, net, x, y):
     task(call, net, rows(x), rows(y))
+
+
+def from_outside(call, net, x, y):
+    if dist.is_initialized():
+        x, y = rows(x), rows(y)
+    (SQUARES(call(x), y) / 4).backward()
 
 
 def unsynced_criterion(call, net, x, y):
@@ -193,8 +210,37 @@ def on_rank(rank, store, folder):
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    folder, store = sys.argv[1], tempfile.mkdtemp() + "/store"
+def program(rank=None, store=None):
+    """A whole program, for `whence run`: the loss is a class of its own, scaled behind its call."""
+    torch.set_num_threads(1)
+    net = Net()
+    if rank is None:
+        train(net, net, from_outside)
+        return
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    train(net, nn.parallel.DistributedDataParallel(net), from_outside)
+    dist.destroy_process_group()
+
+
+def on_two_ranks(run):
+    """Run `run(rank, store)` in two forks; returns the worst exit code."""
+    children, store = [], tempfile.mkdtemp() + "/store"
+    for rank in range(2):
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                run(rank, store)
+                code = 0
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        children.append(child)
+    return max(os.waitstatus_to_exitcode(os.waitpid(c, 0)[1]) for c in children)
+
+
+def captures(folder):
+    """Capture every training; returns the worst exit code of its ranks."""
     net = Net()
     with whence.capture(net, f"{folder}/one"):
         train(net, net, plain)
@@ -202,16 +248,14 @@ if __name__ == "__main__":
         net = Task()
         with whence.capture(net, f"{folder}/one_{name}"):
             train(net, net.net, run)
-    children = []
-    for rank in range(2):
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                on_rank(rank, store, folder)
-                code = 0
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        children.append(child)
-    raise SystemExit(max(os.waitstatus_to_exitcode(os.waitpid(c, 0)[1]) for c in children))
+    return on_two_ranks(lambda rank, store: on_rank(rank, store, folder))
+
+
+if __name__ == "__main__":
+    match sys.argv[1]:
+        case "program":
+            program()
+        case "program-on-ranks":
+            mp.spawn(program, (tempfile.mkdtemp() + "/store",), 2)
+        case folder:
+            raise SystemExit(captures(folder))
