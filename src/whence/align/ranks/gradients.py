@@ -52,10 +52,12 @@ def is_loss(side: Side, key: Key, slot: str) -> bool:
     """Is it a number that a model, or the code behind it, returns to begin a backward pass at, or
     one that this code reads?
     """
-    records = side.holders(key, slot)[1]
-    if not is_output(slot) or not records or side.run.records[records[0]].shape:
+    if not is_output(slot):
         return False
-    return key[5] == LOSS or (key[3] == "forward" and records[0] in side.of_losses)
+    records = side.holders(key, slot)[1]
+    if not records or side.run.records[records[0]].shape:
+        return False
+    return key[5] == LOSS or (key[3] == "forward" and records[0] in side.loss_records)
 
 
 def note_loss(groups: RankGroups, side: Side, key: Key, slot: str) -> None:
@@ -66,9 +68,9 @@ def note_loss(groups: RankGroups, side: Side, key: Key, slot: str) -> None:
 
 
 def _loss_behind(groups: RankGroups, side: Side, key: Key) -> Layout:
-    """How the loss lies on the ranks that a call's gradients come from: that of its root, or, of a
-    root that has none, that of the others (`nn.CrossEntropyLoss()` behind a model), where they
-    agree.
+    """How the loss that a call's gradients come from lies on the ranks. Where its root returns no
+    loss, as a model in front of `nn.CrossEntropyLoss()`, it is that of the other roots if these
+    agree, and () if not.
     """
     own = groups.losses.get((side.name, key[0]))
     if own is not None:
@@ -84,7 +86,7 @@ def is_possible(groups: RankGroups, side: Side, key: Key, slot: str, layout: Lay
     place = side.name, side.holders(key, slot)[1]
     inputs = (groups.layouts.get((side.name, side.holders(key, s)[1]), ()) for s in side.slots(key))
     of_pieces = any(
-        level.how not in ("replicated", "sum") or level.divisor > 1
+        level.how not in ("replicated", "sum") or level.divisor > 1  # or of a mean
         for read in inputs
         for level in read
     )

@@ -58,10 +58,10 @@ class Side:
             self.groups.setdefault(key, {})[call.rank] = call
             self.key_of[call.id] = key
         self._homes = self._most_ranks() if len(self.ranks) > 1 else {}
-        self.of_losses = self._records_of_losses()
+        self.loss_records = self._find_loss_records()
 
-    def _records_of_losses(self) -> frozenset[int]:
-        """What roots return, and what the code behind them reads and makes: a loss, or its part."""
+    def _find_loss_records(self) -> frozenset[int]:
+        """Records that a root returns, or that the code of a loss reads or makes."""
         return frozenset(
             ref.record
             for call in self.calls

@@ -191,7 +191,7 @@ class Listener:
         if frame is None:
             if above is not None:
                 above.abandon("calls a module that could not be listened to")
-            with outside.unheard(module) if outside is not None else nullcontext():
+            with outside.around_uncaptured(module) if outside is not None else nullcontext():
                 return previous(module, *args, **kwargs)
         try:
             if frame.recorder is None:

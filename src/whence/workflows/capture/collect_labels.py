@@ -52,7 +52,7 @@ def gather(
     place = Path(folder) / FOLDER
     try:
         files = sorted(place.iterdir())
-    except (FileNotFoundError, NotADirectoryError):  # or another rank has just removed the folder
+    except (FileNotFoundError, NotADirectoryError):  # another rank may remove it
         return 0
     if ended_only and any(_is_running(file) for file in files):
         complain(f"labels in {place} are left out: a process that writes them still runs")

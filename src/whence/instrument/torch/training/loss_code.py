@@ -127,9 +127,9 @@ class LossCode:
             self._open.loss = loss
 
     @contextmanager
-    def unheard(self, module: Any) -> Iterator[None]:
-        """Around an outermost call of a module that is not captured, `model_begins` behind it: a
-        module without parameters (`nn.MSELoss()`) is code of the loss, any other a model.
+    def around_uncaptured(self, module: Any) -> Iterator[None]:
+        """Surround an outermost call of a module that is not captured, after `model_begins`. A
+        module without parameters (`nn.MSELoss()`) is code of the loss; any other is a model.
         """
         if not is_compilers(module) and next(module.parameters(), None) is None:
             self._resume()
