@@ -177,3 +177,45 @@ def test_calls_that_were_given_nothing_in_common_are_no_structural_fault():
 
     result = api.compare(program("A", "input.x", (2, 3)), program("A", "input.mask.y", (5,)))
     assert (result.status, result.findings) == ("undecided", ())
+
+
+def trained(*, added_up=False, reread=1.0):
+    """fc1 makes a gradient, which `AccumulateGrad` leaves and an optimiser's step reads.
+
+    added_up: of several ranks: what is left is a tensor of its own, off by rounding as what it is
+    made of is. reread: what the step reads is that many times what was left.
+    """
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((64, 64)).astype(np.float32)
+    h, y = x * np.float32(0.5), x * np.float32(0.25)
+    arrays = {0: x, 1: h, 2: y}
+    left = taken = 1
+    if added_up:
+        off = rng.choice([-1, 1], x.shape) * 8e-7
+        arrays[0], arrays[1] = (a * (1 + off).astype(np.float32) for a in (x, h))
+        arrays[3] = (h * (1 + off * 1.01)).astype(np.float32)
+        left = taken = 3
+    if reread != 1.0:
+        arrays[4], taken = arrays[left] * np.float32(reread), 4
+    calls = [
+        Call(0, "", "Net", 0, 0, op_type="Net", refs=(Ref("input.0", 0), Ref("output.0", 1))),
+        _child(1, 0, "fc1", Ref("input.0", 0), Ref("output.0", 1)),
+        _child(2, 0, "left", Ref("input.0", 1), Ref("output.0", left)),
+        Call(3, "", "Step", 0, 3, op_type="Step", refs=(Ref("output.0", 2),)),
+        _child(4, 3, "taken", Ref("input.0", taken), Ref("output.0", 2), root="Step"),
+    ]
+    return MemoryRun(calls, [record(i, a) for i, a in sorted(arrays.items())], arrays)
+
+
+def _child(number, parent, name, *refs, root="Net"):
+    return Call(
+        number, name, root, 0, number, op_type=name, parent=parent, number="1", leaf=True, refs=refs
+    )
+
+
+def test_a_tensor_that_a_call_made_anew_is_judged_there_and_not_where_it_is_read():
+    target = trained(added_up=True)
+    result = api.compare(trained(), target)
+    assert not [f for f in result.findings if f.root == "Step"], answer(result)
+    wrong = api.compare(trained(), trained(added_up=True, reread=1.01))
+    assert [f for f in wrong.findings if f.root == "Step"], answer(wrong)

@@ -245,12 +245,18 @@ class SegmentEvidenceCollector:
         self.errors, self.paired = errors, errors.paired
         self._parameters, self._unseen, self._positions = parameters, unseen, positions
         self.first: dict[int, int] = {}
+        # Pairs that a call made of a tensor that the reference's call hands on: judged there.
+        self._made_by_calls: set[tuple[int, int]] = set()
         self._visible_errors: dict[int, list[judge.PairError]] = {}
 
     def note(self, slots: Iterable[SlotPair]) -> None:
-        """Take note of tensors that were seen now."""
+        """Take note of tensors of a call that were seen now."""
+        slots = list(slots)
+        read = {slot.reference_record for slot in slots if is_input(slot.reference_slot)}
         for slot in slots:
             self.first.setdefault(slot.reference_record, slot.target_record)
+            if is_written(slot.reference_slot) and slot.reference_record in read:
+                self._made_by_calls.add((slot.reference_record, slot.target_record))
 
     def collect(self, region: Region, index: int) -> RegionEvidence | None:
         """The evidence of a segment; None where nothing is its own."""
@@ -318,9 +324,11 @@ class SegmentEvidenceCollector:
             )
             first = self.first.setdefault(slot.reference_record, slot.target_record)
             # The reference handed this tensor on untouched; the target may have done something to
-            # it.
-            is_changed = first != slot.target_record and not self._have_one_content(
-                first, slot.target_record
+            # it, here or in a call before: ranks add up a gradient in the call that leaves it.
+            is_changed = (
+                first != slot.target_record
+                and (slot.reference_record, slot.target_record) not in self._made_by_calls
+                and not self._have_one_content(first, slot.target_record)
             )
             if (
                 (is_changed or not is_handed_on)
