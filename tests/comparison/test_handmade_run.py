@@ -179,11 +179,12 @@ def test_calls_that_were_given_nothing_in_common_are_no_structural_fault():
     assert (result.status, result.findings) == ("undecided", ())
 
 
-def trained(*, added_up=False, reread=1.0):
+def trained(*, added_up=False, left_is=1.0, reread=1.0):
     """fc1 makes a gradient, which `AccumulateGrad` leaves and an optimiser's step reads.
 
     added_up: of several ranks: what is left is a tensor of its own, off by rounding as what it is
-    made of is. reread: what the step reads is that many times what was left.
+    made of is. left_is: it is that many times what it is made of. reread: what the step reads is
+    that many times what was left.
     """
     rng = np.random.default_rng(0)
     x = rng.standard_normal((64, 64)).astype(np.float32)
@@ -193,7 +194,7 @@ def trained(*, added_up=False, reread=1.0):
     if added_up:
         off = rng.choice([-1, 1], x.shape) * 8e-7
         arrays[0], arrays[1] = (a * (1 + off).astype(np.float32) for a in (x, h))
-        arrays[3] = (h * (1 + off * 1.01)).astype(np.float32)
+        arrays[3] = (h * (1 + off * 1.01) * left_is).astype(np.float32)
         left = taken = 3
     if reread != 1.0:
         arrays[4], taken = arrays[left] * np.float32(reread), 4
@@ -219,3 +220,4 @@ def test_a_tensor_that_a_call_made_anew_is_judged_there_and_not_where_it_is_read
     assert not [f for f in result.findings if f.root == "Step"], answer(result)
     wrong = api.compare(trained(), trained(added_up=True, reread=1.01))
     assert [f for f in wrong.findings if f.root == "Step"], answer(wrong)
+    assert api.compare(trained(), trained(added_up=True, left_is=1.01)).status == "different"

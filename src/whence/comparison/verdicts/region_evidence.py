@@ -271,6 +271,7 @@ class SegmentEvidenceCollector:
             [self._unseen.worst_before[call.id]] if call.id in self._unseen.worst_before else [],
         )
         errors_in += map(self.errors.of, self._read(region, fresh))
+        errors_in += self._made_of(outputs)
         errors_in += self._unseen.within(call.id, region.stretch)
         parameters, scopes = self._parameters_of(region, pair)
         if not outputs and not any(p.differs for _, p in parameters):
@@ -288,6 +289,17 @@ class SegmentEvidenceCollector:
             is_deep=self._is_behind_hidden_calls(region),
             scopes=scopes,
         )
+
+    def _made_of(self, outputs: Iterable[RegionOutput]) -> Iterator[judge.PairError]:
+        """Errors of what calls before made these outputs of, where the target's call made a tensor
+        anew that the reference's hands on: ranks add up a gradient in the call that leaves it.
+        """
+        for output in outputs:
+            record = output.slot.reference_record
+            pair = record, self.first[record]
+            is_made_before = (record, output.slot.target_record) in self._made_by_calls
+            if is_made_before and pair in self.paired.measured:
+                yield self.errors.of(SlotPair("", "", *pair))
 
     def _read(self, region: Region, fresh: Set[int]) -> list[SlotPair]:
         """What became visible at the boundary of a segment and was compared before."""
@@ -324,11 +336,9 @@ class SegmentEvidenceCollector:
             )
             first = self.first.setdefault(slot.reference_record, slot.target_record)
             # The reference handed this tensor on untouched; the target may have done something to
-            # it, here or in a call before: ranks add up a gradient in the call that leaves it.
-            is_changed = (
-                first != slot.target_record
-                and (slot.reference_record, slot.target_record) not in self._made_by_calls
-                and not self._have_one_content(first, slot.target_record)
+            # it.
+            is_changed = first != slot.target_record and not self._have_one_content(
+                first, slot.target_record
             )
             if (
                 (is_changed or not is_handed_on)
