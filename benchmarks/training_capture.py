@@ -2,8 +2,10 @@
 thread, in turn, process CPU time.
 
     python benchmarks/training_capture.py [--steps N] [--json FILE]
+    python benchmarks/training_capture.py --device cuda [--shape gpu]
 
-Also: how long the comparison of two such runs takes, of four micro-batches.
+On a device it is wall time, each step followed by a synchronisation. Also: how long the comparison
+of two such runs takes, of four micro-batches.
 """
 
 from __future__ import annotations
@@ -11,19 +13,32 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import whence
 
-WIDTH, LAYERS, TOKENS, ROWS = 256, 4, 128, 4
+
+class Shape(NamedTuple):
+    """Of the model, and of a batch."""
+
+    width: int
+    inner: int
+    layers: int
+    heads: int
+    tokens: int
+    rows: int
+
+
+SHAPES = {"small": Shape(256, 688, 4, 8, 128, 4), "gpu": Shape(1024, 2752, 12, 16, 1024, 16)}
 WARM = 2
 """Steps before the ones that count: programs are recorded in the first."""
 
@@ -31,29 +46,39 @@ WARM = 2
 class Training:
     """A model with its optimiser, and steps of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Shape, device: str) -> None:
         torch.manual_seed(0)
         config = LlamaConfig(
-            hidden_size=WIDTH,
-            intermediate_size=688,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=8,
+            hidden_size=shape.width,
+            intermediate_size=shape.inner,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
             vocab_size=2000,
         )
-        self.model: Any = LlamaForCausalLM(config).train()
+        self.model: Any = LlamaForCausalLM(config).train().to(device)
+        self._device = device
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         draw = torch.Generator().manual_seed(1)
-        self._ids = torch.randint(0, 2000, (4, ROWS, TOKENS), generator=draw)
+        ids = torch.randint(0, 2000, (4, shape.rows, shape.tokens), generator=draw)
+        self._ids = ids.to(device)
 
     def step(self, micro_batches: int = 1) -> float:
-        """CPU seconds of a step."""
-        start = time.process_time()
+        """Seconds of a step: of the processor, or wall time where it runs on a device."""
+        start = self._now()
         for micro in range(micro_batches):
             ids = self._ids[micro]
-            (self.model(input_ids=ids, labels=ids).loss / micro_batches).backward()
+            with torch.autocast(self._device, torch.bfloat16, enabled=self._device != "cpu"):
+                loss = self.model(input_ids=ids, labels=ids).loss / micro_batches
+            loss.backward()
         self._optimizer.step()
         self._optimizer.zero_grad()
-        return time.process_time() - start
+        return self._now() - start
+
+    def _now(self) -> float:
+        if self._device == "cpu":
+            return time.process_time()
+        torch.accelerator.synchronize()
+        return time.perf_counter()
 
 
 @contextlib.contextmanager
@@ -66,17 +91,16 @@ def captured(training: Training, folder: Path, keep: str) -> Iterator[None]:
         yield
 
 
-def steps(folder: Path, keep: str, count: int) -> list[float]:
-    """CPU seconds of steps, the first ones left out."""
-    training = Training()
+def steps(training: Training, folder: Path, keep: str, count: int) -> list[float]:
+    """Seconds of steps, the first ones left out."""
     with captured(training, folder, keep):
         return [training.step() for _ in range(WARM + count)][WARM:]
 
 
-def compared(folder: Path) -> float:
+def compared(folder: Path, shape: Shape, device: str) -> float:
     """CPU seconds of comparing two runs of four micro-batches."""
     for name in ("reference", "target"):
-        training = Training()
+        training = Training(shape, device)
         if name == "target":
             training.model.config._attn_implementation = "eager"
         with whence.capture(training.model, folder / name):
@@ -92,15 +116,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--shape", choices=list(SHAPES), default="small")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    shape = SHAPES[options.shape]
     torch.set_num_threads(1)
     times: dict[str, list[float]] = {"": [], "none": [], "stats": [], "full": []}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(options.rounds):
             for keep, seconds in times.items():
-                seconds += steps(Path(folder) / f"{keep}{number}", keep, options.steps)
-        comparison = compared(Path(folder))
+                training = Training(shape, options.device)
+                run = Path(folder) / f"{keep}{number}"
+                seconds += steps(training, run, keep, options.steps)
+                shutil.rmtree(run, ignore_errors=True)
+        comparison = compared(Path(folder), SHAPES["small"], options.device)
     bare = statistics.median(times[""])
     figures = {keep or "bare": statistics.median(s) / bare for keep, s in times.items()}
     for name, ratio in figures.items():

@@ -2,6 +2,7 @@
 what is wrong in one?
 
     python benchmarks/training_faults.py [--clean | --faults] [--only REGEX] [--json FILE] [-v]
+    python benchmarks/training_faults.py --device cuda    # and clean pairs of processor and device
 
 Four small models (Llama, Mixtral, ViT, ResNet of transformers, random weights) train two steps of
 two micro-batches under `whence.capture`, with AdamW or SGD with momentum, in fp32 or under bf16
@@ -28,7 +29,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from _training.clean import Clean, pairs
+from _training.clean import Clean, device_pairs, pairs
 from _training.faults import Fault, faults
 from _training.training import train, training_of
 
@@ -36,26 +37,28 @@ import whence
 from whence.results import Comparison
 
 
-def compared(case: Clean | Fault, folder: Path) -> tuple[Comparison, list[str]]:
+def compared(case: Clean | Fault, folder: Path, device: str) -> tuple[Comparison, list[str]]:
     """The comparison of both trainings of a case, and warnings of the captures."""
     sides = []
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         for twist, name in ((case.reference, "reference"), (case.target, "target")):
             options = dict(case.options)
-            training = training_of(case.model, case.optimizer, autocast=case.autocast, **options)
+            training = training_of(
+                case.model, case.optimizer, autocast=case.autocast, device=device, **options
+            )
             twist(training)
             sides.append(train(training, folder / name))
     said = [str(w.message) for w in heard if "whence" in str(w.message)]
     return whence.compare(*sides), said
 
 
-def judged(case: Clean | Fault, folder: Path) -> dict[str, Any]:
+def judged(case: Clean | Fault, folder: Path, device: str = "cpu") -> dict[str, Any]:
     """One line of the table."""
     began = time.perf_counter()
     row: dict[str, Any] = {"case": case.title, "kind": type(case).__name__.lower()}
     try:
-        result, said = compared(case, folder)
+        result, said = compared(case, folder, device)
     except Exception as error:  # noqa: BLE001 - the other cases are of interest too
         return {**row, "answer": "crashed", "error": f"{error!r}", "trace": traceback.format_exc()}
     row |= {
@@ -101,16 +104,18 @@ def main() -> None:
     parser.add_argument("--only", metavar="REGEX", default="")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("-v", "--verbose", action="store_true", help="every finding in words")
+    parser.add_argument("--device", default="cpu", help="where the trainings run")
     chosen = parser.parse_args()
     cases: list[Clean | Fault] = [
         *(() if chosen.faults else pairs()),
+        *(() if chosen.faults or chosen.device == "cpu" else device_pairs()),
         *(() if chosen.clean else faults()),
     ]
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         for case in cases:
             if re.search(chosen.only, case.title):
-                rows.append(judged(case, Path(scratch)))
+                rows.append(judged(case, Path(scratch), chosen.device))
                 print(_line(rows[-1], verbose=chosen.verbose), flush=True)
     for kind in ("clean", "fault"):
         counts = Counter(row["answer"] for row in rows if row["kind"] == kind)

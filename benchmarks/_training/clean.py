@@ -209,3 +209,47 @@ def pairs() -> Iterator[Clean]:
     yield Clean("clipping in two calls", "resnet", "sgd", otherwise(clip=_clip_in_two_calls))
     yield Clean("torch.autograd.grad", "llama", "adamw", otherwise(backward=_own_gradients))
     yield Clean("an activation of its own", "llama", "adamw", _custom_function, autocast=True)
+
+
+def _loss_scaled(training: Training) -> None:
+    """A loss scaler that scales, in float16."""
+    scaler = torch.amp.GradScaler(training.device, init_scale=256.0)
+    training.precision = torch.float16
+    training.backward = lambda training, loss: scaler.scale(loss).backward()
+    training.before_clipping = lambda training: scaler.unscale_(training.optimizer)
+
+    def step(training: Training) -> None:
+        scaler.step(training.optimizer)
+        scaler.update()
+
+    training.step = step
+
+
+def _scale_left_to_fused_step(training: Training) -> None:
+    """The fused step divides by the loss scale itself; nothing is clipped."""
+    _loss_scaled(training)
+    training.before_clipping, training.limit = None, None
+    training.options["fused"] = True
+
+
+def device_pairs() -> Iterator[Clean]:
+    """Further pairs where the trainings run on a device: against the processor, and with a loss
+    scaler.
+    """
+    processor = otherwise(device="cpu")
+    for model, optimizer_name in (("llama", "adamw"), ("mixtral", "sgd"), ("vit", "adamw")):
+        for autocast in (False, True):
+            yield Clean(
+                "processor / device", model, optimizer_name, nothing, autocast, reference=processor
+            )
+    yield Clean("processor / device", "resnet", "sgd", nothing, reference=processor)
+    for model in ("llama", "vit", "resnet"):
+        yield Clean("fp32 / fp16 autocast with GradScaler", model, "adamw", _loss_scaled)
+    unclipped = otherwise(limit=None)
+    yield Clean(
+        "fp32 / fp16, scale left to the fused step",
+        "llama",
+        "adamw",
+        _scale_left_to_fused_step,
+        reference=unclipped,
+    )

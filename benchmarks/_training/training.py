@@ -37,9 +37,9 @@ class Training:
     options: of the optimiser. groups: the optimiser's groups of parameters. loss: of logits and
     labels; None where the model makes its loss by itself. accumulate: what becomes of a loss before
     its backward pass. auxiliary: weight of the loss that the model adds. limit: of the norm of
-    gradients, None for no clipping. precision: of autocast, None without. Others are called at
-    their time with this training: after_backward (and the number of the micro-batch), before_step,
-    after_step, and zero where gradients are zeroed.
+    gradients, None for no clipping. precision: of autocast, None without. device: where the model
+    and its batches lie. Others are called at their time with this training: after_backward (and the
+    number of the micro-batch), before_step, after_step, and zero where gradients are zeroed.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Training:
     clip: Callable[..., Any] = lambda parameters, limit: nn.utils.clip_grad_norm_(parameters, limit)
     precision: torch.dtype | None = None
     threads: int = 1
+    device: str = "cpu"
     after_backward: Callable[[Training, int], None] | None = None
     before_clipping: Callable[[Training], None] | None = None
     before_step: Callable[[Training], None] | None = None
@@ -92,7 +93,9 @@ _OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 }
 
 
-def training_of(name: str, optimizer: str, *, autocast: bool = False, **options: Any) -> Training:
+def training_of(
+    name: str, optimizer: str, *, autocast: bool = False, device: str = "cpu", **options: Any
+) -> Training:
     """How a model is trained where nothing is done otherwise. options: of the model."""
     kind, hyper_parameters = _OPTIMIZERS[optimizer]
     return Training(
@@ -103,18 +106,20 @@ def training_of(name: str, optimizer: str, *, autocast: bool = False, **options:
         decayed_groups,
         token_loss if is_text(name) else class_loss,
         precision=torch.bfloat16 if autocast else None,
+        device=device,
     )
 
 
 def train(training: Training, folder: Path) -> Path:
     """Capture a training into a folder."""
-    model = training.model
+    model = training.model.to(training.device)
     torch.set_num_threads(training.threads)
     torch.manual_seed(2)
     training.optimizer = training.kind(training.groups(model), **training.options)
     with contextlib.redirect_stderr(io.StringIO()), whence.capture(model, folder, force=True):
         for number, batch in enumerate(batches(training.name)):
-            _micro_batch(training, batch, number % MICRO_BATCHES)
+            moved = {name: tensor.to(training.device) for name, tensor in batch.items()}
+            _micro_batch(training, moved, number % MICRO_BATCHES)
             if (number + 1) % MICRO_BATCHES == 0:
                 _step(training)
     torch.set_num_threads(1)
@@ -122,8 +127,8 @@ def train(training: Training, folder: Path) -> Path:
 
 
 def _micro_batch(training: Training, batch: Batch, number: int) -> None:
-    precision = training.precision
-    with torch.autocast("cpu", precision or torch.bfloat16, enabled=precision is not None):
+    device, precision = training.device, training.precision
+    with torch.autocast(device, precision or torch.bfloat16, enabled=precision is not None):
         loss = training.loss_of(batch)
     training.backward(training, training.accumulate(loss))
     if training.after_backward is not None:
