@@ -220,7 +220,8 @@ def _averaged(decay: float) -> Twist:
     """Keeps a moving average of the weights, and goes on from it every step."""
 
     def twist(training: Training) -> None:
-        kept = [p.detach().clone() for p in training.model.parameters()]
+        model = training.model.to(training.device)
+        kept = [p.detach().clone() for p in model.parameters()]
 
         @torch.no_grad()
         def after_step(training: Training) -> None:

@@ -2,12 +2,14 @@
 one where it is not.
 """
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import whence
+from whence.replay import validation
 from whence.report import answer
 
 pytestmark = pytest.mark.torch
@@ -25,15 +27,30 @@ def not_halved(training):
     training.loss().backward()
 
 
+def scaled_by_hand(training):
+    (training.loss() * 64).backward()
+
+
 class Training:
     """Two steps of two micro-batches. scale: of a loss scaler, None without one; unscales: does it
-    take its scale out before gradients are clipped to `limit`?
+    take its scale out before gradients are clipped to `limit` (None: they are not)? fused: the step
+    is. precision: of autocast.
     """
 
-    def __init__(self, backward=by_half, scale=None, *, unscales=True, limit=0.5):
+    def __init__(
+        self,
+        backward=by_half,
+        scale=None,
+        *,
+        unscales=True,
+        limit=0.5,
+        fused=False,
+        precision=None,
+    ):
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3, fused=fused)
+        self.precision = precision
         self.scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=bool(scale))
         self.backward, self.unscales, self.limit = backward, unscales, limit
         self.batches = torch.randn(4, 8, 16), torch.randn(4, 8, 4)
@@ -41,7 +58,9 @@ class Training:
 
     def loss(self):
         x, y = (part[self.batch] for part in self.batches)
-        return self.scaler.scale(F.mse_loss(self.model(x), y))
+        with torch.autocast("cpu", self.precision, enabled=self.precision is not None):
+            outputs = self.model(x)
+        return self.scaler.scale(F.mse_loss(outputs.float(), y))
 
     def run(self, path=None):
         if path is None:
@@ -57,7 +76,8 @@ class Training:
             if self.batch % 2:
                 if self.unscales:
                     self.scaler.unscale_(self.optimizer)
-                nn.utils.clip_grad_norm_(self.model.parameters(), self.limit)
+                if self.limit is not None:
+                    nn.utils.clip_grad_norm_(self.model.parameters(), self.limit)
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
                 self.optimizer.zero_grad()
@@ -69,7 +89,16 @@ def compared(tmp_path, reference, target):
     return whence.compare(tmp_path / "reference", tmp_path / "target")
 
 
+def fused(scale, precision=None):
+    """The scale is left to the step."""
+    return Training(scale=scale, unscales=False, limit=None, fused=True, precision=precision)
+
+
 SAME = {
+    "never clipped": (Training(limit=None), Training(scale=1024.0, limit=None)),
+    "left to the step": (Training(limit=None), fused(1024.0)),
+    "left to the step or not": (Training(scale=512.0, limit=None), fused(1024.0)),
+    "float16": (Training(), Training(scale=1024.0, precision=torch.float16)),
     "a gradient of a half": (Training(), Training(started_with_half)),
     "scales": (Training(scale=4096.0), Training(scale=512.0)),
     "a scaler": (Training(), Training(scale=1024.0)),
@@ -89,6 +118,11 @@ DIFFERENT = {
     "not halved": (Training(), Training(not_halved)),
     "not halved, never clipped": (Training(limit=1e9), Training(not_halved, limit=1e9)),
     "not halved, scaled": (Training(scale=64.0), Training(not_halved, scale=64.0)),
+    "not halved, float16": (
+        Training(),
+        Training(not_halved, scale=64.0, precision=torch.float16),
+    ),
+    "never taken out": (Training(limit=None), Training(scaled_by_hand, limit=None)),
 }
 
 
@@ -97,6 +131,33 @@ def test_a_scale_that_is_not_taken_out_is_a_fault_of_the_loss(tmp_path, case):
     result = compared(tmp_path, *DIFFERENT[case])
     assert result.status == "different"
     assert result.findings[0].op_type == "loss", answer.answer(result)
+
+
+def test_another_limit_is_a_fault_beside_a_scaler(tmp_path):
+    result = compared(tmp_path, Training(), Training(scale=1024.0, limit=0.45))
+    assert result.findings[0].op_type == "gradients", answer.answer(result)
+
+
+@pytest.mark.parametrize(("scale", "skips"), [(1024.0, False), (2.0**40, True)])
+def test_a_scale_that_is_left_to_the_step_is_replayed_and_not_changed(tmp_path, scale, skips):
+    """Also where gradients overflow in float16, and the step does nothing."""
+    sides = [fused(scale, torch.float16) for _ in range(2)]
+    before = [p.detach().clone() for p in sides[0].model.parameters()]
+    alone, captured = sides[0].run(), sides[1].run(tmp_path / "run")
+    assert all(torch.equal(a, b) for a, b in zip(before, alone, strict=True)) == skips
+    assert all(torch.equal(a, b) for a, b in zip(alone, captured, strict=True))
+    run = whence.open_run(tmp_path / "run")
+    steps = [c for c in run.calls if c.phase == "optimizer" and c.kind == "module"]
+    assert steps and all(c.program for c in steps)
+    for call in steps:
+        program = run.programs[call.program]
+        bound = {ref.slot: run.array(ref.record) for ref in call.refs}
+        results = validation.load(program).run({slot: bound[slot] for slot in program.inputs}, {})
+        for slot, array in results.items():
+            assert np.allclose(array, bound[slot], rtol=1e-5, atol=1e-9, equal_nan=True), (
+                call.op,
+                slot,
+            )
 
 
 def test_clipping_before_the_scale_is_out_is_a_fault_of_the_gradients(tmp_path):

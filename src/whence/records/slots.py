@@ -91,13 +91,23 @@ def is_drawn(text: str) -> bool:
 
 INVERSE_SCALE = f"{SlotKind.INPUT}.inverse_scale"
 """What a loss scaler multiplies gradients by."""
+GRAD_SCALE = f"{SlotKind.INPUT}.grad_scale"
+"""What a fused step divides gradients by, where a loss scaler leaves that to it."""
+FOUND_INF = f"{SlotKind.INPUT}.found_inf"
+"""Whether a fused step does nothing, because a gradient is not finite: more than 0."""
+_OF_LOSS_SCALERS = frozenset({INVERSE_SCALE, GRAD_SCALE, FOUND_INF})
+
+
+def is_of_loss_scaler(text: str) -> bool:
+    """Is it a setting of a loss scaler?"""
+    return text in _OF_LOSS_SCALERS
 
 
 def is_own_input(text: str) -> bool:
     """Is it an input that no other call makes or hands on: what the call draws, or a setting of
     its tool?
     """
-    return text.startswith(DRAWN) or text == INVERSE_SCALE
+    return text.startswith(DRAWN) or text in _OF_LOSS_SCALERS
 
 
 @_remember

@@ -25,13 +25,14 @@ from whence.instrument.torch.training.gradient_arithmetic import (
     Operand,
     clip_elements,
     clip_norm,
+    divide_unless_infinite,
     unscale,
 )
 from whence.instrument.torch.training.gradient_hooks import Gradient
 from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
 from whence.records import Operation, Placement, Program, Ref
 from whence.records.program import identified
-from whence.records.slots import INVERSE_SCALE
+from whence.records.slots import FOUND_INF, GRAD_SCALE, INVERSE_SCALE
 from whence.records.training import GRADIENTS
 
 _UNRECORDED = "code that is not recorded changed the gradients"
@@ -56,14 +57,14 @@ class _Read(NamedTuple):
 
 class _Recorded(NamedTuple):
     """A change that was recorded. parameters: by identity; change: None where it depends on what is
-    not known.
+    not known. reads: what it reads beside the gradients.
     """
 
     what: str
     parameters: tuple[int, ...]
     change: Change | None
     arguments: dict[str, Any]
-    read: _Read | None = None
+    reads: tuple[_Read, ...] = ()
 
 
 class _Norm(NamedTuple):
@@ -209,11 +210,26 @@ class GradientChanges:
         ]
         if not parameters:
             return None
-        number, edge, form = self._registry.record_of(
-            inverse_scale, INVERSE_SCALE, _Changed(keep=self._session.elements_on)
+        return self._around(
+            "unscale_", parameters, unscale, {}, (self._read(INVERSE_SCALE, inverse_scale),)
         )
-        read = _Read(Ref(INVERSE_SCALE, number, edge), form[0])
-        return self._around("unscale_", parameters, unscale, {}, read)
+
+    def divided_by_step(
+        self, parameters: list[Any], scale: Any, found_inf: Any
+    ) -> Callable[[Any], None]:
+        """A fused step is about to divide these gradients by the scale of a loss scaler, unless
+        `found_inf`, a tensor or None, says that one is not finite. Returns what is to be called
+        when it has stepped.
+        """
+        reads = [self._read(GRAD_SCALE, scale)]
+        if found_inf is not None:
+            reads.append(self._read(FOUND_INF, found_inf))
+        return self._around("step", parameters, divide_unless_infinite, {}, tuple(reads))
+
+    def _read(self, slot: str, tensor: Any) -> _Read:
+        changed = _Changed(keep=self._session.elements_on)
+        number, edge, form = self._registry.record_of(tensor, slot, changed)
+        return _Read(Ref(slot, number, edge), form[0])
 
     # ---- what happens between a backward pass and a step
 
@@ -240,13 +256,13 @@ class GradientChanges:
         parameters: list[Any],
         change: Change | None,
         arguments: dict[str, Any],
-        read: _Read | None = None,
+        reads: tuple[_Read, ...] = (),
     ) -> Callable[[Any], None]:
         """A change begins. Returns what is to be called when it has ended."""
         for parameter in parameters:
             self._look(parameter)
         identities = tuple(map(id, parameters))
-        self._recorded.append(_Recorded(what, identities, change, arguments, read))
+        self._recorded.append(_Recorded(what, identities, change, arguments, reads))
 
         def ended(_: Any) -> None:
             for parameter in parameters:
@@ -294,9 +310,7 @@ class GradientChanges:
         named = {i: path for i in read if i in self._left and (path := self._path(i))}
         changed = _Changed(keep=self._session.elements_on)
         inputs = [Ref(f"input.{named[i]}", self._left[i].record, self._left[i].edge) for i in named]
-        inputs += {
-            r.read.ref.slot: r.read.ref for r in self._recorded if r.read is not None
-        }.values()
+        inputs += {read.ref.slot: read.ref for r in self._recorded for read in r.reads}.values()
         changed.placements = {
             f"input.{named[i]}": placement
             for i in named
@@ -359,7 +373,7 @@ class GradientChanges:
         operands: dict[int, Operand | None] = {
             i: {"in": k} if i not in self._unknown else None for k, i in enumerate(named)
         }
-        reads = {r.read.ref.slot: r.read.dtype for r in self._recorded if r.read is not None}
+        reads = {read.ref.slot: read.dtype for r in self._recorded for read in r.reads}
         places = {slot: {"in": len(named) + k} for k, slot in enumerate(reads)}
         for recorded in self._recorded:
             before = [operands.get(i) for i in recorded.parameters]
@@ -367,7 +381,7 @@ class GradientChanges:
             if recorded.change is None or len(whole) < len(before):
                 operands.update(dict.fromkeys(recorded.parameters))
             else:
-                beside = places[recorded.read.ref.slot] if recorded.read is not None else None
+                beside = [places[read.ref.slot] for read in recorded.reads]
                 changed = recorded.change(whole, run, beside)
                 operands.update(zip(recorded.parameters, changed, strict=True))
         outputs = [

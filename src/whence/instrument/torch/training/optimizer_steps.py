@@ -5,7 +5,7 @@ are after the step.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,14 +15,19 @@ from whence.instrument.session import Session
 from whence.instrument.torch.program_cache import ProgramWriter
 from whence.instrument.torch.regions import Regions, part_of
 from whence.instrument.torch.tensor_identity import TensorRegistry
+from whence.instrument.torch.training.gradient_arithmetic import Operand, unless_infinite
 from whence.instrument.torch.training.gradient_changes import GradientChanges
 from whence.instrument.torch.training.open_region import OpenRegion
 from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
 from whence.records import Operation, Placement, Program, Ref
 from whence.records.program import OPTIMIZER_STEP, identified
+from whence.records.slots import FOUND_INF
 
 _HOW = ("foreach", "fused", "capturable", "differentiable")
 """How an optimiser goes about its step; what it computes is the same."""
+
+_GRAD = 1
+"""Place of the gradient among the inputs of a step."""
 
 _LOOKS_AGAIN = {torch.optim.LBFGS}
 """Optimisers whose steps depend on losses that are computed in between, of all parameters."""
@@ -41,6 +46,7 @@ class _Updated:
         self.dtypes: list[str] = []
         self.state: list[str] = []
         self.number = number
+        self.may_skip = False  # reads FOUND_INF, its last input
 
 
 class OptimizerSteps:
@@ -58,12 +64,15 @@ class OptimizerSteps:
         self._session, self._registry, self._writer, self._names = session, registry, writer, names
         self._regions = Regions(session, registry, OpenRegion())
         self._before: list[_Updated] = []
+        self._stepped: list[tuple[ParameterName, Any]] = []
+        self._divided: Callable[[Any], None] | None = None
         self._counts: dict[str, int] = {}
 
     def begins(self, optimizer: Any) -> None:
         """An optimiser is about to step."""
-        self._before = []
-        stepped: list[tuple[ParameterName, Any]] = []
+        self._before, self._divided = [], None
+        self._stepped = stepped = []
+        scale, found_inf = (_tensor_of(optimizer, name) for name in ("grad_scale", "found_inf"))
         for number, group in enumerate(optimizer.param_groups):
             for tensor in group["params"]:
                 if tensor.grad is None or (name := self._names.of(tensor)) is None:
@@ -74,16 +83,32 @@ class OptimizerSteps:
                 for key, value in _state(optimizer, tensor):
                     updated.state.append(key)
                     self._take(updated, f"input.{key}", value)
+                if found_inf is not None:
+                    updated.may_skip = True
+                    self._take(updated, FOUND_INF, found_inf)
                 self._before.append(updated)
                 stepped.append((name, tensor))
-        if stepped:
-            root = stepped[0][0].root
-            region = self._regions.enter("optimizer", root, root.steps.get("", 0), 0, self._counts)
-            self._changes.write(stepped, region)
+        if stepped and scale is not None:
+            tensors = [tensor for _, tensor in stepped]
+            self._divided = self._changes.divided_by_step(tensors, scale, found_inf)
+        elif stepped:
+            self._write_changes()
+
+    def _write_changes(self) -> None:
+        root = self._stepped[0][0].root
+        region = self._regions.enter("optimizer", root, root.steps.get("", 0), 0, self._counts)
+        self._changes.write(self._stepped, region)
 
     def ended(self, optimizer: Any) -> None:
         """It has stepped."""
         before, self._before = self._before, []
+        divided, self._divided = self._divided, None
+        if divided is not None:
+            # The step has left in `grad` what it stepped by.
+            divided(None)
+            for updated in before:
+                self._take_again(updated, _GRAD, updated.tensor.grad)
+            self._write_changes()
         for updated in before:
             root = updated.name.root
             read = len(updated.refs)
@@ -104,6 +129,13 @@ class OptimizerSteps:
         number, edge, form = self._registry.record_of(tensor, slot, updated, parameter=parameter)
         updated.refs.append(Ref(slot, number, edge))
         updated.dtypes.append(form[0])
+
+    def _take_again(self, updated: _Updated, place: int, tensor: Any) -> None:
+        """Another tensor for a slot that was taken before."""
+        slot = updated.refs[place].slot
+        number, edge, form = self._registry.record_of(tensor, slot, updated)
+        updated.refs[place] = Ref(slot, number, edge)
+        updated.dtypes[place] = form[0]
 
     def _write(
         self,
@@ -190,15 +222,47 @@ def _program_of(
         ),
         {key: value for key, value in hyper_parameters.items() if key in taken},
     )
-    outputs = [f"output.{key}" for key in ("param", *left)]
+    operations = [operation]
+    slots = [f"output.{key}" for key in ("param", *left)]
+    outputs: list[Operand] = [{"op": [0, k]} for k in range(len(slots))]
+    if updated.may_skip:
+        outputs = _unless_skipped(updated, read, left, outputs, operations)
     program = Program(
         id="",
-        operations=(operation,),
+        operations=tuple(operations),
         inputs=tuple(ref.slot for ref in updated.refs[:read]),
-        outputs=tuple((slot, {"op": [0, k]}) for k, slot in enumerate(outputs)),
+        outputs=tuple(zip(slots, outputs)),
         base=updated.dtypes[0],
         input_dtypes=tuple(updated.dtypes[:read]),
         default_dtype=NAMES[torch.get_default_dtype()],
         notes=("optimizer",),
     )
     return identified(program), ""
+
+
+def _unless_skipped(
+    updated: _Updated,
+    read: int,
+    left: list[str],
+    after: list[Operand],
+    operations: list[Operation],
+) -> list[Operand]:
+    """What a step leaves that does nothing where a gradient is not finite; adds the operations.
+    State that it makes is zero then.
+    """
+
+    def run(name: str, *args: Any) -> Operand:
+        operations.append(Operation(name, args))
+        return {"op": [len(operations) - 1, 0]}
+
+    held: dict[str, Operand] = {key: {"in": 2 + k} for k, key in enumerate(updated.state)}
+    before: list[Operand] = [{"in": 0}]
+    for key, new in zip(left, after[1:], strict=True):
+        before.append(held[key] if key in held else run("aten.zeros_like.default", new))
+    return unless_infinite(before, after, run, {"in": read - 1})
+
+
+def _tensor_of(optimizer: Any, name: str) -> Any:
+    """What a loss scaler sets for a fused step, None where it sets nothing."""
+    value = getattr(optimizer, name, None)
+    return value if isinstance(value, torch.Tensor) and value.numel() == 1 else None
