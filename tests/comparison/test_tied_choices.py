@@ -2,6 +2,9 @@
 choice is one, with the gap.
 """
 
+import contextlib
+import warnings
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -209,3 +212,79 @@ def test_a_sort_may_order_equal_scores_either_way(tmp_path, stable):
             model(x)
     assert whence.compare(tmp_path / "0", tmp_path / "1").status == "same"
     assert whence.compare(tmp_path / "0", tmp_path / "1", replay=False).status == "same"
+
+
+class GroupedExperts(torch.nn.Module):
+    """Tokens sorted by their expert, each expert on its rows, and back in their order. lost: the
+    last two rows are exchanged on the way back, as a kernel with a wrong index would.
+    """
+
+    def __init__(self, lost=False):
+        super().__init__()
+        self.up = torch.nn.Parameter(torch.randn(E, D, D) / D**0.5)
+        self.down = torch.nn.Parameter(torch.randn(E, D, D) / D**0.5)
+        self.act = torch.nn.SiLU()
+        self.lost = lost
+
+    def forward(self, x, expert):
+        sorted_by, order = torch.sort(expert)
+        rows = torch.einsum("sd,sdf->sf", x[order], self.up[sorted_by])
+        rows = torch.einsum("sd,sdf->sf", self.act(rows), self.down[sorted_by])
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order))
+        if self.lost:
+            back = torch.cat([back[:-2], back[-2:].flip(0)])
+        return rows[back]
+
+
+def equal_keys_reversed(self, dim=-1, descending=False):
+    """A sort that is not stable: of equal whole numbers the last comes first."""
+    stable = torch.ops.aten.sort.stable
+    if self.is_floating_point():
+        return stable(self, stable=False, dim=dim, descending=descending)
+    values, index = stable(self.flip(dim), stable=True, dim=dim, descending=descending)
+    return values, self.shape[dim] - 1 - index
+
+
+@contextlib.contextmanager
+def another_sort():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that a kernel is replaced
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("sort", equal_keys_reversed, "CPU")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def grouped(path, lost=False, steps=1):
+    torch.manual_seed(0)
+    model = GroupedExperts(lost)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    expert = torch.randint(0, E, (T,))
+    with whence.capture(model, path):
+        for _ in range(steps):
+            model(torch.randn(T, D), expert).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return path
+
+
+def test_rows_of_equal_keys_may_lie_in_any_order(tmp_path):
+    """Forward, backward, and in two steps; tokens of one expert lie in another order between."""
+    grouped(tmp_path / "reference", steps=2)
+    with another_sort():
+        grouped(tmp_path / "target", steps=2)
+    result = whence.compare(tmp_path / "reference", tmp_path / "target")
+    assert result.status == "same", [f.sentence for f in result.findings]
+    assert "chose differently among tied scores" in "\n".join(result.notes)
+
+
+def test_rows_that_come_back_in_a_wrong_order_are_a_fault(tmp_path):
+    grouped(tmp_path / "reference")
+    with another_sort():
+        grouped(tmp_path / "target", lost=True)
+    result = whence.compare(tmp_path / "reference", tmp_path / "target")
+    assert result.status == "different"
+    assert result.findings[0].op_type == "GroupedExperts" and not result.findings[0].phase

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -254,6 +255,46 @@ def alternatives(current: I64, scores: F64, noise: F64, u: float, limit: int) ->
             choice[row, rank] = candidate
         out.append(choice)
     return out
+
+
+def rearranged(
+    current: I64, scores: F64, noise: F64, u: float, wanted: F64, given: F64
+) -> I64 | None:
+    """`current`, with candidates that tie in the order in which what was computed of them in rank
+    `given` comes nearest to `wanted`; None where that is their order.
+
+    wanted, given: [rows, k, m], m numbers for each rank, of another run and of the one that chose
+    `current`. A sort that is not stable leaves equal keys (tokens of one expert) in any order.
+    """
+    out = current.copy()
+    for row in range(len(current)):
+        chosen = current[row]
+        a, b = (scores[row, part] for part in (chosen[:-1], chosen[1:]))
+        moved = np.maximum(noise[row, chosen[:-1]], noise[row, chosen[1:]])
+        is_new = np.concatenate([[True], distance(a, b) > explained_by(a, b, moved, u)])
+        starts = np.append(np.flatnonzero(is_new), len(chosen))
+        for start, end in pairwise(starts.tolist()):
+            if end - start > 1:
+                nearest = _nearest(wanted[row, start:end], given[row, start:end])
+                out[row, start:end] = chosen[start:end][nearest]
+    return None if np.array_equal(out, current) else out
+
+
+def _nearest(wanted: F64, given: F64) -> I64:
+    """Of each row of `wanted`, [n, m], which row of `given` is nearest to it; each is taken once,
+    where several are as near the one at the same place.
+    """
+    squares = (wanted * wanted).sum(1)[:, None] + (given * given).sum(1)[None, :]
+    cost = np.nan_to_num(squares - 2 * (wanted @ given.T), nan=np.inf)
+    stays = np.diag(cost) <= cost.min(axis=1)
+    nearest = np.where(stays, np.arange(len(cost)), cost.argmin(axis=1))
+    if len(np.unique(nearest)) == len(nearest):
+        return np.asarray(nearest, np.int64)
+    is_free = np.ones(len(cost), bool)
+    for row in np.argsort(cost.min(axis=1), kind="stable"):
+        nearest[row] = np.argmin(np.where(is_free, cost[row], np.inf))
+        is_free[nearest[row]] = False
+    return np.asarray(nearest, np.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from whence import judge
 from whence.comparison.replays.call_tree import REPLICAS, perturbed
 from whence.comparison.replays.seen_choices import I64
 from whence.comparison.replays.semantics import Semantics
-from whence.comparison.replays.tied_choices import Choosing
+from whence.comparison.replays.tied_choices import ChoiceHints, Choosing
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.records import Run
@@ -145,7 +145,7 @@ class ProgramRun:
     """One call's program on the target's inputs, in the dtypes that are needed.
 
     arrays: inputs with their strides, by slot. produced: outputs of the target. dtypes: of the wide
-    replay and of the working one. proposed: see `Choosing`.
+    replay and of the working one. hints: of its choices.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class ProgramRun:
         produced: Mapping[str, Array],
         semantics: Semantics,
         dtypes: tuple[str, str],
-        proposed: Callable[[], list[I64]],
+        hints: ChoiceHints,
     ) -> None:
         self._lenient = False
         self.loaded, self.params = loaded, params
@@ -166,7 +166,10 @@ class ProgramRun:
         self.choosing = None
         if loaded.chooses:
             self.choosing = Choosing(
-                loaded.program, produced, lambda choices: self._run(wide, choices=choices), proposed
+                loaded.program,
+                produced,
+                lambda choices: self._run(wide, choices=choices),
+                hints,
             )
 
     def wide_or_routed(self) -> tuple[Mapping[str, Array], ReplayRefused | None]:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from whence.comparison.replays.program_run import (
 from whence.comparison.replays.self_check import Threads
 from whence.comparison.replays.semantics import PLAIN, ReplayResult, Semantics
 from whence.comparison.replays.side import ReplaySource
+from whence.comparison.replays.tied_choices import ChoiceHints
 from whence.comparison.replays.whole_call import WholeCall
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
@@ -114,6 +115,9 @@ class Replayer:
         self._lowered = LoweredPrecision(reference, as_run)
         self.outputs = max(len(paired), 1)
         self.refused: Counter[str] = Counter()
+        # By call of the target, what its programs chose: a backward pass runs the operators of the
+        # forward pass once more.
+        self._choices: defaultdict[Hashable, dict[int, Any]] = defaultdict(dict)
 
     def figures(self, request: ReplayRequest) -> ReplayResult:
         """Figures of one paired call, for every output of its program that the target has."""
@@ -184,7 +188,10 @@ class Replayer:
             produced,
             semantics,
             (wide, working),
-            lambda: both_sides.own_integers(self.sides, request.partner),
+            ChoiceHints(
+                lambda: both_sides.own_integers(self.sides, request.partner),
+                self._choices[_call_key(request.partner)],
+            ),
         )
         if any(prepared.inside & loaded.needs(slot) for slot in prepared.outputs):
             self._measure_whole(request, prepared, result, produced, run)
@@ -356,3 +363,8 @@ class Replayer:
                 arrays, {}, working="float64", strides=strides
             )
         return outputs
+
+
+def _call_key(call: Call) -> Hashable:
+    """The same of a call and of its backward pass."""
+    return call.rank, call.root, call.step, call.micro, call.scope, call.occurrence

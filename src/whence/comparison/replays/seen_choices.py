@@ -124,6 +124,30 @@ class ObservedChoices:
             distinct=choice.distinct,
         )
 
+    def by_rank(self, choice: SeenChoices, computed: Mapping[str, Array]) -> tuple[F64, F64] | None:
+        """What the other run and the replay computed of each rank of a choice, [rows, k, m]; None
+        where no output has a row for each. Outputs are of one size, so that none outweighs the
+        others.
+        """
+        rows, ranks = choice.used.shape
+        leading = (*choice.shape, ranks)
+        sides: tuple[list[F64], list[F64]] = [], []
+        for slot, output in self.produced.items():
+            replayed = computed.get(slot)
+            if (
+                output.ndim <= len(leading)
+                or output.shape[: len(leading)] != leading
+                or replayed is None
+                or replayed.shape != output.shape
+                or not dtypes.of(output).is_floating
+            ):
+                continue
+            wide = replayed.astype(np.float64).reshape(rows, ranks, -1)
+            size = float(np.sqrt(np.mean(wide * wide))) or 1.0
+            sides[0].append(output.astype(np.float64).reshape(rows, ranks, -1) / size)
+            sides[1].append(wide / size)
+        return (np.concatenate(sides[0], 2), np.concatenate(sides[1], 2)) if sides[0] else None
+
     def described(self, followed_by_place: Mapping[int, ties.Followed]) -> tuple[judge.Choice, ...]:
         """A description of each operator that chose otherwise. followed_by_place: by choice."""
         out = []

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -34,12 +34,23 @@ Figures = Mapping[str, judge.ReplayError]
 Measure = Callable[[Mapping[str, Array]], Figures]
 
 
+class ChoiceHints(NamedTuple):
+    """What may be known of the other run's choices, believed only where `judge.ties` allows it.
+
+    proposed: whole numbers that it computed on the way, as far as its own program tells. shared: by
+    place, what other programs that begin with the same operators chose in this call, as its
+    backward pass does; gets what this one chose.
+    """
+
+    proposed: Callable[[], Sequence[I64]]
+    shared: dict[int, I64]
+
+
 class Choosing:
     """The choices of one program on one call's inputs.
 
     wide: runs the program with `Choices`, which record and force what it chooses. produced: outputs
-    of the other run, by slot. proposed: integers that the other run computed on the way, as far as
-    its own program tells; a choice among them is believed only where `judge.ties` allows it.
+    of the other run, by slot.
     """
 
     def __init__(
@@ -47,10 +58,11 @@ class Choosing:
         program: Program,
         produced: Mapping[str, Array],
         wide: Replay,
-        proposed: Callable[[], Sequence[I64]],
+        hints: ChoiceHints,
     ) -> None:
         self._program, self._produced, self._run_wide = program, produced, wide
-        self._proposed = functools.cache(proposed)
+        self._shared = hints.shared
+        self._proposed = functools.cache(hints.proposed)
         self._forced: dict[int, I64] = {}
         self._accepted: dict[int, I64] = {}
         self._observed: ObservedChoices | None = None
@@ -92,6 +104,8 @@ class Choosing:
         an output holds the indices, they are followed; a choice that no output holds is the one
         that explains the outputs best. Both stay as they were where nothing comes nearer.
         """
+        if self._force(self._known()):
+            wide, errors = self._nearer(wide, errors, measure)
         for _ in range(_PASSES):
             if not self._force(self._seen.shown() or self._seen.proposals()):
                 break
@@ -101,8 +115,24 @@ class Choosing:
         ):
             wide, errors = self._nearer(wide, errors, measure)
         if max(local.score for local in errors.values()) > 1:
+            wide, errors = self._follow_rows(wide, errors, measure)
+        if max(local.score for local in errors.values()) > 1:
             wide, errors = self._follow_hidden(wide, errors, measure)
+        self._shared.update(
+            (place, choice.used)
+            for place, choice in self._seen.wide.seen.items()
+            if place in self._accepted
+        )
         return wide, errors
+
+    def _known(self) -> dict[int, I64]:
+        """What other programs of this call chose, of the choices that this one makes too."""
+        seen = self._seen.wide.seen
+        return {
+            place: used
+            for place, used in self._shared.items()
+            if place in seen and seen[place].own.shape == used.shape
+        }
 
     def _nearer(
         self, wide: Mapping[str, Array], errors: Figures, measure: Measure
@@ -193,6 +223,23 @@ class Choosing:
         return changed
 
     # ---- what no output shows
+
+    def _follow_rows(
+        self, wide: Mapping[str, Array], errors: Figures, measure: Measure
+    ) -> tuple[Mapping[str, Array], Figures]:
+        """Follow the order of what ties where outputs have a row for each rank, as the tokens that
+        are sorted by their expert.
+        """
+        for place in sorted(self._seen.wide.seen.keys() - self._seen.shown().keys()):
+            choice = self._seen.wide.seen.get(place)
+            rows = self._seen.by_rank(choice, wide) if choice is not None else None
+            if choice is None or rows is None:
+                continue
+            noise, unit = self._seen.noise(place, choice), self._seen.unit(place)
+            order = ties.rearranged(choice.used, choice.scores, noise, unit, *rows)
+            if order is not None and self._force({place: order}):
+                wide, errors = self._nearer(wide, errors, measure)
+        return wide, errors
 
     def _follow_hidden(
         self, wide: Mapping[str, Array], errors: Figures, measure: Measure
@@ -324,7 +371,10 @@ def settled(
         }
 
     choosing = Choosing(
-        loaded.program, produced, lambda choices: run(working=wide, choices=choices), list
+        loaded.program,
+        produced,
+        lambda choices: run(working=wide, choices=choices),
+        ChoiceHints(list, {}),
     )
     first = choosing.wide()
     measured = measure(first)
