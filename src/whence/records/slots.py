@@ -92,6 +92,9 @@ def is_drawn(text: str) -> bool:
 INVERSE_SCALE = f"{SlotKind.INPUT}.inverse_scale"
 """What a loss scaler multiplies gradients by."""
 
+READ_BESIDE = f"{SlotKind.INPUT}.beside."
+"""Before the name of a parameter that code reads which changes gradients: weight decay by hand."""
+
 
 def is_own_input(text: str) -> bool:
     """Is it an input that no other call makes or hands on: what the call draws, or a setting of

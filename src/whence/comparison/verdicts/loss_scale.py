@@ -1,23 +1,33 @@
 """A loss that is scaled otherwise, and whose scale is taken out again before the optimiser: divided
 by the number of micro-batches or started from with that gradient, with another scale of a loss
-scaler or without one. What the optimiser takes is the same, so nothing computes something else.
+scaler or without one, or gradients that are divided in the place of the loss. What the optimiser
+takes is the same, so nothing computes something else.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from whence.comparison.paired_runs import PairedRuns
 from whence.dtypes import Array
-from whence.records import Call, Run
-from whence.records.slots import INVERSE_SCALE, is_input, is_of_child, is_output, split_child
+from whence.records import Call, Operation, Run
+from whence.records.slots import (
+    INVERSE_SCALE,
+    READ_BESIDE,
+    is_input,
+    is_of_child,
+    is_output,
+    split_child,
+)
 from whence.results import GUILTY, SlotPair, Verdict, VerdictKind
 
 Verdicts = dict[tuple[int, int], Verdict]
+_Key = tuple[str, Any]
+"""An operand of a program: its kind and its place."""
 
 _LOSS, _GRADIENTS = "loss", "gradients"
 """Names of the calls of a training step (docs/training.md)."""
@@ -109,35 +119,51 @@ def _factor(paired: PairedRuns, slots: Sequence[SlotPair]) -> float | None:
     factor.
     """
     pairs = [paired.arrays(s) for s in slots]
-    fit = _fit([pair for pair in pairs if pair is not None], (1.0, 1.0))
-    if fit is None or None in pairs or not fit.scale or fit.residual > _FACTOR * abs(fit.scale):
+    if None in pairs:
+        return None
+    fit = _fit([pair for pair in pairs if pair is not None], [(1.0, 1.0)] * len(pairs))
+    if fit is None or not fit.scale or fit.residual > _FACTOR * abs(fit.scale):
         return None
     return fit.scale
 
 
 def _fits(paired: PairedRuns) -> Iterator[tuple[tuple[int, str, int], _Fit]]:
-    """By (rank, root, step), of gradients as the last backward pass left them, without a loss
-    scaler's scale. Steps of which a gradient has no partner are left out.
+    """By (rank, root, step), of gradients as the last backward pass left them, times the numbers
+    that they are multiplied by before anything else is done to them. Steps of which a gradient has
+    no partner are left out.
     """
     for index, pair in enumerate(paired.plan.pairs):
         call, partner = paired.calls[pair.reference], paired.target.calls[pair.target]
-        lone = {*pair.only_reference, *pair.only_target} - {INVERSE_SCALE}
-        if call.op != _GRADIENTS or any(map(is_input, lone)):
+        lone = [*pair.only_reference, *pair.only_target]
+        if call.op != _GRADIENTS or any(is_input(s) and not _is_beside(s) for s in lone):
             continue
-        scales = _inverse_scale(paired.reference, call), _inverse_scale(paired.target, partner)
-        slots = (s for name, s in paired.slots[index].items() if is_input(name))
-        pairs = [paired.arrays(s) for s in slots if s.reference_slot != INVERSE_SCALE]
-        fit = _fit([pair for pair in pairs if pair is not None], scales)
-        if fit is not None and None not in pairs:
+        scales = _factors(paired.reference, call), _factors(paired.target, partner)
+        slots = [s for n, s in paired.slots[index].items() if is_input(n) and not _is_beside(n)]
+        numbers = [
+            (scales[0].get(s.reference_slot, 1.0), scales[1].get(s.target_slot, 1.0)) for s in slots
+        ]
+        pairs = [paired.arrays(s) for s in slots]
+        if None in pairs:
+            continue
+        fit = _fit([pair for pair in pairs if pair is not None], numbers)
+        if fit is not None:
             yield (call.rank, call.root, call.step), fit
 
 
-def _fit(pairs: Sequence[tuple[Array, Array]], scales: tuple[float, float]) -> _Fit | None:
+def _is_beside(slot: str) -> bool:
+    """Is it what code reads that changes gradients, and no gradient?"""
+    return slot == INVERSE_SCALE or slot.startswith(READ_BESIDE)
+
+
+def _fit(
+    pairs: Sequence[tuple[Array, Array]], scales: Sequence[tuple[float, float]]
+) -> _Fit | None:
+    """The fit of these pairs, each side times its number in `scales`."""
     if any(a.shape != b.shape for a, b in pairs):
         return None
     product = own = others = 0.0
-    for arrays in pairs:
-        a, b = (x.astype(np.float64) * s for x, s in zip(arrays, scales, strict=True))
+    for arrays, numbers in zip(pairs, scales, strict=True):
+        a, b = (x.astype(np.float64) * s for x, s in zip(arrays, numbers, strict=True))
         product += float(np.vdot(a, b))
         own += float(np.vdot(a, a))
         others += float(np.vdot(b, b))
@@ -146,6 +172,64 @@ def _fit(pairs: Sequence[tuple[Array, Array]], scales: tuple[float, float]) -> _
     # |b - s a|^2 with s = (a, b) / (a, a)
     left = max(0.0, others - product * product / own)
     return _Fit(product / own, math.sqrt(left / own))
+
+
+def _factors(run: Run, call: Call) -> dict[str, float]:
+    """By slot of a gradient, the product of the numbers that a call first multiplies it by: those
+    that its code has, and what a loss scaler divides by.
+    """
+    program = run.programs.get(call.program)
+    inverse = _inverse_scale(run, call)
+    if program is None:
+        return {ref.slot: inverse for ref in call.slots("input")}
+    scaled: dict[tuple[str, Any], tuple[str, float]] = {
+        ("in", place): (slot, 1.0) for place, slot in enumerate(program.inputs)
+    }
+    of_scaler = {
+        ("in", place): inverse for place, slot in enumerate(program.inputs) if slot == INVERSE_SCALE
+    }
+    factors = dict.fromkeys(program.inputs, 1.0)
+    for place, operation in enumerate(program.operations):
+        for output, value, number in _multiplied(operation):
+            slot, factor = scaled.get(value, ("", math.nan))
+            by = of_scaler.get(number, math.nan) if isinstance(number, tuple) else number
+            if math.isfinite(factor * by):
+                factors[slot] = factor * by
+                scaled["op", (place, output)] = slot, factor * by
+    return factors
+
+
+_MULTIPLY = {"mul", "mul_", "_foreach_mul", "_foreach_mul_"}
+_DIVIDE = {"div", "div_", "_foreach_div", "_foreach_div_"}
+
+
+def _multiplied(operation: Operation) -> Iterator[tuple[int, _Key, float | _Key]]:
+    """(number of its output, operand, number that it is multiplied by or the operand of that) of an
+    operation that multiplies or divides tensors by one number.
+    """
+    name = operation.name.split(".")[1] if operation.name.startswith("aten.") else ""
+    if name not in _MULTIPLY | _DIVIDE or len(operation.args) != 2 or operation.kwargs:
+        return
+    values, number = operation.args
+    if isinstance(number, dict):
+        by: float | _Key | None = _key(number)
+    elif isinstance(number, (int, float)) and number:
+        by = 1 / number if name in _DIVIDE else float(number)
+    else:
+        by = None
+    if by is None or (name in _DIVIDE and isinstance(by, tuple)):
+        return
+    for output, value in enumerate(values if isinstance(values, (list, tuple)) else [values]):
+        if (key := _key(value)) is not None:
+            yield output, key, by
+
+
+def _key(operand: Any) -> _Key | None:
+    """An operand that is an input or an output of an operation, as a key; None for any other."""
+    if isinstance(operand, dict) and (kind := next(iter(operand))) in ("in", "op"):
+        place = operand[kind]
+        return kind, tuple(place) if kind == "op" else place
+    return None
 
 
 def _inverse_scale(run: Run, call: Call) -> float:

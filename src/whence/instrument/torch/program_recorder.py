@@ -134,6 +134,12 @@ class Recorder(OperatorListener):
         """Casts that run no operator are seen there."""
         return _Function(self) if self._casts else None
 
+    def knows(self, tensor: Any) -> bool:
+        """Was something over this tensor's memory met in the recording?"""
+        return self._table.is_plain(tensor) and (
+            tensor.untyped_storage()._cdata in self._table.alive
+        )
+
     def child_enters(self, k: int, tensors: Sequence[tuple[str, Any]]) -> None:
         """Child number k is called with these tensors (slot, tensor): outputs "k:slot" of this
         call's own operators.
