@@ -88,4 +88,11 @@ def _computes_in(program: Program) -> str:
 
 
 def _has_products(program: Program) -> bool:
-    return any(base_name(operation.name) in CONTRACTIONS for operation in program.operations)
+    bases = {base_name(operation.name) for operation in program.operations}
+    return bool(bases & CONTRACTIONS) or any(map(_is_recurrent, bases))
+
+
+def _is_recurrent(base: str) -> bool:
+    return base.removesuffix("_cell") in ("lstm", "gru", "rnn_tanh", "rnn_relu") or (
+        base == "mkldnn_rnn_layer"
+    )

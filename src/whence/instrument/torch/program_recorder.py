@@ -207,6 +207,20 @@ class Recorder(OperatorListener):
                 self._operators.after(out, *ready)
         return out
 
+    def operator_as(self, run: Callable[[], Any], parts: Sequence[tuple[Any, Any]]) -> Any:
+        """An operator that does in place what several others do (operator, its arguments): runs it
+        exactly once, and records those.
+        """
+        ready: list[Any] = []
+        with self._guarded("looking at {}", parts[0][0]):
+            if not self.over and not self._paused:
+                ready = [self._operators.before(func, args, {}) for func, args in parts]
+        out = run()
+        with self._guarded("looking at what {} wrote", parts[0][0]):
+            for (_, args), before in zip(parts, ready, strict=bool(ready)):
+                self._operators.after(args[0], *before)
+        return out
+
     def function(self, func: Any, args: Any, kwargs: Any) -> Any:
         """One watched call at the torch-function level."""
         name, points, table = func.__name__, self._cast_points, self._table
