@@ -1,7 +1,8 @@
 """Is whence silent about trainings that are done otherwise and compute the same, and does it name
 what is wrong in one?
 
-    python benchmarks/training_faults.py [--clean | --faults] [--only REGEX] [--json FILE] [-v]
+    python benchmarks/training_faults.py [--clean | --faults] [--fresh] [--only REGEX]
+        [--json FILE] [-v]
     python benchmarks/training_faults.py --device cuda    # and clean pairs of processor and device
 
 Four small models (Llama, Mixtral, ViT, ResNet of transformers, random weights) train two steps of
@@ -10,6 +11,10 @@ autocast. A clean pair must have no finding; where it is `undecided` it says so.
 must be the first finding, at the module, phase and operation where it was planted: "first"; "named"
 is at that place among others, "wider" where the answer is undecided there, "wrong" where findings
 are elsewhere alone, "missed" where there is none.
+
+--fresh takes a second set, of models and optimisers that no rule was set with when it was drawn: a
+GPT-2 with a tied head, T5, ConvNeXt, a U-Net and an LSTM, with AdamW, Adafactor, Lion, RMSprop and
+Nesterov's momentum.
 
 Needs transformers, and a C++ compiler for the compiled pairs. Exit code 1 where a clean pair has a
 finding or something crashes.
@@ -31,6 +36,7 @@ from typing import Any
 
 from _training.clean import Clean, device_pairs, pairs
 from _training.faults import Fault, faults
+from _training.fresh import fresh_faults, fresh_pairs
 from _training.training import train, training_of
 
 import whence
@@ -101,15 +107,16 @@ def main() -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--clean", action="store_true", help="clean pairs only")
     which.add_argument("--faults", action="store_true", help="planted faults only")
+    parser.add_argument("--fresh", action="store_true", help="the second set of trainings")
     parser.add_argument("--only", metavar="REGEX", default="")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("-v", "--verbose", action="store_true", help="every finding in words")
     parser.add_argument("--device", default="cpu", help="where the trainings run")
     chosen = parser.parse_args()
     cases: list[Clean | Fault] = [
-        *(() if chosen.faults else pairs()),
+        *(() if chosen.faults else fresh_pairs() if chosen.fresh else pairs()),
         *(() if chosen.faults or chosen.device == "cpu" else device_pairs()),
-        *(() if chosen.clean else faults()),
+        *(() if chosen.clean else fresh_faults() if chosen.fresh else faults()),
     ]
     rows = []
     with tempfile.TemporaryDirectory() as scratch:

@@ -26,10 +26,12 @@ from _training_ranks import layouts
 from _training_ranks.faults import Fault, faults
 from _training_ranks.launch import captured, parameters
 from _training_ranks.layouts import LAYOUTS, ON_FOUR, Training
+from _training_ranks.more_layouts import MORE_LAYOUTS
 
 import whence
 
 Make = Callable[[], Training]
+_ALL = {**LAYOUTS, **MORE_LAYOUTS}
 
 
 class References:
@@ -46,7 +48,7 @@ class References:
 
 def clean(name: str, ranks: int, references: References, folder: Path) -> dict[str, Any]:
     """One line of the table."""
-    make = LAYOUTS[name]
+    make = _ALL[name]
     bare, seen = parameters(make, ranks, None), parameters(make, ranks, folder)
     result = whence.compare(references.of(getattr(make, "reference", layouts.one)), folder)
     answer = str(result.status) if bare == seen else "changed by the capture"
@@ -72,7 +74,7 @@ def _told(result: Any) -> dict[str, Any]:
 def cases(folder: Path) -> Iterator[Case]:
     """Clean runs, then planted faults."""
     references = References(folder)
-    for name in LAYOUTS:
+    for name in _ALL:
         for ranks in (4,) if name in ON_FOUR else (2, 4):
             run = partial(clean, name, ranks, references)
             yield Case(CLEAN, f"{name} on {ranks} ranks", run)

@@ -30,7 +30,7 @@ class Fault:
     """A pair of trainings of which the target has a fault.
 
     name: what the name of the finding, alone or with its slot, must match in full. phase, step:
-    its phase and step, where step -1 is any. The others as in `Clean`.
+    its phase (a pattern) and step, where step -1 is any. The others as in `Clean`.
     """
 
     words: str
@@ -61,7 +61,7 @@ class Fault:
         return "wider" if result.status == "undecided" else "missed"
 
     def _is_at(self, name: str, phase: str, step: int) -> bool:
-        here = re.fullmatch(self.name, name) and (phase or FORWARD) == self.phase
+        here = re.fullmatch(self.name, name) and re.fullmatch(self.phase, phase or FORWARD)
         return bool(here) and self.step in (-1, step)
 
 

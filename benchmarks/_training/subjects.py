@@ -9,6 +9,8 @@ import torch
 import transformers
 from torch import nn
 
+from _training import fresh_models
+
 STEPS, MICRO_BATCHES = 2, 2
 """Steps of the optimiser, and backward passes of each."""
 _VOCABULARY, _CLASSES, _LENGTH, _ROWS = 96, 10, 12, 2
@@ -75,13 +77,23 @@ def _resnet(**options: Any) -> nn.Module:
     return transformers.ResNetForImageClassification(config)
 
 
-_MAKERS: dict[str, Callable[..., nn.Module]] = {
+_SEEN: dict[str, Callable[..., nn.Module]] = {
     "llama": _llama,
     "mixtral": _mixtral,
     "vit": _vit,
     "resnet": _resnet,
 }
-SUBJECTS = tuple(_MAKERS)
+SUBJECTS = tuple(_SEEN)
+"""The models that the rules were set with."""
+_MAKERS: dict[str, Callable[..., nn.Module]] = {
+    **_SEEN,
+    "gpt2": fresh_models.gpt2,
+    "t5": fresh_models.t5,
+    "convnext": fresh_models.convnext,
+    "lstm": fresh_models.Recurrent,
+    "unet": fresh_models.UNet,
+}
+_TEXTS = ("llama", "mixtral", "gpt2", "lstm", "t5")
 
 
 def made(name: str, **options: Any) -> nn.Module:
@@ -92,7 +104,7 @@ def made(name: str, **options: Any) -> nn.Module:
 
 def is_text(name: str) -> bool:
     """Does the model read tokens? Else images."""
-    return name in ("llama", "mixtral")
+    return name in _TEXTS
 
 
 def batches(name: str) -> Iterator[Batch]:
@@ -101,12 +113,16 @@ def batches(name: str) -> Iterator[Batch]:
     for _ in range(STEPS * MICRO_BATCHES):
         if is_text(name):
             shape = (_ROWS, _LENGTH)
-            tokens = torch.randint(3, _VOCABULARY, shape, generator=draw)
+            words = _VOCABULARY if name in SUBJECTS else fresh_models.VOCABULARY
+            tokens = torch.randint(3, words, shape, generator=draw)
             tokens[:, -2:] = 0
             labels = tokens.clone()
             labels[:, :3] = IGNORED
-            yield {"input_ids": tokens, "labels": labels}
+            before = {"decoder_input_ids": tokens.roll(1, 1)} if name == "t5" else {}
+            yield {"input_ids": tokens, **before, "labels": labels}
         else:
             pixels = torch.randn(2 * _ROWS, 3, 16, 16, generator=draw)
-            labels = torch.randint(0, _CLASSES, (2 * _ROWS,), generator=draw)
+            extents = (2 * _ROWS, 16, 16) if name == "unet" else (2 * _ROWS,)
+            classes = _CLASSES if name in SUBJECTS else fresh_models.CLASSES
+            labels = torch.randint(0, classes, extents, generator=draw)
             yield {"pixel_values": pixels, "labels": labels}

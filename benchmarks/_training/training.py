@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import whence
+from _training.fresh_models import Lion
 from _training.subjects import IGNORED, MICRO_BATCHES, Batch, batches, is_text, made
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -23,6 +24,11 @@ def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Cross entropy of each token given those before it."""
     scores, wanted = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
     return cross_entropy(scores.float(), wanted, ignore_index=IGNORED)
+
+
+def aligned_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of each token that a decoder was to give at its place."""
+    return cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED)
 
 
 def class_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -90,7 +96,17 @@ def decayed_groups(model: nn.Module) -> list[dict[str, Any]]:
 _OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adamw": (torch.optim.AdamW, {"lr": 1e-3, "betas": (0.9, 0.95)}),
     "sgd": (torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9}),
+    "nesterov": (torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "nesterov": True}),
+    "rmsprop": (torch.optim.RMSprop, {"lr": 1e-3, "alpha": 0.95, "momentum": 0.9}),
+    "adafactor": (torch.optim.Adafactor, {"lr": 1e-2}),
+    "lion": (Lion, {"lr": 1e-3, "betas": (0.9, 0.95)}),
 }
+
+
+def _loss_of(name: str) -> Loss:
+    if name == "t5":
+        return aligned_loss
+    return token_loss if is_text(name) else class_loss
 
 
 def training_of(
@@ -104,7 +120,7 @@ def training_of(
         kind,
         dict(hyper_parameters),
         decayed_groups,
-        token_loss if is_text(name) else class_loss,
+        _loss_of(name),
         precision=torch.bfloat16 if autocast else None,
         device=device,
     )

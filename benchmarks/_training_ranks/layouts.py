@@ -273,5 +273,5 @@ def pp() -> Training:
 
 
 LAYOUTS = {f.__name__: f for f in (ddp, fsdp, tp, sp, dp, megatron, ep, pp, dp_tp)}
-ON_FOUR = {"dp_tp"}
+ON_FOUR = {"dp_tp", "fsdp_tp"}
 """Those that need 4 ranks."""

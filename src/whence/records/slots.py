@@ -103,6 +103,16 @@ def is_of_loss_scaler(text: str) -> bool:
     return text in _OF_LOSS_SCALERS
 
 
+READ_BESIDE = f"{SlotKind.INPUT}.beside."
+"""Before the name of a parameter that code reads which changes gradients: weight decay by hand."""
+
+
+@_remember
+def is_read_beside(text: str) -> bool:
+    """Is it a parameter that code reads which changes gradients?"""
+    return text.startswith(READ_BESIDE)
+
+
 def is_own_input(text: str) -> bool:
     """Is it an input that no other call makes or hands on: what the call draws, or a setting of
     its tool?

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from whence.records import Operation, Program
+from whence.records import Call, Operation, Program, Run
 from whence.records.program import identified, map_operands
 from whence.records.slots import FOUND_INF, GRAD_SCALE, INVERSE_SCALE, is_of_loss_scaler
 
@@ -21,6 +21,15 @@ _EXCEEDS, _CHOOSE = "aten.gt.Scalar", "aten.where.self"
 
 _Key = tuple[str, Any]
 """An operand as it can be looked up."""
+
+
+def scaler_settings(run: Run, call: Call) -> dict[str, float]:
+    """What the loss scaler of a call of `gradients` is set to, by slot. Raises ElementsMissing."""
+    return {
+        ref.slot: float(run.array(ref.record).reshape(-1)[0])
+        for ref in call.refs
+        if is_of_loss_scaler(ref.slot)
+    }
 
 
 def without_scaler(program: Program, settings: Mapping[str, float]) -> Program | None:

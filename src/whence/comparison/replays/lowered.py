@@ -1,15 +1,19 @@
 """Calls that compute in 16 bits and hand over float32, as autocast has them do: a product of copies
-in bfloat16 whose result a softmax, or a sum of gradients, widens again.
+in bfloat16 whose result a softmax, or a sum of gradients, widens again; or code between modules
+that works on what such a product left, as the loss of a router on its scores.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from whence import dtypes
 from whence.frameworks.operator_names import base_name
 from whence.records import Call, Program, Run
-from whence.replay.allowed_operators import CONTRACTIONS
+from whence.replay.allowed_operators import CONTRACTIONS, VIEWS
+
+_CASTS = {"_to_copy", "to", "type_as", "convert_element_type", "cast"}
 
 
 class LoweredPrecision:
@@ -25,7 +29,10 @@ class LoweredPrecision:
 
     def dtype(self, partner: Call) -> str:
         """The dtype of 16 bits that a call of the target computes in, "" where it does not."""
-        return self._kinds.get(partner.program, "")
+        program = self._target.programs.get(partner.program)
+        if program is None or not self._kinds or _has_products(program):
+            return self._kinds.get(partner.program, "")
+        return _computes_in(program)
 
     @functools.cached_property
     def _kinds(self) -> dict[str, str]:
@@ -60,5 +67,32 @@ def _lowered(program: Program) -> str:
     return ""
 
 
+def _computes_in(program: Program) -> str:
+    """The dtype of 16 bits of its inputs that a program computes on before it widens them."""
+    half: dict[tuple[str, Any], str] = {
+        ("in", place): name
+        for place, name in enumerate(program.input_dtypes)
+        if name in dtypes.DTYPES and dtypes.is_half(name)
+    }
+    for place, operation in enumerate(program.operations):
+        read = [(o.kind, o.value) for o in operation.operands() if o.kind == "in"]
+        read += [("op", tuple(o.value)) for o in operation.operands() if o.kind == "op"]
+        narrow = [half[key] for key in read if key in half]
+        base = base_name(operation.name)
+        if not narrow or base in _CASTS or "dtype" in operation.kwargs:
+            continue
+        if base not in VIEWS:
+            return narrow[0]
+        half["op", (place, 0)] = narrow[0]
+    return ""
+
+
 def _has_products(program: Program) -> bool:
-    return any(base_name(operation.name) in CONTRACTIONS for operation in program.operations)
+    bases = {base_name(operation.name) for operation in program.operations}
+    return bool(bases & CONTRACTIONS) or any(map(_is_recurrent, bases))
+
+
+def _is_recurrent(base: str) -> bool:
+    return base.removesuffix("_cell") in ("lstm", "gru", "rnn_tanh", "rnn_relu") or (
+        base == "mkldnn_rnn_layer"
+    )

@@ -34,6 +34,7 @@ class Measurement:
     reference: what the reference produced, and the wide replay on its inputs or None where these
     are the target's. spread: by how much each element differs between runs of the reference.
     calls: of the reference and of the target. outputs: how many are judged in the comparison.
+    is_lowered: does the target compute it in 16 bits under autocast, and the reference does not?
     """
 
     run: ProgramRun
@@ -45,6 +46,7 @@ class Measurement:
     semantics: Semantics
     calls: tuple[Call, Call]
     outputs: int
+    is_lowered: bool = False
     errors: ReplayErrors = field(default_factory=dict)
     quick: bool = False
 
@@ -180,8 +182,24 @@ def gathered(measurement: Measurement) -> None:
             )
 
 
+def lowered_inside(measurement: Measurement) -> None:
+    """A call that autocast has compute in 16 bits, where the reference's program knows none: it
+    rounds at places inside that the program does not tell, and what is rounded early spreads along
+    rows. So do replays on inputs a rounding apart.
+    """
+    if not measurement.is_lowered or not measurement.is_suspect():
+        return
+    for copy in measurement.copies(REPLICAS)[1:]:
+        errors = measurement.against(measurement.wide, copy)
+        measurement.errors = {
+            slot: min(error, errors[slot], key=lambda e: e.score)
+            for slot, error in measurement.errors.items()
+        }
+
+
 FLOORS = (
     rounded_once, working_dtype, other_choices, code_boundaries, several_draws, gathered,
+    lowered_inside,
 )  # fmt: skip
 
 

@@ -313,6 +313,7 @@ class Replayer:
             request.semantics,
             (request.call, request.partner),
             self.outputs,
+            bool(self._lowered.dtype(request.partner)),
         )
         result.local = noise_floors.measure(measurement)
         if refused_otherwise is not None and any(e.score > 1 for e in result.local.values()):

@@ -18,7 +18,7 @@ from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
 Verdicts = dict[tuple[int, int], Verdict]
 
-_MADE = "output.grad."
+_MADE, _GIVEN = "output.grad.", "input.grad."
 
 
 def stopped(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
@@ -48,7 +48,7 @@ class _Flow:
         """
         index = self._paired.pair_of.get(call)
         owner = self._paired.calls[call]
-        if index is None or owner.phase != "forward" or not self._both(index):
+        if index is None or owner.phase != "forward" or not self._may_flow(index):
             return
         parameters = self._lone(index, is_param)
         if parameters:
@@ -72,6 +72,9 @@ class _Flow:
                 yield from self.differing(kid)
             agrees = agrees and not self._lone(below, is_output)
         outputs = self._lone(index, is_output)
+        unused = [lone for lone in outputs if not self._arrives(index, *lone)]
+        self._blamed |= self._records(index, unused)
+        outputs = [lone for lone in outputs if lone not in unused]
         if agrees and not kids and (lost := self._swallowed(index)):
             yield lost, call
         if outputs and agrees:
@@ -104,10 +107,24 @@ class _Flow:
             for call, again in zip(self._calls(index), self._again, strict=True)
         )
 
-    def _both(self, index: int) -> bool:
-        """Did autograd see the call in both runs?"""
-        call, partner = self._calls(index)
-        return bool(call.gradients) and bool(partner.gradients)
+    def _may_flow(self, index: int) -> bool:
+        """Did autograd see the call in both runs? Of one that calls others, what it is given and
+        returns may be of kinds that a capture does not look into; one that calls none may have
+        nothing with a gradient where its parameter is frozen.
+        """
+        has = [bool(call.gradients) for call in self._calls(index)]
+        return all(has) or self._calls(index)[0].leaf == any(has)
+
+    def _arrives(self, index: int, slot: str, run: str) -> bool:
+        """Does a gradient of an output come to a call, in the run where the output has one? None
+        does where code made it with `requires_grad`, behind which nothing lies, or nobody uses it.
+        """
+        number = 0 if run == "reference" else 1
+        call, sent = self._calls(index)[number], self._sent[number]
+        if number:
+            pairs = self._paired.slots[index].values()
+            slot = next((p.target_slot for p in pairs if p.reference_slot == slot), slot)
+        return sent.of(call) is None or sent.comes_to(call, slot)
 
     def _calls(self, index: int) -> tuple[Call, Call]:
         pair = self._paired.plan.pairs[index]
@@ -190,6 +207,19 @@ class _Sent:
                     found = (found or set()) | records
             self._known[call.id] = found
         return self._known[call.id]
+
+    def comes_to(self, call: Call, slot: str) -> bool:
+        """Is a gradient of what the call returned under this slot given to it or a call below?"""
+        records = {ref.record for ref in call.refs if ref.slot == slot}
+        todo = [call]
+        while todo:
+            inner = todo.pop()
+            todo += [self._calls[kid] for kid in self._kids.get(inner.id, ())]
+            own = {ref.slot for ref in inner.refs if ref.record in records and is_output(ref.slot)}
+            for part in self._parts.get((inner.rank, inner.order), ()):
+                if any(ref.slot.removeprefix(_GIVEN) in own for ref in part.slots("input")):
+                    return True
+        return False
 
     def makes(self, call: Call, slot: str) -> bool:
         """Does a gradient of what the call was given under this slot come out of it?"""

@@ -1,21 +1,22 @@
 """A loss that is scaled otherwise, and whose scale is taken out again before the optimiser: divided
 by the number of micro-batches or started from with that gradient, with another scale of a loss
-scaler or without one. What the optimiser takes is the same, so nothing computes something else.
+scaler or without one, or gradients that are divided in the place of the loss. What the optimiser
+takes is the same, so nothing computes something else.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from whence.comparison.paired_runs import PairedRuns
-from whence.comparison.programs.loss_scalers import without_scaler
+from whence.comparison.programs.loss_scalers import scaler_settings, without_scaler
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Program, Run
+from whence.records import Call, Operation, Program, Run
 from whence.records.slots import (
     GRAD_SCALE,
     INVERSE_SCALE,
@@ -23,11 +24,14 @@ from whence.records.slots import (
     is_of_child,
     is_of_loss_scaler,
     is_output,
+    is_read_beside,
     split_child,
 )
 from whence.results import GUILTY, CauseKind, SlotPair, Verdict, VerdictKind
 
 Verdicts = dict[tuple[int, int], Verdict]
+_Key = tuple[str, Any]
+"""An operand of a program: its kind and its place."""
 
 _LOSS, _GRADIENTS = "loss", "gradients"
 """Names of the calls of a training step (docs/training.md)."""
@@ -137,14 +141,9 @@ def _without_scaler(run: Run, call: Call) -> Program | None:
     if program is None:
         return None
     try:
-        settings = {
-            ref.slot: float(run.array(ref.record).reshape(-1)[0])
-            for ref in call.refs
-            if is_of_loss_scaler(ref.slot)
-        }
+        return without_scaler(program, scaler_settings(run, call))
     except ElementsMissing:
         return None
-    return without_scaler(program, settings)
 
 
 def _operations(program: Program | None) -> Any:
@@ -189,38 +188,56 @@ def _factor(paired: PairedRuns, slots: Sequence[SlotPair]) -> float | None:
     factor.
     """
     pairs = [paired.arrays(s) for s in slots]
-    fit = _fit([pair for pair in pairs if pair is not None], (1.0, 1.0))
-    if fit is None or None in pairs or not fit.scale or fit.residual > _FACTOR * abs(fit.scale):
+    if None in pairs:
+        return None
+    fit = _fit([pair for pair in pairs if pair is not None], [(1.0, 1.0)] * len(pairs))
+    if fit is None or not fit.scale or fit.residual > _FACTOR * abs(fit.scale):
         return None
     return fit.scale
 
 
 def _fits(paired: PairedRuns) -> Iterator[tuple[tuple[int, str, int], _Gradients]]:
-    """By (rank, root, step), of gradients as the last backward pass left them, without a loss
-    scaler's scale. Steps of which a gradient has no partner are left out.
+    """By (rank, root, step), of gradients as the last backward pass left them, times the numbers
+    that they are multiplied by before anything else is done to them. Steps of which a gradient has
+    no partner are left out.
     """
     for index, pair in enumerate(paired.plan.pairs):
         call, partner = paired.calls[pair.reference], paired.target.calls[pair.target]
-        lone = (*pair.only_reference, *pair.only_target)
-        if call.op != _GRADIENTS or any(is_input(s) and not is_of_loss_scaler(s) for s in lone):
+        lone = [*pair.only_reference, *pair.only_target]
+        if call.op != _GRADIENTS or any(is_input(s) and not _is_beside(s) for s in lone):
             continue
-        scales = _inverse_scale(paired.reference, call), _inverse_scale(paired.target, partner)
-        slots = (s for name, s in paired.slots[index].items() if is_input(name))
-        pairs = [paired.arrays(s) for s in slots if not is_of_loss_scaler(s.reference_slot)]
-        known = [pair for pair in pairs if pair is not None]
-        fit = _fit(known, scales)
-        if fit is not None and len(known) == len(pairs):
-            each = (_fit([pair], scales) for pair in known)
-            every = _Gradients(fit, tuple(one for one in each if one is not None))
+        slots = [s for n, s in paired.slots[index].items() if is_input(n) and not _is_beside(n)]
+        gradients = [arrays for slot in slots if (arrays := paired.arrays(slot)) is not None]
+        try:
+            of_reference = _factors(paired.reference, call)
+            of_target = _factors(paired.target, partner)
+        except ElementsMissing:
+            continue
+        numbers = [
+            (of_reference.get(s.reference_slot, 1.0), of_target.get(s.target_slot, 1.0))
+            for s in slots
+        ]
+        fit = _fit(gradients, numbers) if len(gradients) == len(slots) else None
+        if fit is not None:
+            each = (_fit([pair], [number]) for pair, number in zip(gradients, numbers))
+            every = _Gradients(fit, tuple(part for part in each if part is not None))
             yield (call.rank, call.root, call.step), every
 
 
-def _fit(pairs: Sequence[tuple[Array, Array]], scales: tuple[float, float]) -> _Fit | None:
+def _is_beside(slot: str) -> bool:
+    """Is it what code reads that changes gradients, and no gradient?"""
+    return is_of_loss_scaler(slot) or is_read_beside(slot)
+
+
+def _fit(
+    pairs: Sequence[tuple[Array, Array]], scales: Sequence[tuple[float, float]]
+) -> _Fit | None:
+    """The fit of these pairs, each side times its number in `scales`."""
     if any(a.shape != b.shape for a, b in pairs):
         return None
     product = own = others = 0.0
-    for arrays in pairs:
-        a, b = (x.astype(np.float64) * s for x, s in zip(arrays, scales, strict=True))
+    for arrays, numbers in zip(pairs, scales, strict=True):
+        a, b = (x.astype(np.float64) * s for x, s in zip(arrays, numbers, strict=True))
         product += float(np.vdot(a, b))
         own += float(np.vdot(a, a))
         others += float(np.vdot(b, b))
@@ -231,13 +248,60 @@ def _fit(pairs: Sequence[tuple[Array, Array]], scales: tuple[float, float]) -> _
     return _Fit(product / own, math.sqrt(left / own))
 
 
-def _inverse_scale(run: Run, call: Call) -> float:
-    """What the gradients of a call are multiplied by to take a loss scaler's scale out; 1 where
-    there is none.
+def _factors(run: Run, call: Call) -> dict[str, float]:
+    """By slot of a gradient, the product of the numbers that a call first multiplies it by: those
+    that its code has, and the settings of a loss scaler. Raises ElementsMissing.
     """
-    scale = 1.0
-    for slot, power in ((INVERSE_SCALE, 1), (GRAD_SCALE, -1)):
-        record = next((r.record for r in call.refs if r.slot == slot), None)
-        if record is not None:
-            scale *= float(run.array(record).reshape(-1)[0]) ** power
-    return scale
+    settings = scaler_settings(run, call)
+    program = run.programs.get(call.program)
+    if program is None:
+        inverse = settings.get(INVERSE_SCALE, 1.0) / settings.get(GRAD_SCALE, 1.0)
+        return {ref.slot: inverse for ref in call.slots("input")}
+    scaled: dict[_Key, tuple[str, float]] = {
+        ("in", place): (slot, 1.0) for place, slot in enumerate(program.inputs)
+    }
+    numbers: dict[_Key, float] = {
+        ("in", place): settings[slot]
+        for place, slot in enumerate(program.inputs)
+        if slot in settings
+    }
+    factors = dict.fromkeys(program.inputs, 1.0)
+    for place, operation in enumerate(program.operations):
+        for output, value, number in _multiplied(operation, numbers):
+            slot, factor = scaled.get(value, ("", math.nan))
+            if math.isfinite(factor * number):
+                factors[slot] = factor * number
+                scaled["op", (place, output)] = slot, factor * number
+    return factors
+
+
+_MULTIPLY = {"mul", "mul_", "_foreach_mul", "_foreach_mul_"}
+_DIVIDE = {"div", "div_", "_foreach_div", "_foreach_div_"}
+
+
+def _multiplied(
+    operation: Operation, numbers: Mapping[_Key, float]
+) -> Iterator[tuple[int, _Key, float]]:
+    """(number of its output, operand, number that it is multiplied by) of an operation that
+    multiplies or divides tensors by one number. numbers: operands that are one.
+    """
+    name = operation.name.split(".")[1] if operation.name.startswith("aten.") else ""
+    if name not in _MULTIPLY | _DIVIDE or len(operation.args) != 2 or operation.kwargs:
+        return
+    values, by = operation.args
+    if isinstance(by, dict):
+        by = numbers.get(_key(by) or ("", None))
+    if not isinstance(by, (int, float)) or not by:
+        return
+    number = 1 / by if name in _DIVIDE else float(by)
+    for output, value in enumerate(values if isinstance(values, (list, tuple)) else [values]):
+        if (key := _key(value)) is not None:
+            yield output, key, number
+
+
+def _key(operand: Any) -> _Key | None:
+    """An operand that is an input or an output of an operation, as a key; None for any other."""
+    if isinstance(operand, dict) and (kind := next(iter(operand))) in ("in", "op"):
+        place = operand[kind]
+        return kind, tuple(place) if kind == "op" else place
+    return None

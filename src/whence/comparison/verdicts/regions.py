@@ -27,6 +27,7 @@ from whence.comparison.verdicts.unseen_inputs import UnseenInputs
 from whence.judge.policy import Policy
 from whence.records import Region
 from whence.records.slots import is_input, is_param, is_written
+from whence.records.training import GRADIENTS, LOSS, OPTIMIZER
 from whence.results import GUILTY, Confidence, Evidence, SlotPair, Verdict, VerdictKind
 
 
@@ -191,6 +192,12 @@ class RegionJudge:
             if verdict.verdict in GUILTY:
                 why = "inherited: every output is a tensor that came in"
                 verdict = verdict.withdrawn(VerdictKind.INHERITED, why)
+        if verdict.verdict == VerdictKind.INTRODUCED and _is_step_unknown(evidence):
+            why = (
+                f"no replay of {call.op_type}: a step that takes signs or divides by what is near "
+                f"zero makes that of rounding in a gradient; {verdict.sentence}"
+            )
+            verdict = verdict.withdrawn(VerdictKind.UNDETERMINED, why)
         return self._indices.judged(verdict, call, evidence.inputs, outputs)
 
     def _excuse_after_ties(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
@@ -218,6 +225,20 @@ class RegionJudge:
         return verdict.withdrawn(
             VerdictKind.UNDETERMINED, f"{missing}; in these {verdict.sentence}"
         )
+
+
+def _is_step_unknown(evidence: RegionEvidence) -> bool:
+    """Is it the step of an optimiser without a program, with the same settings in both runs, that
+    was given something else?
+    """
+    call, partner = evidence.pair.call, evidence.pair.partner
+    return (
+        call.phase == OPTIMIZER
+        and call.op not in (GRADIENTS, LOSS)
+        and not call.program
+        and call.arguments == partner.arguments
+        and any(error.inherited for error in evidence.leaf.inputs)
+    )
 
 
 def _unless_drifted(verdict: Verdict, evidence: RegionEvidence) -> Verdict:

@@ -92,7 +92,12 @@ def _rho_by_scope(replays: CallReplays) -> Mapping[Any, Mapping[str, float]]:
 
 def _form(replays: CallReplays, call: int, slot: str) -> Any:
     """What outputs have in common that should round alike: the name of their module with its
-    numbers starred, and one program.
+    numbers starred, and one program; of a backward pass, the target's too, since a derivative that
+    is written by hand rounds at every step, and torch's own once.
     """
     named = replays.paired.calls[call]
-    return align.starred(named.scope), named.op_type, slot, named.program
+    own = ""
+    if named.phase == "backward":
+        pair = replays.paired.plan.pairs[replays.paired.pair_of[call]]
+        own = replays.paired.target.calls[pair.target].program
+    return align.starred(named.scope), named.op_type, slot, named.program, own

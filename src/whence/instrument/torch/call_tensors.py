@@ -15,7 +15,7 @@ from whence.frameworks.torch_trees import CLOSED, NESTING, SIMPLE, ObjectSnapsho
 from whence.instrument.session import Session
 from whence.instrument.torch.caller_code import is_block_cache, tensors_of
 from whence.instrument.torch.frames import ModuleFrame
-from whence.instrument.torch.module_info import HeldTensor, ModuleInfo, home_of
+from whence.instrument.torch.module_info import HeldTensor, ModuleInfo, home_of, is_boundary
 from whence.instrument.torch.tensor_content import Pending
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.records import Ref
@@ -85,6 +85,10 @@ class CallTensors:
             self._take_outputs(frame, out)
         if info.entries is None and not (leaf and info.branches):
             self._take_parameters(frame)  # of a lazy module: the call made them
+        if info.deep and not leaf and is_boundary(info, frame.module):
+            # It ran uncompiled: each module below it has what it holds.
+            info.deep, info.entries, info.sizes = False, None, (-1, -1, -1)
+            frame.refs = [r for r in frame.refs if not is_param(r.slot) or "." not in r.slot[6:]]
         if leaf and info.branches and not info.deep:
             # None of its children was called, so their parameters are its own, from now on.
             info.deep, info.entries, info.sizes = True, None, (-1, -1, -1)
@@ -163,6 +167,8 @@ class CallTensors:
         too where those are never called.
         """
         info, module = frame.info, frame.module
+        if info.entries is None and is_boundary(info, module):
+            info.deep = True  # it reads what the modules below it hold, and may change it
         entries = info.entries
         sizes = len(module._parameters), len(module._buffers), len(module._modules)
         if entries is None or info.sizes != sizes:

@@ -118,7 +118,7 @@ class GatedSteps:
         if frames.active:
             return False
         if self._training is not None:
-            self._training.loss.drop("a step that is not recorded begins")
+            self._training.drop("a step that is not recorded begins")
         root.begin(ModuleFrame(module, info, -1, None))
         return True
 

@@ -61,6 +61,11 @@ def is_optimized(module: Any) -> bool:
     return type(module).__name__ == "OptimizedModule"
 
 
+def is_boundary(info: ModuleInfo, module: Any) -> bool:
+    """Is the module compiled or scripted as a whole, so that its inside is not seen?"""
+    return info.closed or getattr(module, "_compiled_call_impl", None) is not None
+
+
 class HeldTensor:
     """A tensor that a module holds: where (a table of the module, or None when it hangs deeper),
     and as which record it was last seen.

@@ -15,7 +15,7 @@ from whence.instrument.call_frames import root_or_name
 from whence.instrument.process_group import process_group
 from whence.instrument.session import Session
 from whence.instrument.torch import settings
-from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot
+from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot, is_optimized
 
 
 class ModuleRegistry:
@@ -63,6 +63,18 @@ class ModuleRegistry:
         inside = f"<{type(module).__name__}>"
         self._learn(module, root, f"{parent_scope}.{inside}" if parent_scope else inside)
         return self._infos[id(module)]
+
+    def known_compiled(self, module: Any) -> ModuleInfo | None:
+        """What `torch.compile` made of a module that is known, in the place of that one; None for
+        any other module.
+        """
+        original = self.get(module._orig_mod) if is_optimized(module) else None
+        if original is None:
+            return None
+        self._serial += 1
+        info = ModuleInfo(module, original.scope, original.root, self._serial, self._forget)
+        self._infos[id(module)] = info
+        return info
 
     def _learn(self, module: Any, root: ModuleRoot, prefix: str) -> None:
         for name, child in module.named_modules(prefix=prefix):

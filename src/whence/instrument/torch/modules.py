@@ -33,7 +33,7 @@ from whence.instrument.torch.gated_steps import GatedSteps
 from whence.instrument.torch.listener_parts import Interventions, TakesTensors
 from whence.instrument.torch.modes import HIDING, is_traced
 from whence.instrument.torch.module_calls import ModuleCalls
-from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot
+from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot, is_boundary
 from whence.instrument.torch.module_registry import ModuleRegistry
 from whence.instrument.torch.program_cache import NoPrograms, ProgramCache, ProgramWriter
 from whence.instrument.torch.tensor_identity import FindExternal, TensorRegistry
@@ -181,9 +181,9 @@ class Listener:
         if thread.busy or _tracing() is not None or (_depth() and is_traced()):
             return previous(module, *args, **kwargs)
         guarded, stack = self.frames.guarded, thread.stack
-        outside = self.training.loss if self.training is not None and not stack else None
-        if outside is not None:
-            outside.model_begins()
+        training = self.training if not stack else None
+        if training is not None:
+            training.model_begins()
         above = stack[-1].recorder if stack else None
         if above is not None:
             above.pause()
@@ -191,7 +191,7 @@ class Listener:
         if frame is None:
             if above is not None:
                 above.abandon("calls a module that could not be listened to")
-            with outside.around_uncaptured(module) if outside is not None else nullcontext():
+            with training.loss.around_uncaptured(module) if training else nullcontext():
                 return previous(module, *args, **kwargs)
         try:
             if frame.recorder is None:
@@ -209,8 +209,8 @@ class Listener:
             above.resume()
         if self._changes is not None:
             out = self._changes.taken(frame, args, kwargs, out)
-        if outside is not None:
-            outside.model_ended(frame)
+        if training is not None:
+            training.loss.model_ended(frame)
         return out
 
     def _enter(self, module: Any, args: Args, kwargs: Kwargs) -> ModuleFrame | None:
@@ -240,7 +240,7 @@ class Listener:
         if elements_on:
             session.over_budget(frame.scope, frame.step, self.registry.staging.waiting_bytes)
             frame.keep = session.elements_on and not session.sampled
-        if info.closed or module._compiled_call_impl is not None:
+        if is_boundary(info, module):
             self._note_boundary(frame)
         inputs = self.tensors.take_inputs(frame, args, kwargs)
         self.programs.expect(frame, inputs)
@@ -259,7 +259,7 @@ class Listener:
         if parent is not None:
             return self.modules.adopt(module, parent.root, parent.scope)
         if self.model is not None:
-            return None
+            return self.modules.known_compiled(module)
         if not self.modules:
             self.session.load_kernels()
         self._new_root(module)
@@ -338,7 +338,7 @@ class Listener:
         """Compiled code runs next on this thread: no mode of ours may be around it."""
         stack = self.thread.stack
         if self.training is not None:
-            self.training.loss.drop("runs compiled code")
+            self.training.drop("runs compiled code")
         if stack and callback not in (None, False):
             self._compilers.note(stack[-1], callback)
         for frame in stack:

@@ -134,6 +134,12 @@ class Recorder(OperatorListener):
         """Casts that run no operator are seen there."""
         return _Function(self) if self._casts else None
 
+    def knows(self, tensor: Any) -> bool:
+        """Was something over this tensor's memory met in the recording?"""
+        return self._table.is_plain(tensor) and (
+            tensor.untyped_storage()._cdata in self._table.alive
+        )
+
     def child_enters(self, k: int, tensors: Sequence[tuple[str, Any]]) -> None:
         """Child number k is called with these tensors (slot, tensor): outputs "k:slot" of this
         call's own operators.
@@ -199,6 +205,20 @@ class Recorder(OperatorListener):
         if ready is not None:
             with self._guarded("looking at what {} returned", func):
                 self._operators.after(out, *ready)
+        return out
+
+    def operator_as(self, run: Callable[[], Any], parts: Sequence[tuple[Any, Any]]) -> Any:
+        """An operator that does in place what several others do (operator, its arguments): runs it
+        exactly once, and records those.
+        """
+        ready: list[Any] = []
+        with self._guarded("looking at {}", parts[0][0]):
+            if not self.over and not self._paused:
+                ready = [self._operators.before(func, args, {}) for func, args in parts]
+        out = run()
+        with self._guarded("looking at what {} wrote", parts[0][0]):
+            for (_, args), before in zip(parts, ready, strict=bool(ready)):
+                self._operators.after(args[0], *before)
         return out
 
     def function(self, func: Any, args: Any, kwargs: Any) -> Any:

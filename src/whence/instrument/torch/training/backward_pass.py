@@ -25,6 +25,7 @@ from whence.instrument.torch.training.forward_calls import (
     edge_of,
     next_node,
 )
+from whence.instrument.torch.training.gradient_changes import GradientChanges
 from whence.instrument.torch.training.gradient_hooks import (
     GradientHooks,
     SeenGradients,
@@ -50,7 +51,7 @@ class BackwardPasses:
     """The backward passes of the modules that a listener listens to.
 
     calls, sums: write what was seen, of modules and of parameters. loss: the code that the passes
-    start from. sharded: parameters in pieces.
+    start from. sharded: parameters in pieces. changes: what becomes of gradients behind them.
     """
 
     def __init__(
@@ -61,9 +62,10 @@ class BackwardPasses:
         sums: GradientSums,
         loss: LossCode,
         sharded: ShardedParameters,
+        changes: GradientChanges,
     ) -> None:
         self._session, self._frames, self._calls, self._sums = session, frames, calls, sums
-        self._loss, self._sharded = loss, sharded
+        self._loss, self._sharded, self._changes = loss, sharded, changes
         self._waiting, self._recomputed = WaitingCalls(), Recomputed()
         self._previous: Callable[..., Any] | None = None
         self._wrapper: Callable[..., Any] | None = None
@@ -114,6 +116,7 @@ class BackwardPasses:
         ) -> Any:
             hooks = None
             loss = self._loss.stop()
+            self._changes.drop("a backward pass begins")
             if self._waiting and self._frames.active and not inside():
                 hooks = self._frames.guarded(self._begin, tensors, loss)
             try:
@@ -124,6 +127,7 @@ class BackwardPasses:
                 if hooks is not None:
                     kept = create_graph if retain_graph is None else retain_graph
                     self._frames.guarded(self._end, hooks, kept)
+                    self._changes.listen()
 
         self._wrapper = backward
         torch.autograd.backward = backward

@@ -2,14 +2,16 @@
 pass left to those that the optimiser takes, whether something changed them or not.
 
 Functions of torch that clip, and that of the loss scaler that divides, are wrapped, and make the
-program of the call. What else changes a gradient there is not recorded: such a gradient has no
-program, and is compared all the same.
+program of the call, with what code of the program itself does to gradients around them
+(`gradient_code`). A gradient that is changed in a way that is not recorded has no program, and is
+compared all the same.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,22 +19,27 @@ import torch
 from whence.frameworks.torch_arrays import NAMES
 from whence.instrument.call_frames import CallFrames
 from whence.instrument.session import Session
+from whence.instrument.torch.compiled_boundary import CompiledCodeGuard
+from whence.instrument.torch.operand_table import layout
 from whence.instrument.torch.program_cache import ProgramWriter
 from whence.instrument.torch.regions import part_of
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.training.gradient_arithmetic import (
     Change,
-    Operand,
+    ReadBeside,
+    RecordedChange,
     clip_elements,
     clip_norm,
+    composed,
     divide_unless_infinite,
     unscale,
 )
+from whence.instrument.torch.training.gradient_code import GradientCode
 from whence.instrument.torch.training.gradient_hooks import Gradient
 from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
-from whence.records import Operation, Placement, Program, Ref
-from whence.records.program import identified
-from whence.records.slots import FOUND_INF, GRAD_SCALE, INVERSE_SCALE
+from whence.instrument.torch.training.wrapped_functions import WrappedFunctions
+from whence.records import Placement, Program, Ref
+from whence.records.slots import FOUND_INF, GRAD_SCALE, INVERSE_SCALE, READ_BESIDE
 from whence.records.training import GRADIENTS
 
 _UNRECORDED = "code that is not recorded changed the gradients"
@@ -46,25 +53,6 @@ class _Left(NamedTuple):
     edge: str
     dtype: str
     placement: Placement | None
-
-
-class _Read(NamedTuple):
-    """A tensor that a change reads beside the gradients."""
-
-    ref: Ref
-    dtype: str
-
-
-class _Recorded(NamedTuple):
-    """A change that was recorded. parameters: by identity; change: None where it depends on what is
-    not known. reads: what it reads beside the gradients.
-    """
-
-    what: str
-    parameters: tuple[int, ...]
-    change: Change | None
-    arguments: dict[str, Any]
-    reads: tuple[_Read, ...] = ()
 
 
 class _Norm(NamedTuple):
@@ -104,15 +92,22 @@ class GradientChanges:
         registry: TensorRegistry,
         writer: ProgramWriter,
         names: ParameterNames,
+        compiled_code: CompiledCodeGuard,
     ) -> None:
         self._session, self._frames, self._registry = session, frames, registry
         self._writer, self._names = writer, names
         self._left: dict[int, _Left] = {}
         self._now: dict[int, Any] = {}
         self._unknown: set[int] = set()
-        self._recorded: list[_Recorded] = []
+        self._recorded: list[RecordedChange] = []
         self._norm: _Norm | None = None
-        self._undo: list[Callable[[], None]] = []
+        self._functions = WrappedFunctions(frames, self.stop_listening, self.listen)
+        self._compiled_code = compiled_code
+        self._code: GradientCode | None = None
+        self._is_lost = False
+        self._held: dict[tuple[Any, ...], str] = {}
+        # A mode can be taken off only by the thread that it is on: the one that ends the capture.
+        self._thread = threading.get_ident()
 
     # ---- the functions of torch
 
@@ -120,52 +115,24 @@ class GradientChanges:
         """Wrap the functions that change gradients. Programs hold `clip_grad_norm_` from before, so
         what it calls is wrapped.
         """
-        clip_grad, utils = torch.nn.utils.clip_grad, torch.nn.utils
+        clip_grad, utils, wrap = torch.nn.utils.clip_grad, torch.nn.utils, self._functions.wrap
         for module, name in ((clip_grad, "_get_total_norm"), (utils, "get_total_norm")):
-            self._wrap(module, name, self._norm_of)
+            wrap(module, name, self._norm_of, is_whole=False)
         for module, name in (
             (clip_grad, "_clip_grads_with_norm_"),
             (utils, "clip_grads_with_norm_"),
         ):
-            self._wrap(module, name, self._clips_norm)
+            wrap(module, name, self._clips_norm)
         for module in (clip_grad, utils):
-            self._wrap(module, "clip_grad_value_", self._clips_values)
-        self._wrap(torch, "_amp_foreach_non_finite_check_and_unscale_", self._unscales)
+            wrap(module, "clip_grad_value_", self._clips_values)
+        wrap(torch, "_amp_foreach_non_finite_check_and_unscale_", self._unscales)
 
     def remove(self) -> None:
         """Put the functions back that nobody wrapped in turn."""
-        for undo in self._undo:
-            undo()
-        self._undo.clear()
+        self.drop("the capture has ended")
+        self._functions.remove()
         self.clear()
         self._left.clear()
-
-    def _wrap(self, module: Any, name: str, around: Callable[..., Any]) -> None:
-        previous = getattr(module, name, None)
-        if previous is None:  # of another release of torch
-            return
-        frames = self._frames
-
-        def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if not frames.active or frames.thread.busy:
-                return previous(tensors, *args, **kwargs)
-            # May be an iterator, which can be read once.
-            handed_on = tensors if isinstance(tensors, torch.Tensor) else list(tensors)
-            listed = [tensors] if isinstance(tensors, torch.Tensor) else handed_on
-            ended = frames.guarded(around, listed, *args, **kwargs)
-            out = previous(handed_on, *args, **kwargs)
-            if ended is not None:
-                frames.guarded(ended, out)
-            return out
-
-        wrapper.__name__ = wrapper.__qualname__ = name
-        setattr(module, name, wrapper)
-
-        def undo() -> None:
-            if getattr(module, name) is wrapper:
-                setattr(module, name, previous)
-
-        self._undo.append(undo)
 
     def _norm_of(
         self, tensors: list[Any], norm_type: float = 2.0, *_: Any, **__: Any
@@ -210,31 +177,86 @@ class GradientChanges:
         ]
         if not parameters:
             return None
-        return self._around(
-            "unscale_", parameters, unscale, {}, (self._read(INVERSE_SCALE, inverse_scale),)
-        )
+        read = self._read(INVERSE_SCALE, inverse_scale)
+        return self._around("unscale_", parameters, unscale, {}, (read,))
 
     def divided_by_step(
         self, parameters: list[Any], scale: Any, found_inf: Any
     ) -> Callable[[Any], None]:
-        """A fused step is about to divide these gradients by the scale of a loss scaler, unless
-        `found_inf`, a tensor or None, says that one is not finite. Returns what is to be called
-        when it has stepped.
+        """A fused step is about to divide these gradients by a loss scaler's scale, unless
+        `found_inf` (a tensor or None) says that one is not finite.
         """
-        reads = [self._read(GRAD_SCALE, scale)]
+        read = [self._read(GRAD_SCALE, scale)]
         if found_inf is not None:
-            reads.append(self._read(FOUND_INF, found_inf))
-        return self._around("step", parameters, divide_unless_infinite, {}, tuple(reads))
+            read.append(self._read(FOUND_INF, found_inf))
+        return self._around("step", parameters, divide_unless_infinite, {}, tuple(read))
 
-    def _read(self, slot: str, tensor: Any) -> _Read:
-        changed = _Changed(keep=self._session.elements_on)
-        number, edge, form = self._registry.record_of(tensor, slot, changed)
-        return _Read(Ref(slot, number, edge), form[0])
+    def _read(self, slot: str, tensor: Any) -> ReadBeside:
+        seen = _Changed(keep=self._session.elements_on)
+        number, edge, form = self._registry.record_of(tensor, slot, seen)
+        return ReadBeside(Ref(slot, number, edge), form[0])
+
+    # ---- code of the program; nothing of the listener is on the thread then
+
+    def listen(self) -> None:
+        """What runs from here on may change gradients that a backward pass left."""
+        if self._code is not None or self._is_lost:
+            return
+        if (
+            self._left
+            and not self._writer.unwanted
+            and self._frames.active
+            and threading.get_ident() == self._thread
+            and torch._C._len_torch_dispatch_stack() == 0
+        ):
+            parameters = [p for left in self._left.values() if (p := left.tensor()) is not None]
+            self._code = GradientCode(parameters, self._beside)
+            self._compiled_code.set()
+            self._code.__enter__()
+        else:
+            self._is_lost = True
+
+    def stop_listening(self) -> None:
+        """What runs next is recorded in another way: keep what was recorded until now."""
+        code, self._code = self._code, None
+        if code is not None:
+            code.pause()
+            self._frames.guarded(self._keep, code)
+
+    def drop(self, reason: str) -> None:
+        """Record the code that runs from here until the next backward pass no longer."""
+        code, self._code, self._is_lost = self._code, None, True
+        if code is not None:
+            code.abandon(reason)
+
+    def _keep(self, code: GradientCode) -> None:
+        program = code.finish()
+        if program is None:
+            self._is_lost = self._is_lost or code.is_lost
+            return
+        read = tuple(self._read(slot, tensor) for slot, tensor in program.beside)
+        self._recorded.append(RecordedChange("", program.parameters, program.change, {}, read))
+        for identity in program.parameters:
+            parameter = self._left[identity].tensor()
+            self._now[identity] = self._record_of(parameter)
+
+    def _beside(self, tensor: Any) -> str:
+        """The slot of a parameter, as code of gradients reads it: itself or its memory."""
+        if not self._held:
+            self._held = {
+                layout(parameter): path
+                for i, left in self._left.items()
+                if (parameter := left.tensor()) is not None and (path := self._path(i))
+            }
+        known = self._held.get(layout(tensor))
+        return "" if known is None else f"{READ_BESIDE}{known}"
 
     # ---- what happens between a backward pass and a step
 
     def clear(self) -> None:
         """A backward pass has run: nothing has changed what it left."""
+        self._is_lost = False
+        self._held.clear()
         self._now.clear()
         self._unknown.clear()
         self._recorded.clear()
@@ -256,13 +278,13 @@ class GradientChanges:
         parameters: list[Any],
         change: Change | None,
         arguments: dict[str, Any],
-        reads: tuple[_Read, ...] = (),
+        read: tuple[ReadBeside, ...] = (),
     ) -> Callable[[Any], None]:
         """A change begins. Returns what is to be called when it has ended."""
         for parameter in parameters:
             self._look(parameter)
         identities = tuple(map(id, parameters))
-        self._recorded.append(_Recorded(what, identities, change, arguments, reads))
+        self._recorded.append(RecordedChange(what, identities, change, arguments, read))
 
         def ended(_: Any) -> None:
             for parameter in parameters:
@@ -310,7 +332,7 @@ class GradientChanges:
         named = {i: path for i in read if i in self._left and (path := self._path(i))}
         changed = _Changed(keep=self._session.elements_on)
         inputs = [Ref(f"input.{named[i]}", self._left[i].record, self._left[i].edge) for i in named]
-        inputs += {read.ref.slot: read.ref for r in self._recorded for read in r.reads}.values()
+        inputs += {read.ref.slot: read.ref for r in self._recorded for read in r.read}.values()
         changed.placements = {
             f"input.{named[i]}": placement
             for i in named
@@ -321,7 +343,9 @@ class GradientChanges:
             slot = f"output.{named[id(parameter)]}"
             number, edge, _ = self._registry.record_of(parameter.grad, slot, changed)
             outputs.append(Ref(slot, number, edge))
-        program = self._program_of(named, [id(p) for _, p in known])
+        dtypes = {i: self._left[i].dtype for i in named}
+        taken = [named[id(p)] for _, p in known]
+        program = composed(self._recorded, named, dtypes, self._unknown, taken)
         reason = self._writer.unwanted or ("" if program is not None else _UNRECORDED)
         call = _Written(
             (*inputs, *outputs), changed.placements, None if reason else program, reason
@@ -358,48 +382,3 @@ class GradientChanges:
         if name is None:
             return ""
         return f"{name.scope}.{name.name}" if name.scope else name.name
-
-    def _program_of(self, named: dict[int, str], taken: Iterable[int]) -> Program | None:
-        """All changes that were recorded as one program, None where it has nothing to make.
-
-        named: paths of what it reads, by identity. taken: identities of what the optimiser takes.
-        """
-        operations: list[Operation] = []
-
-        def run(name: str, *args: Any) -> Operand:
-            operations.append(Operation(name, args))
-            return {"op": [len(operations) - 1, 0]}
-
-        operands: dict[int, Operand | None] = {
-            i: {"in": k} if i not in self._unknown else None for k, i in enumerate(named)
-        }
-        reads = {read.ref.slot: read.dtype for r in self._recorded for read in r.reads}
-        places = {slot: {"in": len(named) + k} for k, slot in enumerate(reads)}
-        for recorded in self._recorded:
-            before = [operands.get(i) for i in recorded.parameters]
-            whole = [operand for operand in before if operand is not None]
-            if recorded.change is None or len(whole) < len(before):
-                operands.update(dict.fromkeys(recorded.parameters))
-            else:
-                beside = [places[read.ref.slot] for read in recorded.reads]
-                changed = recorded.change(whole, run, beside)
-                operands.update(zip(recorded.parameters, changed, strict=True))
-        outputs = [
-            (f"output.{named[i]}", operand)
-            for i in taken
-            if (operand := operands.get(i)) is not None
-        ]
-        if not outputs:
-            return None
-        dtypes = (*(self._left[i].dtype for i in named), *reads.values())
-        return identified(
-            Program(
-                id="",
-                operations=tuple(operations),
-                inputs=(*(f"input.{path}" for path in named.values()), *reads),
-                outputs=tuple(outputs),
-                base=dtypes[0],
-                input_dtypes=dtypes,
-                default_dtype=NAMES[torch.get_default_dtype()],
-            )
-        )

@@ -57,10 +57,12 @@ class Training:
         self.loss = LossCode(session, frames, registry, writer, compiled_code)
         sharded = ShardedParameters(roots)
         names = ParameterNames(roots, sharded)
-        self._changes = GradientChanges(session, frames, registry, writer, names)
+        self._changes = GradientChanges(session, frames, registry, writer, names, compiled_code)
         sums = GradientSums(session, registry, writer, names, self._changes)
         calls = BackwardCalls(session, registry, writer)
-        self._passes = BackwardPasses(session, frames, calls, sums, self.loss, sharded)
+        self._passes = BackwardPasses(
+            session, frames, calls, sums, self.loss, sharded, self._changes
+        )
         self._steps = OptimizerSteps(session, registry, writer, names, self._changes)
         self._undo: list[Any] = []
 
@@ -88,8 +90,19 @@ class Training:
         """
         return self._passes.left(frame, program, failed=failed)
 
+    def drop(self, reason: str) -> None:
+        """Record the code outside of modules that runs now no longer."""
+        self.loss.drop(reason)
+        self._changes.drop(reason)
+
+    def model_begins(self) -> None:
+        """An outermost call begins; nothing of the listener is on the thread."""
+        self._changes.drop("a model is called")
+        self.loss.model_begins()
+
     def _step_begins(self, optimizer: Any) -> None:
         self.loss.drop("an optimiser steps")
+        self._changes.stop_listening()
         if self._frames.active and not self._frames.thread.busy:
             self._frames.guarded(self._steps.begins, optimizer)
 

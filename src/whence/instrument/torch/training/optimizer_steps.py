@@ -251,14 +251,15 @@ def _unless_skipped(
     State that it makes is zero then.
     """
 
-    def run(name: str, *args: Any) -> Operand:
-        operations.append(Operation(name, args))
+    def run(operation: Operation) -> Operand:
+        operations.append(operation)
         return {"op": [len(operations) - 1, 0]}
 
     held: dict[str, Operand] = {key: {"in": 2 + k} for k, key in enumerate(updated.state)}
     before: list[Operand] = [{"in": 0}]
     for key, new in zip(left, after[1:], strict=True):
-        before.append(held[key] if key in held else run("aten.zeros_like.default", new))
+        zeros = Operation("aten.zeros_like.default", (new,))
+        before.append(held[key] if key in held else run(zeros))
     return unless_infinite(before, after, run, {"in": read - 1})
 
 

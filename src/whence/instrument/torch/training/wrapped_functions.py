@@ -1,0 +1,64 @@
+"""Functions of torch that do something to gradients, wrapped while a capture listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from whence.instrument.call_frames import CallFrames
+
+
+class WrappedFunctions:
+    """Functions around which something is called. begins, ends: called around those of which that
+    tells all that they do, so that nobody else needs to look at their operators.
+    """
+
+    def __init__(
+        self, frames: CallFrames, begins: Callable[[], None], ends: Callable[[], None]
+    ) -> None:
+        self._frames, self._begins, self._ends = frames, begins, ends
+        self._undo: list[Callable[[], None]] = []
+
+    def wrap(
+        self, module: Any, name: str, around: Callable[..., Any], *, is_whole: bool = True
+    ) -> None:
+        """Call `around` with the tensors of a function before it runs, and what that returns with
+        the result. is_whole: does that tell all that the function does?
+        """
+        previous = getattr(module, name, None)
+        if previous is None:  # of another release of torch
+            return
+        frames = self._frames
+
+        def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if not frames.active or frames.thread.busy:
+                return previous(tensors, *args, **kwargs)
+            # May be an iterator, which can be read once.
+            handed_on = tensors if isinstance(tensors, torch.Tensor) else list(tensors)
+            listed = [tensors] if isinstance(tensors, torch.Tensor) else handed_on
+            if is_whole:
+                self._begins()
+            ended = frames.guarded(around, listed, *args, **kwargs)
+            out = previous(handed_on, *args, **kwargs)
+            if ended is not None:
+                frames.guarded(ended, out)
+            if is_whole:
+                self._ends()
+            return out
+
+        wrapper.__name__ = wrapper.__qualname__ = name
+        setattr(module, name, wrapper)
+
+        def undo() -> None:
+            if getattr(module, name) is wrapper:
+                setattr(module, name, previous)
+
+        self._undo.append(undo)
+
+    def remove(self) -> None:
+        """Put the functions back that nobody wrapped in turn."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
