@@ -14,7 +14,7 @@ from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.frameworks.torch_arrays import TORCH, tensors_in, to_host
 from whence.records.program import TENSOR_OPERANDS, map_operands
-from whence.replay import stepwise
+from whence.replay import device_operators, stepwise
 from whence.replay.binding import BoundOperation, BoundProgram, Dependencies
 from whence.replay.choices import Choices
 from whence.replay.dtype_policy import DtypePolicy
@@ -271,6 +271,8 @@ class Execution:
     ) -> Any:
         if self.policy.wide and step.base in stepwise.WIDE:
             return stepwise.WIDE[step.base](named)
+        if step.base in device_operators.HERE:
+            return device_operators.HERE[step.base](named)
         try:
             return step.func(*args, **kwargs)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:

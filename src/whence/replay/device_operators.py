@@ -1,0 +1,120 @@
+"""Operators that have a kernel on another device only, by operators that run here.
+
+A program that was recorded on a GPU calls what torch chose there. Replays run on the processor, so
+each is computed by torch's own operator of the same function, with its rounding: in the working
+dtype, and with a derivative. Each function takes the operator's arguments by schema name and
+returns its outputs in schema order, as far as a program reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Named = dict[str, Any]
+
+_RELU, _TANH, _LSTM, _GRU = range(4)  # modes of cuDNN's recurrent layers
+
+
+def attention(named: Named) -> list[Any]:
+    """softmax(q kᵀ scale + mask) v by the fused kernel of the processor. query (batch, heads,
+    query, dim); key, value may have fewer heads. The log of the summed exponentials is left out.
+    """
+    query, key, value = (named[name] for name in ("query", "key", "value"))
+    groups = query.shape[-3] // key.shape[-3]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    return [
+        torch.nn.functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=named.get("attn_mask", named.get("attn_bias")),
+            is_causal=bool(named.get("is_causal")),
+            scale=named.get("scale"),
+        )
+    ]
+
+
+def batch_norm(named: Named) -> list[Any]:
+    """Batch norm of cuDNN and MIOpen: (x - mean) / sqrt(var + eps) * weight + bias, with the
+    statistics of the batch in training. input (batch, channel, *); writes running statistics.
+    """
+    return list(
+        torch.native_batch_norm(
+            named["input"],
+            named["weight"],
+            named.get("bias"),
+            named.get("running_mean"),
+            named.get("running_var"),
+            named["training"],
+            named["exponential_average_factor"],
+            named["epsilon"],
+        )
+    )
+
+
+def recurrent(named: Named) -> list[Any]:
+    """Recurrent layers of cuDNN: output, last h, last c (empty but for an LSTM). weight: for every
+    layer and direction w_ih, w_hh and, with biases, b_ih, b_hh. batch_sizes: of packed sequences,
+    [] for padded ones.
+    """
+    mode, weights = named["mode"], list(named["weight"])
+    h, c = named["hx"], named.get("cx")
+    function = {_RELU: torch.rnn_relu, _TANH: torch.rnn_tanh, _LSTM: torch.lstm, _GRU: torch.gru}[
+        mode
+    ]
+    state = (h, c) if mode == _LSTM else h
+    has_biases = named["weight_stride0"] >= 4
+    settings = (
+        weights, has_biases, named["num_layers"], named["dropout"], named["train"],
+        named["bidirectional"],
+    )  # fmt: skip
+    if batch_sizes := list(named["batch_sizes"]):
+        sizes = torch.tensor(batch_sizes)
+        results = function(named["input"], sizes, state, *settings)
+    else:
+        results = function(named["input"], state, *settings, named["batch_first"])
+    return [*results, *([] if mode == _LSTM else [named["input"].new_empty(0)])]
+
+
+def lstm_cell(named: Named) -> list[Any]:
+    """One step of an LSTM from the products of its input and state: h, c. input_gates, hidden_gates
+    (batch, 4 hidden), in the order input, forget, cell, output.
+    """
+    gates = _with_bias(named, "input") + _with_bias(named, "hidden")
+    i, f, g, o = gates.chunk(4, -1)
+    c = f.sigmoid() * named["cx"] + i.sigmoid() * g.tanh()
+    return [o.sigmoid() * c.tanh(), c]
+
+
+def gru_cell(named: Named) -> list[Any]:
+    """One step of a GRU from the products of its input and state: h. input_gates, hidden_gates
+    (batch, 3 hidden), in the order reset, update, new.
+    """
+    of_input, of_hidden = _with_bias(named, "input"), _with_bias(named, "hidden")
+    (r, z, n), (r_hidden, z_hidden, n_hidden) = of_input.chunk(3, -1), of_hidden.chunk(3, -1)
+    update = (z + z_hidden).sigmoid()
+    new = (n + (r + r_hidden).sigmoid() * n_hidden).tanh()
+    return [new + update * (named["hx"] - new)]
+
+
+def _with_bias(named: Named, of: str) -> Any:
+    gates, bias = named[f"{of}_gates"], named.get(f"{of}_bias")
+    return gates if bias is None else gates + bias
+
+
+HERE: dict[str, Callable[[Named], list[Any]]] = {
+    "_scaled_dot_product_flash_attention": attention,
+    "_scaled_dot_product_efficient_attention": attention,
+    "_scaled_dot_product_cudnn_attention": attention,
+    "_scaled_dot_product_fused_attention_overrideable": attention,
+    "cudnn_batch_norm": batch_norm,
+    "miopen_batch_norm": batch_norm,
+    "_cudnn_rnn": recurrent,
+    "_thnn_fused_lstm_cell": lstm_cell,
+    "_thnn_fused_gru_cell": gru_cell,
+}
+"""By operator without its namespace."""
