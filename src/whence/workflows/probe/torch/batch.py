@@ -17,6 +17,8 @@ from whence.workflows.probe.torch.trace import Key, Trace
 SIZES = (2, 3, 8, 32)
 _STATISTICS = ("batch_norm",)
 _MOST_SHARES = 4
+_LOOKS_UP = ("index", "gather", "scatter", "embedding", "take")
+"""Operators that are no arithmetic on rows: cut into rows, they point outside of them."""
 
 
 def batch(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
@@ -130,7 +132,8 @@ class _RowByRow:
 
     def __call__(self, key: Key, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         at = self._base.by_key.get(key)
-        if key[2] != self._operator or at is None or func._schema.is_mutable:
+        is_lookup = any(word in key[2] for word in _LOOKS_UP)  # of places in other rows, too
+        if key[2] != self._operator or at is None or func._schema.is_mutable or is_lookup:
             return out
         twin = self._base.operators[at]
         shapes = iter(twin.read)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from whence.workflows.probe.torch.index_bounds import CheckedIndices
 from whence.workflows.probe.torch.inputs import CallInputs
 from whence.workflows.probe.torch.outputs import Outputs, flattened, same_bits
 from whence.workflows.probe.torch.surroundings import Surroundings, set_generators
@@ -31,6 +33,8 @@ class Subject:
         self._buffers = [(b, b._version, b.detach().clone()) for b in _buffers(model)]
         self._attributes = [(m, _plain(m)) for m in model.modules()]
         self._is_wide = False
+        tensors = itertools.chain(model.parameters(), model.buffers())
+        self._on_device = any(tensor.device.type not in ("cpu", "meta") for tensor in tensors)
         self.notes: list[str] = []
 
     def wide(self) -> Subject:
@@ -66,6 +70,8 @@ class Subject:
         if self._is_wide:
             args, kwargs = _widened(args), _widened(kwargs)
         with self._scope(seed), contextlib.ExitStack() as stack:
+            if self._on_device:
+                stack.enter_context(CheckedIndices())
             for mode in modes:
                 stack.enter_context(mode)
             return self.model(*args, **kwargs)
