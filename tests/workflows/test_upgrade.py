@@ -1,5 +1,6 @@
 """Models under two releases: a small package in two folders, and transformers with a planted edit."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from whence import api
 from whence.errors import OutputExists, UsageError, WhenceError
 from whence.report.upgrade import upgrade_text
 from whence.results import Status, Upgrade, Upgraded, UpgradeKind
+from whence.workflows.upgrade import environments
 from whence.workflows.upgrade.inside import tiny_configs, values, widening
 
 pytestmark = pytest.mark.torch
@@ -293,6 +295,58 @@ def edited_transformers(folder: Path) -> str:
     assert text.count(line) == 1
     (copy / edited).write_text(text.replace(line, f"{line} * 1.001"))
     return str(folder / "site")
+
+
+def distribution(folder, name, version="1.0", requires=()):
+    """A folder as pip leaves it, without code."""
+    place = folder / f"{name}-{version}.dist-info"
+    place.mkdir(parents=True)
+    lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {r}" for r in requires)]
+    (place / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", *lines]) + "\n")
+
+
+def unmet(folder, *wanted):
+    done = subprocess.run(
+        [sys.executable, str(environments.INSIDE / "requirements.py"), *wanted],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_requirements_of_extras_are_met_too(tmp_path):
+    """As torch asks for `cuda-toolkit[cufile]`, whose libraries are requirements of the extra."""
+    distribution(tmp_path, "frame", requires=["toolkit[file]>=2; python_version > '3'"])
+    assert unmet(tmp_path, "frame") == ["toolkit[file]>=2"]
+    distribution(tmp_path, "toolkit", "2.1", ["filelib; extra == 'file'", "other; extra == 'x'"])
+    assert unmet(tmp_path, "frame") == ["filelib"]
+    assert unmet(tmp_path, "toolkit[file]") == ["filelib"] and not unmet(tmp_path, "toolkit")
+    distribution(tmp_path, "filelib")
+    assert unmet(tmp_path, "frame", "toolkit[file]", "not-there") == []
+
+
+def test_folders_that_distributions_share_are_laid_over_each_other(tmp_path):
+    for folder, files in (
+        ("round", ["shared/b/lib.so", "shared/same.txt", "new.py"]),
+        ("place", ["shared/a/lib.so", "shared/same.txt"]),
+    ):
+        for file in files:
+            (tmp_path / folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / file).write_text(folder)
+    environments._lay_over(tmp_path / "round", tmp_path / "place")
+    found = {
+        str(file.relative_to(tmp_path)): file.read_text()
+        for file in tmp_path.rglob("*")
+        if file.is_file()
+    }
+    assert found == {
+        "place/shared/a/lib.so": "place",
+        "place/shared/b/lib.so": "round",
+        "place/shared/same.txt": "round",
+        "place/new.py": "round",
+    }
 
 
 def test_an_edit_in_one_file_of_transformers_is_named(tmp_path):

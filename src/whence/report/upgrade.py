@@ -19,7 +19,7 @@ _HEADLINES = {
     Status.DIFFERENT: "DIFFERENT",
     Status.UNDECIDED: "CANNOT TELL",
 }
-_WIDE = 200
+_WIDE, _ERROR = 200, 600
 
 
 def upgrade_text(result: Upgrade, *, everything: bool = False) -> str:
@@ -71,7 +71,7 @@ def _model(model: Upgraded) -> Iterator[str]:
             yield headed("    lines", f"{clean(place.first)} -> {clean(place.second)}")
     for side, error in zip(("first", "second"), model.errors):
         if error:
-            yield headed(f"    {side}", _short(error))
+            yield headed(f"    {side}", shortened(clean(error), _ERROR))
     for title, entries in (
         ("settings", model.settings),
         ("benign", model.benign),

@@ -15,6 +15,8 @@ from typing import NamedTuple
 from whence.errors import UsageError, WhenceError
 
 INSIDE = Path(__file__).parent / "inside"
+_NAME = re.compile(r"[\w.-]+(\[[^\]]*\])?")
+"""Of a requirement: the distribution, with extras."""
 _ROUNDS = 4
 _INSTALL_S = 1800
 _SHOWN_LINES = 6
@@ -87,7 +89,7 @@ def _install(given: str, place: Path, python: str, tell: Callable[[str], None]) 
         tell(f"installing {', '.join(unmet)}, which {given} demands")
         _pip(python, partial, unmet, given)
         installed += unmet
-        wanted = [re.split(r"[^\w.-]", line)[0] for line in unmet]
+        wanted = [_NAME.match(line)[0] for line in unmet]  # type: ignore[index]
     else:
         raise WhenceError(
             f"{given}: its requirements are not met after {_ROUNDS} rounds of pip "
@@ -101,9 +103,15 @@ def _install(given: str, place: Path, python: str, tell: Callable[[str], None]) 
 
 
 def _pip(python: str, place: Path, requirements: Sequence[str], given: str) -> None:
-    """Raises WhenceError with what was tried and pip's last lines."""
-    command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
-    command += ["--target", str(place), *requirements]
+    """Install into a folder. Raises WhenceError with what was tried and pip's last lines.
+
+    pip takes a package's folder that is there already away, also one that several distributions
+    share, as `nvidia`. So it installs into a folder of its own, which is then laid over `place`.
+    """
+    beside = place.with_name(place.name + ".round")
+    shutil.rmtree(beside, ignore_errors=True)
+    command = [python, "-m", "pip", "install", "--quiet", "--no-deps"]
+    command += ["--target", str(beside), *requirements]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_INSTALL_S, check=False
@@ -121,6 +129,18 @@ def _pip(python: str, place: Path, requirements: Sequence[str], given: str) -> N
             f"(pip install --no-deps --target FOLDER):\n{said}\n"
             "check the version, or install it yourself and give the folder or the Python"
         )
+    _lay_over(beside, place)
+
+
+def _lay_over(source: Path, place: Path) -> None:
+    """Move all files of a folder into another, folders that both have as one."""
+    for entry in source.iterdir():
+        target = place / entry.name
+        if entry.is_dir() and target.is_dir():
+            _lay_over(entry, target)
+        else:
+            entry.replace(target)
+    source.rmdir()
 
 
 def _distribution(place: Path, given: str) -> str:

@@ -8,29 +8,36 @@ from importlib import metadata
 from typing import Any
 
 
-def unmet(name: str) -> list[str]:
-    """Requirements, without extras, that no installed distribution meets; of a distribution that
-    is not there, none.
+def unmet(wanted: str) -> list[str]:
+    """Requirements of a distribution ("torch", or "cuda-toolkit[cufile]" with those of an extra)
+    that no installed distribution meets, those of the extras that they name among them; of a
+    distribution that is not there, none.
     """
     from pip._vendor.packaging.requirements import Requirement
 
-    found: list[str] = []
+    distribution: Any = Requirement(wanted)
+    missing: list[str] = []
     try:
-        lines = metadata.requires(name) or []
+        lines = metadata.requires(distribution.name) or []
     except metadata.PackageNotFoundError:
-        return found
+        return missing
     for line in lines:
         requirement: Any = Requirement(line)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        extras = ("", *distribution.extras)
+        marker = requirement.marker
+        if marker is not None and not any(marker.evaluate({"extra": extra}) for extra in extras):
             continue
+        named = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
         try:
             version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
             version = ""
         if not version or not requirement.specifier.contains(version, prereleases=True):
-            found.append(f"{requirement.name}{requirement.specifier}")
-    return found
+            missing.append(f"{requirement.name}{named}{requirement.specifier}")
+        elif named:
+            missing += unmet(f"{requirement.name}{named}")
+    return missing
 
 
 if __name__ == "__main__":
-    print(json.dumps([line for name in sys.argv[1:] for line in unmet(name)]))
+    print(json.dumps([line for wanted in sys.argv[1:] for line in unmet(wanted)]))
