@@ -48,10 +48,32 @@ class _Fit(NamedTuple):
     scale: float
     residual: float
 
-    def agrees(self, factor: float) -> bool:
-        """Do gradients agree that would be off by this factor if a loss's scale reached them?"""
+    def is_off_by(self, scale: float, factor: float) -> bool:
+        """Is it this scale, for gradients that would be off by `factor` if a loss's scale reached
+        them?
+        """
         limit = _AGREES * min(abs(factor - 1), abs(1 / factor - 1), 1.0)
-        return abs(self.scale - 1) <= limit and self.residual <= limit
+        return abs(self.scale / scale - 1) <= limit and self.residual <= limit * scale
+
+
+class _Step(NamedTuple):
+    """The gradients of one step. whole: the fit of all; each: of every one. is_moved: are they
+    multiplied by other numbers before the optimiser takes them?
+    """
+
+    whole: _Fit
+    each: list[_Fit]
+    is_moved: bool
+
+    def agrees(self, factor: float) -> bool:
+        """Does a loss's other scale reach none of them? Most agree then; others may have a fault of
+        their own, but are not off by just this factor.
+        """
+        if self.whole.is_off_by(1.0, factor):
+            return True
+        agreeing = sum(fit.is_off_by(1.0, factor) for fit in self.each)
+        reached = any(fit.is_off_by(factor, factor) for fit in self.each)
+        return 2 * agreeing > len(self.each) and not reached
 
 
 def undone(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
@@ -59,27 +81,49 @@ def undone(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
 
     Gradients before they are clipped count: clipping takes any scale out.
     """
-    differing = [
-        (key, verdict, slots)
+    suspects = {
+        key: verdict
         for key, verdict in verdicts.items()
         if verdict.verdict in (*GUILTY, VerdictKind.UNDETERMINED)
-        and (slots := list(_of_loss(paired, key, verdict)))
-    ]
-    if not differing:
+    }
+    differing = {
+        key: slots for key, v in suspects.items() if (slots := list(_of_loss(paired, key, v)))
+    }
+    taken = [key for key in suspects if paired.calls[key[0]].op == _GRADIENTS]
+    if not differing and not taken:
         return verdicts
-    out, fits = dict(verdicts), dict(_fits(paired))
-    for key, verdict, slots in differing:
-        call = paired.calls[key[0]]
+    out, steps = dict(verdicts), dict(_steps(paired))
+    for key, slots in differing.items():
+        call, verdict = paired.calls[key[0]], verdicts[key]
         factor = _factor(paired, slots)
-        fit = fits.get((call.rank, call.root, call.step))
-        if factor is not None and fit is not None and fit.agrees(factor):
+        step = steps.get((call.rank, call.root, call.step))
+        if factor is not None and step is not None and step.agrees(factor):
             words = f"{factor:.6g} times the reference's, which does not reach the optimiser"
             out[key] = verdict.withdrawn(
                 VerdictKind.NOISE,
                 f"{words}; {verdict.sentence}",
                 numbers={**verdict.numbers, _UNDONE: factor},
             )
+    for key in taken:
+        call, verdict = paired.calls[key[0]], verdicts[key]
+        step = steps.get((call.rank, call.root, call.step))
+        if step is not None and step.is_moved and _are_taken_alike(paired, verdict.pair):
+            words = "gradients are scaled here, and a loss in the other run: they leave alike"
+            out[key] = verdict.withdrawn(VerdictKind.NOISE, f"{words}; {verdict.sentence}")
     return out
+
+
+def _are_taken_alike(paired: PairedRuns, index: int) -> bool:
+    """Does the optimiser take the same gradients in both runs, each but for a little?"""
+    slots = [s for name, s in paired.slots[index].items() if is_output(name)]
+    pairs = [paired.arrays(s) for s in slots]
+    lone = [*paired.plan.pairs[index].only_reference, *paired.plan.pairs[index].only_target]
+    return not any(map(is_output, lone)) and all(
+        pair is not None
+        and (fit := _fit([pair], [(1.0, 1.0)])) is not None
+        and fit.is_off_by(1.0, 2.0)
+        for pair in pairs
+    )
 
 
 def notes(verdicts: Iterable[Verdict], paired: PairedRuns) -> Iterator[str]:
@@ -127,7 +171,7 @@ def _factor(paired: PairedRuns, slots: Sequence[SlotPair]) -> float | None:
     return fit.scale
 
 
-def _fits(paired: PairedRuns) -> Iterator[tuple[tuple[int, str, int], _Fit]]:
+def _steps(paired: PairedRuns) -> Iterator[tuple[tuple[int, str, int], _Step]]:
     """By (rank, root, step), of gradients as the last backward pass left them, times the numbers
     that they are multiplied by before anything else is done to them. Steps of which a gradient has
     no partner are left out.
@@ -142,12 +186,17 @@ def _fits(paired: PairedRuns) -> Iterator[tuple[tuple[int, str, int], _Fit]]:
         numbers = [
             (scales[0].get(s.reference_slot, 1.0), scales[1].get(s.target_slot, 1.0)) for s in slots
         ]
-        pairs = [paired.arrays(s) for s in slots]
-        if None in pairs:
+        pairs = [both for s in slots if (both := paired.arrays(s)) is not None]
+        if len(pairs) < len(slots):
             continue
-        fit = _fit([pair for pair in pairs if pair is not None], numbers)
-        if fit is not None:
-            yield (call.rank, call.root, call.step), fit
+        whole = _fit(pairs, numbers)
+        each = [_fit([both], [number]) for both, number in zip(pairs, numbers, strict=True)]
+        if whole is not None:
+            is_moved = any(a != b for a, b in numbers)
+            yield (
+                (call.rank, call.root, call.step),
+                _Step(whole, [fit for fit in each if fit is not None], is_moved),
+            )
 
 
 def _is_beside(slot: str) -> bool:
