@@ -25,7 +25,7 @@ from _training_ranks.layouts import (
 from _training_ranks.net import ROWS, Net, loss_of
 
 
-def _scheduled(kind: Any, *, scale: bool = True, loss: Callable[..., Any] = loss_of) -> Training:
+def scheduled(kind: Any, *, scale: bool = True, loss: Callable[..., Any] = loss_of) -> Training:
     """A pipeline of which torch runs the stages. scale: are gradients divided by the number of
     micro-batches?
     """
@@ -47,12 +47,12 @@ def _scheduled(kind: Any, *, scale: bool = True, loss: Callable[..., Any] = loss
 
 def gpipe() -> Training:
     """All forward passes, then all backward passes."""
-    return _scheduled(ScheduleGPipe)
+    return scheduled(ScheduleGPipe)
 
 
 def one_f_one_b() -> Training:
     """One forward pass, one backward pass."""
-    return _scheduled(Schedule1F1B)
+    return scheduled(Schedule1F1B)
 
 
 def one_in_micro_batches() -> Training:

@@ -188,3 +188,27 @@ def test_losses_of_other_shapes_are_compared(tmp_path):
     result = compared(tmp_path, Training(not_halved), Training(of_each_element))
     assert result.status != "same"
     assert not any(f.op_type == "gradients" for f in result.findings), answer.answer(result)
+
+
+def test_a_scale_that_is_no_power_of_two_is_taken_out_behind_the_backward_pass(tmp_path):
+    class Later(Training):
+        def steps(self):
+            for self.batch in range(4):
+                self.loss().backward()
+                if self.batch % 2:
+                    for p in self.model.parameters():
+                        p.grad.div_(self.divisor)
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
+
+    class Before(Later):
+        def loss(self):
+            return super().loss() / 3
+
+    before, later = Before(), Later()
+    before.divisor, later.divisor = 1, 3
+    before.run(tmp_path / "reference")
+    later.run(tmp_path / "target")
+    result = whence.compare(tmp_path / "reference", tmp_path / "target")
+    assert result.status == "same", [f.sentence for f in result.findings]
+    assert any("3 times the reference's" in note for note in result.notes)

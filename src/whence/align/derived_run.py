@@ -16,7 +16,7 @@ import numpy as np
 from whence.align import dims as expressions
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Looked, Over, Record, Run
+from whence.records import Call, Looked, Over, Program, Record, Run
 from whence.results import Made, Plan, SlotPair
 
 _HELD_BYTES = 512 << 20  # of made tensors kept: they are measured, then replayed on
@@ -86,6 +86,7 @@ class DerivedTensors:
         self.tensors: list[Made] = []
         self._records: list[Record] = []
         self._existing: dict[tuple[Any, ...], int] = {}
+        self.programs: dict[str, Program] = {}
 
     def record(self, record: int) -> Record:
         """A record of the run, or one that is to be made."""
@@ -127,11 +128,12 @@ class DerivedTensors:
 
     def done(self, calls: Sequence[Call] | None = None) -> Run:
         """The run with what was made; the run itself when that is nothing."""
-        return (
-            Derived(self.run, self.tensors, self._records, calls)
-            if self.tensors or calls is not None
-            else self.run
-        )
+        if not self.tensors and calls is None:
+            return self.run
+        made = Derived(self.run, self.tensors, self._records, calls)
+        if self.programs:
+            made.programs = {**self.run.programs, **self.programs}
+        return made
 
 
 def _described(

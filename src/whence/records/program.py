@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -135,6 +135,33 @@ def identified(program: Program) -> Program:
     """The program with the digest of its content as id; the lines of its code do not count."""
     content = msgspec.json.encode(msgspec.structs.replace(program, id="", lines=()), order="sorted")
     return msgspec.structs.replace(program, id=xxhash.xxh3_128_hexdigest(content))
+
+
+def side_by_side(programs: Sequence[Program]) -> Program:
+    """One program that does what several do that read and make other tensors."""
+    operations: list[Operation] = []
+    inputs: list[str] = []
+    outputs: list[tuple[str, Any]] = []
+    for program in programs:
+        first, place = len(operations), len(inputs)
+
+        def moved(kind: str, value: Any, first: int = first, place: int = place) -> Any:
+            if kind == "op":
+                return {"op": [value[0] + first, value[1]]}
+            return {"in": value + place} if kind == "in" else {kind: value}
+
+        operations += [operation.with_operands(moved) for operation in program.operations]
+        outputs += [(slot, map_operands(moved, operand)) for slot, operand in program.outputs]
+        inputs += program.inputs
+    merged = msgspec.structs.replace(
+        programs[0],
+        operations=tuple(operations),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        input_dtypes=tuple(dtype for program in programs for dtype in program.input_dtypes),
+        lines=(),
+    )
+    return identified(merged)
 
 
 def operands(value: Any) -> Iterator[Operand]:

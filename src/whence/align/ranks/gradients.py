@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from whence.align.ranks.groups import Key, Place, RankGroups, Side, is_sum
@@ -33,9 +33,26 @@ def as_seen(groups: RankGroups, side: Side, key: Key, slot: str, layout: Layout)
     loss = _loss_behind(groups, side, key)
     if divisor(loss) == 1 or not is_left(key[3], key[5], slot):
         return layout
-    if side.placements(key, slot):
-        return layout
+    if any(_parts_losses(p.ranks, side.ranks, loss) for p in side.placements(key, slot)):
+        return layout  # the program says it of ranks that have losses of their own
     return _of_means(layout, loss, len(side.holders(key, slot)[1]))
+
+
+def _parts_losses(mesh: Sequence[int], ranks: Sequence[int], loss: Layout) -> bool:
+    """Do ranks of a mesh have other losses than each other, or is a loss's layout not over all
+    ranks?
+    """
+    order = sorted(ranks)
+    if math.prod(level.size for level in loss) != len(order):
+        return True
+    parts = set()
+    for rank in mesh:
+        place, own = order.index(rank), []
+        for level in reversed(loss):
+            place, coordinate = divmod(place, level.size)
+            own.append(coordinate if level.divisor > 1 else 0)
+        parts.add(tuple(own))
+    return len(parts) > 1
 
 
 def is_gradient(key: Key, slot: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,9 @@ from whence.align.ranks import gradients, shards
 from whence.align.ranks.groups import Key, RankGroups, Side, record_and_roundoff
 from whence.align.ranks.shards import Layout
 from whence.records import Call, Ref, Run, marks
+from whence.records.program import side_by_side
 from whence.records.slots import is_input
+from whence.records.training import GRADIENTS
 
 # unit roundoffs by which replicas may part before a call that reads all of them is no longer one
 # call
@@ -46,12 +48,29 @@ def joined_run(groups: RankGroups, side: Side) -> Run:
                 scope=key[4],
                 placements={},
                 refs=refs,
+                program=_program(side, derived, call, side.groups[key].values()),
                 notes=notes,
                 parent=place[parent] if parent is not None else -1,
                 leaf=all(c.leaf for c in side.groups[key].values()),
             )
         )
     return derived.done(calls)
+
+
+def _program(side: Side, derived: DerivedTensors, lead: Call, calls: Iterable[Call]) -> str:
+    """The program of a joined call: that of its lead, or what ranks with other parameters each did
+    to their gradients.
+    """
+    names = list(dict.fromkeys(call.program for call in calls))
+    programs = [program for name in names if (program := side.run.programs.get(name)) is not None]
+    made = [slot for program in programs for slot, _ in program.outputs]
+    if lead.op != GRADIENTS or len(programs) < 2 or len(set(made)) < len(made):
+        return lead.program
+    if len(programs) < len(names):
+        return ""
+    merged = side_by_side(programs)
+    derived.programs[merged.id] = merged
+    return merged.id
 
 
 def _refs(

@@ -6,77 +6,26 @@ takes is the same, so nothing computes something else.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.programs.loss_scalers import scaler_settings, without_scaler
-from whence.dtypes import Array
+from whence.comparison.verdicts.gradient_scales import fit, gradients_of_steps
 from whence.errors import ElementsMissing
-from whence.records import Call, Operation, Program, Run
-from whence.records.slots import (
-    GRAD_SCALE,
-    INVERSE_SCALE,
-    is_input,
-    is_of_child,
-    is_of_loss_scaler,
-    is_output,
-    is_read_beside,
-    split_child,
-)
+from whence.records import Call, Program, Run
+from whence.records.slots import is_of_child, is_of_loss_scaler, is_output, split_child
+from whence.records.training import GRADIENTS, LOSS
 from whence.results import GUILTY, CauseKind, SlotPair, Verdict, VerdictKind
 
 Verdicts = dict[tuple[int, int], Verdict]
-_Key = tuple[str, Any]
-"""An operand of a program: its kind and its place."""
 
-_LOSS, _GRADIENTS = "loss", "gradients"
-"""Names of the calls of a training step (docs/training.md)."""
 _UNDONE = "undone_scale"
 """By how much a loss was off, among the numbers of a verdict that is withdrawn."""
-_OFF = 0.02
-"""How far the scale of all gradients may be from 1, as a share of what the loss is off by: the
-question is which of the two scales reaches the optimiser. A small ResNet under bfloat16 autocast
-leaves 1.5 %.
-"""
-_LEFT = 0.25
-"""What may be left of all gradients once their scale is taken out, as that share: a small network
-with batch norms under autocast leaves 0.24. More, and their scale says little.
-"""
-_CARRIES = 0.1
-"""What is left of the gradient of one parameter whose scale is known."""
-
 _FACTOR = 0.01
 """What 16 bits leave where tensors differ by a factor alone, over their 2-norm."""
-
-
-class _Fit(NamedTuple):
-    """The least squares target = scale x reference; residual: what is left, over the 2-norm of the
-    reference's.
-    """
-
-    scale: float
-    residual: float
-
-
-class _Gradients(NamedTuple):
-    """How gradients of two runs, as a step begins, are in proportion: all together, and each."""
-
-    all: _Fit
-    each: tuple[_Fit, ...]
-
-    def agrees(self, factor: float) -> bool:
-        """Are they of one scale, where they would be off by this factor if a loss's scale reached
-        them? No gradient may be off by the factor, however small it is beside the others.
-        """
-        size = min(abs(factor - 1), abs(1 / factor - 1), 1.0)
-        if abs(self.all.scale - 1) > _OFF * size or self.all.residual > _LEFT * size:
-            return False
-        known = (fit for fit in self.each if fit.residual <= _CARRIES * size * abs(fit.scale))
-        return all(abs(fit.scale - 1) <= abs(fit.scale - factor) for fit in known)
+_ALIKE = 5e-4
+"""By how much gradients that are taken alike may be off, in size and direction."""
 
 
 def undone(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
@@ -85,26 +34,35 @@ def undone(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
     Gradients before they are clipped count: clipping takes any scale out.
     """
     verdicts = _with_scalers(verdicts, paired)
-    differing = [
-        (key, verdict, slots)
+    suspects = {
+        key: verdict
         for key, verdict in verdicts.items()
         if verdict.verdict in (*GUILTY, VerdictKind.UNDETERMINED)
-        and (slots := list(_of_loss(paired, key, verdict)))
-    ]
-    if not differing:
+    }
+    differing = {
+        key: slots for key, v in suspects.items() if (slots := list(_of_loss(paired, key, v)))
+    }
+    taken = [key for key in suspects if paired.calls[key[0]].op == GRADIENTS]
+    if not differing and not taken:
         return verdicts
-    out, fits = dict(verdicts), dict(_fits(paired))
-    for key, verdict, slots in differing:
-        call = paired.calls[key[0]]
+    out, steps = dict(verdicts), dict(gradients_of_steps(paired))
+    for key, slots in differing.items():
+        call, verdict = paired.calls[key[0]], verdicts[key]
         factor = _factor(paired, slots)
-        fit = fits.get((call.rank, call.root, call.step))
-        if factor is not None and fit is not None and fit.agrees(factor):
+        step = steps.get((call.rank, call.root, call.step))
+        if factor is not None and step is not None and step.agree(factor):
             words = f"{factor:.6g} times the reference's, which does not reach the optimiser"
             out[key] = verdict.withdrawn(
                 VerdictKind.NOISE,
                 f"{words}; {verdict.sentence}",
                 numbers={**verdict.numbers, _UNDONE: factor},
             )
+    for key in taken:
+        call, verdict = paired.calls[key[0]], verdicts[key]
+        step = steps.get((call.rank, call.root, call.step))
+        if step is not None and step.is_moved and _are_taken_alike(paired, verdict.pair):
+            words = "gradients are scaled here, and a loss in the other run: they leave alike"
+            out[key] = verdict.withdrawn(VerdictKind.NOISE, f"{words}; {verdict.sentence}")
     return out
 
 
@@ -117,7 +75,7 @@ def _with_scalers(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
     out = dict(verdicts)
     for key, verdict in verdicts.items():
         call = paired.calls[key[0]]
-        if call.op != _GRADIENTS or verdict.cause != CauseKind.SEMANTIC:
+        if call.op != GRADIENTS or verdict.cause != CauseKind.SEMANTIC:
             continue
         partner = paired.target.calls[paired.plan.pairs[verdict.pair].target]
         if _scaler_slots(call) == _scaler_slots(partner):
@@ -151,6 +109,20 @@ def _operations(program: Program | None) -> Any:
     return program and (program.operations, program.inputs, program.outputs)
 
 
+def _are_taken_alike(paired: PairedRuns, index: int) -> bool:
+    """Does the optimiser take the same gradients in both runs, each but for a little?"""
+    slots = [s for name, s in paired.slots[index].items() if is_output(name)]
+    pairs = [paired.arrays(s) for s in slots]
+    lone = [*paired.plan.pairs[index].only_reference, *paired.plan.pairs[index].only_target]
+    return not any(map(is_output, lone)) and all(
+        pair is not None
+        and (known := fit([pair], [(1.0, 1.0)])) is not None
+        and abs(known.scale - 1) <= _ALIKE
+        and known.residual <= _ALIKE
+        for pair in pairs
+    )
+
+
 def notes(verdicts: Iterable[Verdict], paired: PairedRuns) -> Iterator[str]:
     """What is said of losses whose other scale is taken out again."""
     factors = [
@@ -171,14 +143,14 @@ def _of_loss(paired: PairedRuns, key: tuple[int, int], verdict: Verdict) -> Iter
     number that it is given, as a loss scaler's scale.
     """
     call, stretch = key
-    if paired.calls[call].op == _LOSS:
+    if paired.calls[call].op == LOSS:
         yield from (s for n, s in paired.slots[verdict.pair].items() if is_output(n))
     elif is_of_child(verdict.slot) and 0 <= stretch < len(paired.kids.get(call, ())):
         child = paired.kids[call][stretch]
         index = paired.pair_of.get(child)
         slots = paired.slots[index] if index is not None else {}
         slot = slots.get(split_child(verdict.slot)[1])
-        is_of_loss = paired.calls[child].op == _LOSS
+        is_of_loss = paired.calls[child].op == LOSS
         if is_of_loss and slot and paired.reference.records[slot.reference_record].count == 1:
             yield slot
 
@@ -190,118 +162,7 @@ def _factor(paired: PairedRuns, slots: Sequence[SlotPair]) -> float | None:
     pairs = [paired.arrays(s) for s in slots]
     if None in pairs:
         return None
-    fit = _fit([pair for pair in pairs if pair is not None], [(1.0, 1.0)] * len(pairs))
-    if fit is None or not fit.scale or fit.residual > _FACTOR * abs(fit.scale):
+    known = fit([pair for pair in pairs if pair is not None], [(1.0, 1.0)] * len(pairs))
+    if known is None or not known.scale or known.residual > _FACTOR * abs(known.scale):
         return None
-    return fit.scale
-
-
-def _fits(paired: PairedRuns) -> Iterator[tuple[tuple[int, str, int], _Gradients]]:
-    """By (rank, root, step), of gradients as the last backward pass left them, times the numbers
-    that they are multiplied by before anything else is done to them. Steps of which a gradient has
-    no partner are left out.
-    """
-    for index, pair in enumerate(paired.plan.pairs):
-        call, partner = paired.calls[pair.reference], paired.target.calls[pair.target]
-        lone = [*pair.only_reference, *pair.only_target]
-        if call.op != _GRADIENTS or any(is_input(s) and not _is_beside(s) for s in lone):
-            continue
-        slots = [s for n, s in paired.slots[index].items() if is_input(n) and not _is_beside(n)]
-        gradients = [arrays for slot in slots if (arrays := paired.arrays(slot)) is not None]
-        try:
-            of_reference = _factors(paired.reference, call)
-            of_target = _factors(paired.target, partner)
-        except ElementsMissing:
-            continue
-        numbers = [
-            (of_reference.get(s.reference_slot, 1.0), of_target.get(s.target_slot, 1.0))
-            for s in slots
-        ]
-        fit = _fit(gradients, numbers) if len(gradients) == len(slots) else None
-        if fit is not None:
-            each = (_fit([pair], [number]) for pair, number in zip(gradients, numbers))
-            every = _Gradients(fit, tuple(part for part in each if part is not None))
-            yield (call.rank, call.root, call.step), every
-
-
-def _is_beside(slot: str) -> bool:
-    """Is it what code reads that changes gradients, and no gradient?"""
-    return is_of_loss_scaler(slot) or is_read_beside(slot)
-
-
-def _fit(
-    pairs: Sequence[tuple[Array, Array]], scales: Sequence[tuple[float, float]]
-) -> _Fit | None:
-    """The fit of these pairs, each side times its number in `scales`."""
-    if any(a.shape != b.shape for a, b in pairs):
-        return None
-    product = own = others = 0.0
-    for arrays, numbers in zip(pairs, scales, strict=True):
-        a, b = (x.astype(np.float64) * s for x, s in zip(arrays, numbers, strict=True))
-        product += float(np.vdot(a, b))
-        own += float(np.vdot(a, a))
-        others += float(np.vdot(b, b))
-    if not own > 0 or not math.isfinite(own + others):
-        return None
-    # |b - s a|^2 with s = (a, b) / (a, a)
-    left = max(0.0, others - product * product / own)
-    return _Fit(product / own, math.sqrt(left / own))
-
-
-def _factors(run: Run, call: Call) -> dict[str, float]:
-    """By slot of a gradient, the product of the numbers that a call first multiplies it by: those
-    that its code has, and the settings of a loss scaler. Raises ElementsMissing.
-    """
-    settings = scaler_settings(run, call)
-    program = run.programs.get(call.program)
-    if program is None:
-        inverse = settings.get(INVERSE_SCALE, 1.0) / settings.get(GRAD_SCALE, 1.0)
-        return {ref.slot: inverse for ref in call.slots("input")}
-    scaled: dict[_Key, tuple[str, float]] = {
-        ("in", place): (slot, 1.0) for place, slot in enumerate(program.inputs)
-    }
-    numbers: dict[_Key, float] = {
-        ("in", place): settings[slot]
-        for place, slot in enumerate(program.inputs)
-        if slot in settings
-    }
-    factors = dict.fromkeys(program.inputs, 1.0)
-    for place, operation in enumerate(program.operations):
-        for output, value, number in _multiplied(operation, numbers):
-            slot, factor = scaled.get(value, ("", math.nan))
-            if math.isfinite(factor * number):
-                factors[slot] = factor * number
-                scaled["op", (place, output)] = slot, factor * number
-    return factors
-
-
-_MULTIPLY = {"mul", "mul_", "_foreach_mul", "_foreach_mul_"}
-_DIVIDE = {"div", "div_", "_foreach_div", "_foreach_div_"}
-
-
-def _multiplied(
-    operation: Operation, numbers: Mapping[_Key, float]
-) -> Iterator[tuple[int, _Key, float]]:
-    """(number of its output, operand, number that it is multiplied by) of an operation that
-    multiplies or divides tensors by one number. numbers: operands that are one.
-    """
-    name = operation.name.split(".")[1] if operation.name.startswith("aten.") else ""
-    if name not in _MULTIPLY | _DIVIDE or len(operation.args) != 2 or operation.kwargs:
-        return
-    values, by = operation.args
-    if isinstance(by, dict):
-        by = numbers.get(_key(by) or ("", None))
-    if not isinstance(by, (int, float)) or not by:
-        return
-    number = 1 / by if name in _DIVIDE else float(by)
-    for output, value in enumerate(values if isinstance(values, (list, tuple)) else [values]):
-        if (key := _key(value)) is not None:
-            yield output, key, number
-
-
-def _key(operand: Any) -> _Key | None:
-    """An operand that is an input or an output of an operation, as a key; None for any other."""
-    if isinstance(operand, dict) and (kind := next(iter(operand))) in ("in", "op"):
-        place = operand[kind]
-        return kind, tuple(place) if kind == "op" else place
-    return None
+    return known.scale

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -140,6 +140,12 @@ class Recorder(OperatorListener):
             tensor.untyped_storage()._cdata in self._table.alive
         )
 
+    def forget(self, tensors: Iterable[Any], reason: str) -> None:
+        """Something that cannot be followed may change these tensors."""
+        with self._guarded("looking at what a message changes"):
+            for tensor in tensors:
+                self._table.poison(tensor.untyped_storage()._cdata, reason)
+
     def child_enters(self, k: int, tensors: Sequence[tuple[str, Any]]) -> None:
         """Child number k is called with these tensors (slot, tensor): outputs "k:slot" of this
         call's own operators.
@@ -164,10 +170,19 @@ class Recorder(OperatorListener):
         call). What other modules were given are outputs as well. An output that cannot be followed
         is left out where there are others between modules.
         """
+        recording = self.so_far(outputs)
+        self.over = True
+        self._table.forget_tensors()
+        return recording
+
+    def so_far(self, outputs: Sequence[tuple[str, Any]], *, alone: bool = False) -> Recording:
+        """As `finish`, of a recording that may go on. alone: the program reads only what these
+        outputs depend on.
+        """
         program: Program | None = None
         constants: list[Any] = []
         if not self.reason:
-            self._paused = True
+            paused, self._paused = self._paused, True
             with self._guarded("writing the program"):
                 program, constants = write_program(
                     self._table,
@@ -176,9 +191,9 @@ class Recorder(OperatorListener):
                     self._operators.detached,
                     self._operators.draws,
                     outputs,
+                    alone=alone,
                 )
-        self.over = True
-        self._table.forget_tensors()
+            self._paused = paused
         return Recording(program, constants, self.reason)
 
     def give_up(self, reason: str) -> None:

@@ -95,29 +95,46 @@ class _Operations(NamedTuple):
 
 
 def _needed(
-    table: OperandTable, children: ChildCalls, results: list[tuple[str, Operand]]
+    table: OperandTable,
+    children: ChildCalls,
+    results: list[tuple[str, Operand]],
+    *,
+    alone: bool,
 ) -> _Operations:
-    """The operations that `results` depend on: all of them where memory is written in place."""
+    """The operations that `results` depend on: all of them where memory is written in place. alone:
+    sizes follow no other inputs than those that these operations read.
+    """
     operations, used = table.operations, UsedOperands()
     ends = [operand for _, operand in results]
     live = set(range(len(operations))) if "in-place" in table.notes else _live(table, ends)
     order = sorted(live)
     sizes = ProgramSizes(table, children.calls)
+    read = _read_by(table, order) if alone else set()
     recorded = []
     for old in order:
         name, args, kwargs, guard, schema = operations[old]
-        args, kwargs = sizes.sized(schema, args, kwargs, sizes.known_at(old))
+        known = sizes.known_at(old) & read if alone else sizes.known_at(old)
+        args, kwargs = sizes.sized(schema, args, kwargs, known)
         recorded.append((name, args, kwargs, guard))
         used.walk([*args, *kwargs.values()])
     used.walk(ends)
     fixed = sizes.fixed_extents(any(sizes.takes_sizes(operations[old].schema) for old in live))
-    agreeing = sizes.agreements(used.inputs if children.calls else None)
-    if children.calls:
+    agreeing = sizes.agreements(used.inputs if alone or children.calls else None)
+    if alone or children.calls:
         fixed = {extent for extent in fixed if extent[0] in used.inputs}
     else:
         used.inputs.update(k for k, _, _ in fixed)
         used.inputs.update(k for i, _, m, _ in agreeing for k in (i, m))
     return _Operations(order, recorded, used, fixed, agreeing)
+
+
+def _read_by(table: OperandTable, order: Sequence[int]) -> set[int]:
+    """The inputs whose elements these operations read."""
+    used = UsedOperands()
+    for place in order:
+        _, args, kwargs, *_ = table.operations[place]
+        used.walk([*args, *kwargs.values()])
+    return used.inputs
 
 
 def write_program(
@@ -127,16 +144,19 @@ def write_program(
     detached: Mapping[int, Sequence[bool]],
     draws: Sequence[ProgramDraw],
     outputs: Sequence[tuple[str, Any]],
+    *,
+    alone: bool = False,
 ) -> tuple[Program, list[Any]]:
     """The program of a recording, and the tensors of its constants.
 
     lines: source line of each operation. detached: of each tensor that an operation is given, by
     place, whether it requires no gradient. draws: its inputs that are random numbers. outputs:
-    (slot, tensor after the call). Raises Stop where there is no program.
+    (slot, tensor after the call). alone: only what these outputs depend on is read. Raises Stop
+    where there is no program.
     """
     # Of a call between whose operators others lie, each output stands for itself.
     results, lost = _outputs(table, children, outputs, not children.calls)
-    order, recorded, used, fixed, agreeing = _needed(table, children, results)
+    order, recorded, used, fixed, agreeing = _needed(table, children, results, alone=alone)
     inputs = sorted(used.inputs)
     places = {old: new for new, old in enumerate(inputs)}
     numbers = {old: new for new, old in enumerate(order)}

@@ -115,10 +115,10 @@ class BackwardPasses:
             **named: Any,
         ) -> Any:
             hooks = None
-            loss = self._loss.stop()
+            losses = self._loss.stop()
             self._changes.drop("a backward pass begins")
             if self._waiting and self._frames.active and not inside():
-                hooks = self._frames.guarded(self._begin, tensors, loss)
+                hooks = self._frames.guarded(self._begin, tensors, losses)
             try:
                 return previous(
                     tensors, grad_tensors, retain_graph, create_graph, *further, **named
@@ -138,12 +138,12 @@ class BackwardPasses:
             torch.autograd.backward = self._previous
         self._waiting.clear()
 
-    def _begin(self, tensors: Any, loss: Any) -> _Pass | None:
+    def _begin(self, tensors: Any, losses: Any) -> _Pass | None:
         if self._waiting.several_threads:
             self._tell_threads()
             return None
         roots = tensors_to_start_from(tensors)
-        if loss is not None and (call := self._loss.write(loss, roots)) is not None:
+        if (call := self._loss.write(losses, roots)) is not None:
             self._waiting.add(call, threading.get_ident())
         owners = self._waiting.owners()
         seen = SeenGradients(self._calls.registry, self._sharded.held())

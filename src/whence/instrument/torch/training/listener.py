@@ -101,7 +101,7 @@ class Training:
         self.loss.model_begins()
 
     def _step_begins(self, optimizer: Any) -> None:
-        self.loss.drop("an optimiser steps")
+        self.loss.step_begins()
         self._changes.stop_listening()
         if self._frames.active and not self._frames.thread.busy:
             self._frames.guarded(self._steps.begins, optimizer)

@@ -2,19 +2,24 @@
 
 It belongs to no module. From the return of an outermost call in training until a backward pass
 begins, its operators are recorded as one program, and written as a call of its own ("loss"). Calls
-of models in between are left out: what they return is an input, like labels.
+of models in between are left out: what they return is an input, like labels. Where several backward
+passes begin behind it (the schedule of a pipeline computes the losses of all micro-batches first),
+each is a call of its own, of what leads to its loss.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import torch
 
+from whence.frameworks.torch_arrays import tensors_in
 from whence.instrument.call_frames import CallFrames
 from whence.instrument.session import Session
 from whence.instrument.torch.compiled_boundary import CompiledCodeGuard, is_compilers
@@ -27,13 +32,16 @@ from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.training.forward_calls import ForwardCall, edge_of, next_node
 from whence.instrument.torch.training.open_region import OpenRegion
 from whence.records import Call, Placement, Ref
-from whence.records.slots import SlotKind
+from whence.records.program import identified
+from whence.records.slots import SlotKind, is_output
 from whence.records.training import LOSS
 
 _MOST_OPERATORS = 2_000
 """So many operators are recorded of one loss; a program that runs more between its models does
 something else there.
 """
+_MOST_WAITING = 64
+"""So many losses wait for further backward passes."""
 _modes = torch._C._len_torch_dispatch_stack
 
 
@@ -61,12 +69,61 @@ class _Loss:
         self.results: list[tuple[str, Any]] = []
         self.called: list[Any] = []
         self.recorder: Any = None
+        self.models = [_Returned(frame)]
+
+    def part(self, results: list[tuple[str, Any]], names: Mapping[str, str] | None) -> _Loss:
+        """The loss that leads to these tensors. names: its slots, by those of the inputs here that
+        it reads; None for all as they are.
+        """
+        part = copy.copy(self)
+        part.results, part.placements = results, dict(self.placements)
+        if names is None:
+            part.refs = [*self.refs]
+            return part
+        part.refs = [
+            Ref(names[ref.slot], ref.record, ref.edge) for ref in self.refs if ref.slot in names
+        ]
+        part.input_edges = [(names[slot], e) for slot, e in self.input_edges if slot in names]
+        read = {id(ref.record) for ref in part.refs}
+        part.micro = max((m.micro for m in self.models if m.records & read), default=self.micro)
+        return part
+
+
+class _LossRecorder(Recorder):
+    """Records a loss, with messages between ranks among its operators: those of a pipeline's
+    schedule have nothing to do with it.
+    """
+
+    def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """One operator at the dispatcher: runs it exactly once."""
+        if func.namespace != "c10d":
+            return super().operator(func, args, kwargs)
+        if not self.over:
+            self.forget(tensors_in((args, kwargs)), "a message between ranks changes it")
+        return func(*args, **kwargs)
+
+
+class _Returned:
+    """What one call of a model returned: its micro-batch, where gradients arrive at it, and the
+    identities of the records.
+    """
+
+    def __init__(self, frame: ModuleFrame) -> None:
+        self.micro = frame.micro
+        self.edges = {edge_of(tensor) for _, tensor in frame.results}
+        self.held = [ref.record for ref in frame.refs if is_output(ref.slot)]
+        self.records = set(map(id, self.held))
 
 
 class _OpenLoss(threading.local):
-    """The loss whose code runs on a thread, or None."""
+    """The loss whose code runs on a thread, or None; and those behind which a backward pass began,
+    and another may.
+    """
 
     loss: _Loss | None = None
+
+    def __init__(self) -> None:
+        self.stopped: list[_Loss] = []
 
 
 class LossCode:
@@ -101,6 +158,7 @@ class LossCode:
         """An outermost call has returned: what runs from here on may be the loss."""
         loss = self._open.loss
         if loss is not None and (loss.root, loss.step) == (frame.root, frame.step):
+            loss.models.append(_Returned(frame))
             loss.recorder.resume()
             return
         self.drop("another model was called")
@@ -116,7 +174,7 @@ class LossCode:
             loss = _Loss(frame, keep=self._session.elements_on)
             find = functools.partial(self._find, loss)
             # A mode on functions would be around the call of `backward` itself.
-            loss.recorder = Recorder(
+            loss.recorder = _LossRecorder(
                 [], [], casts=False, find=find, drawn=find, most=_MOST_OPERATORS
             )
             if unwanted := self._writer.unwanted:  # the loss alone is recorded
@@ -149,12 +207,20 @@ class LossCode:
         if loss is not None:
             loss.recorder.abandon(reason)
 
-    def stop(self) -> Any:
+    def step_begins(self) -> None:
+        """An optimiser steps: no loss before it leads to another backward pass."""
+        self.drop("an optimiser steps")
+        self._open.stopped.clear()
+
+    def stop(self) -> Sequence[_Loss]:
         """A backward pass begins: listen no more. Returns what was recorded, for `write`."""
         loss, self._open.loss = self._open.loss, None
+        stopped = self._open.stopped
         if loss is not None:
             loss.recorder.pause()
-        return loss
+            stopped.append(loss)
+            del stopped[:-_MOST_WAITING]
+        return stopped
 
     # ---- what it reads and makes
 
@@ -175,30 +241,49 @@ class LossCode:
         finally:
             thread.busy = False
 
-    def write(self, loss: _Loss, tensors: list[Any]) -> ForwardCall | None:
-        """Write the call of a loss, from which a backward pass begins at these tensors. Returns it
-        as a call that waits for its backward pass, None where there is nothing.
+    def write(self, losses: Sequence[_Loss], tensors: list[Any]) -> ForwardCall | None:
+        """Write the call of the loss, of these, from which a backward pass begins at these tensors.
+        Returns it as a call that waits for its backward pass, None where there is nothing.
         """
-        starts = [t for t in tensors if (e := edge_of(t)) is not None and e.node >= loss.first_node]
-        if not starts:
-            return None
-        loss.results = [(f"output.{k}", tensor) for k, tensor in enumerate(starts)]
-        recording = loss.recorder.finish(loss.results)
-        program, no_program = "", recording.reason
-        if recording.program is not None:
-            if not recording.program.operations:
+        for loss in reversed(losses):
+            returned = set().union(*(model.edges for model in loss.models))
+            starts = [
+                t
+                for t in tensors
+                if (e := edge_of(t)) is not None and e.node >= loss.first_node and e not in returned
+            ]
+            if starts and (
+                len(losses) == 1 or loss.recorder.over or loss.recorder.knows(starts[0])
+            ):
+                if len(loss.models) == 1:
+                    self._open.stopped.remove(loss)
+                return self._written(loss, starts)
+        return None
+
+    def _written(self, loss: _Loss, starts: list[Any]) -> ForwardCall | None:
+        results = [(f"output.{k}", tensor) for k, tensor in enumerate(starts)]
+        several = len(loss.models) > 1
+        recording = loss.recorder.so_far(results, alone=several)
+        made, program, no_program = recording.program, "", recording.reason
+        names = None
+        if made is not None:
+            if not made.operations:
                 return None
+            if several and not made.draws:
+                names = {slot: f"input.{place}" for place, slot in enumerate(made.inputs)}
+                made = identified(msgspec.structs.replace(made, inputs=tuple(names.values())))
             constants = [
                 self._registry.record_of(tensor, f"constant.{i}", loss)[0]
                 for i, tensor in enumerate(recording.constants)
             ]
-            self._writer.write(recording.program, constants)
-            program = recording.program.id
-        for slot, tensor in loss.results:
-            number, edge, _ = self._registry.record_of(tensor, slot, loss)
-            loss.refs.append(Ref(slot, number, edge))
-        self._write(loss, program, no_program)
-        return ForwardCall(loss, next_node(), program)
+            self._writer.write(made, constants)
+            program = made.id
+        part = loss.part(results, names)
+        for slot, tensor in results:
+            number, edge, _ = self._registry.record_of(tensor, slot, part)
+            part.refs.append(Ref(slot, number, edge))
+        self._write(part, program, no_program)
+        return ForwardCall(part, next_node(), program)
 
     def _write(self, loss: _Loss, program: str, no_program: str) -> None:
         root, session = loss.root, self._session
@@ -237,3 +322,4 @@ class LossCode:
     def clear(self) -> None:
         """Stop for good."""
         self.drop("the capture has ended")
+        self._open.stopped.clear()

@@ -1,0 +1,27 @@
+"""Calls of modules that train nothing: torch asks a stage of a pipeline what it makes of a batch
+before the first step, with the program's own module and autograd on.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+_MODULE = "torch.distributed.pipelining.stage"
+_FUNCTIONS = {"_forward_metadata_inference", "_shape_inference"}
+_FRAMES = 16
+"""So many frames lie between such a function and the module's call at most."""
+
+
+def is_dry_run() -> bool:
+    """Is the call that begins now one of these?"""
+    if _MODULE not in sys.modules:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_FRAMES):
+        if frame is None:
+            return False
+        if frame.f_code.co_name in _FUNCTIONS and frame.f_globals.get("__name__") == _MODULE:
+            return True
+        frame = frame.f_back
+    return False
