@@ -160,6 +160,26 @@ def test_a_scale_that_is_left_to_the_step_is_replayed_and_not_changed(tmp_path, 
             )
 
 
+class OverflowsOnce(Training):
+    """float16, and a scale at which gradients overflow in the first step alone."""
+
+    def __init__(self):
+        super().__init__(scale=2.0**22, limit=None, precision=torch.float16)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22, backoff_factor=2.0**-16)
+
+
+def test_a_step_that_a_loss_scaler_leaves_out_is_told_and_ends_its_step(tmp_path):
+    alone = OverflowsOnce().run()
+    target = OverflowsOnce()
+    result = compared(tmp_path, Training(limit=None), target)
+    assert all(torch.equal(a, p) for a, p in zip(alone, target.model.parameters(), strict=True))
+    assert {c.step for c in whence.open_run(tmp_path / "target").calls} == {0, 1}
+    assert result.status == "undecided", answer.answer(result)
+    assert "the loss scaler of the target left out step 0" in "\n".join(result.notes)
+    steps = [c for c in whence.open_run(tmp_path / "target").calls if c.op == "weight"]
+    assert {c.step for c in steps} == {1}
+
+
 def test_clipping_before_the_scale_is_out_is_a_fault_of_the_gradients(tmp_path):
     result = compared(tmp_path, Training(scale=4096.0), Training(scale=4096.0, unscales=False))
     assert result.status == "different"

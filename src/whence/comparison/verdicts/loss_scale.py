@@ -15,8 +15,8 @@ from whence.comparison.verdicts.gradient_scales import fit, gradients_of_steps
 from whence.errors import ElementsMissing
 from whence.records import Call, Program, Run
 from whence.records.slots import is_of_child, is_of_loss_scaler, is_output, split_child
-from whence.records.training import GRADIENTS, LOSS
-from whence.results import GUILTY, CauseKind, SlotPair, Verdict, VerdictKind
+from whence.records.training import BACKWARD, GRADIENTS, LOSS, OPTIMIZER
+from whence.results import GUILTY, CauseKind, Evidence, SlotPair, Verdict, VerdictKind
 
 Verdicts = dict[tuple[int, int], Verdict]
 
@@ -24,6 +24,7 @@ _UNDONE = "undone_scale"
 """By how much a loss was off, among the numbers of a verdict that is withdrawn."""
 _FACTOR = 0.01
 """What 16 bits leave where tensors differ by a factor alone, over their 2-norm."""
+_SHOWN = 8  # steps that are listed
 _ALIKE = 5e-4
 """By how much gradients that are taken alike may be off, in size and direction."""
 
@@ -43,20 +44,25 @@ def undone(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
         key: slots for key, v in suspects.items() if (slots := list(_of_loss(paired, key, v)))
     }
     taken = [key for key in suspects if paired.calls[key[0]].op == GRADIENTS]
-    if not differing and not taken:
+    skipped = {*skipped_steps(paired.reference), *skipped_steps(paired.target)}
+    if not differing and not taken and not skipped:
         return verdicts
     out, steps = dict(verdicts), dict(gradients_of_steps(paired))
     for key, slots in differing.items():
         call, verdict = paired.calls[key[0]], verdicts[key]
         factor = _factor(paired, slots)
-        step = steps.get((call.rank, call.root, call.step))
-        if factor is not None and step is not None and step.agree(factor):
+        place = call.rank, call.root, call.step
+        step = steps.get(place)
+        if factor is not None and (place in skipped or (step is not None and step.agree(factor))):
             words = f"{factor:.6g} times the reference's, which does not reach the optimiser"
             out[key] = verdict.withdrawn(
                 VerdictKind.NOISE,
                 f"{words}; {verdict.sentence}",
                 numbers={**verdict.numbers, _UNDONE: factor},
             )
+    for key, verdict in out.items():
+        if words := _of_skipped(paired.calls[key[0]], verdict, skipped):
+            out[key] = verdict.withdrawn(VerdictKind.UNDETERMINED, f"{words}; {verdict.sentence}")
     for key in taken:
         call, verdict = paired.calls[key[0]], verdicts[key]
         step = steps.get((call.rank, call.root, call.step))
@@ -109,6 +115,22 @@ def _operations(program: Program | None) -> Any:
     return program and (program.operations, program.inputs, program.outputs)
 
 
+def _of_skipped(call: Call, verdict: Verdict, skipped: set[tuple[int, str, int]]) -> str:
+    """Why a guilty verdict proves nothing where one run left steps out, "" where it proves
+    something.
+    """
+    if verdict.verdict not in GUILTY:
+        return ""
+    if call.phase == BACKWARD and (call.rank, call.root, call.step) in skipped:
+        return "a loss scaler left this step out, whose gradients are not finite at its scale"
+    before = any(
+        (rank, root) == (call.rank, call.root) and step < call.step for rank, root, step in skipped
+    )
+    if before and call.phase == OPTIMIZER and verdict.evidence != Evidence.REPLAY:
+        return "a loss scaler left an earlier step out of one run, so that its optimiser is behind"
+    return ""
+
+
 def _are_taken_alike(paired: PairedRuns, index: int) -> bool:
     """Does the optimiser take the same gradients in both runs, each but for a little?"""
     slots = [s for name, s in paired.slots[index].items() if is_output(name)]
@@ -131,11 +153,27 @@ def notes(verdicts: Iterable[Verdict], paired: PairedRuns) -> Iterator[str]:
         if (factor := verdict.numbers.get(_UNDONE)) is not None
         and paired.calls[paired.plan.pairs[verdict.pair].reference].phase == "forward"
     ]
+    for side, run in (("reference", paired.reference), ("target", paired.target)):
+        if steps := sorted({step for _, _, step in skipped_steps(run)}):
+            listed = ", ".join(map(str, steps[:_SHOWN])) + (" ..." if len(steps) > _SHOWN else "")
+            named = f"step{'s' if len(steps) > 1 else ''} {listed}"
+            yield (
+                f"the loss scaler of the {side} left out {named}, whose gradients are not finite "
+                "at its scale: parameters part from there. Begin with a smaller scale "
+                "(GradScaler's init_scale) to compare these steps"
+            )
     if factors:
         yield (
             f"the loss is {factors[0]:.6g} times the reference's; the scale does not reach the "
             "optimiser: gradients before clipping are of one scale"
         )
+
+
+def skipped_steps(run: Run) -> Iterator[tuple[int, str, int]]:
+    """(rank, root, step) of the steps that a loss scaler left out."""
+    for call in run.calls:
+        if call.op == GRADIENTS and call.arguments.get("step.skipped"):
+            yield call.rank, call.root, call.step
 
 
 def _of_loss(paired: PairedRuns, key: tuple[int, int], verdict: Verdict) -> Iterator[SlotPair]:

@@ -37,6 +37,7 @@ from whence.instrument.torch.module_calls import ModuleCalls
 from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot, is_boundary
 from whence.instrument.torch.module_registry import ModuleRegistry
 from whence.instrument.torch.program_cache import NoPrograms, ProgramCache, ProgramWriter
+from whence.instrument.torch.skipped_steps import call_after_skipped_steps
 from whence.instrument.torch.tensor_identity import FindExternal, TensorRegistry
 from whence.instrument.torch.training.listener import training_of
 from whence.instrument.wording import raised
@@ -99,7 +100,7 @@ class Listener:
             self._steps = GatedSteps(gate, session, *known, self._met, self.training)
             observe = self._steps.observing(observe)
         self._calls = ModuleCalls(self.frames, self._unless_dry_run(observe))
-        self._optimizer_hook: Any = None
+        self._optimizer_hooks: list[Any] = []
         if model is not None:
             self._new_root(model)
 
@@ -130,7 +131,10 @@ class Listener:
             os.register_at_fork(after_in_child=lambda: _forked(me))
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._optimizer_hook = register_optimizer_step_post_hook(self._optimizer_stepped)
+        self._optimizer_hooks = [
+            register_optimizer_step_post_hook(self._optimizer_stepped),
+            call_after_skipped_steps(self._step_skipped),
+        ]
         self.active = True
 
     def remove(self) -> None:
@@ -148,8 +152,8 @@ class Listener:
         if self._changes is not None:
             self._changes.finish()
         self._compiled_code.clear()
-        if self._optimizer_hook is not None:
-            self._optimizer_hook.remove()
+        while self._optimizer_hooks:
+            self._optimizer_hooks.pop().remove()
         self.registry.close()
         self.programs.close()
         self.modules.clear()
@@ -338,6 +342,12 @@ class Listener:
         self.tensors.prune()
         if self._steps is not None:
             self._steps.ended()
+
+    def _step_skipped(self, optimizer: Any) -> None:
+        """A loss scaler left a step out: it ends all the same."""
+        if self.training is not None:
+            self.training.skipped(optimizer)
+        self._optimizer_stepped(optimizer)
 
     def _optimizer_stepped(self, optimizer: Any, *_: Any) -> None:
         if self.training is not None:

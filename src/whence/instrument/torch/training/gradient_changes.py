@@ -45,6 +45,10 @@ from whence.records.training import GRADIENTS
 _UNRECORDED = "code that is not recorded changed the gradients"
 
 
+_Ended = Callable[[Any], None]
+"""What is to be called with the result when a change has ended."""
+
+
 class _Left(NamedTuple):
     """The gradient of a parameter as a backward pass left it."""
 
@@ -134,9 +138,7 @@ class GradientChanges:
         self.clear()
         self._left.clear()
 
-    def _norm_of(
-        self, tensors: list[Any], norm_type: float = 2.0, *_: Any, **__: Any
-    ) -> Callable[[Any], None]:
+    def _norm_of(self, tensors: list[Any], norm_type: float = 2.0, *_: Any, **__: Any) -> _Ended:
         def ended(result: Any) -> None:
             self._norm = _Norm(result, [weakref.ref(t) for t in tensors], float(norm_type))
 
@@ -144,7 +146,7 @@ class GradientChanges:
 
     def _clips_norm(
         self, parameters: list[Any], max_norm: float, total_norm: Any, *_: Any, **__: Any
-    ) -> Callable[[Any], None]:
+    ) -> _Ended:
         norm, self._norm = self._norm, None
         limit = float(max_norm)
         arguments = {"max_norm": limit}
@@ -156,9 +158,7 @@ class GradientChanges:
                 change = clip_norm(limit, norm.kind)
         return self._around("clip_grad_norm_", clipped, change, arguments)
 
-    def _clips_values(
-        self, parameters: list[Any], clip_value: float, *_: Any, **__: Any
-    ) -> Callable[[Any], None]:
+    def _clips_values(self, parameters: list[Any], clip_value: float, *_: Any, **__: Any) -> _Ended:
         limit = float(clip_value)
         clipped = [p for p in parameters if p.grad is not None]
         return self._around(
@@ -167,7 +167,7 @@ class GradientChanges:
 
     def _unscales(
         self, gradients: list[Any], _: Any, inverse_scale: Any, *__: Any
-    ) -> Callable[[Any], None] | None:
+    ) -> _Ended | None:
         """A loss scaler takes its scale out of these gradients."""
         scaled = set(map(id, gradients))
         parameters = [
@@ -180,16 +180,13 @@ class GradientChanges:
         read = self._read(INVERSE_SCALE, inverse_scale)
         return self._around("unscale_", parameters, unscale, {}, (read,))
 
-    def divided_by_step(
-        self, parameters: list[Any], scale: Any, found_inf: Any
-    ) -> Callable[[Any], None]:
+    def divided_by_step(self, parameters: list[Any], scale: Any, found_inf: Any) -> _Ended:
         """A fused step is about to divide these gradients by a loss scaler's scale, unless
         `found_inf` (a tensor or None) says that one is not finite.
         """
-        read = [self._read(GRAD_SCALE, scale)]
-        if found_inf is not None:
-            read.append(self._read(FOUND_INF, found_inf))
-        return self._around("step", parameters, divide_unless_infinite, {}, tuple(read))
+        settings = {GRAD_SCALE: scale, FOUND_INF: found_inf}
+        read = tuple(self._read(slot, t) for slot, t in settings.items() if t is not None)
+        return self._around("step", parameters, divide_unless_infinite, {}, read)
 
     def _read(self, slot: str, tensor: Any) -> ReadBeside:
         seen = _Changed(keep=self._session.elements_on)
@@ -279,7 +276,7 @@ class GradientChanges:
         change: Change | None,
         arguments: dict[str, Any],
         read: tuple[ReadBeside, ...] = (),
-    ) -> Callable[[Any], None]:
+    ) -> _Ended:
         """A change begins. Returns what is to be called when it has ended."""
         for parameter in parameters:
             self._look(parameter)
@@ -311,6 +308,10 @@ class GradientChanges:
         return self._registry.record_of(parameter.grad, "output.grad", seen)[0]
 
     # ---- the call
+
+    def skipped(self) -> None:
+        """The optimiser does not take them: its step is left out."""
+        self._recorded.append(RecordedChange("step", (), None, {"skipped": True}))
 
     def write(self, stepped: Sequence[tuple[ParameterName, Any]], region: Any) -> None:
         """An optimiser is about to take the gradients of these parameters: write what became of

@@ -94,6 +94,20 @@ class OptimizerSteps:
         elif stepped:
             self._write_changes()
 
+    def skipped(self, optimizer: Any) -> None:
+        """A loss scaler found a gradient that is not finite, and left the step out."""
+        self._stepped = [
+            (name, tensor)
+            for group in optimizer.param_groups
+            for tensor in group["params"]
+            if tensor.grad is not None and (name := self._names.of(tensor)) is not None
+        ]
+        if self._stepped:
+            self._changes.skipped()
+            self._write_changes()
+            self._regions.close()
+            self._counts = {}
+
     def _write_changes(self) -> None:
         root = self._stepped[0][0].root
         region = self._regions.enter("optimizer", root, root.steps.get("", 0), 0, self._counts)
