@@ -38,7 +38,7 @@ class Shape(NamedTuple):
     rows: int
 
 
-SHAPES = {"small": Shape(256, 688, 4, 8, 128, 4), "gpu": Shape(1024, 2752, 12, 16, 1024, 16)}
+SHAPES = {"small": Shape(256, 688, 4, 8, 128, 4), "gpu": Shape(768, 2048, 8, 12, 512, 4)}
 WARM = 2
 """Steps before the ones that count: programs are recorded in the first."""
 
