@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -65,10 +65,14 @@ class Subject:
         args, kwargs = inputs.call(copied)
         if self._is_wide:
             args, kwargs = _widened(args), _widened(kwargs)
+        return self.within(lambda model: model(*args, **kwargs), *modes, seed=seed)
+
+    def within(self, action: Callable[[Any], Any], *modes: Any, seed: int | None = None) -> Any:
+        """What an action on the model returns, run as its calls are."""
         with self._scope(seed), contextlib.ExitStack() as stack:
             for mode in modes:
                 stack.enter_context(mode)
-            return self.model(*args, **kwargs)
+            return action(self.model)
 
     @contextlib.contextmanager
     def _scope(self, seed: int | None) -> Iterator[None]:
