@@ -29,13 +29,22 @@ from whence.cli import _options, _progress
     "--only",
     "properties",
     multiple=True,
-    type=click.Choice(["causality", "padding", "batch", "chunking", "repeat"]),
+    type=click.Choice(
+        ["causality", "padding", "batch", "chunking", "repeat", "packing", "equivariance"]
+    ),
     help="Ask for this property; more than once for several.",
 )
 @click.option(
     "--causal/--no-causal",
     default=None,
     help="Declare that a position may see only what comes before it, or that it may see all.",
+)
+@click.option(
+    "--declare",
+    multiple=True,
+    type=click.Choice(["packed", "not-packed", "flip", "shift"]),
+    help="What should hold: documents of one row do not see each other (or may); an image flipped "
+    "left to right, or shifted by a column, gives the same.",
 )
 @click.option(
     "--call",

@@ -21,6 +21,10 @@ class Property(Word):
     """Reading in pieces with a cache gives what reading at once gives."""
     REPEAT = "repeat"
     """The same call gives the same result."""
+    PACKING = "packing"
+    """Documents that share a row do not see each other."""
+    EQUIVARIANCE = "equivariance"
+    """Heads, experts and channels are alike: permuted with their weights, they give the same."""
 
 
 class Held(Word):

@@ -49,7 +49,7 @@ class Trial(NamedTuple):
     changed: Changed
     region: Region
     twin: CallInputs | None = None
-    modes: Sequence[Callable[[], Any]] = ()
+    modes: Sequence[Callable[[Subject], Any]] = ()
     copied: bool = True
 
 
@@ -99,12 +99,13 @@ class Judge:
         region: Region,
         *,
         twin: CallInputs | None = None,
-        modes: Sequence[Callable[[], Any]] = (),
+        modes: Sequence[Callable[[Subject], Any]] = (),
         copied: bool = True,
     ) -> Variant:
         """Compare a run on `changed` with one on `base` where `region` says that nothing may move.
 
-        twin: a call with another extent (`Walk`). modes: context managers around the changed run.
+        twin: a call with another extent (`Walk`). modes: context managers around the changed run,
+        made for the subject that runs.
         """
         trial = Trial(base, changed, region, twin, modes, copied)
         try:
@@ -118,18 +119,18 @@ class Judge:
             return Variant(name, Held.EXACT, effect=effect, count=far.elements)
         return self._judged(name, trial, far, effect)
 
-    def moved(self, trial: Trial) -> float:
-        """How far a run moves what may not move, in float64 where that can be had. Raises whatever
-        the model raises.
+    def moved(self, trial: Trial, subject: Subject | None = None) -> float:
+        """How far a run moves what may not move, in float64 where that can be had, or of `subject`.
+        Raises whatever the model raises.
         """
-        return self._apart(trial, self.wide() or self.subject)[0].moved
+        return self._apart(trial, subject or self.wide() or self.subject)[0].moved
 
     def _apart(self, trial: Trial, subject: Subject) -> tuple[Distance, float | None, int]:
         """What `compared_outputs` gives of both runs. Raises whatever the model raises."""
         is_wide = subject is not self.subject
         changed = made(trial.changed, subject)
         copied = trial.copied or is_wide
-        outputs = subject.run(changed, *[m() for m in trial.modes], copied=copied)
+        outputs = subject.run(changed, *[m(subject) for m in trial.modes], copied=copied)
         if is_wide:
             self.subject.restore()  # what both share, as a closure may
         twins = self.base(trial.twin, wide=is_wide) if trial.twin is not None else None
@@ -207,7 +208,7 @@ def traced(
     subject: Subject,
     inputs: CallInputs,
     begin: int = 0,
-    modes: Sequence[Callable[[], Any]] = (),
+    modes: Sequence[Callable[[Subject], Any]] = (),
     *,
     change: Callable[..., Any] | None = None,
     copied: bool = True,
@@ -216,7 +217,7 @@ def traced(
     trace = Trace(subject.model, begin=begin, change=change)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        subject.run(inputs, *[m() for m in modes], trace.listening(), copied=copied)
+        subject.run(inputs, *[m(subject) for m in modes], trace.listening(), copied=copied)
     return trace
 
 
@@ -272,3 +273,28 @@ def _said(error: Exception) -> str:
 def guilty(variants: Sequence[Variant]) -> OperatorPlace | None:
     """Where the first violation of several begins."""
     return next((v.first for v in variants if v.held == Held.VIOLATED and v.first), None)
+
+
+def moved_at(judge: Judge, trial: Trial) -> int | None:
+    """The first position, of those that may not move, at which an output moves; None where no
+    output tells positions apart.
+    """
+    subject = judge.wide() or judge.subject
+    try:
+        base, changed = (
+            judge.base(trial.base, wide=subject is not judge.subject),
+            subject.run(made(trial.changed, subject)),
+        )
+    except Exception:  # noqa: BLE001 - whatever the user's model raises
+        return None
+    places: list[int] = []
+    for name in base.keys() & changed.keys():
+        pair = trial.region.pair(base[name], changed[name], None)
+        if pair is None or pair[0].shape != pair[1].shape or pair[0].ndim < 2:
+            continue
+        far = (pair[0].double() - pair[1].double()).abs()
+        per_position = far.flatten(2).amax(2) if far.ndim > 2 else far
+        scale = float(pair[0].double().square().mean().sqrt()) or 1.0
+        moved = (per_position[0] > WIDE_ROUNDING * scale).nonzero().flatten()
+        places += moved[:1].tolist()
+    return min(places, default=None)

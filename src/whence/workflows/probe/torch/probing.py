@@ -14,9 +14,11 @@ from whence.results.verdict import Status
 from whence.workflows.probe.torch.batch import batch
 from whence.workflows.probe.torch.causality import causality
 from whence.workflows.probe.torch.chunking import chunking
+from whence.workflows.probe.torch.equivariance import equivariance
 from whence.workflows.probe.torch.inputs import CallInputs
 from whence.workflows.probe.torch.judging import Judge
 from whence.workflows.probe.torch.outputs import Outputs, flattened
+from whence.workflows.probe.torch.packing import packing
 from whence.workflows.probe.torch.padding import padding
 from whence.workflows.probe.torch.repeat import repeat
 from whence.workflows.probe.torch.subject import Subject
@@ -27,18 +29,19 @@ _WARN = "transformers"
 
 def probed(
     model: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    call: tuple[tuple[Any, ...], dict[str, Any]],
     *,
     properties: Collection[str] = tuple(Property),
     causal: bool | None = None,
+    declare: Collection[str] = (),
     surroundings: Surroundings | None = None,
     returned: Any = None,
 ) -> Probed:
-    """Ask a model on one call. returned: what this call gave the program. Raises UsageError where
-    the call holds nothing to change, and whatever the model raises on its own inputs.
+    """Ask a model on one call. call: its positional and named arguments. returned: what it gave the
+    program. Raises UsageError where it holds nothing to change, and whatever the model raises on
+    its own inputs.
     """
-    inputs = CallInputs(model, args, kwargs)
+    inputs = CallInputs(model, *call)
     judge = Judge(Subject(model, surroundings))
     outputs: Outputs | None = flattened(returned) if returned is not None else None
     ask: dict[Property, Callable[[], PropertyAnswer]] = {
@@ -47,6 +50,8 @@ def probed(
         Property.BATCH: lambda: batch(judge, inputs),
         Property.CHUNKING: lambda: chunking(judge, inputs, causal),
         Property.REPEAT: lambda: repeat(judge, inputs, outputs),
+        Property.PACKING: lambda: packing(judge, inputs, declare),
+        Property.EQUIVARIANCE: lambda: equivariance(judge, inputs, declare),
     }
     with _eager(), _quiet():
         judge.base(inputs)  # raises where the model does not run as it is

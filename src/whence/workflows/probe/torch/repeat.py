@@ -151,7 +151,7 @@ def _threads(judge: Judge, inputs: CallInputs) -> list[Variant]:
             inputs,
             inputs.changed(),
             _ALL,
-            modes=[lambda count=count: _with_threads(count)],  # type: ignore[misc]
+            modes=[lambda _, count=count: _with_threads(count)],  # type: ignore[misc]
         )
         for count in counts
     ]
@@ -219,7 +219,7 @@ def _memory(judge: Judge, inputs: CallInputs) -> Variant:
 
 def _first_of_memory(judge: Judge, inputs: CallInputs) -> OperatorPlace | None:
     low, high = (
-        traced(judge.subject, inputs, modes=[lambda value=value: _Fresh(value)])  # type: ignore[misc]
+        traced(judge.subject, inputs, modes=[lambda _, value=value: _Fresh(value)])  # type: ignore[misc]
         for value in _FILLS
     )
     walk = Walk(_ALL, lambda far: far.differing > 0)
