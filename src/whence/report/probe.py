@@ -98,4 +98,6 @@ def _variant(variant: Variant) -> Iterator[str]:
 
 
 def _share(share: SpreadShare) -> str:
-    return f"{clean(share.operator)} {100 * share.share:.0f} % ({share.calls} calls)"
+    where = f" in {clean(share.scope)}" if share.scope else ""
+    calls = f"{share.calls} calls" if share.calls > 1 else "1 call"
+    return f"{clean(share.operator)}{where} {100 * share.share:.0f} % ({calls})"

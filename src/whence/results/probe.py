@@ -74,14 +74,17 @@ class Variant(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str = ""
 
 
-class SpreadShare(msgspec.Struct, frozen=True):
-    """Which part of the spread at the output goes away when all calls of one operator are computed
-    row by row. calls: in which the spread begins.
+class SpreadShare(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which part of the spread at the output (the mean square of the differences) goes away when
+    all calls of one operator, or of the modules that run it, are computed row by row (on as many
+    threads as before). calls: in which the spread begins. scope: of the module, "" where it begins
+    in several.
     """
 
     operator: str
     calls: int
     share: float
+    scope: str = ""
 
 
 class PropertyAnswer(msgspec.Struct, frozen=True, omit_defaults=True):

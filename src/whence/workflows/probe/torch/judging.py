@@ -141,9 +141,8 @@ class Judge:
         held = Held.UNKNOWN
         if in_float64 is not None:
             held, why = verdict(far.moved, in_float64, self._unit, self._narrow())
-        begun = self.begins(trial, wide=held == Held.VIOLATED)
-        if held == Held.ROUNDING:  # another position's cosine is no rounding, and explains none
-            begun = [b for b in begun if b.distance.ulp < GROSS]
+        most = GROSS if held == Held.ROUNDING else float("inf")
+        begun = self.begins(trial, wide=held == Held.VIOLATED, most=most)
         first = begun[0] if begun else None
         if held == Held.UNKNOWN and first is not None and first.distance.ulp > GROSS:
             held = Held.VIOLATED
@@ -172,15 +171,19 @@ class Judge:
 
     # ---- naming
 
-    def begins(self, trial: Trial, *, wide: bool = False) -> list[Begun]:
+    def begins(
+        self, trial: Trial, *, wide: bool = False, most: float = float("inf")
+    ) -> list[Begun]:
         """The operators in which the difference begins. wide: in float64, and by more than its
-        rounding.
+        rounding. most: units in the last place from which on two results are no roundings of one
+        (another position's cosine, another part of a sum): such operators explain nothing.
         """
         subject = self.wide() if wide else self.subject
         if subject is None:
             return []
         least = WIDE_ROUNDING if wide else 0.0
-        walk = Walk(trial.region, lambda far: far.differing > 0 and far.moved > least)
+        is_far = lambda far: far.differing > 0 and far.moved > least  # noqa: E731
+        walk = Walk(trial.region, is_far, most)
         found: list[Begun] = []
         begin: int | None = 0
         for _ in range(_MOST_WINDOWS):

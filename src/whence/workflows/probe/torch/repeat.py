@@ -8,15 +8,24 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence.results.probe import Held, OperatorPlace, Property, PropertyAnswer, Variant
+from whence.results.probe import (
+    Held,
+    OperatorPlace,
+    Property,
+    PropertyAnswer,
+    SpreadShare,
+    Variant,
+)
 from whence.workflows.probe.torch.answering import answer
 from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
 from whence.workflows.probe.torch.judging import Judge, compared_outputs, traced
 from whence.workflows.probe.torch.measuring import Begun, Walk, place
 from whence.workflows.probe.torch.outputs import Outputs
 from whence.workflows.probe.torch.regions import Everything
+from whence.workflows.probe.torch.spreading import shares_of_threads
 from whence.workflows.probe.torch.trace import Trace
 
 _ALL = Everything()
@@ -31,11 +40,12 @@ def repeat(judge: Judge, inputs: CallInputs, returned: Outputs | None) -> Proper
     """
     memory = _memory(judge, inputs)
     again = judge.variant("when called again", inputs, inputs.changed(), _ALL)
-    variants = [memory, again]
+    variants, on_threads = [memory, again], {}
     if again.held == Held.EXACT and memory.held != Held.VIOLATED:
         variants.append(_seeded(judge, inputs))
         variants += [_later(judge, inputs, between=False), _later(judge, inputs, between=True)]
-        variants += _threads(judge, inputs)
+        on_threads = _threads(judge, inputs)
+        variants += on_threads.values()
         variants += _laid_out(judge, inputs)
         if returned is not None:
             variants += _as_returned(judge, inputs, returned)
@@ -44,7 +54,8 @@ def repeat(judge: Judge, inputs: CallInputs, returned: Outputs | None) -> Proper
     if broken:
         judged = broken[0].in_float64 is not None
         cause = f"another result {broken[0].name}" if judged else broken[0].why
-    return answer(Property.REPEAT, variants, cause=cause)
+    result = answer(Property.REPEAT, variants, cause=cause)
+    return replace(result, shares=_shares(judge, inputs, on_threads))
 
 
 def _outcome(name: str, far: Any, held: Held, first: OperatorPlace | None, why: str) -> Variant:
@@ -142,11 +153,12 @@ def _first_after(judge: Judge, inputs: CallInputs, between: bool) -> OperatorPla
     return place(first) if first is not None else None
 
 
-def _threads(judge: Judge, inputs: CallInputs) -> list[Variant]:
+def _threads(judge: Judge, inputs: CallInputs) -> dict[int, Variant]:
+    """Number of threads -> what comes of it."""
     now = torch.get_num_threads()
     counts = sorted(n for n in {1, 2, os.cpu_count() or 1} - {now} if n <= (os.cpu_count() or 1))
-    return [
-        judge.variant(
+    return {
+        count: judge.variant(
             f"on {count} thread{'s' * (count > 1)} in the place of {now}",
             inputs,
             inputs.changed(),
@@ -154,7 +166,18 @@ def _threads(judge: Judge, inputs: CallInputs) -> list[Variant]:
             modes=[lambda _, count=count: _with_threads(count)],  # type: ignore[misc]
         )
         for count in counts
-    ]
+    }
+
+
+def _shares(
+    judge: Judge, inputs: CallInputs, on_threads: dict[int, Variant]
+) -> tuple[SpreadShare, ...]:
+    """Where the largest spread over numbers of threads comes from."""
+    rounded = {n: v for n, v in on_threads.items() if v.held == Held.ROUNDING}
+    if not rounded:
+        return ()
+    count = max(rounded, key=lambda n: rounded[n].moved)
+    return shares_of_threads(judge, inputs, _with_threads, count)
 
 
 @contextlib.contextmanager
