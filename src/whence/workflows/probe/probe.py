@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 _ATTACH = "whence.api:attach_probe"
 _DECLARED = ("packed", "not-packed", "flip", "shift")
 _QUESTION, _ANSWER, _PROBLEM = "probe.json", "answer-{}.json", "problem-{}.txt"
+_LEFT = "call-{}.pt"
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a program is asked: properties, () for all; whether it is causal; what else should hold;
     the number of the call, None for the first of the largest model; now: during the program, not
-    at its end.
+    at its end. leave: ask nothing, but leave what a second process compares its call with.
     """
 
     properties: tuple[str, ...] = ()
@@ -36,6 +37,7 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     declare: tuple[str, ...] = ()
     call: int | None = None
     now: bool = False
+    leave: bool = False
 
 
 def probe(
@@ -101,31 +103,31 @@ def _check_declared(declare: Collection[str]) -> None:
 def probe_command(
     command: Sequence[str],
     *,
-    properties: Collection[str] = (),
-    causal: bool | None = None,
-    declare: Collection[str] = (),
-    call: int | None = None,
-    now: bool = False,
+    twice: bool = False,
     tell: Callable[[str], None] | None = None,
+    **asked: Any,
 ) -> Probed:
     """Run a command, and ask the largest model that it calls. Its output goes where it goes
-    without us. call: number of the outermost call to ask about, from 1; None: the first one of the
-    model. now: ask during the program, not at its end. Raises CaptureError where no model was
-    called, or asking failed.
+    without us. twice: run it a first time, and compare its call with that of the second. asked:
+    properties, causal, declare, of `probe`; call, the number of the outermost call to ask about,
+    from 1, None for the first one of the model; now, ask during the program, not at its end. Raises
+    CaptureError where no model was called, or asking failed.
     """
     from whence.instrument.launch import child_process, interpreter, launcher, outcome
     from whence.instrument.options import make
 
-    _check_properties(properties)
-    _check_declared(declare)
+    question = Question(**asked)
+    _check_properties(question.properties)
+    _check_declared(question.declare)
     found = interpreter.find(command, os.environ)
     if found:
         interpreter.check(found, os.environ)
     with tempfile.TemporaryDirectory(prefix="whence-probe-") as folder:
-        question = Question(tuple(properties), causal, tuple(declare), call, now)
-        (Path(folder) / _QUESTION).write_bytes(msgspec.json.encode(question))
         environment = launcher.child_environment(os.environ, folder, make(), _ATTACH)
-        ended = child_process.execute(command, environment)
+        for leave in (True, False) if twice else (False,):
+            content = msgspec.json.encode(msgspec.structs.replace(question, leave=leave))
+            (Path(folder) / _QUESTION).write_bytes(content)
+            ended = child_process.execute(command, environment)
         processes = outcome.collect(folder)
         answers = [
             msgspec.json.decode(path.read_bytes(), type=Probed)
@@ -186,17 +188,22 @@ def attach_probe(options: CaptureOptions, run_path: str, framework: str) -> None
 
 def _answer(call: KeptCall, question: Question, folder: Path) -> None:
     """Ask, and leave the answer for the process that waits; whatever goes wrong is left too."""
-    from whence.workflows.probe.torch.probing import probed
+    from whence.workflows.probe.torch.probing import Recorded, leave, probed
 
+    other = min(folder.glob(_LEFT.format("*")), default=None)
+    recorded = Recorded(call.surroundings, call.returned, other)
+    arguments = call.args, call.kwargs
     try:
+        if question.leave:
+            leave(folder / _LEFT.format(os.getpid()), call.model, arguments, recorded)
+            return
         result = probed(
             call.model,
-            (call.args, call.kwargs),
+            arguments,
             properties=question.properties or tuple(Property),
             causal=question.causal,
             declare=question.declare,
-            surroundings=call.surroundings,
-            returned=call.returned,
+            recorded=recorded,
         )
     except WhenceError as error:
         _write(folder / _PROBLEM.format(os.getpid()), str(error).encode())

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from whence.results.probe import Held, Probed, Property, PropertyAnswer
 from whence.results.verdict import Status
+from whence.workflows.probe.torch import elsewhere
 from whence.workflows.probe.torch.batch import batch
 from whence.workflows.probe.torch.causality import causality
 from whence.workflows.probe.torch.chunking import chunking
@@ -27,6 +29,24 @@ from whence.workflows.probe.torch.surroundings import Surroundings
 _WARN = "transformers"
 
 
+class Recorded(NamedTuple):
+    """What is known of the program's own call: what it ran in, what it gave, and a file that
+    another process left of the same call.
+    """
+
+    surroundings: Surroundings | None = None
+    returned: Any = None
+    other: Path | None = None
+
+
+def leave(path: Path, model: Any, call: tuple[Any, Any], recorded: Recorded) -> None:
+    """Write what another process compares its own call with. Raises whatever the model raises."""
+    inputs = CallInputs(model, *call)
+    judge = Judge(Subject(model, recorded.surroundings))
+    with _eager(), _quiet():
+        elsewhere.write(path, judge, inputs, flattened(recorded.returned))
+
+
 def probed(
     model: Any,
     call: tuple[tuple[Any, ...], dict[str, Any]],
@@ -34,22 +54,24 @@ def probed(
     properties: Collection[str] = tuple(Property),
     causal: bool | None = None,
     declare: Collection[str] = (),
-    surroundings: Surroundings | None = None,
-    returned: Any = None,
+    recorded: Recorded | None = None,
 ) -> Probed:
-    """Ask a model on one call. call: its positional and named arguments. returned: what it gave the
-    program. Raises UsageError where it holds nothing to change, and whatever the model raises on
-    its own inputs.
+    """Ask a model on one call. call: its positional and named arguments. recorded: what else is
+    known of it. Raises UsageError where it holds nothing to change, and whatever the model raises
+    on its own inputs.
     """
     inputs = CallInputs(model, *call)
-    judge = Judge(Subject(model, surroundings))
-    outputs: Outputs | None = flattened(returned) if returned is not None else None
+    recorded = recorded or Recorded()
+    judge = Judge(Subject(model, recorded.surroundings))
+    returned: Outputs | None = None
+    if recorded.returned is not None:
+        returned = flattened(recorded.returned)
     ask: dict[Property, Callable[[], PropertyAnswer]] = {
         Property.CAUSALITY: lambda: causality(judge, inputs, causal),
         Property.PADDING: lambda: padding(judge, inputs),
         Property.BATCH: lambda: batch(judge, inputs),
         Property.CHUNKING: lambda: chunking(judge, inputs, causal),
-        Property.REPEAT: lambda: repeat(judge, inputs, outputs),
+        Property.REPEAT: lambda: repeat(judge, inputs, returned, recorded.other),
         Property.PACKING: lambda: packing(judge, inputs, declare),
         Property.EQUIVARIANCE: lambda: equivariance(judge, inputs, declare),
     }

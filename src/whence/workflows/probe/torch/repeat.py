@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from whence.results.probe import (
     SpreadShare,
     Variant,
 )
+from whence.workflows.probe.torch import elsewhere
 from whence.workflows.probe.torch.answering import answer
 from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
 from whence.workflows.probe.torch.judging import Judge, compared_outputs, traced
@@ -34,9 +36,11 @@ _FILLS = (0.0, 7.0)
 _SEED = 20_011
 
 
-def repeat(judge: Judge, inputs: CallInputs, returned: Outputs | None) -> PropertyAnswer:
+def repeat(
+    judge: Judge, inputs: CallInputs, returned: Outputs | None, other: Path | None = None
+) -> PropertyAnswer:
     """Call the model again, in ways that may not matter. returned: what the program's own call
-    gave, None where it is not known.
+    gave, None where it is not known. other: file that another process left of the same call.
     """
     memory = _memory(judge, inputs)
     again = judge.variant("when called again", inputs, inputs.changed(), _ALL)
@@ -49,12 +53,17 @@ def repeat(judge: Judge, inputs: CallInputs, returned: Outputs | None) -> Proper
         variants += _laid_out(judge, inputs)
         if returned is not None:
             variants += _as_returned(judge, inputs, returned)
+    if returned is not None and other is not None:
+        variants.append(elsewhere.compare(other, judge, inputs, returned))
     broken = [v for held in (Held.VIOLATED, Held.OBSERVED) for v in variants if v.held == held]
     cause = ""
     if broken:
         judged = broken[0].in_float64 is not None
         cause = f"another result {broken[0].name}" if judged else broken[0].why
     result = answer(Property.REPEAT, variants, cause=cause)
+    last = variants[-1]
+    if last.name == elsewhere.NAME and last.held == Held.UNKNOWN and not broken:  # it was asked for
+        result = replace(result, held=Held.UNKNOWN, why=f"{last.name}: {last.why}")
     return replace(result, shares=_shares(judge, inputs, on_threads))
 
 
@@ -196,6 +205,8 @@ def _laid_out(judge: Judge, inputs: CallInputs) -> list[Variant]:
     room = tensor.new_empty(tensor.numel() + 1)[1:]
     moved = room.copy_(tensor.reshape(-1)).view(tensor.shape)
     layouts = {"from memory one element further": moved}
+    if not tensor.is_contiguous():
+        layouts["from contiguous memory"] = tensor.contiguous()
     if tensor.ndim == 4 and tensor.is_floating_point():
         layouts["in channels_last"] = tensor.contiguous(memory_format=torch.channels_last)
     elif tensor.ndim > 1 and tensor.shape[0] > 1:
