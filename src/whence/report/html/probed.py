@@ -22,6 +22,7 @@ _SHAPES = {
     Held.ABSENT: ("identical", "M2 5.2h8v1.6H2z"),
 }
 """Colour and shape of each answer: neither alone tells it."""
+_FIRST = (Held.VIOLATED, Held.UNKNOWN)
 
 
 def probed_html(result: Probed) -> str:
@@ -46,9 +47,7 @@ def _answer(result: Probed, words: str, names: str) -> str:
     if result.command:
         rows.append(("command", f"<code>{escaped(clean(' '.join(result.command)))}</code>"))
     rows += [
-        (answer.property, _because(answer))
-        for answer in result.answers
-        if answer.held in (Held.VIOLATED, Held.UNKNOWN)
+        (answer.property, _because(answer)) for answer in result.answers if answer.held in _FIRST
     ]
     rows += [("note", escaped(clean(note))) for note in result.notes]
     facts = "".join(f"<dt>{escaped(clean(name))}</dt><dd>{text}</dd>" for name, text in rows)
@@ -66,10 +65,12 @@ def _because(answer: PropertyAnswer) -> str:
 
 def _sections(result: Probed) -> Iterator[str]:
     lead = "Each is asked by running the model otherwise; what may not move is compared bit by bit."
-    head = ("property", "holds", "ulp", "first operator", "in", "power")
+    head = ("property", "holds", "ulp", "first operator", "in", "")
     rows = [_row(answer) for answer in result.answers]
-    yield _section("properties", "Properties", lead, _table(head, rows, right=(2,)))
-    parts = "".join(_property(answer) for answer in result.answers if answer.variants)
+    yield _section("properties", "Properties", lead, _table("probed", head, rows, right=(2,)))
+    asked = [answer for answer in result.answers if answer.variants]
+    asked.sort(key=lambda answer: answer.held not in _FIRST)
+    parts = "".join(map(_property, asked))
     lead = (
         "ulp: units in the last place. rms: root mean squares of the output. in float64: the same "
         "two runs in float64, where rounding goes away and a dependence stays."
@@ -91,7 +92,7 @@ def _row(answer: PropertyAnswer) -> tuple[str, ...]:
         _number(largest.ulp) if largest is not None and largest.differing else "",
         f"<code>{escaped(clean(place.operator))}</code>" if place is not None else "",
         escaped(module_words(place)) if place is not None else "",
-        f'<span class="soft">{escaped(clean(answer.power or answer.why))}</span>',
+        f'<span class="soft">{escaped(clean(answer.cause or answer.why))}</span>',
     )
 
 
@@ -101,9 +102,9 @@ def _property(answer: PropertyAnswer) -> str:
     items = [answer.cause or exactness(answer)]
     if answer.shares:
         items.append("spread from " + ", ".join(map(share_words, answer.shares)))
-    items += answer.notes
+    items += [answer.power, *answer.notes]
     words = "".join(f"<li>{escaped(clean(item))}</li>" for item in items if item)
-    table = _table(head, rows, right=(2, 3, 4, 5, 6))
+    table = _table("variants", head, rows, right=(2, 3, 4, 5, 6))
     return (
         f'<div class="panel asked"><h3>{escaped(clean(answer.property))} {_chip(answer.held)}</h3>'
         f'<ul class="bullets">{words}</ul>{table}</div>'
@@ -141,15 +142,16 @@ def _number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int]) -> str:
-    """Cells are HTML already."""
+def _table(
+    kind: str, head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int]
+) -> str:
+    """kind: of the style sheet. Cells are HTML already."""
 
     def cells(row: Sequence[str], tag: str) -> str:
         ends = [' class="r"' if place in right else "" for place in range(len(row))]
         return "".join(f"<{tag}{end}>{cell}</{tag}>" for cell, end in zip(row, ends))
 
     body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
-    return (
-        f'<div class="scroll"><table class="flat"><thead><tr>{cells(head, "th")}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+    top = f"<thead><tr>{cells(head, 'th')}</tr></thead>"
+    table = f'<table class="flat {kind}">{top}<tbody>{body}</tbody></table>'
+    return f'<div class="scroll">{table}</div>'

@@ -203,17 +203,20 @@ class _Exchanges:
         if 2 * alike < len(by_group) or alike == len(by_group):
             return ""
         odd: list[int] = []
+        than = "the others"
         for group, classes in zip(self._structure.groups, by_group):
             if len(classes) > 1:
-                odd += _odd(classes, len(group)) or group
-        return self._named(odd)
+                special = _odd(classes, len(group))
+                than = "the others" if special else "each other"
+                odd += special or group
+        return self._named(odd, than)
 
-    def _named(self, odd: Sequence[int]) -> str:
+    def _named(self, odd: Sequence[int], than: str = "the others") -> str:
         if not odd:
             return ""
         shown = ", ".join(map(str, sorted(odd)[:6])) + ", ..." * (len(odd) > 6)
         count = self._structure.units
-        return f"{self._structure.kind} {shown} of {count} (from 0) are not like the others"
+        return f"{self._structure.kind} {shown} of {count} (from 0) are not like {than}"
 
     def classes(self, units: Sequence[int]) -> list[list[int]]:
         """Units that may be exchanged for each other, together."""
