@@ -14,12 +14,12 @@ from whence.results.verdict import Status
 
 _CLASSES = {Status.SAME: "same", Status.DIFFERENT: "different", Status.UNDECIDED: "undecided"}
 _SHAPES = {
-    Held.VIOLATED: ("introduced", "M6 1.6 10.6 10.4H1.4z"),
-    Held.UNKNOWN: ("undetermined", "M6 1.4 10.6 6 6 10.6 1.4 6z"),
-    Held.OBSERVED: ("inherited", "M2 2h8v8H2z"),
-    Held.ROUNDING: ("noise", "M2 6a4 4 0 1 0 8 0a4 4 0 1 0-8 0"),
+    Held.VIOLATED: ("broken", "M6 1.6 10.6 10.4H1.4z"),
+    Held.UNKNOWN: ("unclear", "M6 1.4 10.6 6 6 10.6 1.4 6z"),
+    Held.OBSERVED: ("observed", "M2 2h8v8H2z"),
+    Held.ROUNDING: ("rounding", "M2 6a4 4 0 1 0 8 0a4 4 0 1 0-8 0"),
     Held.EXACT: ("good", "M2 6a4 4 0 1 0 8 0a4 4 0 1 0-8 0"),
-    Held.ABSENT: ("identical", "M2 5.2h8v1.6H2z"),
+    Held.ABSENT: ("absent", "M2 5.2h8v1.6H2z"),
 }
 """Colour and shape of each answer: neither alone tells it."""
 _FIRST = (Held.VIOLATED, Held.UNKNOWN)
