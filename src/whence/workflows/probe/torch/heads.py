@@ -225,8 +225,9 @@ def _others(module: Any, scope: str, parts: _Parts, heads: int, groups: int) -> 
         if full.rpartition(".")[0] in own or not tensor.ndim:
             continue
         size, is_vector = tensor.shape[0], tensor.ndim == 1
-        is_gate = tensor.ndim == 2 and name.endswith(".weight")
-        if size == rows and (is_vector or is_gate):
+        owner = full.rpartition(".")[0]
+        is_gate = layer_of(owner, module.get_submodule(name.rpartition(".")[0])) is not None
+        if size == rows and (is_vector or (is_gate and tensor.ndim == 2)):
             others.append(_Other(full, size, is_of_keys=False))
         elif size == keys and is_vector:
             others.append(_Other(full, size, is_of_keys=True))
