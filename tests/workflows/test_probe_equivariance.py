@@ -140,6 +140,30 @@ def test_a_vector_with_an_element_a_head_goes_with_the_heads():
     assert asked(Scaled()).held in (Held.EXACT, Held.ROUNDING)
 
 
+def test_a_vector_behind_the_heads_stays_where_it_is():
+    class Biased(Attention):
+        def __init__(self):
+            super().__init__()
+            self.late = nn.Parameter(torch.arange(16.0))
+
+        def forward(self, x):
+            return super().forward(x) + self.late
+
+    class Late(Attention):
+        """Of one class, the second has a vector more."""
+
+        def __init__(self, late):
+            super().__init__()
+            self.late = nn.Parameter(torch.arange(16.0)) if late else None
+
+        def forward(self, x):
+            return super().forward(x) + (0 if self.late is None else self.late)
+
+    assert asked(Biased()).held in (Held.EXACT, Held.ROUNDING)
+    answer = asked(nn.Sequential(Late(False), Late(True)))
+    assert answer.held in (Held.EXACT, Held.ROUNDING)
+
+
 def test_heads_of_torch_and_of_a_convolution_with_its_norm():
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     torch.backends.mha.set_fastpath_enabled(False)

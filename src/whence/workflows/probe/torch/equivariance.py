@@ -80,8 +80,7 @@ class _Finder:
 
     def __init__(self, judge: Judge, inputs: CallInputs) -> None:
         self._judge, self._inputs = judge, inputs
-        self._layouts: dict[tuple[str, str], int] = {}
-        self._runs = 0
+        self._layouts: dict[tuple[str, str, int], int] = {}
 
     def kind(self, kind: str, structures: Sequence[Structure]) -> tuple[list[Variant], str]:
         """(variants, cause of a violation)."""
@@ -92,11 +91,13 @@ class _Finder:
         if whole.in_float64 is None or whole.in_float64 > _COPIES * whole.moved:
             why = "nothing runs it in float64, which tells a special unit from a wrong guess"
             return [replace(whole, held=Held.UNKNOWN, why=why)], ""
-        broken = [n for n, s in enumerate(chosen) if not self._holds([(s, whole_order(s))])]
+        broken = self._broken(chosen, structures)
         rest = [s for n, s in enumerate(chosen) if n not in broken]
-        variants = (
-            [self._variant(f"{kind} of {_modules(len(rest))} permuted", rest)] if rest else []
-        )
+        variants = []
+        if rest:
+            variants = [self._variant(f"{kind} of {_modules(len(rest))} permuted", rest)]
+        if not broken:
+            return [self._with_effect(variants[0], rest)], ""
         allowed: list[Variant] = []
         for number in broken[:_MOST_BROKEN]:
             structure = structures[number]
@@ -110,14 +111,36 @@ class _Finder:
         why = _TWO if all(structures[n].units == 2 for n in broken) else _ALL_DIFFER
         return [*allowed, *variants], f"{kind}: {why}"
 
+    def _broken(self, chosen: list[Structure], structures: Sequence[Structure]) -> list[int]:
+        """Numbers of those that hold in no layout; of another one that holds, `chosen` gets it:
+        modules of one class may differ in what they hold.
+        """
+        broken = []
+        for number, structure in enumerate(structures):
+            if self._in_order(chosen[number]):
+                continue
+            fitting = self._fitting(structure) if len(structure.layouts) > 1 else None
+            if fitting is None:
+                broken.append(number)
+            else:
+                chosen[number] = fitting
+        return broken
+
     def _laid_out(self, structure: Structure) -> Structure:
         """With the layout that holds for the first of its class; the first one where none does."""
-        key = structure.kind, structure.op_type
+        key = structure.kind, structure.op_type, len(structure.layouts)
         if len(structure.layouts) > 1 and key not in self._layouts:
-            tried = (structure.laid_out(n) for n in range(len(structure.layouts)))
-            holds = [n for n, s in enumerate(tried) if self._holds([(s, whole_order(s))])]
-            self._layouts[key] = holds[0] if holds else 0
+            fitting = self._fitting(structure)
+            self._layouts[key] = structure.layouts.index(fitting.layouts[0]) if fitting else 0
         return structure.laid_out(self._layouts.get(key, 0))
+
+    def _fitting(self, structure: Structure) -> Structure | None:
+        """With a layout that holds; None where none does."""
+        tried = (structure.laid_out(n) for n in range(len(structure.layouts)))
+        return next((s for s in tried if self._in_order(s)), None)
+
+    def _in_order(self, structure: Structure) -> bool:
+        return self._holds([(structure, whole_order(structure))])
 
     def _variant(self, name: str, structures: Sequence[Structure]) -> Variant:
         exchanges = [(structure, whole_order(structure)) for structure in structures]

@@ -134,12 +134,26 @@ def _structures(
         return
     kind, size = type(module).__name__, heads // groups
     within = tuple(tuple(range(g * size, (g + 1) * size)) for g in range(groups))
-    more = _slots(others, heads, with_keys=size == 1)
-    every = tuple((*layout, *more) for layout in layouts)
+    choices = _choices(others, parts)
+    every = tuple(
+        (*layout, *_slots(choice, heads, with_keys=size == 1))
+        for choice in choices
+        for layout in layouts
+    )
     yield Structure(HEADS, scope, kind, heads, every, within if size > 1 else ())
     if 1 < groups < heads and parts.fused is None:
-        whole = (*_of_groups(parts, heads, groups), *_slots(others, groups, with_keys=True))
-        yield Structure(GROUPS, scope, kind, groups, (whole,))
+        whole = _of_groups(parts, heads, groups)
+        every = tuple((*whole, *_slots(c, groups, with_keys=True)) for c in choices)
+        yield Structure(GROUPS, scope, kind, groups, every)
+
+
+def _choices(others: list[_Other], parts: _Parts) -> list[list[_Other]]:
+    """What may go with the heads. A vector as long as all heads together may belong to the channels
+    behind them, where there are as many: then both ways are layouts.
+    """
+    width = parts.out.outputs
+    bare = [other for other in others if not (other.is_vector and other.size == width)]
+    return [others] if len(bare) == len(others) else [others, bare]
 
 
 def _separate(parts: _Parts, heads: int, groups: int) -> list[tuple[Slot, ...]]:
@@ -204,6 +218,7 @@ class _Other(NamedTuple):
     name: str
     size: int
     is_of_keys: bool
+    is_vector: bool = True
 
 
 def _slots(others: list[_Other], count: int, *, with_keys: bool) -> tuple[Slot, ...]:
@@ -228,11 +243,11 @@ def _others(module: Any, scope: str, parts: _Parts, heads: int, groups: int) -> 
         owner = full.rpartition(".")[0]
         is_gate = layer_of(owner, module.get_submodule(name.rpartition(".")[0])) is not None
         if size == rows and (is_vector or (is_gate and tensor.ndim == 2)):
-            others.append(_Other(full, size, is_of_keys=False))
+            others.append(_Other(full, size, is_of_keys=False, is_vector=is_vector))
         elif size == keys and is_vector:
             others.append(_Other(full, size, is_of_keys=True))
-        elif size == heads and is_vector:
-            others.append(_Other(full, size, is_of_keys=False))
+        elif size in (heads, groups) and is_vector:
+            others.append(_Other(full, size, is_of_keys=size != heads))
         elif not is_vector and (heads in tensor.shape or size in (rows, keys)):
             return f"{name} {list(tensor.shape)} may differ from head to head"
     return others
