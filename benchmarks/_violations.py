@@ -97,6 +97,36 @@ def pads_seen_both_ways(mask: Any) -> Any:
     return torch.zeros_like(mask)
 
 
+def documents_joined(mask: Any) -> Any:
+    return pads_seen(mask)
+
+
+def document_sees_one_back(mask: Any) -> Any:
+    """The first token of a document sees the last of the one before."""
+    q, k = mask.shape[-2:]
+    rows = torch.arange(1, min(q, k))
+    mask[..., rows, rows - 1] = 0
+    return mask
+
+
+def first_token_seen(mask: Any) -> Any:
+    """The first token of the row is a sink that every document sees."""
+    mask[..., 0] = 0
+    return mask
+
+
+def documents_one_late(mask: Any) -> Any:
+    """A document's mask begins one token after it."""
+    least = mask.min()
+    q, k = mask.shape[-2:]
+    moved = mask.roll(1, -2)
+    moved[..., 0, :] = mask[..., 0, :]
+    moved[..., torch.arange(k)[None] > torch.arange(q)[:, None]] = least
+    diagonal = torch.arange(min(q, k))
+    moved[..., diagonal, diagonal] = 0
+    return moved
+
+
 # ---- code in a module
 
 
@@ -164,6 +194,94 @@ def not_written(x: Any) -> Any:
     out = torch.empty_like(x)
     out[:, :-1] = x[:, :-1]
     return x + 0.01 * out
+
+
+def one_back(x: Any) -> Any:
+    return x + 0.1 * x.roll(1, 1)
+
+
+def mean_so_far(x: Any) -> Any:
+    count = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
+    return x - 0.1 * x.cumsum(1) / count
+
+
+def last_head(x: Any) -> Any:
+    """Of four heads."""
+    return torch.cat([x[..., : -x.shape[-1] // 4], x[..., -x.shape[-1] // 4 :] * 1.01], -1)
+
+
+def second_head_late(x: Any) -> Any:
+    """The second of four heads reads the position before."""
+    size = x.shape[-1] // 4
+    out = x.clone()
+    out[:, 1:, size : 2 * size] = x[:, :-1, size : 2 * size]
+    return out
+
+
+def tail_of_channels(x: Any) -> Any:
+    """What a kernel's last tile leaves out."""
+    out = x.clone()
+    out[..., -3:] = 0
+    return out
+
+
+def tail_of_activation(x: Any) -> Any:
+    """The last tile takes a nearby activation."""
+    out = x.clone()
+    out[..., -5:] = x[..., -5:] * (1 + 1e-4 * x[..., -5:].tanh())
+    return out
+
+
+def first_channel_of_images(x: Any) -> Any:
+    out = x.clone()
+    out[:, 0] *= 1.01
+    return out
+
+
+def channel_beside(x: Any) -> Any:
+    """Each channel reads the next one too."""
+    return x + 0.01 * x.roll(1, -1)
+
+
+def experts_chosen(change: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+    """change: of (weights, numbers of experts) of the first router."""
+
+    def plant(model: Any) -> None:
+        gate = model.get_submodule("model.layers.0.mlp.gate")
+        original = type(gate).forward
+
+        def forward(self: Any, *args: Any) -> Any:
+            scores, weights, experts = original(self, *args)
+            return scores, *change(weights, experts)
+
+        gate.__class__ = type(type(gate).__name__, (type(gate),), {"forward": forward})
+
+    return plant
+
+
+def last_expert_never(weights: Any, experts: Any) -> Any:
+    return weights, experts.clamp(max=2)
+
+
+def first_expert_full(weights: Any, experts: Any) -> Any:
+    taken = (experts == 0).long().cumsum(0) <= 4
+    return weights * (taken | (experts != 0)), experts
+
+
+def positions_by_index(scope: str) -> Callable[[Any], Any]:
+    """A table of positions is read by the place in the row."""
+
+    def plant(model: Any) -> None:
+        table = model.get_submodule(scope)
+        original = type(table).forward
+
+        def forward(self: Any, positions: Any, *args: Any, **kwargs: Any) -> Any:
+            rows = torch.arange(positions.shape[-1]).expand_as(positions)
+            return original(self, rows, *args, **kwargs)
+
+        table.__class__ = type(type(table).__name__, (type(table),), {"forward": forward})
+
+    return plant
 
 
 def dropped(x: Any) -> Any:
@@ -318,6 +436,21 @@ def left_padded(inputs: dict[str, Any]) -> dict[str, Any]:
     return {**inputs, "input_ids": ids, "attention_mask": mask}
 
 
+def packed(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Two documents in each row, told by their positions."""
+    ids = inputs["input_ids"]
+    positions = torch.cat([torch.arange(5), torch.arange(ids.shape[1] - 5)])
+    return {"input_ids": ids, "position_ids": positions.expand_as(ids), "use_cache": False}
+
+
+def packed_with_mask(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {**packed(inputs), "attention_mask": inputs["attention_mask"]}
+
+
+def packed_with_cache(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {**packed(inputs), "use_cache": True}
+
+
 LLAMA, GPT2, OPT = ("decoder", "llama"), ("decoder", "gpt2"), ("decoder", "opt")
 QWEN, MIXTRAL, MAMBA = ("decoder", "qwen2"), ("decoder", "mixtral"), ("decoder", "mamba")
 BERT, T5, RESNET = ("encoder", "bert"), ("encoder-decoder", "t5"), ("image", "resnet")
@@ -381,6 +514,47 @@ PLANTED = [
     Planted("what the call before left in a buffer", LLAMA, left_from_before, "repeat",
             "layers.0.mlp"),
     Planted("a scale that moves from call to call", QWEN, running_scale, "repeat", "norm"),
+    Planted("documents joined in one layer", LLAMA, masks(documents_joined, "layers.1"), "packing",
+            "layers.1.self_attn"),
+    Planted("a document sees one token of the one before", QWEN, masks(document_sees_one_back),
+            "packing", ATTENTION),
+    Planted("the row's first token is seen by all documents", MISTRAL, masks(first_token_seen),
+            "packing", ATTENTION),
+    Planted("mask of documents one late", GPT2, masks(documents_one_late), "packing", "attn"),
+    Planted("documents masked by -8", LLAMA, masks(soft), "packing", ATTENTION),
+    Planted("positions by the place in the row", GPT2, positions_by_index("transformer.wpe"),
+            "packing", "wpe"),
+    Planted("a token shift over the border, in a packed call", LLAMA, after(MLP, one_back),
+            "packing", MLP, packed),
+    Planted("mean so far over documents, in a packed call", QWEN, after(MLP, mean_so_far),
+            "packing", MLP, packed),
+    Planted("a packed call with a mask of ones", LLAMA, nothing, "packing", ATTENTION,
+            packed_with_mask),
+    Planted("a packed call that keeps a cache", QWEN, nothing, "packing", ATTENTION,
+            packed_with_cache),
+    Planted("last head scaled", LLAMA, before("model.layers.1.self_attn.o_proj", last_head),
+            "equivariance", "layers.1.self_attn"),
+    Planted("second head one position late", GPT2, before("transformer.h.0.attn.c_proj",
+            second_head_late), "equivariance", "h.0.attn"),
+    Planted("last head's values scaled", BERT,
+            after("bert.encoder.layer.0.attention.self.value", last_head), "equivariance",
+            "layer.0.attention.self"),
+    Planted("tail of hidden channels left out", QWEN, before(f"{MLP}.down_proj", tail_of_channels),
+            "equivariance", MLP),
+    Planted("tail of an activation computed otherwise", BERT,
+            after("bert.encoder.layer.1.intermediate.intermediate_act_fn", tail_of_activation),
+            "equivariance", "layer.1.intermediate"),
+    Planted("each channel reads the next", LLAMA, before(f"{MLP}.down_proj", channel_beside),
+            "equivariance", MLP),
+    Planted("the last expert is never chosen", MIXTRAL, experts_chosen(last_expert_never),
+            "equivariance", "layers.0.mlp"),
+    Planted("the first expert has room for four tokens", MIXTRAL, experts_chosen(first_expert_full),
+            "equivariance", "layers.0.mlp"),
+    Planted("first channel behind a norm scaled, in images", RESNET,
+            after("resnet.encoder.stages.1.layers.0.layer.0", first_channel_of_images),
+            "equivariance", "stages.1.layers.0.layer.0"),
+    Planted("last head of an image's encoder scaled", VIT,
+            before("vit.layers.0.attention.o_proj", last_head), "equivariance", "layers.0"),
 ]  # fmt: skip
 
 HELD_OUT = [
@@ -408,6 +582,32 @@ HELD_OUT = [
             after("model.decoder.layers.0", not_written), "repeat", "layers.0"),
     Planted("dropout called with training=True, in images", RESNET,
             after("resnet.encoder.stages.0", dropped), "repeat", "stages.0"),
+    Planted("documents joined in a layer with a window", ("decoder", "gemma2"),
+            masks(documents_joined, "layers.0"), "packing", "layers.0.self_attn"),
+    Planted("a document sees one token of the one before, in one layer", ("decoder", "phi3"),
+            masks(document_sees_one_back, "layers.1"), "packing", "layers.1.self_attn"),
+    Planted("a block mask that one layer of an encoder does not read", ("encoder", "roberta"),
+            masks(pads_seen_both_ways, "layer.0"), "packing", "layer.0"),
+    Planted("mask of documents one late, of another family", ("decoder", "qwen3"),
+            masks(documents_one_late), "packing", ATTENTION),
+    Planted("gate by the maximum over the row, in a packed call", ("decoder", "olmo2"),
+            after("model.layers.0.mlp", gated_by_maximum), "packing", "layers.0.mlp", packed),
+    Planted("tail of hidden channels left out, of another family", OPT,
+            before("model.decoder.layers.0.fc2", tail_of_channels), "equivariance", "layers.0"),
+    Planted("last head scaled, of an encoder and decoder", BART,
+            before("model.decoder.layers.1.self_attn.out_proj", last_head), "equivariance",
+            "decoder.layers.1.self_attn"),
+    Planted("second head one position late, of another family", ("encoder", "electra"),
+            after("electra.encoder.layer.0.attention.self", second_head_late), "equivariance",
+            "layer.0.attention"),
+    Planted("the last expert is never chosen, of another family", ("decoder", "olmoe"),
+            experts_chosen(last_expert_never), "equivariance", "layers.0.mlp"),
+    Planted("tail of hidden channels left out, in images", ("image", "convnext"),
+            before("convnext.encoder.stages.1.layers.0.pwconv2", tail_of_channels), "equivariance",
+            "stages.1.layers.0"),
+    Planted("queries of the last head scaled, of the first layer", ("decoder", "gpt_neox"),
+            before("gpt_neox.layers.0.attention.dense", last_head), "equivariance",
+            "layers.0.attention"),
 ]  # fmt: skip
 """Planted once all rules were set; nothing was changed for them."""
 

@@ -4,6 +4,7 @@
     python benchmarks/probing.py --families          # models as transformers makes them
     python benchmarks/probing.py --planted           # violations, none with a reference
     python benchmarks/probing.py --families --kind image
+    python benchmarks/probing.py --attribution       # which operator rounds otherwise in a batch
 
 Every architecture of four mappings of transformers that can be built from a tiny configuration is
 probed with random weights, and so are models of torch alone. What is violated there is a false
@@ -21,6 +22,7 @@ from collections import Counter
 from typing import Any
 
 import _families
+import _spreads
 import _violations
 import torch
 
@@ -41,6 +43,17 @@ KNOWN = {
     ("prophetnet", "causality"): "the stream of the next token but one reaches the logits",
     ("prophetnet", "padding"): "the same",
     ("prophetnet", "chunking"): "the same",
+    **{
+        (name, "chunking"): "generation counts positions from 0, the model from its pad on"
+        for name in (
+            "roberta",
+            "roberta-prelayernorm",
+            "xlm-roberta",
+            "xlm-roberta-xl",
+            "camembert",
+            "data2vec-text",
+        )
+    },
     ("moshi", "chunking"): "the mask ignores the sliding window that its cache keeps to",
 }
 
@@ -50,16 +63,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--families", action="store_true")
     parser.add_argument("--planted", action="store_true")
+    parser.add_argument("--attribution", action="store_true")
     parser.add_argument("--kind", choices=[*_families.MAPPINGS, "torch"])
     parser.add_argument("--only", help="names that contain this")
     options = parser.parse_args()
-    both = not (options.families or options.planted)
+    both = not (options.families or options.planted or options.attribution)
     torch.set_num_threads(1)
     wrong = 0
     if options.families or both:
         wrong += families(options.kind, options.only or "")
     if options.planted or both:
         wrong += planted(options.only or "")
+    if options.attribution:
+        wrong += attribution(options.only or "")
     return int(bool(wrong))
 
 
@@ -137,6 +153,39 @@ def _planted(name: str, violations: list[_violations.Planted], only: str) -> int
         print(f"{word} {violation.name} ({violation.family[1]}): {cause}", flush=True)
     print(name, dict(counts))
     return counts["MISSED"] + counts["seen"]
+
+
+def attribution(only: str) -> int:
+    """Ask where spreads by rounding come from; returns how many are not attributed rightly. On two
+    threads: those of one are the variant.
+    """
+    torch.set_num_threads(2)
+    lists = {"planted": _spreads.PLANTED, "as torch computes": _spreads.REAL}
+    wrong = 0
+    for name, spreads in lists.items():
+        counts: Counter[str] = Counter()
+        for spread in spreads:
+            if only in spread.name:
+                counts[_attributed(spread)] += 1
+        print(name, dict(counts))
+        wrong += sum(counts.values()) - counts["right"]
+    return wrong
+
+
+def _attributed(spread: _spreads.Spread) -> str:
+    model, inputs = spread.model()
+    answer = whence.probe(model, inputs, properties=(spread.property,))[spread.property]
+    variants = [v for v in answer.variants if v.held == "within rounding" and v.first]
+    largest = max(variants, key=lambda v: v.moved, default=None)
+    word, place, size = "MISSED", "", ""
+    if largest is not None and largest.first is not None:
+        operator, scope = largest.first.operator, largest.first.scope
+        is_right = spread.scope in scope and operator.startswith(spread.operators)
+        word = "right" if is_right else "WRONG"
+        place, size = f"{operator} in {scope}", f"{largest.ulp:.3g} ulp"
+    shares = ", ".join(f"{s.operator} {100 * s.share:.0f} %" for s in answer.shares)
+    print(f"{word} {spread.name}: {place}, {size}; {shares}", flush=True)
+    return word
 
 
 @contextlib.contextmanager

@@ -302,3 +302,10 @@ def test_a_command_is_asked_and_computes_what_it_computes_without_us(tmp_path):
     answer = json.loads(answer)
     assert answer["model"] == "Net"
     assert answer["answers"][0]["variants"][0]["first"]["line"].endswith("script.py:11")
+
+
+def test_an_input_that_is_not_contiguous_is_laid_out_so_too():
+    net = nn.Sequential(nn.Linear(4, 4)).eval()
+    answer = whence.probe(net, torch.randn(4, 3).t(), properties=["repeat"])["repeat"]
+    assert "from contiguous memory" in {v.name for v in answer.variants}
+    assert answer.held in (Held.EXACT, Held.ROUNDING)

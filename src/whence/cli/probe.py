@@ -29,7 +29,9 @@ from whence.cli import _options, _progress
     "--only",
     "properties",
     multiple=True,
-    type=click.Choice(["causality", "padding", "batch", "chunking", "repeat"]),
+    type=click.Choice(
+        ["causality", "padding", "batch", "chunking", "repeat", "packing", "equivariance"]
+    ),
     help="Ask for this property; more than once for several.",
 )
 @click.option(
@@ -38,27 +40,44 @@ from whence.cli import _options, _progress
     help="Declare that a position may see only what comes before it, or that it may see all.",
 )
 @click.option(
+    "--declare",
+    multiple=True,
+    type=click.Choice(["packed", "not-packed", "flip", "shift"]),
+    help="What should hold: documents of one row do not see each other (or may); an image flipped "
+    "left to right, or shifted by a column, gives the same.",
+)
+@click.option(
     "--call",
     type=click.IntRange(1),
     metavar="N",
     help="Ask about the N-th outermost call of a model, from 1.",
 )
 @click.option("--now", is_flag=True, help="Ask right after the call, not when CMD ends.")
+@click.option(
+    "--twice", is_flag=True, help="Run CMD in two processes one after the other, and compare both."
+)
+@click.option("--html", metavar="FILE", type=click.Path(), help="Also write the answer as a page.")
+@click.option("--force", is_flag=True, help="Replace FILE.")
 @_options.TEXT_OR_JSON
 @click.pass_context
-def command(ctx: click.Context, /, form: str, **values: Any) -> int:
+def command(ctx: click.Context, /, form: str, html: str | None, force: bool, **values: Any) -> int:
     """Words -> `api.probe_command` -> report -> exit code."""
     from whence import api
-    from whence.cli import _answers
+    from whence.cli import _answers, _files
     from whence.cli.compare import CODES
     from whence.report.probe import probed_text
 
     cmd = ctx.meta.get("whence.command")
     if cmd is None:
         raise click.UsageError("no command given:  whence probe -- python infer.py", ctx)
+    _files.check(html, force)
     result = api.probe_command(
         cmd, tell=lambda line: click.echo(f"whence: {line}", err=True), **values
     )
+    if html is not None:
+        from whence.report.html.probed import probed_html
+
+        _files.write(html, probed_html(result), force)
     if form == "json":
         _answers.put_json(result)
     else:

@@ -21,11 +21,17 @@ def probed_text(result: Probed) -> str:
     return "\n".join(_lines(result)) + "\n"
 
 
-def _lines(result: Probed) -> Iterator[str]:
+def headline(result: Probed) -> tuple[str, str]:
+    """(the answer in capitals, the properties that it is about)."""
     broken = [a.property for a in result.answers if a.held == Held.VIOLATED]
     unclear = [a.property for a in result.answers if a.held == Held.UNKNOWN]
     names = ", ".join(map(clean, broken or unclear)) or "every property that applies"
-    yield headed(_WORDS[result.status], f"{names}   {clean(result.model)}")
+    return _WORDS[result.status], names
+
+
+def _lines(result: Probed) -> Iterator[str]:
+    word, names = headline(result)
+    yield headed(word, f"{names}   {clean(result.model)}")
     yield headed("  on", clean(result.inputs))
     yield from (headed("  note", clean(note)) for note in result.notes)
     yield ""
@@ -48,11 +54,12 @@ def _row(answer: PropertyAnswer) -> tuple[str, str, str, str, str]:
         clean(answer.held),
         f"{largest.ulp:.3g}" if largest is not None and largest.differing else "",
         clean(place.operator) if place is not None else "",
-        _module(place) if place is not None else "",
+        module_words(place) if place is not None else "",
     )
 
 
-def _module(place: OperatorPlace) -> str:
+def module_words(place: OperatorPlace) -> str:
+    """The module that runs an operator, with its class."""
     return clean(place.scope or "the model itself") + (
         f" ({clean(place.op_type)})" * bool(place.scope)
     )
@@ -60,12 +67,12 @@ def _module(place: OperatorPlace) -> str:
 
 def _details(answer: PropertyAnswer) -> Iterator[str]:
     yield ""
-    yield headed(answer.property.upper(), clean(answer.cause or answer.why or _tried(answer)))
+    yield headed(answer.property.upper(), clean(answer.cause or answer.why or exactness(answer)))
     for variant in answer.variants:
         if variant.held in _SHOWN and variant.differing:
             yield from _variant(variant)
     if answer.shares:
-        yield headed("  spread from", ", ".join(map(_share, answer.shares)))
+        yield headed("  spread from", ", ".join(map(share_words, answer.shares)))
     if answer.power:
         yield headed("  power", clean(answer.power))
     yield from (headed("  note", clean(note)) for note in answer.notes)
@@ -73,7 +80,8 @@ def _details(answer: PropertyAnswer) -> Iterator[str]:
         yield headed("  next", clean(answer.next))
 
 
-def _tried(answer: PropertyAnswer) -> str:
+def exactness(answer: PropertyAnswer) -> str:
+    """How many variants are equal bit for bit, and how far the others are apart."""
     ran = [v for v in answer.variants if v.held != Held.UNKNOWN or v.differing]
     rounded = [v for v in ran if v.held == Held.ROUNDING]
     exact = f"{len(ran) - len(rounded)} of {len(ran)} variants are equal bit for bit"
@@ -89,7 +97,7 @@ def _variant(variant: Variant) -> Iterator[str]:
     if variant.first is not None:
         after = f", fed by {clean(variant.first.after)}" if variant.first.after else ""
         yield headed(
-            "    from", f"{clean(variant.first.operator)}{after} in {_module(variant.first)}"
+            "    from", f"{clean(variant.first.operator)}{after} in {module_words(variant.first)}"
         )
         if variant.first.line:
             yield headed("    at", clean(from_here(variant.first.line)))
@@ -97,5 +105,8 @@ def _variant(variant: Variant) -> Iterator[str]:
         yield headed("    because", clean(variant.why))
 
 
-def _share(share: SpreadShare) -> str:
-    return f"{clean(share.operator)} {100 * share.share:.0f} % ({share.calls} calls)"
+def share_words(share: SpreadShare) -> str:
+    """An operator with the part of a spread that it explains."""
+    where = f" in {clean(share.scope)}" if share.scope else ""
+    calls = f"{share.calls} calls" if share.calls > 1 else "1 call"
+    return f"{clean(share.operator)}{where} {100 * share.share:.0f} % ({calls})"

@@ -21,6 +21,10 @@ class Property(Word):
     """Reading in pieces with a cache gives what reading at once gives."""
     REPEAT = "repeat"
     """The same call gives the same result."""
+    PACKING = "packing"
+    """Documents that share a row do not see each other."""
+    EQUIVARIANCE = "equivariance"
+    """Heads, experts and channels are alike: permuted with their weights, they give the same."""
 
 
 class Held(Word):
@@ -70,14 +74,17 @@ class Variant(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str = ""
 
 
-class SpreadShare(msgspec.Struct, frozen=True):
-    """Which part of the spread at the output goes away when all calls of one operator are computed
-    row by row. calls: in which the spread begins.
+class SpreadShare(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which part of the spread at the output (the mean square of the differences) goes away when
+    all calls of one operator, or of the modules that run it, are computed row by row (on as many
+    threads as before). calls: in which the spread begins. scope: of the module, "" where it begins
+    in several.
     """
 
     operator: str
     calls: int
     share: float
+    scope: str = ""
 
 
 class PropertyAnswer(msgspec.Struct, frozen=True, omit_defaults=True):

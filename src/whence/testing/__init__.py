@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from whence.testing.properties import (
     assert_batch_invariant,
     assert_causal,
+    assert_equivariant,
+    assert_packing_invariant,
     assert_padding_invariant,
     assert_repeatable,
 )
@@ -31,6 +33,8 @@ __all__ = [
     "ParityError",
     "assert_batch_invariant",
     "assert_causal",
+    "assert_equivariant",
+    "assert_packing_invariant",
     "assert_padding_invariant",
     "assert_parity",
     "assert_repeatable",

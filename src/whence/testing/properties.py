@@ -45,6 +45,23 @@ def assert_repeatable(model: Any, inputs: Any, ulp: float | None = None, **kwarg
     return _asserted(model, inputs, kwargs, "repeat", ulp=ulp)
 
 
+def assert_packing_invariant(model: Any, inputs: Any, **kwargs: Any) -> Probed:
+    """Raise AssertionError if documents that share a row see each other: those of the call where
+    its position_ids restart, else two that are put together so. Arguments as of `assert_causal`.
+    """
+    __tracebackhide__ = True
+    return _asserted(model, inputs, kwargs, "packing", declare=("packed",))
+
+
+def assert_equivariant(model: Any, inputs: Any, *declare: str, **kwargs: Any) -> Probed:
+    """Raise AssertionError if a head, an expert or a hidden channel is not like the others.
+    declare: "flip", "shift" where an image turned so gives the same. Arguments as of
+    `assert_causal`.
+    """
+    __tracebackhide__ = True
+    return _asserted(model, inputs, kwargs, "equivariance", declare=declare)
+
+
 def _asserted(
     model: Any,
     inputs: Any,
@@ -53,13 +70,14 @@ def _asserted(
     *,
     causal: bool | None = None,
     ulp: float | None = None,
+    declare: tuple[str, ...] = (),
 ) -> Probed:
     __tracebackhide__ = True
     from whence.api import probe
     from whence.report.probe import probed_text
     from whence.results import Held
 
-    result = probe(model, inputs, kwargs, properties=(name,), causal=causal)
+    result = probe(model, inputs, kwargs, properties=(name,), causal=causal, declare=declare)
     answer: PropertyAnswer = result[name]
     far = max((variant.ulp for variant in answer.variants), default=0.0)
     if answer.held not in (Held.EXACT, Held.ROUNDING):

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
 
 from whence.report.html.payload import payload
+from whence.report.tables import clean
 from whence.results.page import Page
 
 _HERE = Path(__file__).parent
@@ -23,21 +25,38 @@ _SCRIPTS = (
 )  # fmt: skip
 
 
+_UNDRAWN = (
+    "This page draws itself with the script it contains; allow scripts for this file. It loads "
+    "nothing from anywhere."
+)
+
+
 def page_html(page: Page) -> str:
     """The page as HTML, in UTF-8 without a character that ends its data early."""
+    content = payload(page)
+    return filled(clean(content["title"]), content, scripts=_SCRIPTS, noscript=_UNDRAWN)
+
+
+def filled(
+    title: str, data: object, *, scripts: Sequence[str], body: str = "", noscript: str = ""
+) -> str:
+    """A page that needs nothing else. data: for its scripts, as plain values. scripts: names of
+    files of `js/`, in order. body: HTML that is there without any script, its text escaped already.
+    """
     style = (_HERE / "style.css").read_text(encoding="utf-8")
     script = (
-        '"use strict";\n(() => {\n' + "\n".join(_script(name) for name in _SCRIPTS) + "\n})();\n"
+        '"use strict";\n(() => {\n' + "\n".join(_script(name) for name in scripts) + "\n})();\n"
     )
-    content = payload(page)
     allowed = f"script-src 'sha256-{_digest(script)}'; style-src 'sha256-{_digest(style)}'"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     parts = {
         "POLICY": policy,
-        "TITLE": _text(content["title"]),
+        "TITLE": escaped(title),
         "STYLE": style,
-        "DATA": _embedded(content),
+        "DATA": _embedded(data),
         "SCRIPT": script,
+        "BODY": body,
+        "NOSCRIPT": escaped(noscript),
     }
     pieces = (_HERE / "page.html").read_text(encoding="utf-8").split("@@")
     return "".join(parts.get(piece, piece) for piece in pieces)
@@ -59,7 +78,8 @@ def _embedded(data: object) -> str:
     return text
 
 
-def _text(words: str) -> str:
-    for sign, name in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+def escaped(words: str) -> str:
+    """Text as HTML."""
+    for sign, name in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
         words = words.replace(sign, name)
     return words

@@ -21,18 +21,23 @@ if TYPE_CHECKING:
     from whence.workflows.probe.torch.watching import KeptCall
 
 _ATTACH = "whence.api:attach_probe"
+_DECLARED = ("packed", "not-packed", "flip", "shift")
 _QUESTION, _ANSWER, _PROBLEM = "probe.json", "answer-{}.json", "problem-{}.txt"
+_LEFT = "call-{}.pt"
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a program is asked: properties, () for all; whether it is causal; the number of the
-    call, None for the first of the largest model; now: during the program, not at its end.
+    """What a program is asked: properties, () for all; whether it is causal; what else should hold;
+    the number of the call, None for the first of the largest model; now: during the program, not
+    at its end. leave: ask nothing, but leave what a second process compares its call with.
     """
 
     properties: tuple[str, ...] = ()
     causal: bool | None = None
+    declare: tuple[str, ...] = ()
     call: int | None = None
     now: bool = False
+    leave: bool = False
 
 
 def probe(
@@ -42,6 +47,7 @@ def probe(
     *,
     properties: Collection[str] = (),
     causal: bool | None = None,
+    declare: Collection[str] = (),
 ) -> Probed:
     """Ask one model, on one call, what must hold without a second run: that a position does not
     depend on later ones, nor a row on its neighbours, nor what is real on padding, and so on.
@@ -51,7 +57,10 @@ def probe(
     model: a torch module, with its weights and modes as they are. inputs: a tuple is the positional
     arguments, a mapping the named ones, anything else the only one; kwargs: named ones beside them.
     properties: of `whence.results.Property`, () for all. causal: whether a position may see only
-    what comes before it; None where the model says so itself. The model is called many times,
+    what comes before it; None where the model says so itself. declare: what should hold though
+    nothing else says so: "packed" (documents of one row, told by positions that restart, do not see
+    each other; "not-packed": they may), "flip", "shift" (an image flipped left to right, or shifted
+    by a column, gives the same). The model is called many times,
     without gradients, and left as it was; float64 copies of it are made where a difference has to
     be told from rounding. Raises UsageError for what is no torch module, holds no tensor, or for a
     property that there is not, and whatever the model raises on these inputs.
@@ -61,13 +70,20 @@ def probe(
             f"probe takes a torch module, not {type(model).__name__}; give the model itself"
         )
     _check_properties(properties)
+    _check_declared(declare)
     from whence.workflows.probe.torch.probing import probed
 
     named = {**(inputs if isinstance(inputs, Mapping) else {}), **(kwargs or {})}
     args: tuple[Any, ...] = ()
     if not isinstance(inputs, Mapping) and inputs is not None:
         args = inputs if type(inputs) is tuple else (inputs,)
-    return probed(model, args, named, properties=properties or tuple(Property), causal=causal)
+    return probed(
+        model,
+        (args, named),
+        properties=properties or tuple(Property),
+        causal=causal,
+        declare=declare,
+    )
 
 
 def _check_properties(properties: Collection[str]) -> None:
@@ -78,32 +94,40 @@ def _check_properties(properties: Collection[str]) -> None:
         )
 
 
+def _check_declared(declare: Collection[str]) -> None:
+    """Raises UsageError for a word that nothing is declared by."""
+    if unknown := set(declare) - set(_DECLARED):
+        raise UsageError(f"nothing is declared by {min(unknown)!r}; give of {', '.join(_DECLARED)}")
+
+
 def probe_command(
     command: Sequence[str],
     *,
-    properties: Collection[str] = (),
-    causal: bool | None = None,
-    call: int | None = None,
-    now: bool = False,
+    twice: bool = False,
     tell: Callable[[str], None] | None = None,
+    **asked: Any,
 ) -> Probed:
     """Run a command, and ask the largest model that it calls. Its output goes where it goes
-    without us. call: number of the outermost call to ask about, from 1; None: the first one of the
-    model. now: ask during the program, not at its end. Raises CaptureError where no model was
-    called, or asking failed.
+    without us. twice: run it a first time, and compare its call with that of the second. asked:
+    properties, causal, declare, of `probe`; call, the number of the outermost call to ask about,
+    from 1, None for the first one of the model; now, ask during the program, not at its end. Raises
+    CaptureError where no model was called, or asking failed.
     """
     from whence.instrument.launch import child_process, interpreter, launcher, outcome
     from whence.instrument.options import make
 
-    _check_properties(properties)
+    question = Question(**asked)
+    _check_properties(question.properties)
+    _check_declared(question.declare)
     found = interpreter.find(command, os.environ)
     if found:
         interpreter.check(found, os.environ)
     with tempfile.TemporaryDirectory(prefix="whence-probe-") as folder:
-        question = Question(tuple(properties), causal, call, now)
-        (Path(folder) / _QUESTION).write_bytes(msgspec.json.encode(question))
         environment = launcher.child_environment(os.environ, folder, make(), _ATTACH)
-        ended = child_process.execute(command, environment)
+        for leave in (True, False) if twice else (False,):
+            content = msgspec.json.encode(msgspec.structs.replace(question, leave=leave))
+            (Path(folder) / _QUESTION).write_bytes(content)
+            ended = child_process.execute(command, environment)
         processes = outcome.collect(folder)
         answers = [
             msgspec.json.decode(path.read_bytes(), type=Probed)
@@ -164,17 +188,22 @@ def attach_probe(options: CaptureOptions, run_path: str, framework: str) -> None
 
 def _answer(call: KeptCall, question: Question, folder: Path) -> None:
     """Ask, and leave the answer for the process that waits; whatever goes wrong is left too."""
-    from whence.workflows.probe.torch.probing import probed
+    from whence.workflows.probe.torch.probing import Recorded, leave, probed
 
+    other = min(folder.glob(_LEFT.format("*")), default=None)
+    recorded = Recorded(call.surroundings, call.returned, other)
+    arguments = call.args, call.kwargs
     try:
+        if question.leave:
+            leave(folder / _LEFT.format(os.getpid()), call.model, arguments, recorded)
+            return
         result = probed(
             call.model,
-            call.args,
-            call.kwargs,
+            arguments,
             properties=question.properties or tuple(Property),
             causal=question.causal,
-            surroundings=call.surroundings,
-            returned=call.returned,
+            declare=question.declare,
+            recorded=recorded,
         )
     except WhenceError as error:
         _write(folder / _PROBLEM.format(os.getpid()), str(error).encode())

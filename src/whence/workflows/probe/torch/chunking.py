@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from whence.results.probe import Held, Property, PropertyAnswer, Variant
 from whence.workflows.probe.torch.answering import answer
 from whence.workflows.probe.torch.causality import is_causal
+from whence.workflows.probe.torch.generating import generated
 from whence.workflows.probe.torch.inputs import CallInputs
 from whence.workflows.probe.torch.judging import Judge
 from whence.workflows.probe.torch.regions import Positions
@@ -46,19 +47,31 @@ def chunking(judge: Judge, inputs: CallInputs, declared: bool | None) -> Propert
         variants.append(_in_pieces(judge, one, cache, name, [half]))
         if not encoder_decoder and getattr(model, "_can_compile_fullgraph", False):
             variants.append(_static(judge, one))
+            name = "a token at a time with a static cache"
+            steps = list(range(1, length))
+            variants.append(_in_pieces(judge, one, cache, name, steps, _static_cache))
+    written, notes = generated(judge, inputs.with_rows([0]))
+    variants += written
     caused = next((v for v in variants if v.held == Held.VIOLATED), None)
     cause = f"with a cache the model computes something else: {caused.name}" if caused else ""
-    return answer(Property.CHUNKING, variants, cause=cause)
+    return answer(Property.CHUNKING, variants, cause=cause, notes=notes)
 
 
 def _in_pieces(
-    judge: Judge, one: CallInputs, cache: str, name: str, breaks: Sequence[int]
+    judge: Judge,
+    one: CallInputs,
+    cache: str,
+    name: str,
+    breaks: Sequence[int],
+    first: Callable[[Subject, int], Any] = lambda subject, length: None,
 ) -> Variant:
-    """The last piece, read after the others, against the same positions read at once."""
+    """The last piece, read after the others, against the same positions read at once. first: makes
+    the cache of the first piece.
+    """
     length, last = one.length, breaks[-1]
 
     def last_piece(subject: Subject) -> CallInputs:
-        past, start = None, 0
+        past, start = first(subject, length), 0
         for stop in breaks:
             out = subject.raw(_piece(one, cache, past, start, stop))
             past, start = _cache_of(out, cache), stop
@@ -89,11 +102,13 @@ def _static(judge: Judge, one: CallInputs) -> Variant:
     length = one.length
 
     def with_static(subject: Subject) -> CallInputs:
-        from transformers import StaticCache
-
-        config = subject.model.config
-        cache = StaticCache(config=config, max_cache_len=length + _ROOM)
-        return one.changed(past_key_values=cache)
+        return one.changed(past_key_values=_static_cache(subject, length))
 
     region = Positions(length, length + _ROOM, 0, length, whole=True)
     return judge.variant("with a static cache", one, with_static, region)
+
+
+def _static_cache(subject: Subject, length: int) -> Any:
+    from transformers import StaticCache
+
+    return StaticCache(config=subject.model.config, max_cache_len=length + _ROOM)

@@ -37,7 +37,7 @@ class CallInputs:
             if isinstance(self.values.get(name), int):
                 self.values[name] = value
         for name, value in self.values.items():
-            if hasattr(value, "get_seq_length") and not value.get_seq_length():
+            if _is_empty_cache(value):
                 self.values[name] = None  # an empty cache: the model makes its own
         self.main = self._main()
         tensor = self.tensor
@@ -167,6 +167,15 @@ class CallInputs:
             for name, value in self.values.items()
             if isinstance(value, torch.Tensor)
         )
+
+
+def _is_empty_cache(value: Any) -> bool:
+    if not hasattr(value, "get_seq_length"):
+        return False
+    try:
+        return not value.get_seq_length()
+    except ValueError:  # one of recurrent states alone counts no positions
+        return False
 
 
 def _parameters(model: Any) -> list[str]:

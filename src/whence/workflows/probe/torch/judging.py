@@ -49,7 +49,7 @@ class Trial(NamedTuple):
     changed: Changed
     region: Region
     twin: CallInputs | None = None
-    modes: Sequence[Callable[[], Any]] = ()
+    modes: Sequence[Callable[[Subject], Any]] = ()
     copied: bool = True
 
 
@@ -61,7 +61,7 @@ class Judge:
         self._wide: Subject | None = None
         self._no_wide = ""
         dtypes = {p.dtype for p in subject.model.parameters() if p.is_floating_point()}
-        self._unit = max((torch.finfo(d).eps / 2 for d in dtypes), default=2.0**-24)
+        self.unit = max((torch.finfo(d).eps / 2 for d in dtypes), default=2.0**-24)
         self._bases: dict[tuple[int, int], tuple[Any, Outputs]] = {}
 
     # ---- running
@@ -99,12 +99,13 @@ class Judge:
         region: Region,
         *,
         twin: CallInputs | None = None,
-        modes: Sequence[Callable[[], Any]] = (),
+        modes: Sequence[Callable[[Subject], Any]] = (),
         copied: bool = True,
     ) -> Variant:
         """Compare a run on `changed` with one on `base` where `region` says that nothing may move.
 
-        twin: a call with another extent (`Walk`). modes: context managers around the changed run.
+        twin: a call with another extent (`Walk`). modes: context managers around the changed run,
+        made for the subject that runs.
         """
         trial = Trial(base, changed, region, twin, modes, copied)
         try:
@@ -118,18 +119,18 @@ class Judge:
             return Variant(name, Held.EXACT, effect=effect, count=far.elements)
         return self._judged(name, trial, far, effect)
 
-    def moved(self, trial: Trial) -> float:
-        """How far a run moves what may not move, in float64 where that can be had. Raises whatever
-        the model raises.
+    def moved(self, trial: Trial, subject: Subject | None = None) -> float:
+        """How far a run moves what may not move, in float64 where that can be had, or of `subject`.
+        Raises whatever the model raises.
         """
-        return self._apart(trial, self.wide() or self.subject)[0].moved
+        return self._apart(trial, subject or self.wide() or self.subject)[0].moved
 
     def _apart(self, trial: Trial, subject: Subject) -> tuple[Distance, float | None, int]:
         """What `compared_outputs` gives of both runs. Raises whatever the model raises."""
         is_wide = subject is not self.subject
         changed = made(trial.changed, subject)
         copied = trial.copied or is_wide
-        outputs = subject.run(changed, *[m() for m in trial.modes], copied=copied)
+        outputs = subject.run(changed, *[m(subject) for m in trial.modes], copied=copied)
         if is_wide:
             self.subject.restore()  # what both share, as a closure may
         twins = self.base(trial.twin, wide=is_wide) if trial.twin is not None else None
@@ -139,10 +140,9 @@ class Judge:
         in_float64, why = self._in_float64(trial)
         held = Held.UNKNOWN
         if in_float64 is not None:
-            held, why = verdict(far.moved, in_float64, self._unit, self._narrow())
-        begun = self.begins(trial, wide=held == Held.VIOLATED)
-        if held == Held.ROUNDING:  # another position's cosine is no rounding, and explains none
-            begun = [b for b in begun if b.distance.ulp < GROSS]
+            held, why = verdict(far.moved, in_float64, self.unit, self._narrow())
+        most = GROSS if held == Held.ROUNDING else float("inf")
+        begun = self.begins(trial, wide=held == Held.VIOLATED, most=most)
         first = begun[0] if begun else None
         if held == Held.UNKNOWN and first is not None and first.distance.ulp > GROSS:
             held = Held.VIOLATED
@@ -171,15 +171,19 @@ class Judge:
 
     # ---- naming
 
-    def begins(self, trial: Trial, *, wide: bool = False) -> list[Begun]:
+    def begins(
+        self, trial: Trial, *, wide: bool = False, most: float = float("inf")
+    ) -> list[Begun]:
         """The operators in which the difference begins. wide: in float64, and by more than its
-        rounding.
+        rounding. most: units in the last place from which on two results are no roundings of one
+        (another position's cosine, another part of a sum): such operators explain nothing.
         """
         subject = self.wide() if wide else self.subject
         if subject is None:
             return []
         least = WIDE_ROUNDING if wide else 0.0
-        walk = Walk(trial.region, lambda far: far.differing > 0 and far.moved > least)
+        is_far = lambda far: far.differing > 0 and far.moved > least  # noqa: E731
+        walk = Walk(trial.region, is_far, most)
         found: list[Begun] = []
         begin: int | None = 0
         for _ in range(_MOST_WINDOWS):
@@ -207,7 +211,7 @@ def traced(
     subject: Subject,
     inputs: CallInputs,
     begin: int = 0,
-    modes: Sequence[Callable[[], Any]] = (),
+    modes: Sequence[Callable[[Subject], Any]] = (),
     *,
     change: Callable[..., Any] | None = None,
     copied: bool = True,
@@ -216,7 +220,7 @@ def traced(
     trace = Trace(subject.model, begin=begin, change=change)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        subject.run(inputs, *[m() for m in modes], trace.listening(), copied=copied)
+        subject.run(inputs, *[m(subject) for m in modes], trace.listening(), copied=copied)
     return trace
 
 
@@ -272,3 +276,28 @@ def _said(error: Exception) -> str:
 def guilty(variants: Sequence[Variant]) -> OperatorPlace | None:
     """Where the first violation of several begins."""
     return next((v.first for v in variants if v.held == Held.VIOLATED and v.first), None)
+
+
+def moved_at(judge: Judge, trial: Trial) -> int | None:
+    """The first position, of those that may not move, at which an output moves; None where no
+    output tells positions apart.
+    """
+    subject = judge.wide() or judge.subject
+    try:
+        base, changed = (
+            judge.base(trial.base, wide=subject is not judge.subject),
+            subject.run(made(trial.changed, subject)),
+        )
+    except Exception:  # noqa: BLE001 - whatever the user's model raises
+        return None
+    places: list[int] = []
+    for name in base.keys() & changed.keys():
+        pair = trial.region.pair(base[name], changed[name], None)
+        if pair is None or pair[0].shape != pair[1].shape or pair[0].ndim < 2:
+            continue
+        far = (pair[0].double() - pair[1].double()).abs()
+        per_position = far.flatten(2).amax(2) if far.ndim > 2 else far
+        scale = float(pair[0].double().square().mean().sqrt()) or 1.0
+        moved = (per_position[0] > WIDE_ROUNDING * scale).nonzero().flatten()
+        places += moved[:1].tolist()
+    return min(places, default=None)

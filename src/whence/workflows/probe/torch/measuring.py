@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from whence.workflows.probe.torch.outputs import same_bits
 from whence.workflows.probe.torch.regions import Region
 from whence.workflows.probe.torch.trace import Trace, TracedOperator
 
+_BY_NUMBER = ("aten.index", "aten.gather", "aten.scatter", "aten.take")
 _MAKES_MEMORY = ("aten.empty", "aten.new_empty")
 
 
@@ -58,33 +60,80 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> Distance:
     return Distance(float(d.max()) / rms, float((d / unit).max()), int((~same).sum()), a.numel())
 
 
+def _is_fraction(operator: TracedOperator) -> bool:
+    """Are its results anything but whole numbers?"""
+    return any(t.is_floating_point() or t.dtype == torch.bool for t in operator.results or ())
+
+
 class Begun(NamedTuple):
-    """An operator in which a difference begins: its inputs are equal, its results are not."""
+    """An operator in which a difference begins: its inputs are equal, its results are not. is_only:
+    only the variant runs it.
+    """
 
     number: int
     operator: TracedOperator
     distance: Distance
     after: TracedOperator | None
+    is_only: bool = False
+
+
+def counterparts(base: Trace, variant: Trace) -> dict[int, int]:
+    """Operator of one run -> the same one of the other. Where a call of a module runs other
+    operators, as a kernel for another size does, only those before the first and behind the last
+    that differ have one: the n-th product may be another one.
+    """
+    theirs = _by_call(variant)
+    partners: dict[int, int] = {}
+    for call, mine in _by_call(base).items():
+        others = theirs.get(call, [])
+        names = [base.operators[n].key[2] for n in mine]
+        other_names = [variant.operators[n].key[2] for n in others]
+        least = min(len(names), len(other_names))
+        if names == other_names:
+            before, behind = least, 0
+        else:
+            same = [a == b for a, b in zip(names, other_names)]
+            before = same.index(False) if False in same else least
+            same = [a == b for a, b in zip(names[::-1], other_names[::-1])]
+            behind = min(same.index(False) if False in same else least, least - before)
+        partners |= zip(mine[:before], others[:before])
+        if behind:
+            partners |= zip(mine[-behind:], others[-behind:])
+    return partners
+
+
+def _by_call(trace: Trace) -> dict[tuple[str, int], list[int]]:
+    """Numbers of the operators that each call of a module runs itself."""
+    calls: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for number, operator in enumerate(trace.operators):
+        calls[operator.key[:2]].append(number)
+    return calls
 
 
 class Walk:
     """Two traced runs, operator by operator. twin: a third, with another extent, of which shapes
     tell which axis is which; None where the variant itself has another extent.
 
-    is_far: whether a distance is one that counts.
+    is_far: whether a distance is one that counts. most: units in the last place from which on two
+    results are not of the same operator, and are not compared.
     """
 
-    def __init__(self, region: Region, is_far: Callable[[Distance], bool]) -> None:
-        self._region, self._is_far = region, is_far
+    def __init__(
+        self, region: Region, is_far: Callable[[Distance], bool], most: float = float("inf")
+    ) -> None:
+        self._region, self._is_far, self._most = region, is_far, most
         self._states: dict[int, bool] = {}
         self._unclear: set[int] = set()
+        self._numbers: set[int] = set()
 
     def over(self, base: Trace, variant: Trace, twin: Trace | None) -> Iterator[Begun]:
         """The operators in which a difference begins, in order."""
+        partners = counterparts(base, variant)
+        own = set(range(len(variant.operators))) - set(partners.values())
         for number, operator in enumerate(base.operators):
             if operator.results is None:
                 continue
-            other = variant.by_key.get(operator.key)
+            other = partners.get(number)
             results = variant.operators[other].results if other is not None else None
             shapes = None
             if twin is not None:
@@ -92,28 +141,39 @@ class Walk:
                 shapes = twin.operators[at].shapes if at is not None else None
             known = twin is None or shapes is not None
             far, is_clear = self._distance(operator, results, shapes, known=known)
+            if not is_clear and not _is_fraction(operator):
+                self._numbers.add(number)
+            is_moved = operator.key[2].startswith(_BY_NUMBER) and self._reads_numbers(operator)
+            if far is not None and (far.ulp >= self._most or is_moved):
+                far, is_clear = None, False
             self._states[number] = far is not None and self._is_far(far)
             if not is_clear:
                 self._unclear.add(number)
-            if far is not None and self._is_far(far):
+            if far is not None and other is not None and self._is_far(far):
                 above = self._above(base, operator)
                 if above is not None:
-                    yield self._begun(base, variant, number, far, above)
+                    read = [n for n in variant.operators[other].parents if n in own]
+                    only = variant.operators[read[-1]] if read else None
+                    yield self._begun(base, number, far, above, only)
 
     @staticmethod
-    def _begun(base: Trace, variant: Trace, number: int, far: Distance, above: list[int]) -> Begun:
+    def _begun(
+        base: Trace, number: int, far: Distance, above: list[int], only: TracedOperator | None
+    ) -> Begun:
         """The operator to name: for a view, what computed it; one that only the variant runs,
         where what differs is made of it.
         """
+        if only is not None:
+            return Begun(number, only, far, None, is_only=True)
         operator = base.operators[number]
-        read = variant.operators[variant.by_key[operator.key]].parents
-        own = [variant.operators[n] for n in read if variant.operators[n].key not in base.by_key]
-        if own:
-            return Begun(number, own[-1], far, None)
         computed = [n for n in above if not base.operators[n].is_view]
         if operator.is_view and computed:
             operator = base.operators[computed.pop()]
         return Begun(number, operator, far, base.operators[computed[0]] if computed else None)
+
+    def _reads_numbers(self, operator: TracedOperator) -> bool:
+        """Does it put elements where numbers say that differ, as those of tokens by expert do?"""
+        return not self._numbers.isdisjoint(operator.parents)
 
     def _distance(
         self,

@@ -37,7 +37,7 @@ def padding(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
         found, cause_here = _own(judge, side)
         variants += found
         cause = cause or cause_here
-        one = _real(side.with_rows([0]))
+        one = without_padding(side.with_rows([0]))
         right, more = _right(judge, one, whole)
         variants += right
         notes += more
@@ -87,8 +87,10 @@ def _span(row: CallInputs) -> tuple[int, int]:
     return (int(real[0]), int(real[-1]) + 1) if len(real) else (0, row.length)
 
 
-def _real(row: CallInputs) -> CallInputs:
-    """The row without its padding, with a mask of ones."""
+def without_padding(row: CallInputs) -> CallInputs:
+    """A row without its padding, with a mask of ones where there is one."""
+    if not row.mask:
+        return row
     cut = row.cut(*_span(row))
     return cut.changed(**{cut.mask: torch.ones_like(cut.tensor)})
 
@@ -101,7 +103,7 @@ def _own(judge: Judge, inputs: CallInputs) -> tuple[list[Variant], str]:
         start, stop = _span(padded)
         if (start, stop) == (0, padded.length) or stop - start < 1:
             continue
-        bare = _real(padded)
+        bare = without_padding(padded)
         region = Positions(stop - start, padded.length, 0, stop - start, at=start)
         side = "left" if start else "right"
         name = f"row {row} without its own padding on the {side}"

@@ -4,6 +4,7 @@ runs share.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -42,6 +43,30 @@ class Everything:
 
     def pair(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
         return (base, variant) if base.shape == variant.shape else None
+
+    def moving(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
+        return None
+
+
+class Turned:
+    """Every element, of an image that is turned in the variant: outputs stay, or turn with it.
+
+    turn: what was done to the last axis.
+    """
+
+    whole = True
+
+    def __init__(self, turn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._turn = turn
+
+    def pair(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
+        """Both as they are, or the first turned: whichever agrees better."""
+        if base.shape != variant.shape:
+            return None
+        if base.ndim < 3 or same_bits(base, variant):
+            return base, variant
+        pairs = (base, variant), (self._turn(base), variant)
+        return min(pairs, key=lambda pair: _distance(*pair))
 
     def moving(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
         return None
@@ -101,6 +126,8 @@ class Positions:
         found = self._axes(base, variant, twin)
         if not found:
             return (base, variant) if same_bits(base, variant) else None
+        if any(self.at + self.count > variant.shape[axis.number] for axis in found):
+            return None  # an axis that is as long as the sequence by chance
         for axis in found:
             base = base.narrow(axis.number, self.start, self.count)
             variant = variant.narrow(axis.number, self.at, self.count)

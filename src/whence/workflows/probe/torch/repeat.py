@@ -5,18 +5,29 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence.results.probe import Held, OperatorPlace, Property, PropertyAnswer, Variant
+from whence.results.probe import (
+    Held,
+    OperatorPlace,
+    Property,
+    PropertyAnswer,
+    SpreadShare,
+    Variant,
+)
+from whence.workflows.probe.torch import elsewhere
 from whence.workflows.probe.torch.answering import answer
 from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
 from whence.workflows.probe.torch.judging import Judge, compared_outputs, traced
 from whence.workflows.probe.torch.measuring import Begun, Walk, place
 from whence.workflows.probe.torch.outputs import Outputs
 from whence.workflows.probe.torch.regions import Everything
+from whence.workflows.probe.torch.spreading import shares_of_threads
 from whence.workflows.probe.torch.trace import Trace
 
 _ALL = Everything()
@@ -25,26 +36,35 @@ _FILLS = (0.0, 7.0)
 _SEED = 20_011
 
 
-def repeat(judge: Judge, inputs: CallInputs, returned: Outputs | None) -> PropertyAnswer:
+def repeat(
+    judge: Judge, inputs: CallInputs, returned: Outputs | None, other: Path | None = None
+) -> PropertyAnswer:
     """Call the model again, in ways that may not matter. returned: what the program's own call
-    gave, None where it is not known.
+    gave, None where it is not known. other: file that another process left of the same call.
     """
     memory = _memory(judge, inputs)
     again = judge.variant("when called again", inputs, inputs.changed(), _ALL)
-    variants = [memory, again]
+    variants, on_threads = [memory, again], {}
     if again.held == Held.EXACT and memory.held != Held.VIOLATED:
         variants.append(_seeded(judge, inputs))
         variants += [_later(judge, inputs, between=False), _later(judge, inputs, between=True)]
-        variants += _threads(judge, inputs)
+        on_threads = _threads(judge, inputs)
+        variants += on_threads.values()
         variants += _laid_out(judge, inputs)
         if returned is not None:
             variants += _as_returned(judge, inputs, returned)
+    if returned is not None and other is not None:
+        variants.append(elsewhere.compare(other, judge, inputs, returned))
     broken = [v for held in (Held.VIOLATED, Held.OBSERVED) for v in variants if v.held == held]
     cause = ""
     if broken:
         judged = broken[0].in_float64 is not None
         cause = f"another result {broken[0].name}" if judged else broken[0].why
-    return answer(Property.REPEAT, variants, cause=cause)
+    result = answer(Property.REPEAT, variants, cause=cause)
+    last = variants[-1]
+    if last.name == elsewhere.NAME and last.held == Held.UNKNOWN and not broken:  # it was asked for
+        result = replace(result, held=Held.UNKNOWN, why=f"{last.name}: {last.why}")
+    return replace(result, shares=_shares(judge, inputs, on_threads))
 
 
 def _outcome(name: str, far: Any, held: Held, first: OperatorPlace | None, why: str) -> Variant:
@@ -142,19 +162,31 @@ def _first_after(judge: Judge, inputs: CallInputs, between: bool) -> OperatorPla
     return place(first) if first is not None else None
 
 
-def _threads(judge: Judge, inputs: CallInputs) -> list[Variant]:
+def _threads(judge: Judge, inputs: CallInputs) -> dict[int, Variant]:
+    """Number of threads -> what comes of it."""
     now = torch.get_num_threads()
     counts = sorted(n for n in {1, 2, os.cpu_count() or 1} - {now} if n <= (os.cpu_count() or 1))
-    return [
-        judge.variant(
+    return {
+        count: judge.variant(
             f"on {count} thread{'s' * (count > 1)} in the place of {now}",
             inputs,
             inputs.changed(),
             _ALL,
-            modes=[lambda count=count: _with_threads(count)],  # type: ignore[misc]
+            modes=[lambda _, count=count: _with_threads(count)],  # type: ignore[misc]
         )
         for count in counts
-    ]
+    }
+
+
+def _shares(
+    judge: Judge, inputs: CallInputs, on_threads: dict[int, Variant]
+) -> tuple[SpreadShare, ...]:
+    """Where the largest spread over numbers of threads comes from."""
+    rounded = {n: v for n, v in on_threads.items() if v.held == Held.ROUNDING}
+    if not rounded:
+        return ()
+    count = max(rounded, key=lambda n: rounded[n].moved)
+    return shares_of_threads(judge, inputs, _with_threads, count)
 
 
 @contextlib.contextmanager
@@ -173,6 +205,8 @@ def _laid_out(judge: Judge, inputs: CallInputs) -> list[Variant]:
     room = tensor.new_empty(tensor.numel() + 1)[1:]
     moved = room.copy_(tensor.reshape(-1)).view(tensor.shape)
     layouts = {"from memory one element further": moved}
+    if not tensor.is_contiguous():
+        layouts["from contiguous memory"] = tensor.contiguous()
     if tensor.ndim == 4 and tensor.is_floating_point():
         layouts["in channels_last"] = tensor.contiguous(memory_format=torch.channels_last)
     elif tensor.ndim > 1 and tensor.shape[0] > 1:
@@ -219,7 +253,7 @@ def _memory(judge: Judge, inputs: CallInputs) -> Variant:
 
 def _first_of_memory(judge: Judge, inputs: CallInputs) -> OperatorPlace | None:
     low, high = (
-        traced(judge.subject, inputs, modes=[lambda value=value: _Fresh(value)])  # type: ignore[misc]
+        traced(judge.subject, inputs, modes=[lambda _, value=value: _Fresh(value)])  # type: ignore[misc]
         for value in _FILLS
     )
     walk = Walk(_ALL, lambda far: far.differing > 0)

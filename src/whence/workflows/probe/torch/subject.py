@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -69,12 +69,16 @@ class Subject:
         args, kwargs = inputs.call(copied)
         if self._is_wide:
             args, kwargs = _widened(args), _widened(kwargs)
+        return self.within(lambda model: model(*args, **kwargs), *modes, seed=seed)
+
+    def within(self, action: Callable[[Any], Any], *modes: Any, seed: int | None = None) -> Any:
+        """What an action on the model returns, run as its calls are."""
         with self._scope(seed), contextlib.ExitStack() as stack:
             if self._on_device:
                 stack.enter_context(CheckedIndices())
             for mode in modes:
                 stack.enter_context(mode)
-            return self.model(*args, **kwargs)
+            return action(self.model)
 
     @contextlib.contextmanager
     def _scope(self, seed: int | None) -> Iterator[None]:

@@ -1,0 +1,162 @@
+"""Weights whose units (heads, experts, channels) are put in another order, for one run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from whence.workflows.probe.torch.outputs import same_bits
+from whence.workflows.probe.torch.regions import Pair, Shape
+from whence.workflows.probe.torch.subject import Subject
+
+Order = Sequence[int]
+"""Unit i gets what unit order[i] had."""
+
+
+class Slot(NamedTuple):
+    """Where units lie in a parameter or buffer: along `axis`, from `start` on, as [outer, units,
+    inner]. name: of the tensor in its model.
+    """
+
+    name: str
+    axis: int = 0
+    outer: int = 1
+    inner: int = 1
+    start: int = 0
+
+    def indices(self, size: int, order: Order) -> torch.Tensor:
+        """Which element of the axis, of `size` elements, comes where."""
+        out = torch.arange(size)
+        stop = self.start + self.outer * len(order) * self.inner
+        units = out[self.start : stop].reshape(self.outer, len(order), self.inner)
+        out[self.start : stop] = units[:, list(order)].reshape(-1)
+        return out
+
+
+class Siblings(NamedTuple):
+    """Parameters of like modules, one a unit: names[i] is that of unit i."""
+
+    names: tuple[str, ...]
+
+
+class Structure(NamedTuple):
+    """Units of one module that may be exchanged. kind: what they are, in the plural. scope: the
+    module. layouts: where they may lie, one of which is right. groups: units that may be exchanged
+    with each other alone; () for all.
+    """
+
+    kind: str
+    scope: str
+    op_type: str
+    units: int
+    layouts: tuple[tuple[Slot | Siblings, ...], ...]
+    groups: tuple[tuple[int, ...], ...] = ()
+
+    def laid_out(self, number: int) -> Structure:
+        """With one of its layouts alone."""
+        return self._replace(layouts=(self.layouts[number],))
+
+
+def derangement(count: int) -> list[int]:
+    """An order in which no unit stays, and that is no rotation where there are four or more: code
+    in which each reads its neighbour is blind to a rotation.
+    """
+    if count < 4:
+        return [1, 0, *range(2, count)]
+    generator = torch.Generator().manual_seed(count)
+    while True:
+        order = torch.randperm(count, generator=generator)
+        steps = (order - torch.arange(count)) % count
+        if bool((steps != 0).all()) and len(steps.unique()) > 1:
+            return [int(n) for n in order]
+
+
+def whole_order(structure: Structure) -> list[int]:
+    """An order of all units that stays within their groups."""
+    order = list(range(structure.units))
+    for group in structure.groups or (tuple(order),):
+        for place, source in enumerate(derangement(len(group)) if len(group) > 1 else [0]):
+            order[group[place]] = group[source]
+    return order
+
+
+Exchange = tuple[Structure, Order]
+
+
+@contextlib.contextmanager
+def exchanged(subject: Subject, exchanges: Sequence[Exchange]) -> Iterator[None]:
+    """The subject's model with units in another order. Its own tensors are not written: copies
+    stand in their place meanwhile.
+    """
+    tensors = {**dict(subject.model.named_parameters()), **dict(subject.model.named_buffers())}
+    before: dict[str, torch.Tensor] = {}
+    try:
+        for structure, order in exchanges:
+            for slot in structure.layouts[0]:
+                names = slot.names if isinstance(slot, Siblings) else (slot.name,)
+                for name in names:
+                    before.setdefault(name, tensors[name].data)
+                _put(tensors, slot, order)
+        yield
+    finally:
+        for name, content in before.items():
+            tensors[name].data = content
+
+
+def _put(tensors: dict[str, Any], slot: Slot | Siblings, order: Order) -> None:
+    if isinstance(slot, Siblings):
+        contents = [tensors[name].data for name in slot.names]
+        for name, source in zip(slot.names, order):
+            tensors[name].data = contents[source]
+        return
+    tensor = tensors[slot.name]
+    content = tensor.data
+    places = slot.indices(content.shape[slot.axis], order).to(content.device)
+    tensor.data = content.index_select(slot.axis, places).contiguous()
+
+
+class Exchanged:
+    """Tensors of two runs, of which the second may have its units in another order. An element is
+    compared with its like: along each axis that can hold units, the order that agrees best.
+    """
+
+    whole = True
+
+    def __init__(self, exchanges: Sequence[Exchange]) -> None:
+        self._orders = {
+            (tuple(order), slot.outer, slot.inner, slot.start)
+            for structure, order in exchanges
+            for slot in structure.layouts[0]
+            if isinstance(slot, Slot)
+        } | {(tuple(order), 1, 1, 0) for _, order in exchanges}
+
+    def pair(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
+        """Both tensors, the first in the order of the second."""
+        if base.shape != variant.shape or base.dtype != variant.dtype:
+            return None
+        if same_bits(base, variant):
+            return base, variant
+        pairs = [(base, variant)]
+        for axis, size in enumerate(base.shape):
+            for order, outer, inner, start in self._orders:
+                units = outer * len(order) * inner
+                if start + units <= size and (start or units == size or not size % len(order)):
+                    fit = inner if start or units == size else size // len(order) // outer
+                    if fit * outer * len(order) + start > size or not fit:
+                        continue
+                    slot = Slot("", axis, outer, fit, start)
+                    places = slot.indices(size, order).to(base.device)
+                    pairs.append((base.index_select(axis, places), variant))
+        return min(pairs, key=lambda pair: _apart(*pair))
+
+    def moving(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
+        return None
+
+
+def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    if a.dtype == torch.bool or not (a.is_floating_point() or a.is_complex()):
+        return float((a != b).sum())
+    return float((a - b).abs().nan_to_num(nan=0.0, posinf=1e300).sum())
