@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from whence.errors import CaptureError, UsageError, WhenceError
-from whence.results.probe import Probed, Property
+from whence.results.precision import (
+    DEFAULT_BUDGET,
+    DEFAULT_TYPES,
+    NARROW_TYPES,
+    PrecisionRequest,
+)
+from whence.results.probe import BY_DEFAULT, Probed, Property
 
 if TYPE_CHECKING:
     from whence.instrument.options import CaptureOptions
@@ -25,14 +31,16 @@ _QUESTION, _ANSWER, _PROBLEM = "probe.json", "answer-{}.json", "problem-{}.txt"
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a program is asked: properties, () for all; whether it is causal; the number of the
-    call, None for the first of the largest model; now: during the program, not at its end.
+    """What a program is asked: properties, () for those asked by default; whether it is causal; the
+    number of the call, None for the first of the largest model; now: during the program, not at its
+    end; request: of `precision`.
     """
 
     properties: tuple[str, ...] = ()
     causal: bool | None = None
     call: int | None = None
     now: bool = False
+    request: PrecisionRequest = PrecisionRequest()
 
 
 def probe(
@@ -42,6 +50,9 @@ def probe(
     *,
     properties: Collection[str] = (),
     causal: bool | None = None,
+    to: Sequence[str] = DEFAULT_TYPES,
+    budget: float = DEFAULT_BUDGET,
+    others: Sequence[Any] = (),
 ) -> Probed:
     """Ask one model, on one call, what must hold without a second run: that a position does not
     depend on later ones, nor a row on its neighbours, nor what is real on padding, and so on.
@@ -50,24 +61,56 @@ def probe(
 
     model: a torch module, with its weights and modes as they are. inputs: a tuple is the positional
     arguments, a mapping the named ones, anything else the only one; kwargs: named ones beside them.
-    properties: of `whence.results.Property`, () for all. causal: whether a position may see only
-    what comes before it; None where the model says so itself. The model is called many times,
-    without gradients, and left as it was; float64 copies of it are made where a difference has to
-    be told from rounding. Raises UsageError for what is no torch module, holds no tensor, or for a
-    property that there is not, and whatever the model raises on these inputs.
+    properties: of `whence.results.Property`, () for all but `precision`, which takes many calls.
+    causal: whether a position may see only
+    what comes before it; None where the model says so itself. to, budget: of `precision`: types
+    that modules may compute in (bfloat16, float16, float8_e4m3fn, int8), and the largest relative
+    rms error that the outputs may have. others: inputs of further calls, each as `inputs`, which
+    its plans are checked on; without any, inputs are made from those of the call. The model is
+    called many times, without gradients, and left as it was; float64 copies of it are made where a
+    difference has to be told from rounding. Raises UsageError for what is no torch module, holds no
+    tensor, or for a property, type or budget that there is not, and whatever the model raises on
+    these inputs.
     """
     if "torch" not in sys.modules or not isinstance(model, sys.modules["torch"].nn.Module):
         raise UsageError(
             f"probe takes a torch module, not {type(model).__name__}; give the model itself"
         )
     _check_properties(properties)
+    request = _request(to, budget)
     from whence.workflows.probe.torch.probing import probed
 
+    return probed(
+        model,
+        *_arguments(inputs, kwargs),
+        properties=properties or BY_DEFAULT,
+        causal=causal,
+        request=request,
+        others=[_arguments(other, kwargs) for other in others],
+    )
+
+
+def _arguments(
+    inputs: Any, kwargs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) of a call."""
     named = {**(inputs if isinstance(inputs, Mapping) else {}), **(kwargs or {})}
-    args: tuple[Any, ...] = ()
-    if not isinstance(inputs, Mapping) and inputs is not None:
-        args = inputs if type(inputs) is tuple else (inputs,)
-    return probed(model, args, named, properties=properties or tuple(Property), causal=causal)
+    if isinstance(inputs, Mapping) or inputs is None:
+        return (), named
+    return (inputs if type(inputs) is tuple else (inputs,)), named
+
+
+def _request(to: Sequence[str], budget: float) -> PrecisionRequest:
+    """Raises UsageError for a type that modules cannot be narrowed to, or a budget that is none."""
+    if isinstance(to, str):
+        to = (to,)
+    if unknown := set(to) - set(NARROW_TYPES):
+        raise UsageError(
+            f"no module is narrowed to {min(unknown)!r}; give one of {', '.join(NARROW_TYPES)}"
+        )
+    if not to or not 0 < budget < 1:
+        raise UsageError(f"a plan needs a type and a budget between 0 and 1, not {budget:g}")
+    return PrecisionRequest(tuple(dict.fromkeys(to)), budget)
 
 
 def _check_properties(properties: Collection[str]) -> None:
@@ -85,22 +128,25 @@ def probe_command(
     causal: bool | None = None,
     call: int | None = None,
     now: bool = False,
+    to: Sequence[str] = DEFAULT_TYPES,
+    budget: float = DEFAULT_BUDGET,
     tell: Callable[[str], None] | None = None,
 ) -> Probed:
     """Run a command, and ask the largest model that it calls. Its output goes where it goes
     without us. call: number of the outermost call to ask about, from 1; None: the first one of the
-    model. now: ask during the program, not at its end. Raises CaptureError where no model was
-    called, or asking failed.
+    model. now: ask during the program, not at its end. to, budget: as of `probe`. Raises
+    CaptureError where no model was called, or asking failed.
     """
     from whence.instrument.launch import child_process, interpreter, launcher, outcome
     from whence.instrument.options import make
 
     _check_properties(properties)
+    request = _request(to, budget)
     found = interpreter.find(command, os.environ)
     if found:
         interpreter.check(found, os.environ)
     with tempfile.TemporaryDirectory(prefix="whence-probe-") as folder:
-        question = Question(tuple(properties), causal, call, now)
+        question = Question(tuple(properties), causal, call, now, request)
         (Path(folder) / _QUESTION).write_bytes(msgspec.json.encode(question))
         environment = launcher.child_environment(os.environ, folder, make(), _ATTACH)
         ended = child_process.execute(command, environment)
@@ -171,8 +217,9 @@ def _answer(call: KeptCall, question: Question, folder: Path) -> None:
             call.model,
             call.args,
             call.kwargs,
-            properties=question.properties or tuple(Property),
+            properties=question.properties or BY_DEFAULT,
             causal=question.causal,
+            request=question.request,
             surroundings=call.surroundings,
             returned=call.returned,
         )

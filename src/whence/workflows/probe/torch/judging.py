@@ -61,7 +61,7 @@ class Judge:
         self._wide: Subject | None = None
         self._no_wide = ""
         dtypes = {p.dtype for p in subject.model.parameters() if p.is_floating_point()}
-        self._unit = max((torch.finfo(d).eps / 2 for d in dtypes), default=2.0**-24)
+        self.unit = max((torch.finfo(d).eps / 2 for d in dtypes), default=2.0**-24)
         self._bases: dict[tuple[int, int], tuple[Any, Outputs]] = {}
 
     # ---- running
@@ -139,7 +139,7 @@ class Judge:
         in_float64, why = self._in_float64(trial)
         held = Held.UNKNOWN
         if in_float64 is not None:
-            held, why = verdict(far.moved, in_float64, self._unit, self._narrow())
+            held, why = verdict(far.moved, in_float64, self.unit, self._narrow())
         begun = self.begins(trial, wide=held == Held.VIOLATED)
         if held == Held.ROUNDING:  # another position's cosine is no rounding, and explains none
             begun = [b for b in begun if b.distance.ulp < GROSS]

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from whence.results.probe import Held, Probed, Property, PropertyAnswer
+from whence.results.precision import PrecisionRequest
+from whence.results.probe import BY_DEFAULT, Held, Probed, Property, PropertyAnswer
 from whence.results.verdict import Status
 from whence.workflows.probe.torch.batch import batch
 from whence.workflows.probe.torch.causality import causality
 from whence.workflows.probe.torch.chunking import chunking
+from whence.workflows.probe.torch.health.asking import health
 from whence.workflows.probe.torch.inputs import CallInputs
 from whence.workflows.probe.torch.judging import Judge
 from whence.workflows.probe.torch.outputs import Outputs, flattened
 from whence.workflows.probe.torch.padding import padding
+from whence.workflows.probe.torch.precision.asking import precision
 from whence.workflows.probe.torch.repeat import repeat
 from whence.workflows.probe.torch.subject import Subject
 from whence.workflows.probe.torch.surroundings import Surroundings
@@ -30,12 +33,15 @@ def probed(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
-    properties: Collection[str] = tuple(Property),
+    properties: Collection[str] = BY_DEFAULT,
     causal: bool | None = None,
     surroundings: Surroundings | None = None,
     returned: Any = None,
+    request: PrecisionRequest | None = None,
+    others: Sequence[tuple[tuple[Any, ...], dict[str, Any]]] = (),
 ) -> Probed:
-    """Ask a model on one call. returned: what this call gave the program. Raises UsageError where
+    """Ask a model on one call. returned: what this call gave the program. request: of `precision`.
+    others: further calls of the same kind, which its plans are checked on. Raises UsageError where
     the call holds nothing to change, and whatever the model raises on its own inputs.
     """
     inputs = CallInputs(model, args, kwargs)
@@ -47,6 +53,13 @@ def probed(
         Property.BATCH: lambda: batch(judge, inputs),
         Property.CHUNKING: lambda: chunking(judge, inputs, causal),
         Property.REPEAT: lambda: repeat(judge, inputs, outputs),
+        Property.HEALTH: lambda: health(judge, inputs),
+        Property.PRECISION: lambda: precision(
+            judge,
+            inputs,
+            request or PrecisionRequest(),
+            [CallInputs(model, *call) for call in others],
+        ),
     }
     with _eager(), _quiet():
         judge.base(inputs)  # raises where the model does not run as it is
