@@ -151,6 +151,16 @@ def test_all_lines_of_layers_are_one_finding():
     assert {answer.findings[0].first.scope, *answer.findings[0].also} == {"a", "b"}
 
 
+def test_a_dtype_that_cannot_be_looked_at_is_a_note():
+    def through_fp8(x):
+        small = x.to(torch.float8_e4m3fn)
+        return small.to(x.dtype) + torch.ones_like(x)
+
+    _, answer = asked(through_fp8)
+    assert answer.held == Held.HEALTHY
+    assert any("_to_copy" in note for note in answer.notes)
+
+
 def test_health_is_asked_by_default_and_precision_is_not():
     result = whence.probe(Net(two_passes).eval(), torch.ones(5, 8))
     names = [answer.property for answer in result.answers]
