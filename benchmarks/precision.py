@@ -69,6 +69,7 @@ def main() -> int:
     for name in ("plans", "real", "health"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--only", default="", help="names that contain this")
+    parser.add_argument("--texts", type=int, default=1, help="texts that a real plan is made with")
     options = parser.parse_args()
     every = not (options.plans or options.real or options.health)
     torch.set_num_threads(1)
@@ -78,7 +79,7 @@ def main() -> int:
     if options.plans or every:
         wrong += plans(options.only)
     if options.real or every:
-        wrong += real()
+        wrong += real(options.texts, options.only)
     return int(bool(wrong))
 
 
@@ -201,23 +202,30 @@ TEXTS = (
 REAL_BUDGETS = {"bfloat16": 1e-2, "float16": 1e-3, "float8_e4m3fn": 5e-2, "int8": 5e-2}
 
 
-def real() -> int:
-    """SmolLM2-135M with its weights: plans made on one text, checked on others."""
+def real(known: int, only: str) -> int:
+    """SmolLM2-135M with its weights: plans made with so many known texts, checked on the others.
+    only: part of the type's name.
+    """
     from whence.demo import torch_smollm2
 
     model, tokenizer = torch_smollm2.load()
     texts = [dict(tokenizer(text, return_tensors="pt")) for text in TEXTS]
     tally = Tally("SmolLM2-135M")
-    for to, budget in REAL_BUDGETS.items():
+    for to, budget in ((t, b) for t, b in REAL_BUDGETS.items() if only in t):
         began = time.monotonic()
-        answer = whence.probe(model, texts[0], properties=["precision"], to=[to], budget=budget)[
-            "precision"
-        ]
+        answer = whence.probe(
+            model,
+            texts[0],
+            properties=["precision"],
+            to=[to],
+            budget=budget,
+            others=texts[1:known],
+        )["precision"]
         plan = answer.precision.plans[0]
         print(f"{to}: {answer.precision.runs} runs, {time.monotonic() - began:.0f} s, {plan.why}")
         for row in answer.precision.rows[to][:4]:
             print(f"    {row.module} {row.error} {row.why}")
-        tally.check(tally.name, model, texts[0], plan, texts[1:])
+        tally.check(tally.name, model, texts[0], plan, texts[known:])
     print(tally.name, dict(tally.counts), flush=True)
     return tally.missed
 

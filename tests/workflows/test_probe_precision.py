@@ -132,6 +132,16 @@ def test_a_module_that_overflows_in_float16_is_kept():
     assert answer.precision.rows["float16"][0].why.startswith("NaN or Inf")
 
 
+def test_rows_of_an_embedding_that_the_call_does_not_read_count():
+    model = Net().eval()
+    with torch.no_grad():
+        model.embed.weight[20:] += 300.0  # rounded coarsely; a norm takes it away
+    ids = IDS % 20
+    result = whence.probe(model, {"input_ids": ids}, properties=["precision"], budget=1e-2)
+    plan = result["precision"].precision.plans[0]
+    assert "embed" in plan.keep
+
+
 class Switch(nn.Module):
     """Another branch for some inputs: what is measured on one call says nothing of another."""
 

@@ -65,8 +65,9 @@ def probe(
     causal: whether a position may see only
     what comes before it; None where the model says so itself. to, budget: of `precision`: types
     that modules may compute in (bfloat16, float16, float8_e4m3fn, int8), and the largest relative
-    rms error that the outputs may have. others: inputs of further calls, each as `inputs`, which
-    its plans are checked on; without any, inputs are made from those of the call. The model is
+    rms error that the outputs may have. others: inputs of further calls, each as `inputs`:
+    modules are measured on the first half of them too, and plans are checked on the rest; without
+    any, inputs are made from those of the call. The model is
     called many times, without gradients, and left as it was; float64 copies of it are made where a
     difference has to be told from rounding. Raises UsageError for what is no torch module, holds no
     tensor, or for a property, type or budget that there is not, and whatever the model raises on

@@ -41,7 +41,7 @@ def probed(
     others: Sequence[tuple[tuple[Any, ...], dict[str, Any]]] = (),
 ) -> Probed:
     """Ask a model on one call. returned: what this call gave the program. request: of `precision`.
-    others: further calls of the same kind, which its plans are checked on. Raises UsageError where
+    others: further calls of the same kind, for its plans. Raises UsageError where
     the call holds nothing to change, and whatever the model raises on its own inputs.
     """
     inputs = CallInputs(model, args, kwargs)

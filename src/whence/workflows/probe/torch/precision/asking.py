@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from whence.results.precision import (
     ModuleEffect,
@@ -42,7 +43,8 @@ def precision(
     others: Sequence[CallInputs] = (),
 ) -> PropertyAnswer:
     """Run the model with one module after the other in each narrower type, and plan. others: calls
-    that plans are checked on; without any, inputs are made from those of the call.
+    of the same kind: modules are measured on the first half of them too, and plans are checked on
+    the rest. Without any, inputs are made from those of the call.
     """
     try:
         found = units(judge.subject, inputs)
@@ -55,31 +57,49 @@ def precision(
         return PropertyAnswer(Property.PRECISION, Held.ABSENT, why=why)
     seeds = itertools.count(101)
 
-    def made() -> int:
-        """A call with inputs of its own."""
-        seed = next(seeds)
-        return mixing.add(inputs.changed(**{inputs.main: similar(inputs.tensor, seed)}))
+    vocabulary = _vocabulary(found)
 
-    wanted = -(-_ELEMENTS // mixing.least_elements)
+    def made() -> int:
+        """A call with inputs of its own, every other one with ids that the call has not."""
+        seed = next(seeds)
+        changed = similar(inputs.tensor, seed)
+        if seed % 2 and vocabulary and inputs.is_tokens:
+            number = mixing.add(
+                inputs.changed(**{inputs.main: other_ids(changed, vocabulary, seed)})
+            )
+            if mixing.runs_on(number):
+                return number
+        return mixing.add(inputs.changed(**{inputs.main: changed}))
+
+    own = [mixing.add(call) for call in others]
+    learnt = own[: len(own) // 2]
+    wanted = max(-(-_ELEMENTS // mixing.least_elements), 1 + len(learnt))
     for_each = min(_MOST_CALLS, wanted)
     for_plans = min(_MOST_OF_PLANS, max(wanted, CALIBRATION))
-    calls = [0, *(made() for _ in range(for_plans - 1))]
-    own = [mixing.add(call) for call in others]
+    calls = [0, *learnt, *(made() for _ in range(for_plans - 1 - len(learnt)))]
+    to_check = own[len(learnt) :]
     everything = _everything(judge.subject.model, found)
     plans, rows = [], {}
     for to in request.to:
-        rows[to], effects = _alone(mixing, found, to, for_each)
+        rows[to], effects = _alone(mixing, found, to, (calls[:for_each], calls[:CALIBRATION]))
         planner = Planner(
             mixing,
             (found, effects),
             to,
             calls,
             for_groups=max(for_each, CALIBRATION),
-            to_check=lambda: own or [made() for _ in range(CHECKS)],
+            to_check=lambda: to_check or [made() for _ in range(CHECKS)],
         )
         plans.append(planner.plan(request.budget, everything))
     table = PrecisionTable(tuple(plans), rows, mixing.runs)
-    return _answer(table, plans, found, everything)
+    answer = _answer(table, plans, found, everything)
+    return answer if own else replace(answer, notes=(*answer.notes, _MADE))
+
+
+_MADE = (
+    "other inputs were made of those of this call; real ones may have their largest activations "
+    "elsewhere, and 8-bit types err more there: give some by whence.probe(..., others=[...])"
+)
 
 
 def similar(tensor: torch.Tensor, seed: int) -> torch.Tensor:
@@ -96,15 +116,33 @@ def similar(tensor: torch.Tensor, seed: int) -> torch.Tensor:
     return (mean + 0.5**0.5 * (moved + size * noise)).to(tensor.dtype)
 
 
+def other_ids(tokens: torch.Tensor, vocabulary: int, seed: int) -> torch.Tensor:
+    """Half of the ids drawn from the whole vocabulary."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(0, vocabulary, tokens.shape, generator=generator)
+    is_drawn = torch.rand(tokens.shape, generator=generator) < 0.5
+    return torch.where(is_drawn.to(tokens.device), drawn.to(tokens), tokens)
+
+
+def _vocabulary(found: Sequence[Unit]) -> int:
+    """Rows of the largest embedding, 0 for none."""
+    tables = [u.module for u in found if isinstance(u.module, torch.nn.Embedding)]
+    return max((int(table.num_embeddings) for table in tables), default=0)
+
+
 def _alone(
-    mixing: Mixing, found: Sequence[Unit], to: str, calls: int
+    mixing: Mixing, found: Sequence[Unit], to: str, calls: tuple[Sequence[int], Sequence[int]]
 ) -> tuple[tuple[ModuleEffect, ...], dict[str, Errors]]:
-    """The effect of each module alone, the most harmful first, and the errors by path."""
+    """The effect of each module alone, the most harmful first, and the errors by path. calls: to
+    measure on, and those of embeddings: rows that a call does not read say nothing in it.
+    """
     rows, effects = [], {}
     for unit in found:
         row = ModuleEffect(unit.path, unit.op_type, unit.parameters, why=unfit(unit.module, to))
         if not row.why:
-            row, errors = _effect(mixing, row, to, calls)
+            row, errors = _effect(
+                mixing, row, to, calls[isinstance(unit.module, torch.nn.Embedding)]
+            )
             if errors is not None:
                 effects[unit.path] = errors
         rows.append(row)
@@ -122,12 +160,10 @@ _NOT_FINITE = "NaN or Inf"
 
 
 def _effect(
-    mixing: Mixing, row: ModuleEffect, to: str, calls: int
+    mixing: Mixing, row: ModuleEffect, to: str, calls: Sequence[int]
 ) -> tuple[ModuleEffect, Errors | None]:
-    from msgspec.structs import replace
-
     try:
-        moved = [mixing.moved([row.module], to, call) for call in range(calls)]
+        moved = [mixing.moved([row.module], to, call) for call in calls]
     except Exception as error:  # noqa: BLE001 - whatever the user's model raises in this type
         why = f"it does not run so: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
         return replace(row, why=why), None

@@ -56,6 +56,14 @@ class Mixing:
         self._inputs.append(inputs)
         return len(self._inputs) - 1
 
+    def runs_on(self, call: int) -> bool:
+        """Does the model as it is take this call? Ids may be marks that it counts."""
+        try:
+            outputs, _ = self._base(call)
+        except Exception:  # noqa: BLE001 - whatever the user's model raises
+            return False
+        return all(bool(outputs[name].isfinite().all()) for name in self.names if name in outputs)
+
     @property
     def least_elements(self) -> int:
         """How many numbers the smallest output has."""
