@@ -42,6 +42,7 @@ from whence.workflows.nans import nans
 from whence.workflows.operator_tests.generate import diff_results, generate_tests
 from whence.workflows.operator_tests.operators import chosen_operators, signatures
 from whence.workflows.page.write import page, plots, report_html
+from whence.workflows.probe.narrow import narrow
 from whence.workflows.probe.probe import attach_probe, probe, probe_command
 from whence.workflows.ranges import ranges
 from whence.workflows.ranks import ranks
@@ -108,6 +109,7 @@ __all__ = [
     "locate",
     "map_weights",
     "nans",
+    "narrow",
     "new_id",
     "open_run",
     "open_to_show",

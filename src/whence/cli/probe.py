@@ -7,7 +7,8 @@
 CMD runs as it is. The first call of its largest torch model is kept, and when CMD ends, the model
 is called again in variants: the end of the sequence changed, padding added, other rows beside a
 row, in pieces with a cache, again, on other threads. For each property the answer says whether it
-holds bit for bit, within rounding, or is violated, and by which operator.
+holds bit for bit, within rounding, or is violated, and by which operator. health says which
+operators lose numbers that the outputs need; --only precision, which modules may be narrower.
 
 Exit code: 0 when every property that applies holds, 1 when one is violated, 2 when one cannot be
 told, 3 when CMD fails or calls no model.
@@ -30,9 +31,19 @@ from whence.cli import _options, _progress
     "properties",
     multiple=True,
     type=click.Choice(
-        ["causality", "padding", "batch", "chunking", "repeat", "packing", "equivariance"]
+        [
+            "causality",
+            "padding",
+            "batch",
+            "chunking",
+            "repeat",
+            "packing",
+            "equivariance",
+            "health",
+            "precision",
+        ]
     ),
-    help="Ask for this property; more than once for several.",
+    help="Ask for this property; more than once for several. precision is asked in this way alone.",
 )
 @click.option(
     "--causal/--no-causal",
@@ -58,6 +69,21 @@ from whence.cli import _options, _progress
 )
 @click.option("--html", metavar="FILE", type=click.Path(), help="Also write the answer as a page.")
 @click.option("--force", is_flag=True, help="Replace FILE.")
+@click.option(
+    "--to",
+    multiple=True,
+    default=("bfloat16",),
+    show_default=True,
+    type=click.Choice(["bfloat16", "float16", "float8_e4m3fn", "int8"]),
+    help="With --only precision: a type that modules may compute in; more than once for several.",
+)
+@click.option(
+    "--budget",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=1e-2,
+    show_default=True,
+    help="With --only precision: largest error of the outputs, relative, root mean square.",
+)
 @_options.TEXT_OR_JSON
 @click.pass_context
 def command(ctx: click.Context, /, form: str, html: str | None, force: bool, **values: Any) -> int:

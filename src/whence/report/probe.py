@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from whence.report.numerics import health_lines, health_words, precision_lines, precision_words
 from whence.report.tables import clean, columns, from_here, headed
-from whence.results.probe import Held, OperatorPlace, Probed, PropertyAnswer, SpreadShare, Variant
+from whence.results.probe import (
+    Held,
+    OperatorPlace,
+    Probed,
+    Property,
+    PropertyAnswer,
+    SpreadShare,
+    Variant,
+)
 from whence.results.verdict import Status
 
 _WORDS: dict[str, str] = {
@@ -49,6 +58,8 @@ def _row(answer: PropertyAnswer) -> tuple[str, str, str, str, str]:
     place = next(
         (v.first for v in answer.variants if v.held == answer.held and v.first is not None), None
     )
+    if answer.findings:
+        place = answer.findings[0].first
     return (
         clean(answer.property),
         clean(answer.held),
@@ -67,7 +78,8 @@ def module_words(place: OperatorPlace) -> str:
 
 def _details(answer: PropertyAnswer) -> Iterator[str]:
     yield ""
-    yield headed(answer.property.upper(), clean(answer.cause or answer.why or exactness(answer)))
+    yield headed(answer.property.upper(), clean(answer_words(answer)))
+    yield from details(answer)
     for variant in answer.variants:
         if variant.held in _SHOWN and variant.differing:
             yield from _variant(variant)
@@ -78,6 +90,22 @@ def _details(answer: PropertyAnswer) -> Iterator[str]:
     yield from (headed("  note", clean(note)) for note in answer.notes)
     if answer.next:
         yield headed("  next", clean(answer.next))
+
+
+def details(answer: PropertyAnswer) -> Iterator[str]:
+    """Lines of what an answer holds beside variants: numbers that are lost, plans."""
+    yield from health_lines(answer)
+    if answer.precision is not None:
+        yield from precision_lines(answer.precision)
+
+
+def answer_words(answer: PropertyAnswer) -> str:
+    """What an answer says, in one sentence."""
+    if answer.property == Property.HEALTH and not answer.why:
+        return health_words(answer)
+    if answer.precision is not None and not answer.why:
+        return precision_words(answer.precision)
+    return answer.cause or answer.why or exactness(answer)
 
 
 def exactness(answer: PropertyAnswer) -> str:

@@ -25,13 +25,22 @@ from whence.results.nans import Nans, NotFinite, Range
 from whence.results.origin import Counted, Occurrence, Occurrences, Origin, TracedInput, TracedStep
 from whence.results.parity import ParityError
 from whence.results.plan import TENSOR_RULE, CallPair, Joined, Made, Parted, Plan, SlotPair
+from whence.results.precision import (
+    ModuleEffect,
+    PrecisionCheck,
+    PrecisionPlan,
+    PrecisionRequest,
+    PrecisionTable,
+)
 from whence.results.probe import (
+    HealthFinding,
     Held,
     OperatorPlace,
     Probed,
     Property,
     PropertyAnswer,
     SpreadShare,
+    Symptom,
     Variant,
 )
 from whence.results.ranges import FormatUse, Ranges, TensorRange
@@ -112,6 +121,7 @@ __all__ = [
     "FoundComparison",
     "FoundRun",
     "Generation",
+    "HealthFinding",
     "Held",
     "Joined",
     "Ladder",
@@ -122,6 +132,7 @@ __all__ = [
     "Made",
     "Measured",
     "ModuleCall",
+    "ModuleEffect",
     "ModulePlace",
     "ModuleResult",
     "Nans",
@@ -141,6 +152,10 @@ __all__ = [
     "Pass",
     "Plan",
     "PlantedFault",
+    "PrecisionCheck",
+    "PrecisionPlan",
+    "PrecisionRequest",
+    "PrecisionTable",
     "Probed",
     "PromptMatch",
     "Prompted",
@@ -172,6 +187,7 @@ __all__ = [
     "Status",
     "StepDrift",
     "StepLoss",
+    "Symptom",
     "TensorRange",
     "ThirdRun",
     "Token",

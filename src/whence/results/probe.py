@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from whence.display import Described
+from whence.results.precision import PrecisionTable
 from whence.results.verdict import Status, Word
 
 
@@ -25,6 +26,14 @@ class Property(Word):
     """Documents that share a row do not see each other."""
     EQUIVARIANCE = "equivariance"
     """Heads, experts and channels are alike: permuted with their weights, they give the same."""
+    HEALTH = "health"
+    """No operator of the call loses what the outputs need: by overflow, underflow, cancellation."""
+    PRECISION = "precision"
+    """Which modules may compute in a narrower type. Asked for by name only: many calls."""
+
+
+BY_DEFAULT = tuple(name for name in Property if name != Property.PRECISION)
+"""What is asked where nothing is chosen."""
 
 
 class Held(Word):
@@ -37,6 +46,10 @@ class Held(Word):
     """It does not hold, and nothing says that it should."""
     UNKNOWN = "cannot tell"
     ABSENT = "does not apply"
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+    """Numbers are lost that the outputs need; the model computes what it is written to compute."""
+    MEASURED = "measured"
 
 
 class OperatorPlace(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -74,6 +87,45 @@ class Variant(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str = ""
 
 
+class Symptom(Word):
+    """In which way an operator loses numbers."""
+
+    NONFINITE = "not finite"
+    """NaN or Inf of finite inputs."""
+    RANGE = "end of range"
+    """Magnitudes within two bits of the largest finite number, of inputs that are not."""
+    UNDERFLOW = "underflow"
+    """Results too small for the dtype: zero, or subnormal."""
+    CANCELLATION = "cancellation"
+    """A sum, a difference, a mean or a variance that is small beside its terms."""
+    AMPLIFICATION = "amplification"
+    """Any other operator that makes a rounding of its inputs larger."""
+    SATURATION = "saturation"
+    """Rows of a softmax whose largest probability is 1, or bounded functions at their bound."""
+
+
+class HealthFinding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An operator that loses numbers.
+
+    dtype: of its results. amplification: how many times larger a relative rounding of its inputs is
+    at its result, in root mean squares; 2**n loses n bits. share: of the elements (of the rows for
+    a softmax) that are at the end of the range, underflow or are saturated. largest: magnitude of
+    its result. effect: how far the outputs move by it, in root mean squares of the output, in
+    float64; None where that was not measured. also: further modules of which the same line does
+    it. meaning: in words.
+    """
+
+    symptom: Symptom
+    first: OperatorPlace
+    dtype: str
+    amplification: float = 0.0
+    share: float = 0.0
+    largest: float = 0.0
+    effect: float | None = None
+    also: tuple[str, ...] = ()
+    meaning: str = ""
+
+
 class SpreadShare(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which part of the spread at the output (the mean square of the differences) goes away when
     all calls of one operator, or of the modules that run it, are computed row by row (on as many
@@ -91,7 +143,8 @@ class PropertyAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether one property holds.
 
     cause: of a violation, in words. power: how large a violation would have been seen. why: why it
-    cannot be told or does not apply. next: what to type.
+    cannot be told or does not apply. next: what to type. findings: of `health`, the worst first.
+    precision: of `precision`.
     """
 
     property: Property
@@ -103,6 +156,8 @@ class PropertyAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     next: str = ""
     notes: tuple[str, ...] = ()
     shares: tuple[SpreadShare, ...] = ()
+    findings: tuple[HealthFinding, ...] = ()
+    precision: PrecisionTable | None = None
 
 
 class Probed(Described, msgspec.Struct, frozen=True):

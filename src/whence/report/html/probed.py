@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from whence.report.html import escaped, filled
-from whence.report.probe import exactness, headline, module_words, share_words
+from whence.report.probe import answer_words, details, headline, module_words, share_words
 from whence.report.tables import clean, from_here
 from whence.results.probe import Held, OperatorPlace, Probed, PropertyAnswer, Variant
 from whence.results.verdict import Status
@@ -20,6 +20,9 @@ _SHAPES = {
     Held.ROUNDING: ("rounding", "M2 6a4 4 0 1 0 8 0a4 4 0 1 0-8 0"),
     Held.EXACT: ("good", "M2 6a4 4 0 1 0 8 0a4 4 0 1 0-8 0"),
     Held.ABSENT: ("absent", "M2 5.2h8v1.6H2z"),
+    Held.UNHEALTHY: ("observed", "M2 2h8v8H2z"),
+    Held.HEALTHY: ("good", "M2 6a4 4 0 1 0 8 0a4 4 0 1 0-8 0"),
+    Held.MEASURED: ("rounding", "M2 6a4 4 0 1 0 8 0a4 4 0 1 0-8 0"),
 }
 """Colour and shape of each answer: neither alone tells it."""
 _FIRST = (Held.VIOLATED, Held.UNKNOWN)
@@ -99,12 +102,14 @@ def _row(answer: PropertyAnswer) -> tuple[str, ...]:
 def _property(answer: PropertyAnswer) -> str:
     head = ("variant", "holds", "ulp", "moved, rms", "in float64", "may move by", "differ", "first")
     rows = [_variant_row(variant) for variant in answer.variants]
-    items = [answer.cause or exactness(answer)]
+    items = [answer_words(answer)]
     if answer.shares:
         items.append("spread from " + ", ".join(map(share_words, answer.shares)))
     items += [answer.power, *answer.notes]
     words = "".join(f"<li>{escaped(clean(item))}</li>" for item in items if item)
-    table = _table("variants", head, rows, right=(2, 3, 4, 5, 6))
+    table = _table("variants", head, rows, right=(2, 3, 4, 5, 6)) if rows else ""
+    if lines := list(details(answer)):
+        table += f'<pre class="lines">{escaped(chr(10).join(lines))}</pre>'
     return (
         f'<div class="panel asked"><h3>{escaped(clean(answer.property))} {_chip(answer.held)}</h3>'
         f'<ul class="bullets">{words}</ul>{table}</div>'

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from whence.errors import CaptureError, UsageError, WhenceError
-from whence.results.probe import Probed, Property
+from whence.results.precision import (
+    DEFAULT_BUDGET,
+    DEFAULT_TYPES,
+    NARROW_TYPES,
+    PrecisionRequest,
+)
+from whence.results.probe import BY_DEFAULT, Probed, Property
 
 if TYPE_CHECKING:
     from whence.instrument.options import CaptureOptions
@@ -27,9 +33,10 @@ _LEFT = "call-{}.pt"
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a program is asked: properties, () for all; whether it is causal; what else should hold;
-    the number of the call, None for the first of the largest model; now: during the program, not
-    at its end. leave: ask nothing, but leave what a second process compares its call with.
+    """What a program is asked: properties, () for those asked by default; whether it is causal;
+    what else should hold; the number of the call, None for the first of the largest model; now:
+    during the program, not at its end. leave: ask nothing, but leave what a second process compares
+    its call with. request: of `precision`.
     """
 
     properties: tuple[str, ...] = ()
@@ -38,6 +45,7 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     call: int | None = None
     now: bool = False
     leave: bool = False
+    request: PrecisionRequest = PrecisionRequest()
 
 
 def probe(
@@ -48,6 +56,9 @@ def probe(
     properties: Collection[str] = (),
     causal: bool | None = None,
     declare: Collection[str] = (),
+    to: Sequence[str] = DEFAULT_TYPES,
+    budget: float = DEFAULT_BUDGET,
+    others: Sequence[Any] = (),
 ) -> Probed:
     """Ask one model, on one call, what must hold without a second run: that a position does not
     depend on later ones, nor a row on its neighbours, nor what is real on padding, and so on.
@@ -56,14 +67,18 @@ def probe(
 
     model: a torch module, with its weights and modes as they are. inputs: a tuple is the positional
     arguments, a mapping the named ones, anything else the only one; kwargs: named ones beside them.
-    properties: of `whence.results.Property`, () for all. causal: whether a position may see only
-    what comes before it; None where the model says so itself. declare: what should hold though
-    nothing else says so: "packed" (documents of one row, told by positions that restart, do not see
-    each other; "not-packed": they may), "flip", "shift" (an image flipped left to right, or shifted
-    by a column, gives the same). The model is called many times,
-    without gradients, and left as it was; float64 copies of it are made where a difference has to
-    be told from rounding. Raises UsageError for what is no torch module, holds no tensor, or for a
-    property that there is not, and whatever the model raises on these inputs.
+    properties: of `whence.results.Property`, () for all but `precision`, which takes many calls.
+    causal: whether a position may see only what comes before it; None where the model says so
+    itself. declare: what should hold though nothing else says so: "packed" (documents of one row,
+    told by positions that restart, do not see each other; "not-packed": they may), "flip", "shift"
+    (an image flipped left to right, or shifted by a column, gives the same). to, budget: of
+    `precision`: types that modules may compute in (bfloat16, float16, float8_e4m3fn, int8), and the
+    largest relative rms error that the outputs may have. others: inputs of further calls, each as
+    `inputs`: modules are measured on the first half of them too, and plans are checked on the rest;
+    without any, inputs are made from those of the call. The model is called many times, without
+    gradients, and left as it was; float64 copies of it are made where a difference has to be told
+    from rounding. Raises UsageError for what is no torch module, holds no tensor, or for a
+    property, type or budget that there is not, and whatever the model raises on these inputs.
     """
     if "torch" not in sys.modules or not isinstance(model, sys.modules["torch"].nn.Module):
         raise UsageError(
@@ -71,19 +86,41 @@ def probe(
         )
     _check_properties(properties)
     _check_declared(declare)
+    request = _request(to, budget)
     from whence.workflows.probe.torch.probing import probed
 
-    named = {**(inputs if isinstance(inputs, Mapping) else {}), **(kwargs or {})}
-    args: tuple[Any, ...] = ()
-    if not isinstance(inputs, Mapping) and inputs is not None:
-        args = inputs if type(inputs) is tuple else (inputs,)
     return probed(
         model,
-        (args, named),
-        properties=properties or tuple(Property),
+        _arguments(inputs, kwargs),
+        properties=properties or BY_DEFAULT,
         causal=causal,
         declare=declare,
+        request=request,
+        others=[_arguments(other, kwargs) for other in others],
     )
+
+
+def _arguments(
+    inputs: Any, kwargs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) of a call."""
+    named = {**(inputs if isinstance(inputs, Mapping) else {}), **(kwargs or {})}
+    if isinstance(inputs, Mapping) or inputs is None:
+        return (), named
+    return (inputs if type(inputs) is tuple else (inputs,)), named
+
+
+def _request(to: Sequence[str], budget: float) -> PrecisionRequest:
+    """Raises UsageError for a type that modules cannot be narrowed to, or a budget that is none."""
+    if isinstance(to, str):
+        to = (to,)
+    if unknown := set(to) - set(NARROW_TYPES):
+        raise UsageError(
+            f"no module is narrowed to {min(unknown)!r}; give one of {', '.join(NARROW_TYPES)}"
+        )
+    if not to or not 0 < budget < 1:
+        raise UsageError(f"a plan needs a type and a budget between 0 and 1, not {budget:g}")
+    return PrecisionRequest(tuple(dict.fromkeys(to)), budget)
 
 
 def _check_properties(properties: Collection[str]) -> None:
@@ -104,19 +141,22 @@ def probe_command(
     command: Sequence[str],
     *,
     twice: bool = False,
+    to: Sequence[str] = DEFAULT_TYPES,
+    budget: float = DEFAULT_BUDGET,
     tell: Callable[[str], None] | None = None,
     **asked: Any,
 ) -> Probed:
     """Run a command, and ask the largest model that it calls. Its output goes where it goes
-    without us. twice: run it a first time, and compare its call with that of the second. asked:
-    properties, causal, declare, of `probe`; call, the number of the outermost call to ask about,
-    from 1, None for the first one of the model; now, ask during the program, not at its end. Raises
+    without us. twice: run it a first time, and compare its call with that of the second. to,
+    budget: as of `probe`. asked: properties, causal, declare, of `probe`; call, the number of the
+    outermost call to ask about, from 1, None for the first one of the model; now, ask during the
+    program, not at its end. Raises
     CaptureError where no model was called, or asking failed.
     """
     from whence.instrument.launch import child_process, interpreter, launcher, outcome
     from whence.instrument.options import make
 
-    question = Question(**asked)
+    question = Question(**asked, request=_request(to, budget))
     _check_properties(question.properties)
     _check_declared(question.declare)
     found = interpreter.find(command, os.environ)
@@ -200,10 +240,11 @@ def _answer(call: KeptCall, question: Question, folder: Path) -> None:
         result = probed(
             call.model,
             arguments,
-            properties=question.properties or tuple(Property),
+            properties=question.properties or BY_DEFAULT,
             causal=question.causal,
             declare=question.declare,
             recorded=recorded,
+            request=question.request,
         )
     except WhenceError as error:
         _write(folder / _PROBLEM.format(os.getpid()), str(error).encode())

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from whence.results.probe import Held, Probed, Property, PropertyAnswer
+from whence.results.precision import PrecisionRequest
+from whence.results.probe import BY_DEFAULT, Held, Probed, Property, PropertyAnswer
 from whence.results.verdict import Status
 from whence.workflows.probe.torch import elsewhere
 from whence.workflows.probe.torch.batch import batch
 from whence.workflows.probe.torch.causality import causality
 from whence.workflows.probe.torch.chunking import chunking
 from whence.workflows.probe.torch.equivariance import equivariance
+from whence.workflows.probe.torch.health.asking import health
 from whence.workflows.probe.torch.inputs import CallInputs
 from whence.workflows.probe.torch.judging import Judge
 from whence.workflows.probe.torch.outputs import Outputs, flattened
 from whence.workflows.probe.torch.packing import packing
 from whence.workflows.probe.torch.padding import padding
+from whence.workflows.probe.torch.precision.asking import precision
 from whence.workflows.probe.torch.repeat import repeat
 from whence.workflows.probe.torch.subject import Subject
 from whence.workflows.probe.torch.surroundings import Surroundings
@@ -51,14 +54,17 @@ def probed(
     model: Any,
     call: tuple[tuple[Any, ...], dict[str, Any]],
     *,
-    properties: Collection[str] = tuple(Property),
+    properties: Collection[str] = BY_DEFAULT,
     causal: bool | None = None,
     declare: Collection[str] = (),
     recorded: Recorded | None = None,
+    request: PrecisionRequest | None = None,
+    others: Sequence[tuple[tuple[Any, ...], dict[str, Any]]] = (),
 ) -> Probed:
     """Ask a model on one call. call: its positional and named arguments. recorded: what else is
-    known of it. Raises UsageError where it holds nothing to change, and whatever the model raises
-    on its own inputs.
+    known of it. request: of `precision`. others: further calls of the same kind, for its plans.
+    Raises UsageError where the call holds nothing to change, and whatever the model raises on its
+    own inputs.
     """
     inputs = CallInputs(model, *call)
     recorded = recorded or Recorded()
@@ -74,6 +80,13 @@ def probed(
         Property.REPEAT: lambda: repeat(judge, inputs, returned, recorded.other),
         Property.PACKING: lambda: packing(judge, inputs, declare),
         Property.EQUIVARIANCE: lambda: equivariance(judge, inputs, declare),
+        Property.HEALTH: lambda: health(judge, inputs),
+        Property.PRECISION: lambda: precision(
+            judge,
+            inputs,
+            request or PrecisionRequest(),
+            [CallInputs(model, *further) for further in others],
+        ),
     }
     with _eager(), _quiet():
         judge.base(inputs)  # raises where the model does not run as it is

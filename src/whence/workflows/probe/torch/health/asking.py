@@ -1,0 +1,235 @@
+"""Numeric health of one call: which operators lose what the outputs need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+
+from whence.results.probe import (
+    HealthFinding,
+    Held,
+    OperatorPlace,
+    Property,
+    PropertyAnswer,
+    Symptom,
+)
+from whence.workflows.probe.torch.health.effects import Effects, equal
+from whence.workflows.probe.torch.health.figures import Figures, figures
+from whence.workflows.probe.torch.health.operands import Operands, Reading
+from whence.workflows.probe.torch.inputs import CallInputs
+from whence.workflows.probe.torch.judging import Judge
+from whence.workflows.probe.torch.trace import Key, TracedOperator
+
+AMPLIFIES = 32.0
+"""Roundings of the inputs that are lost at least, so that what they move is looked at: 5 bits."""
+MATTERS = 32.0
+"""Roundings of the model's own dtype that the outputs move at least, to be reported."""
+SATURATED = 0.5
+"""Share of rows of a softmax, or of elements of a bounded function, from which it is reported."""
+_MOST = 24
+"""Operators whose loss is put into a run of its own, those that lose most."""
+_SUMS = ("add", "sub", "rsub", "sum", "mean", "var", "std", "cumsum", "logsumexp")
+
+
+class _Looked(NamedTuple):
+    """One operator of the run with what it loses."""
+
+    number: int
+    operator: TracedOperator
+    figures: Figures
+
+
+def health(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
+    """Run the call once and look at every operator; what one loses is reported where the outputs
+    show it.
+    """
+    looked: dict[Key, Figures] = {}
+    left_out: set[str] = set()
+
+    def look(key: Key, read: Operands, results: list[torch.Tensor]) -> None:
+        try:
+            looked[key] = figures(read, results)
+        except Exception:  # noqa: BLE001 - dtypes and layouts that hardly any operator takes
+            left_out.add(key[2])
+
+    try:
+        reading = Reading(judge.subject.model, look)
+        judge.subject.run(inputs, reading.listening())
+    except Exception as error:  # noqa: BLE001 - whatever the user's model raises
+        why = f"no operator can be looked at: {type(error).__name__}: {error}"[:160]
+        return PropertyAnswer(Property.HEALTH, Held.UNKNOWN, why=why)
+    operators = [
+        _Looked(reading.by_key[key], reading.operators[reading.by_key[key]], found)
+        for key, found in looked.items()
+    ]
+    effects = Effects(judge, inputs)
+    notes = [f"not looked at: {_named(name)}" for name in sorted(left_out)]
+    born = _born(operators, effects, notes)
+    losses = _losses(operators, effects, judge.unit, notes)
+    findings = (*born, *losses, *_at_end(operators), *_saturated(operators))
+    held = Held.VIOLATED if born else Held.UNHEALTHY if findings else Held.HEALTHY
+    return PropertyAnswer(
+        Property.HEALTH,
+        held,
+        cause=_cause(findings),
+        power=_power(operators, judge.unit),
+        findings=tuple(_by_line(findings)),
+        notes=tuple(notes),
+        next="whence probe --only precision: which modules may be narrower",
+    )
+
+
+def _cause(findings: tuple[HealthFinding, ...]) -> str:
+    if not findings:
+        return ""
+    worst = findings[0]
+    return f"{worst.symptom} in {worst.first.operator}: {worst.meaning}"
+
+
+def _power(operators: list[_Looked], unit: float) -> str:
+    """What was looked at, and the largest loss there is."""
+    seen = [o for o in operators if o.figures.looked_at]
+    if not seen:
+        return "no operator runs in float64: only NaN, Inf and the ends of the range were looked at"
+    worst = max(seen, key=lambda o: o.figures.amplification)
+    key = worst.operator.key
+    return (
+        f"{len(seen)} of {len(operators)} operators: a loss that moves the outputs by more than "
+        f"{MATTERS * unit:.1g} rms would be seen; the largest amplification is "
+        f"{worst.figures.amplification:.2g} ({_named(key[2])} in {key[0] or 'the model itself'})"
+    )
+
+
+# ---- findings
+
+
+def _born(
+    operators: list[_Looked], effects: Effects, notes: list[str]
+) -> tuple[HealthFinding, ...]:
+    """Operators that make NaN or Inf of finite inputs, where the outputs show it."""
+    born = [o for o in operators if o.figures.born]
+    if not born:
+        return ()
+    without = effects.without_births()
+    if equal(without, effects.as_it_runs()):
+        places = ", ".join(sorted({_named(o.operator.key[2]) for o in born}))
+        notes.append(f"infinities of {places} reach no output: the largest numbers do as well")
+        return ()
+    shown = [o for o in born[:_MOST] if not equal(without, effects.without_births(o.operator.key))]
+    return tuple(
+        _finding(
+            o,
+            Symptom.NONFINITE,
+            share=o.figures.born / o.figures.elements,
+            meaning=f"{o.figures.born} of {o.figures.elements} elements are NaN or Inf, of finite "
+            "inputs, and the outputs show it",
+        )
+        for o in shown or born[:1]
+    )
+
+
+def _losses(
+    operators: list[_Looked], effects: Effects, unit: float, notes: list[str]
+) -> tuple[HealthFinding, ...]:
+    """Operators that amplify roundings or underflow, where the outputs move by it."""
+    losing = [o for o in operators if o.figures.amplification >= AMPLIFIES or o.figures.underflow]
+    if not losing:
+        return ()
+    losses = {o.operator.key: _lost(o.figures) for o in losing}
+    together = effects.of(losses)
+    if together is None:
+        notes.append(
+            f"{len(losing)} operators amplify roundings by {AMPLIFIES:.0f} or more, or underflow; "
+            "what the outputs see of it was not measured: the model does not run in float64"
+        )
+        return ()
+    if together < MATTERS * unit:
+        return ()
+    losing.sort(key=lambda o: -max(o.figures.amplification, float(bool(o.figures.underflow))))
+    found = []
+    for one in losing[:_MOST]:
+        effect = effects.of({one.operator.key: losses[one.operator.key]})
+        if effect is not None and effect >= MATTERS * max(unit, one.figures.unit):
+            found.append(_loss(one, effect))
+    return tuple(sorted(found, key=lambda finding: -(finding.effect or 0.0)))
+
+
+def _lost(found: Figures) -> Figures:
+    """The loss without an amplification that is none."""
+    return found if found.amplification >= AMPLIFIES else found._replace(amplification=0.0)
+
+
+def _loss(one: _Looked, effect: float) -> HealthFinding:
+    found, name = one.figures, _named(one.operator.key[2])
+    moved = f"the outputs move by {effect:.2g} rms" if effect < math.inf else "outputs become Inf"
+    if found.amplification < AMPLIFIES:
+        share = found.underflow / found.elements
+        text = f"{100 * share:.3g} % of its results are too small for {found.dtype}; {moved}"
+        return _finding(one, Symptom.UNDERFLOW, share=share, effect=effect, meaning=text)
+    is_sum = name.removeprefix("aten.").split(".")[0].rstrip("_").startswith(_SUMS)
+    symptom = Symptom.CANCELLATION if is_sum else Symptom.AMPLIFICATION
+    lost, digits = math.log2(found.amplification), -math.log2(found.unit)
+    text = (
+        f"loses {lost:.1f} of {digits:.0f} bits: a rounding of what it reads is "
+        f"{found.amplification:.3g} times larger in its result; {moved}"
+    )
+    return _finding(one, symptom, effect=effect, meaning=text, amplification=found.amplification)
+
+
+def _at_end(operators: list[_Looked]) -> list[HealthFinding]:
+    """Operators whose results lie at the end of the range, where their inputs do not."""
+    out = []
+    for one in operators:
+        found = one.figures
+        if found.at_end:
+            most = float(torch.finfo(getattr(torch, found.dtype)).max)
+            text = (
+                f"{found.at_end} of {found.elements} elements: the largest is {found.largest:.3g}, "
+                f"{most / found.largest:.2g} times below the end of {found.dtype}"
+            )
+            share = found.at_end / found.elements
+            out.append(_finding(one, Symptom.RANGE, share=share, meaning=text))
+    return sorted(out, key=lambda finding: -finding.largest)
+
+
+def _saturated(operators: list[_Looked]) -> list[HealthFinding]:
+    """Softmax and bounded functions at their bound."""
+    out = []
+    for one in operators:
+        found = one.figures
+        share = found.saturated / max(found.saturable, 1)
+        if share >= SATURATED:
+            text = (
+                f"{100 * share:.0f} % of {found.saturable} rows or elements are at the bound: "
+                "other inputs there do not reach the result, and gradients are 0"
+            )
+            out.append(_finding(one, Symptom.SATURATION, share=share, meaning=text))
+    return sorted(out, key=lambda finding: -finding.share)
+
+
+def _finding(one: _Looked, symptom: Symptom, **values: object) -> HealthFinding:
+    key, operator = one.operator.key, one.operator
+    place = OperatorPlace(_named(key[2]), key[0], operator.op_type, operator.line)
+    return HealthFinding(symptom, place, one.figures.dtype, largest=one.figures.largest, **values)  # type: ignore[arg-type]
+
+
+def _by_line(findings: Iterable[HealthFinding]) -> list[HealthFinding]:
+    """One for each line of code and symptom, with the further modules in which it does the same."""
+    from msgspec.structs import replace
+
+    out: dict[tuple[str, str, str], HealthFinding] = {}
+    for finding in findings:
+        key = finding.symptom, finding.first.operator, finding.first.line
+        first = out.get(key)
+        if first is None:
+            out[key] = finding
+        elif finding.first.scope not in (first.first.scope, *first.also):
+            out[key] = replace(first, also=(*first.also, finding.first.scope))
+    return list(out.values())
+
+
+def _named(operator: str) -> str:
+    return operator.removesuffix(".default")

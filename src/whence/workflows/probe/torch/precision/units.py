@@ -1,0 +1,74 @@
+"""The modules that are measured: those that compute with weights of their own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from whence.workflows.probe.torch.inputs import CallInputs
+from whence.workflows.probe.torch.subject import Subject
+
+
+class Unit(NamedTuple):
+    """A module that computes as a whole in one type. path: of the model. parameters: it holds."""
+
+    path: str
+    module: Any
+    parameters: int
+
+    @property
+    def op_type(self) -> str:
+        """Its class."""
+        return type(self.module).__name__
+
+
+def units(subject: Subject, inputs: CallInputs) -> list[Unit]:
+    """The innermost modules with parameters that this call runs, in the order of their first call:
+    a module counts where no module below it that runs has parameters. Raises what the model raises.
+    """
+    model = subject.model
+    names = {id(m): name for name, m in model.named_modules()}
+    called: dict[str, Any] = {}
+
+    def enters(module: Any, args: Any) -> None:
+        if id(module) in names and any(True for _ in module.parameters()):
+            called.setdefault(names[id(module)], module)
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(enters)
+    try:
+        subject.run(inputs)
+    finally:
+        handle.remove()
+    inner = {path for path in called if not any(_below(other, path) for other in called)}
+    return [
+        Unit(path, module, sum(p.numel() for p in module.parameters()))
+        for path, module in called.items()
+        if path in inner
+    ]
+
+
+def _below(path: str, above: str) -> bool:
+    return path != above and path.startswith(f"{above}." if above else "")
+
+
+def products(module: Any) -> Iterator[tuple[str, int]]:
+    """(name, axis of output channels) of the weights that a module multiplies its input with, where
+    it does nothing else: those that 8-bit types are simulated for. Empty for any other module.
+    """
+    nn = torch.nn
+    if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        yield "weight", 0
+    elif isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
+        yield "weight", 1
+    elif isinstance(module, nn.Embedding):
+        yield "weight", 0
+    elif type(module).__name__ == "Conv1D" and "nf" in vars(module):  # a linear layer of GPT-2
+        yield "weight", 1
+
+
+def returns_floats(module: Any) -> bool:
+    """Can a module be called with tensors of another dtype? A scripted one cannot."""
+    return not isinstance(module, torch.jit.ScriptModule) and inspect.ismethod(module.forward)
