@@ -126,7 +126,7 @@ FOLDERS = {
             "before_steps",
             "collective_kernels",
         },
-        {"compiled_boundary", "tensor_content", "caller_code", "operand_table"},
+        {"compiled_boundary", "dry_runs", "tensor_content", "caller_code", "operand_table"},
         {
             "cast_points",
             "program_sizes",

@@ -28,7 +28,7 @@ from whence.instrument.torch.compiled_boundary import (
     is_compilers,
 )
 from whence.instrument.torch.compiler_notes import CompilerNotes
-from whence.instrument.torch.dry_runs import is_dry_run
+from whence.instrument.torch.dry_runs import unless_dry_run
 from whence.instrument.torch.frames import ModuleFrame, call_of
 from whence.instrument.torch.gated_steps import GatedSteps
 from whence.instrument.torch.listener_parts import Interventions, TakesTensors
@@ -98,7 +98,7 @@ class Listener:
             known = self.frames, self.modules, self.registry
             self._steps = GatedSteps(gate, session, *known, self._met, self.training)
             observe = self._steps.observing(observe)
-        self._calls = ModuleCalls(self.frames, self._unless_dry_run(observe))
+        self._calls = ModuleCalls(self.frames, unless_dry_run(observe, self.frames))
         self._optimizer_hook: Any = None
         if model is not None:
             self._new_root(model)
@@ -174,18 +174,6 @@ class Listener:
         _ABANDONED.append(self)
 
     # ---- one call
-
-    def _unless_dry_run(self, observe: Callable[..., Any]) -> Callable[..., Any]:
-        """`observe`, without calls that train nothing."""
-        thread, aside = self.thread, self.frames.aside
-
-        def observed(previous: Callable[..., Any], module: Any, args: Args, kwargs: Kwargs) -> Any:
-            if not thread.stack and is_dry_run():
-                with aside():
-                    return previous(module, *args, **kwargs)
-            return observe(previous, module, args, kwargs)
-
-        return observed
 
     def _observe(
         self, previous: Callable[..., Any], module: Any, args: Args, kwargs: Kwargs
