@@ -124,9 +124,10 @@ FOLDERS = {
             "faults",
             "dtensor_placement",
             "before_steps",
+            "steps_ended",
             "collective_kernels",
         },
-        {"compiled_boundary", "tensor_content", "caller_code", "operand_table"},
+        {"compiled_boundary", "dry_runs", "tensor_content", "caller_code", "operand_table"},
         {
             "cast_points",
             "program_sizes",

@@ -44,6 +44,20 @@ def test_a_training_on_ranks_is_the_same_as_on_one(runs, layout):
 
 
 @pytest.mark.slow
+def test_the_schedule_of_a_pipeline_is_the_same_as_one_rank(runs):
+    result = whence.compare(runs / "one_in_micro_batches", runs / "scheduled")
+    assert (str(result.status), result.findings) == ("same", ())
+    assert any("4 times the reference's" in note for note in result.notes)
+
+
+@pytest.mark.slow
+def test_gradients_that_a_schedule_does_not_divide_are_a_fault_of_the_loss(runs):
+    result = whence.compare(runs / "one_in_micro_batches", runs / "not_scaled")
+    assert result.findings[0].name == "Net/loss"
+    assert "div" in result.findings[0].sentence
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["task", "scaled_task"])
 def test_a_loss_that_is_called_from_outside_its_container_is_one_of_each_rank(runs, kind):
     result = whence.compare(runs / f"one_{kind}", runs / kind)

@@ -12,6 +12,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import whence
@@ -146,6 +147,27 @@ def staged(call, net, x, y):
         out.backward(gradient)
 
 
+def mean_of_squares(out, wanted):
+    return nn.functional.mse_loss(out, wanted)
+
+
+def in_micro_batches(call, net, x, y):
+    for part, wanted in zip(x.chunk(ROWS), y.chunk(ROWS), strict=True):
+        (mean_of_squares(call(part), wanted) / ROWS).backward()
+
+
+def scheduled(scale=True):
+    """The two stages of a pipeline as torch runs them."""
+    net, rank = Half(Net(), dist.get_rank()), dist.get_rank()
+    stage = PipelineStage(net, rank, 2, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, ROWS, mean_of_squares, scale_grads=scale)
+
+    def run(call, net, x, y):
+        schedule.step(target=y) if rank else schedule.step(x)
+
+    return net, net, run
+
+
 def sharded():
     net, mesh = Net(), init_device_mesh("cpu", (2,))
     for layer in net.layers:
@@ -180,6 +202,8 @@ RUNS = {
     "criterion": lambda: replicated(criterion),
     "fsdp": sharded,
     "tp": parallel,
+    "scheduled": scheduled,
+    "not_scaled": lambda: scheduled(scale=False),
     "pp": lambda: by_hand(staged, Half(Net(), dist.get_rank())),
     "task": lambda: replicated_task(cut_task),
     "scaled_task": lambda: replicated_task(cut_scaled_task),
@@ -244,6 +268,9 @@ def captures(folder):
     net = Net()
     with whence.capture(net, f"{folder}/one"):
         train(net, net, plain)
+    net = Net()
+    with whence.capture(net, f"{folder}/one_in_micro_batches"):
+        train(net, net, in_micro_batches)
     for name, run in {"task": task, "scaled_task": scaled_task}.items():
         net = Task()
         with whence.capture(net, f"{folder}/one_{name}"):

@@ -245,18 +245,12 @@ class SegmentEvidenceCollector:
         self.errors, self.paired = errors, errors.paired
         self._parameters, self._unseen, self._positions = parameters, unseen, positions
         self.first: dict[int, int] = {}
-        # Pairs that a call made of a tensor that the reference's call hands on: judged there.
-        self._made_by_calls: set[tuple[int, int]] = set()
         self._visible_errors: dict[int, list[judge.PairError]] = {}
 
     def note(self, slots: Iterable[SlotPair]) -> None:
         """Take note of tensors of a call that were seen now."""
-        slots = list(slots)
-        read = {slot.reference_record for slot in slots if is_input(slot.reference_slot)}
         for slot in slots:
             self.first.setdefault(slot.reference_record, slot.target_record)
-            if is_written(slot.reference_slot) and slot.reference_record in read:
-                self._made_by_calls.add((slot.reference_record, slot.target_record))
 
     def collect(self, region: Region, index: int) -> RegionEvidence | None:
         """The evidence of a segment; None where nothing is its own."""
@@ -271,11 +265,11 @@ class SegmentEvidenceCollector:
             [self._unseen.worst_before[call.id]] if call.id in self._unseen.worst_before else [],
         )
         errors_in += map(self.errors.of, self._read(region, fresh))
-        errors_in += self._made_of(outputs)
         errors_in += self._unseen.within(call.id, region.stretch)
         parameters, scopes = self._parameters_of(region, pair)
         if not outputs and not any(p.differs for _, p in parameters):
             return None
+        before = self._before_change(region, outputs)
         # Who hands on from here what this segment spoilt has nothing to do with it.
         self.first.update((o.slot.reference_record, o.slot.target_record) for o in outputs)
         errors_out = [o.error for o in outputs]
@@ -285,21 +279,26 @@ class SegmentEvidenceCollector:
             region.stretch,
             self._read(region, fresh),
             outputs,
-            judge.LeafEvidence(index, tuple(errors_in), errors_out, u, parameters),
+            judge.LeafEvidence(index, tuple(before or errors_in), errors_out, u, parameters),
             is_deep=self._is_behind_hidden_calls(region),
             scopes=scopes,
         )
 
-    def _made_of(self, outputs: Iterable[RegionOutput]) -> Iterator[judge.PairError]:
-        """Errors of what calls before made these outputs of, where the target's call made a tensor
-        anew that the reference's hands on: ranks add up a gradient in the call that leaves it.
+    def _before_change(
+        self, region: Region, outputs: Sequence[RegionOutput]
+    ) -> list[judge.PairError]:
+        """Errors that these outputs had before, where the reference hands all of them on untouched;
+        [] where it makes one. Other tensors do not explain what a change alone makes.
         """
-        for output in outputs:
-            record = output.slot.reference_record
-            pair = record, self.first[record]
-            is_made_before = (record, output.slot.target_record) in self._made_by_calls
-            if is_made_before and pair in self.paired.measured:
-                yield self.errors.of(SlotPair("", "", *pair))
+        errors = []
+        for slot in (output.slot for output in outputs):
+            pair = slot.reference_record, self.first[slot.reference_record]
+            if pair[0] in region.outputs or pair not in self.paired.measured:
+                return []
+            if pair[1] == slot.target_record:
+                return []
+            errors.append(self.errors.of(SlotPair("", "", *pair)))
+        return errors
 
     def _read(self, region: Region, fresh: Set[int]) -> list[SlotPair]:
         """What became visible at the boundary of a segment and was compared before."""

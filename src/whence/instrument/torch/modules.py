@@ -28,7 +28,7 @@ from whence.instrument.torch.compiled_boundary import (
     is_compilers,
 )
 from whence.instrument.torch.compiler_notes import CompilerNotes
-from whence.instrument.torch.dry_runs import is_dry_run
+from whence.instrument.torch.dry_runs import unless_dry_run
 from whence.instrument.torch.frames import ModuleFrame, call_of
 from whence.instrument.torch.gated_steps import GatedSteps
 from whence.instrument.torch.listener_parts import Interventions, TakesTensors
@@ -37,7 +37,7 @@ from whence.instrument.torch.module_calls import ModuleCalls
 from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot, is_boundary
 from whence.instrument.torch.module_registry import ModuleRegistry
 from whence.instrument.torch.program_cache import NoPrograms, ProgramCache, ProgramWriter
-from whence.instrument.torch.skipped_steps import call_after_skipped_steps
+from whence.instrument.torch.steps_ended import call_after_steps
 from whence.instrument.torch.tensor_identity import FindExternal, TensorRegistry
 from whence.instrument.torch.training.listener import training_of
 from whence.instrument.wording import raised
@@ -99,8 +99,8 @@ class Listener:
             known = self.frames, self.modules, self.registry
             self._steps = GatedSteps(gate, session, *known, self._met, self.training)
             observe = self._steps.observing(observe)
-        self._calls = ModuleCalls(self.frames, self._unless_dry_run(observe))
-        self._optimizer_hooks: list[Any] = []
+        self._calls = ModuleCalls(self.frames, unless_dry_run(observe, self.frames))
+        self._optimizer_hook: Any = None
         if model is not None:
             self._new_root(model)
 
@@ -129,12 +129,8 @@ class Listener:
         if hasattr(os, "register_at_fork"):
             me = weakref.ref(self)
             os.register_at_fork(after_in_child=lambda: _forked(me))
-        from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._optimizer_hooks = [
-            register_optimizer_step_post_hook(self._optimizer_stepped),
-            call_after_skipped_steps(self._step_skipped),
-        ]
+        self._optimizer_hook = call_after_steps(self._optimizer_stepped)
         self.active = True
 
     def remove(self) -> None:
@@ -152,8 +148,8 @@ class Listener:
         if self._changes is not None:
             self._changes.finish()
         self._compiled_code.clear()
-        while self._optimizer_hooks:
-            self._optimizer_hooks.pop().remove()
+        if self._optimizer_hook is not None:
+            self._optimizer_hook.remove()
         self.registry.close()
         self.programs.close()
         self.modules.clear()
@@ -178,18 +174,6 @@ class Listener:
         _ABANDONED.append(self)
 
     # ---- one call
-
-    def _unless_dry_run(self, observe: Callable[..., Any]) -> Callable[..., Any]:
-        """`observe`, without calls that train nothing."""
-        thread, aside = self.thread, self.frames.aside
-
-        def observed(previous: Callable[..., Any], module: Any, args: Args, kwargs: Kwargs) -> Any:
-            if not thread.stack and is_dry_run():
-                with aside():
-                    return previous(module, *args, **kwargs)
-            return observe(previous, module, args, kwargs)
-
-        return observed
 
     def _observe(
         self, previous: Callable[..., Any], module: Any, args: Args, kwargs: Kwargs
@@ -343,15 +327,9 @@ class Listener:
         if self._steps is not None:
             self._steps.ended()
 
-    def _step_skipped(self, optimizer: Any) -> None:
-        """A loss scaler left a step out: it ends all the same."""
+    def _optimizer_stepped(self, optimizer: Any, is_skipped: bool) -> None:
         if self.training is not None:
-            self.training.skipped(optimizer)
-        self._optimizer_stepped(optimizer)
-
-    def _optimizer_stepped(self, optimizer: Any, *_: Any) -> None:
-        if self.training is not None:
-            self.training.stepped(optimizer)
+            self.training.stepped(optimizer, is_skipped)
         with self.frames.lock:
             ended = [r for r in self.modules.roots.values() if r.optimizer_stepped()]
         if ended and self._steps is not None:

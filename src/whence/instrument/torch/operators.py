@@ -195,11 +195,11 @@ class OperatorListener(Listener):
     def _optimizer_steps(self, _: Any) -> None:
         self.thread.optimizing = True
 
-    def _optimizer_stepped(self, optimizer: Any, *_: Any) -> None:
+    def _optimizer_stepped(self, optimizer: Any, is_skipped: bool) -> None:
         self.thread.optimizing = False
         with self.frames.lock:
             self._regions.close()
-        super()._optimizer_stepped(optimizer)
+        super()._optimizer_stepped(optimizer, is_skipped)
 
     def _region(self, kind: str) -> Region:
         """The region of what runs outside any module now."""

@@ -144,7 +144,6 @@ def write_program(
     detached: Mapping[int, Sequence[bool]],
     draws: Sequence[ProgramDraw],
     outputs: Sequence[tuple[str, Any]],
-    *,
     alone: bool = False,
 ) -> tuple[Program, list[Any]]:
     """The program of a recording, and the tensors of its constants.
@@ -163,10 +162,9 @@ def write_program(
     constants = {old: new for new, old in enumerate(sorted(used.constants))}
     rename = functools.partial(renumbered, numbers, places, constants)
     # Composite operators choose their way by what requires grad.
-    inference, under_grad = "inference" in table.notes, "under grad" in table.notes
-    notes = table.notes - {"inference", "under grad"}
+    inference, notes = "inference" in table.notes, table.notes - {"inference", "under grad"}
     used_slots = {table.inputs[k] for k in inputs} | used.params
-    guarded = any(operation.guard is not None for operation in table.operations)
+    notes |= {"guard"} if any(o.guard is not None for o in table.operations) else set()
     program = Program(
         id="",
         operations=tuple(
@@ -185,11 +183,11 @@ def write_program(
         ),
         inference=inference,
         grad=tuple(sorted(table.grad & used_slots)) if inference else (),
-        notes=tuple(sorted(notes | ({"guard"} if guarded else set()))),
+        notes=tuple(sorted(notes)),
         calls=tuple((k, bisect.bisect_left(order, place)) for k, place in children.calls),
         same=tuple(pair for pair in children.same_tensors if pair[1] in used_slots),
         lost=lost,
-        under_grad=under_grad,
+        under_grad="under grad" in table.notes,
         detached=tuple(
             (numbers[place], argument)
             for place, argument in _detached(table, detached)

@@ -71,7 +71,7 @@ def _sections(result: Probed) -> Iterator[str]:
     head = ("property", "holds", "ulp", "first operator", "in", "")
     rows = [_row(answer) for answer in result.answers]
     yield _section("properties", "Properties", lead, _table("probed", head, rows, right=(2,)))
-    asked = [answer for answer in result.answers if answer.variants]
+    asked = [answer for answer in result.answers if answer.held != Held.ABSENT]
     asked.sort(key=lambda answer: answer.held not in _FIRST)
     parts = "".join(map(_property, asked))
     lead = (

@@ -120,10 +120,10 @@ class GraphListener(Listener):
         if frame.phase != "recompute":
             self.thread.last = root, frame.step, frame.micro, frame.counts
 
-    def _optimizer_stepped(self, optimizer: Any, *_: Any) -> None:
+    def _optimizer_stepped(self, optimizer: Any, is_skipped: bool) -> None:
         with self.frames.lock:
             self._regions.close()
-        super()._optimizer_stepped(optimizer)
+        super()._optimizer_stepped(optimizer, is_skipped)
 
     def _region(self, kind: str) -> Region:
         """The region of a graph that runs outside any module."""

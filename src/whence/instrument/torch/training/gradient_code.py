@@ -115,14 +115,15 @@ class GradientCode(OperatorListener):
             self.is_lost = True
             return None
         places = {slot: place for place, slot in enumerate(program.inputs)}
+        own = {f"input.{k}": k for k in range(len(self._parameters))}
+        left = {f"output.{k}": k for k in own.values()}
         made = {
-            int(slot.removeprefix("output.")): operand
+            left[slot]: operand
             for slot, operand in program.outputs
-            if operand != {"in": places.get(slot.replace("output", "input", 1))}
+            if operand != {"in": places.get(f"input.{left[slot]}")}
         }
         if not made:
             return None
-        own = {f"input.{k}": k for k in range(len(self._parameters))}
         read = {own[slot] for slot in program.inputs if slot in own}
         numbers = sorted(made.keys() | read)
         order = {f"input.{k}": place for place, k in enumerate(numbers)}

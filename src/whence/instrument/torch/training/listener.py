@@ -106,14 +106,13 @@ class Training:
         if self._frames.active and not self._frames.thread.busy:
             self._frames.guarded(self._steps.begins, optimizer)
 
-    def skipped(self, optimizer: Any) -> None:
-        """A loss scaler left the step of an optimiser out."""
-        self.loss.step_begins()
-        self._changes.stop_listening()
+    def stepped(self, optimizer: Any, is_skipped: bool) -> None:
+        """An optimiser has stepped, or a loss scaler left its step out. Called before its roots go
+        on to their next step.
+        """
+        if is_skipped:
+            self.loss.step_begins()
+            self._changes.stop_listening()
         if self._frames.active and not self._frames.thread.busy:
-            self._frames.guarded(self._steps.skipped, optimizer)
-
-    def stepped(self, optimizer: Any) -> None:
-        """An optimiser has stepped. Called before its roots go on to their next step."""
-        if self._frames.active and not self._frames.thread.busy:
-            self._frames.guarded(self._steps.ended, optimizer)
+            ended = self._steps.skipped if is_skipped else self._steps.ended
+            self._frames.guarded(ended, optimizer)

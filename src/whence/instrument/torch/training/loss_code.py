@@ -71,6 +71,15 @@ class _Loss:
         self.recorder: Any = None
         self.models = [_Returned(frame)]
 
+    def may_lead_to(self, tensor: Any) -> bool:
+        """Can the code have made this tensor? What a model returned is no loss, unless it is a
+        number: a module computed it.
+        """
+        edge = edge_of(tensor)
+        if edge is None or edge.node < self.first_node:
+            return False
+        return not tensor.dim() or not any(edge in model.edges for model in self.models)
+
     def part(self, results: list[tuple[str, Any]], names: Mapping[str, str] | None) -> _Loss:
         """The loss that leads to these tensors. names: its slots, by those of the inputs here that
         it reads; None for all as they are.
@@ -246,12 +255,7 @@ class LossCode:
         Returns it as a call that waits for its backward pass, None where there is nothing.
         """
         for loss in reversed(losses):
-            returned = set().union(*(model.edges for model in loss.models))
-            starts = [
-                t
-                for t in tensors
-                if (e := edge_of(t)) is not None and e.node >= loss.first_node and e not in returned
-            ]
+            starts = [t for t in tensors if loss.may_lead_to(t)]
             if starts and (
                 len(losses) == 1 or loss.recorder.over or loss.recorder.knows(starts[0])
             ):

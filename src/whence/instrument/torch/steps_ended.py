@@ -1,4 +1,6 @@
-"""Hears of steps that a loss scaler leaves out because a gradient is not finite."""
+"""Hears of the ends of all steps, also of those that a loss scaler leaves out because a gradient is
+not finite.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,26 @@ import torch
 _STEPS = "_maybe_opt_step"
 
 
-def call_after_skipped_steps(skipped: Callable[[Any], None]) -> Any:
-    """Call `skipped` with an optimiser whose step a `GradScaler` left out. Returns a handle whose
-    `remove` ends this.
+def call_after_steps(ended: Callable[[Any, bool], None]) -> Any:
+    """Call `ended` with every optimiser that has stepped, and whether a `GradScaler` left the step
+    out. Returns a handle whose `remove` ends this.
     """
-    return _SkippedSteps(skipped)
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    return _Handles(
+        register_optimizer_step_post_hook(lambda optimizer, *_: ended(optimizer, False)),
+        _SkippedSteps(lambda optimizer: ended(optimizer, True)),
+    )
+
+
+class _Handles:
+    def __init__(self, *handles: Any) -> None:
+        self._handles = handles
+
+    def remove(self) -> None:
+        """Stop hearing."""
+        for handle in self._handles:
+            handle.remove()
 
 
 class _SkippedSteps:
