@@ -134,6 +134,14 @@ def test_cells():
             assert torch.allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32])
+def test_a_histogram_of_whole_numbers(dtype):
+    """As experts count their tokens on a GPU."""
+    x = torch.tensor([0, 1, 1, 3, 3, 3], dtype=dtype)
+    (found,) = device_operators.histogram({"self": x, "bins": 4, "min": 0, "max": 3})
+    assert found.tolist() == [1, 2, 0, 3] and found.dtype == dtype
+
+
 def test_gradients_flow_through_them():
     """Backward passes are replayed as derivatives of the forward program."""
     x = torch.randn(4, 3, 5, 5, dtype=torch.float64, requires_grad=True)

@@ -101,6 +101,14 @@ def gru_cell(named: Named) -> list[Any]:
     return [new + update * (named["hx"] - new)]
 
 
+def histogram(named: Named) -> list[Any]:
+    """Counts of a tensor of any kind, of its dtype; the processor counts floating numbers only."""
+    x = named["self"]
+    values = x if x.is_floating_point() else x.double()
+    counts = torch.histc(values, named.get("bins", 100), named.get("min", 0), named.get("max", 0))
+    return [counts.to(x.dtype)]
+
+
 def _with_bias(named: Named, of: str) -> Any:
     gates, bias = named[f"{of}_gates"], named.get(f"{of}_bias")
     return gates if bias is None else gates + bias
@@ -116,5 +124,6 @@ HERE: dict[str, Callable[[Named], list[Any]]] = {
     "_cudnn_rnn": recurrent,
     "_thnn_fused_lstm_cell": lstm_cell,
     "_thnn_fused_gru_cell": gru_cell,
+    "histc": histogram,
 }
 """By operator without its namespace."""

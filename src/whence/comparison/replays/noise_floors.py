@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from whence import dtypes, judge
+from whence.comparison.replays import optimizer_steps
 from whence.comparison.replays.call_tree import REPLICAS
 from whence.comparison.replays.program_run import ProgramRun
 from whence.comparison.replays.semantics import PLAIN, Semantics
@@ -197,9 +198,28 @@ def lowered_inside(measurement: Measurement) -> None:
         }
 
 
+def single_hyper_parameters(measurement: Measurement) -> None:
+    """A step whose kernel takes the betas of its optimiser as float32, and rounds their powers."""
+    run = measurement.run
+    replays = (
+        optimizer_steps.in_float32(
+            run.loaded.program, run.inputs, run.wide_dtype, run.working_dtype
+        )
+        if measurement.is_suspect()
+        else None
+    )
+    if replays is None:
+        return
+    errors = measurement.against(*replays)
+    measurement.errors = {
+        slot: min(error, errors[slot], key=lambda e: e.score)
+        for slot, error in measurement.errors.items()
+    }
+
+
 FLOORS = (
     rounded_once, working_dtype, other_choices, code_boundaries, several_draws, gathered,
-    lowered_inside,
+    lowered_inside, single_hyper_parameters,
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whence import align, dtypes, judge
+from whence.comparison.replays import optimizer_steps
 from whence.comparison.replays.tied_choices import settled
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
@@ -93,7 +94,18 @@ def rounding_score(loaded: Any, recording: Recording) -> float:
     }
     with contextlib.suppress(ReplayRefused):
         errors = settled(loaded, outputs, run, "float64", errors)
-    return max((error.score for error in errors.values()), default=np.inf)
+    score = max((error.score for error in errors.values()), default=np.inf)
+    if score <= 1:
+        return score
+    replays = optimizer_steps.in_float32(loaded.program, arrays, "float64", "recorded")
+    if replays is None:
+        return score
+    wide, working = replays
+    # Each output by the replay that explains it: moments by betas in float32, steps by either.
+    return max(
+        min(errors[slot].score, judge.local(output, wide[slot], working[slot]).score)
+        for slot, output in outputs.items()
+    )
 
 
 def check(
