@@ -4,8 +4,12 @@ import json
 import re
 
 import pytest
+import torch
 
+import whence
+from whence.report.html import escaped
 from whence.report.html.probed import probed_html
+from whence.report.probe import details
 from whence.results import Held, Probed, Property, PropertyAnswer, Status, Variant
 from whence.results.probe import OperatorPlace, SpreadShare
 
@@ -76,6 +80,17 @@ def test_the_page_needs_nothing_else_and_runs_no_text_of_a_model(page):
     assert "Net&lt;/script&gt;" in page
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert json.loads(data[1])["answers"][2]["cause"] == BROKEN.cause
+
+
+def test_numbers_that_are_lost_and_plans_are_on_the_page():
+    """They have no variants: what the text says of them is shown as it is."""
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+    inputs = torch.randn(4, 16)
+    result = whence.probe(model.eval(), inputs, properties=("health", "precision"))
+    page = probed_html(result)
+    lines = [line for answer in result.answers for line in details(answer)]
+    assert any("predicted" in line for line in lines)
+    assert all(escaped(line) in page for line in lines)
 
 
 def test_every_answer_has_a_colour_and_a_shape():
