@@ -31,6 +31,8 @@ def movement(source: ReplaySource, call: Call, slot: str, error: float) -> float
 
 def _movement(source: ReplaySource, call: Call, slot: str, error: float) -> float:
     loaded = source.load(call)
+    if slot not in dict(loaded.program.outputs):
+        return 0.0
     records = source.records(call, (*loaded.program.inputs, *loaded.program.params))
     arrays, strides = source.arrays(records)
     recorded = source.run.array(source.records(call, [slot])[slot]).astype(np.float64)

@@ -11,7 +11,7 @@ from typing import Any
 
 from whence.instrument.call_frames import CallFrames
 
-_MODULE = "torch.distributed.pipelining.stage"
+PIPELINING = "torch.distributed.pipelining.stage"
 _FUNCTIONS = {"_forward_metadata_inference", "_shape_inference"}
 _FRAMES = 16
 """So many frames lie between such a function and the module's call at most."""
@@ -31,13 +31,13 @@ def unless_dry_run(observe: Callable[..., Any], frames: CallFrames) -> Callable[
 
 def is_dry_run() -> bool:
     """Is the call that begins now one of these?"""
-    if _MODULE not in sys.modules:
+    if PIPELINING not in sys.modules:
         return False
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_FRAMES):
         if frame is None:
             return False
-        if frame.f_code.co_name in _FUNCTIONS and frame.f_globals.get("__name__") == _MODULE:
+        if frame.f_code.co_name in _FUNCTIONS and frame.f_globals.get("__name__") == PIPELINING:
             return True
         frame = frame.f_back
     return False

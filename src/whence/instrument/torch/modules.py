@@ -10,6 +10,7 @@ them.
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -28,13 +29,13 @@ from whence.instrument.torch.compiled_boundary import (
     is_compilers,
 )
 from whence.instrument.torch.compiler_notes import CompilerNotes
-from whence.instrument.torch.dry_runs import unless_dry_run
+from whence.instrument.torch.dry_runs import PIPELINING, is_dry_run, unless_dry_run
 from whence.instrument.torch.frames import ModuleFrame, call_of
 from whence.instrument.torch.gated_steps import GatedSteps
 from whence.instrument.torch.listener_parts import Interventions, TakesTensors
 from whence.instrument.torch.modes import HIDING, is_traced
 from whence.instrument.torch.module_calls import ModuleCalls
-from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot, is_boundary
+from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot
 from whence.instrument.torch.module_registry import ModuleRegistry
 from whence.instrument.torch.program_cache import NoPrograms, ProgramCache, ProgramWriter
 from whence.instrument.torch.steps_ended import call_after_steps
@@ -98,8 +99,8 @@ class Listener:
         if gate is not None:
             known = self.frames, self.modules, self.registry
             self._steps = GatedSteps(gate, session, *known, self._met, self.training)
-            observe = self._steps.observing(observe)
-        self._calls = ModuleCalls(self.frames, unless_dry_run(observe, self.frames))
+            observe = unless_dry_run(self._steps.observing(observe), self.frames)
+        self._calls = ModuleCalls(self.frames, observe)
         self._optimizer_hook: Any = None
         if model is not None:
             self._new_root(model)
@@ -182,9 +183,10 @@ class Listener:
         if thread.busy or _tracing() is not None or (_depth() and is_traced()):
             return previous(module, *args, **kwargs)
         guarded, stack = self.frames.guarded, thread.stack
-        training = self.training if not stack else None
-        if training is not None:
-            training.model_begins()
+        if not stack and PIPELINING in sys.modules and is_dry_run():
+            with self.frames.aside():
+                return previous(module, *args, **kwargs)
+        training = self.training.model_begins() if self.training and not stack else None
         above = stack[-1].recorder if stack else None
         if above is not None:
             above.pause()
@@ -241,7 +243,7 @@ class Listener:
         if elements_on:
             session.over_budget(frame.scope, frame.step, self.registry.staging.waiting_bytes)
             frame.keep = session.elements_on and not session.sampled
-        if is_boundary(info, module):
+        if info.closed or module._compiled_call_impl is not None:
             self._note_boundary(frame)
         inputs = self.tensors.take_inputs(frame, args, kwargs)
         self.programs.expect(frame, inputs)

@@ -95,10 +95,11 @@ class Training:
         self.loss.drop(reason)
         self._changes.drop(reason)
 
-    def model_begins(self) -> None:
-        """An outermost call begins; nothing of the listener is on the thread."""
+    def model_begins(self) -> Training:
+        """An outermost call begins; nothing of the listener is on the thread. Returns itself."""
         self._changes.drop("a model is called")
         self.loss.model_begins()
+        return self
 
     def _step_begins(self, optimizer: Any) -> None:
         self.loss.step_begins()

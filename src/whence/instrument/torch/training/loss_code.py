@@ -119,7 +119,8 @@ class _Returned:
 
     def __init__(self, frame: ModuleFrame) -> None:
         self.micro = frame.micro
-        self.edges = {edge_of(tensor) for _, tensor in frame.results}
+        with NoFunctions():  # a mode of the program sees no attribute that is looked at here
+            self.edges = {edge_of(tensor) for _, tensor in frame.results}
         self.held = [ref.record for ref in frame.refs if is_output(ref.slot)]
         self.records = set(map(id, self.held))
 
