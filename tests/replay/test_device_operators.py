@@ -79,42 +79,6 @@ def _alone(norm, x):
     return nn.functional.batch_norm(x, None, None, norm.weight, norm.bias, training=True).detach()
 
 
-KINDS = {"tanh": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("mode", "kind"), [(1, "tanh"), (2, "lstm"), (3, "gru")])
-def test_recurrent_layers_of_cudnn(mode, kind, bias, packed):
-    layer = KINDS[kind](5, 6, 2, bias=bias, batch_first=True, bidirectional=True)
-    x, h, c = torch.randn(3, 7, 5), torch.randn(4, 3, 6), torch.randn(4, 3, 6)
-    sizes = []
-    expected, given = x, x
-    if packed:
-        expected = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([7, 5, 2]), batch_first=True)
-        given, sizes = expected.data, expected.batch_sizes.tolist()
-    out, last = layer(expected, (h, c) if kind == "lstm" else h)
-    named = {
-        "input": given,
-        "weight": [w.detach() for w in layer._flat_weights],
-        "weight_stride0": 4 if bias else 2,
-        "hx": h,
-        "cx": c,
-        "mode": mode,
-        "num_layers": 2,
-        "batch_first": True,
-        "dropout": 0.0,
-        "train": False,
-        "bidirectional": True,
-        "batch_sizes": sizes,
-    }
-    found = device_operators.recurrent(named)
-    assert torch.allclose(found[0], out.data if packed else out, atol=1e-5)
-    assert torch.allclose(found[1], last[0] if kind == "lstm" else last, atol=1e-5)
-    if kind == "lstm":
-        assert torch.allclose(found[2], last[1], atol=1e-5)
-
-
 def test_cells():
     x, h, c = torch.randn(3, 5), torch.randn(3, 6), torch.randn(3, 6)
     for cell, function in (

@@ -88,7 +88,7 @@ LAYERS = words("""
     _scaled_dot_product_attention_math_for_mps _native_multi_head_attention
     _transformer_encoder_layer_fwd _transform_bias_rescale_qkv _masked_softmax lstm gru rnn_tanh
     rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell mkldnn_rnn_layer _thnn_fused_lstm_cell
-    _thnn_fused_gru_cell _cudnn_rnn channel_shuffle native_channel_shuffle pixel_shuffle
+    _thnn_fused_gru_cell channel_shuffle native_channel_shuffle pixel_shuffle
     pixel_unshuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d
     _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
     upsample_linear1d upsample_bilinear2d

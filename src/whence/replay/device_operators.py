@@ -15,8 +15,6 @@ import torch
 
 Named = dict[str, Any]
 
-_RELU, _TANH, _LSTM, _GRU = range(4)  # modes of cuDNN's recurrent layers
-
 
 def attention(named: Named) -> list[Any]:
     """softmax(q kᵀ scale + mask) v by the fused kernel of the processor. query (batch, heads,
@@ -54,30 +52,6 @@ def batch_norm(named: Named) -> list[Any]:
             named["epsilon"],
         )
     )
-
-
-def recurrent(named: Named) -> list[Any]:
-    """Recurrent layers of cuDNN: output, last h, last c (empty but for an LSTM). weight: for every
-    layer and direction w_ih, w_hh and, with biases, b_ih, b_hh. batch_sizes: of packed sequences,
-    [] for padded ones.
-    """
-    mode, weights = named["mode"], list(named["weight"])
-    h, c = named["hx"], named.get("cx")
-    function = {_RELU: torch.rnn_relu, _TANH: torch.rnn_tanh, _LSTM: torch.lstm, _GRU: torch.gru}[
-        mode
-    ]
-    state = (h, c) if mode == _LSTM else h
-    has_biases = named["weight_stride0"] >= 4
-    settings = (
-        weights, has_biases, named["num_layers"], named["dropout"], named["train"],
-        named["bidirectional"],
-    )  # fmt: skip
-    if batch_sizes := list(named["batch_sizes"]):
-        sizes = torch.tensor(batch_sizes)
-        results = function(named["input"], sizes, state, *settings)
-    else:
-        results = function(named["input"], state, *settings, named["batch_first"])
-    return [*results, *([] if mode == _LSTM else [named["input"].new_empty(0)])]
 
 
 def lstm_cell(named: Named) -> list[Any]:
@@ -121,7 +95,6 @@ HERE: dict[str, Callable[[Named], list[Any]]] = {
     "_scaled_dot_product_fused_attention_overrideable": attention,
     "cudnn_batch_norm": batch_norm,
     "miopen_batch_norm": batch_norm,
-    "_cudnn_rnn": recurrent,
     "_thnn_fused_lstm_cell": lstm_cell,
     "_thnn_fused_gru_cell": gru_cell,
     "histc": histogram,

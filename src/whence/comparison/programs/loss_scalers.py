@@ -19,7 +19,7 @@ from whence.records.slots import FOUND_INF, GRAD_SCALE, INVERSE_SCALE, is_of_los
 _MULTIPLY, _DIVIDE = "aten.mul.Tensor", "aten.div.Tensor"
 _EXCEEDS, _CHOOSE = "aten.gt.Scalar", "aten.where.self"
 
-_Key = tuple[str, Any]
+OperandKey = tuple[str, Any]
 """An operand as it can be looked up."""
 
 
@@ -57,8 +57,10 @@ class _Removal:
     def __init__(self, program: Program, settings: Mapping[str, float]) -> None:
         self._program, self._settings = program, settings
         self._gradients = [k for k, s in enumerate(program.inputs) if not is_of_loss_scaler(s)]
-        self._stages: dict[_Key, _Stage] = {("in", k): _Stage(k, 1.0) for k in self._gradients}
-        self._flags: set[_Key] = set()
+        self._stages: dict[OperandKey, _Stage] = {
+            ("in", k): _Stage(k, 1.0) for k in self._gradients
+        }
+        self._flags: set[OperandKey] = set()
 
     def result(self) -> Program | None:
         kept = [
@@ -77,8 +79,8 @@ class _Removal:
 
     def _is_of_scaler(self, number: int, operation: Operation) -> bool:
         """Does this operation only change the scale of a gradient? Notes what it makes."""
-        keys = [_key(value) for value in operation.args]
-        here: _Key = ("op", (number, 0))
+        keys = [operand_key(value) for value in operation.args]
+        here: OperandKey = ("op", (number, 0))
         if operation.name in (_MULTIPLY, _DIVIDE) and len(keys) == 2:
             slot = INVERSE_SCALE if operation.name == _MULTIPLY else GRAD_SCALE
             stage = self._stages.get(keys[0])
@@ -95,23 +97,23 @@ class _Removal:
             return True
         return False
 
-    def _slot(self, key: _Key) -> str:
+    def _slot(self, key: OperandKey) -> str:
         return self._program.inputs[key[1]] if key[0] == "in" else ""
 
-    def _read(self, kept: list[tuple[int, Operation]]) -> Iterator[_Key]:
+    def _read(self, kept: list[tuple[int, Operation]]) -> Iterator[OperandKey]:
         """What the operations that stay, and the outputs, read."""
         for _, operation in kept:
             for operand in operation.operands():
-                yield _key({operand.kind: operand.value})
+                yield operand_key({operand.kind: operand.value})
         for _, value in self._program.outputs:
-            yield _key(value)
+            yield operand_key(value)
 
     def _without(self, kept: list[tuple[int, Operation]]) -> Program:
         places = {old: new for new, (old, _) in enumerate(kept)}
         numbers = {old: new for new, old in enumerate(self._gradients)}
 
         def moved(kind: str, value: Any) -> Any:
-            stage = self._stages.get(_key({kind: value}))
+            stage = self._stages.get(operand_key({kind: value}))
             if stage is not None:
                 return {"in": numbers[stage.number]}
             return {kind: [places[value[0]], value[1]] if kind == "op" else value}
@@ -129,9 +131,11 @@ class _Removal:
         )
 
 
-def _key(value: Any) -> _Key:
-    """("", None) for what is no operand."""
-    if not isinstance(value, dict) or len(value) != 1:
+def operand_key(value: Any) -> OperandKey:
+    """An input of a program or the result of an operation, as it can be looked up; ("", None) for
+    anything else.
+    """
+    kind = next(iter(value), "") if isinstance(value, dict) else ""
+    if kind not in ("in", "op"):
         return "", None
-    ((kind, of),) = value.items()
-    return kind, tuple(of) if isinstance(of, list) else of
+    return kind, tuple(value[kind]) if kind == "op" else value[kind]

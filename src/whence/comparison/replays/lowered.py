@@ -94,5 +94,5 @@ def _has_products(program: Program) -> bool:
 
 def _is_recurrent(base: str) -> bool:
     return base.removesuffix("_cell") in ("lstm", "gru", "rnn_tanh", "rnn_relu") or (
-        base in ("mkldnn_rnn_layer", "_cudnn_rnn")
+        base == "mkldnn_rnn_layer"
     )

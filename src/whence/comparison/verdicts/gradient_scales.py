@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from whence.comparison.paired_runs import PairedRuns
-from whence.comparison.programs.loss_scalers import scaler_settings
+from whence.comparison.programs.loss_scalers import OperandKey, operand_key, scaler_settings
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Operation, Run
@@ -21,9 +21,6 @@ from whence.records.slots import (
     is_read_beside,
 )
 from whence.records.training import GRADIENTS
-
-_Key = tuple[str, Any]
-"""An operand of a program: its kind and its place."""
 
 _OFF = 0.02
 """How far the scale of gradients may be from 1, as a share of what the loss is off by: the question
@@ -143,10 +140,10 @@ def _factors(run: Run, call: Call) -> dict[str, float]:
     if program is None:
         inverse = settings.get(INVERSE_SCALE, 1.0) / settings.get(GRAD_SCALE, 1.0)
         return {ref.slot: inverse for ref in call.slots("input")}
-    scaled: dict[_Key, tuple[str, float]] = {
+    scaled: dict[OperandKey, tuple[str, float]] = {
         ("in", place): (slot, 1.0) for place, slot in enumerate(program.inputs)
     }
-    numbers: dict[_Key, float] = {
+    numbers: dict[OperandKey, float] = {
         ("in", place): settings[slot]
         for place, slot in enumerate(program.inputs)
         if slot in settings
@@ -166,8 +163,8 @@ _DIVIDE = {"div", "div_", "_foreach_div", "_foreach_div_"}
 
 
 def _multiplied(
-    operation: Operation, numbers: Mapping[_Key, float]
-) -> Iterator[tuple[int, _Key, float]]:
+    operation: Operation, numbers: Mapping[OperandKey, float]
+) -> Iterator[tuple[int, OperandKey, float]]:
     """(number of its output, operand, number that it is multiplied by) of an operation that
     multiplies or divides tensors by one number. numbers: operands that are one.
     """
@@ -176,18 +173,9 @@ def _multiplied(
         return
     values, by = operation.args
     if isinstance(by, dict):
-        by = numbers.get(_key(by) or ("", None))
+        by = numbers.get(operand_key(by))
     if not isinstance(by, (int, float)) or not by:
         return
     number = 1 / by if name in _DIVIDE else float(by)
     for output, value in enumerate(values if isinstance(values, (list, tuple)) else [values]):
-        if (key := _key(value)) is not None:
-            yield output, key, number
-
-
-def _key(operand: Any) -> _Key | None:
-    """An operand that is an input or an output of an operation, as a key; None for any other."""
-    if isinstance(operand, dict) and (kind := next(iter(operand))) in ("in", "op"):
-        place = operand[kind]
-        return kind, tuple(place) if kind == "op" else place
-    return None
+        yield output, operand_key(value), number
