@@ -119,7 +119,7 @@ FOLDERS = {
         {
             "modes",
             "sources",
-            "staging",
+            "device_kernel",
             "settings",
             "faults",
             "dtensor_placement",
@@ -127,6 +127,9 @@ FOLDERS = {
             "steps_ended",
             "collective_kernels",
         },
+        {"device_figures"},
+        {"staging_memory"},
+        {"staging"},
         {"compiled_boundary", "dry_runs", "tensor_content", "caller_code", "operand_table"},
         {
             "cast_points",

@@ -41,7 +41,13 @@ from whence._version import __version__
 BLOCK = 2048
 THRESHOLDS = np.array([1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8])
 BINS = 64
-COMPILE_SECONDS = {"compare": 8, "compare_wide": 10, "describe": 3, "describe_many": 2}
+COMPILE_SECONDS = {
+    "compare": 8,
+    "compare_wide": 10,
+    "describe": 3,
+    "describe_many": 2,
+    "join_units": 2,
+}
 ENTRIES = tuple(COMPILE_SECONDS)
 ITEMSIZE = (4, 2, 2, 1, 1, 1, 1, 8, 8, 8, 2, 2, 4, 4)
 """Bytes of one element by `DType.code`."""
@@ -1367,13 +1373,8 @@ def _stripes(address, count, words, acc):
 
 
 @_kernel()
-def _xxh3(address, n, words):
-    """xxh3_128 of n >= DIGEST_BYTES bytes at an address that 8 divides: (low half, high half).
-    words: address of `SECRET_WORDS`.
-    """
-    place = stack()
-    acc = p_u64(place)
-    secret = p_u64(words)
+def _begun(acc):
+    """The accumulators of XXH3 before the first byte."""
     acc[0] = np.uint64(0xC2B2AE3D)
     acc[1] = np.uint64(0x9E3779B185EBCA87)
     acc[2] = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -1382,23 +1383,48 @@ def _xxh3(address, n, words):
     acc[5] = np.uint64(0x85EBCA77)
     acc[6] = np.uint64(0x27D4EB2F165667C5)
     acc[7] = np.uint64(0x9E3779B1)
+
+
+@_kernel()
+def _scrambled(acc, secret):
+    """What follows each whole block."""
+    for i in range(8):
+        v = acc[i]
+        acc[i] = (v ^ (v >> np.uint64(47)) ^ secret[16 + i]) * np.uint64(0x9E3779B1)
+
+
+@_kernel()
+def _ended(acc, last, n, words):
+    """Take the last 64 bytes in, which lie at an address that 8 divides: (low half, high half) of
+    the digest of n bytes.
+    """
+    _stripes(last, 1, words + 192, acc)
+    length = np.uint64(n)
+    low = _merged(acc, p_u64(words + 256), length * np.uint64(0x9E3779B185EBCA87))
+    high = _merged(acc, p_u64(words + 320), ~(length * np.uint64(0xC2B2AE3D27D4EB4F)))
+    return low, high
+
+
+@_kernel()
+def _xxh3(address, n, words):
+    """xxh3_128 of n >= DIGEST_BYTES bytes at an address that 8 divides: (low half, high half).
+    words: address of `SECRET_WORDS`.
+    """
+    place = stack()
+    acc = p_u64(place)
+    secret = p_u64(words)
+    _begun(acc)
     blocks = (n - 1) // 1024
     for b in range(blocks):
         _stripes(address + 1024 * b, 16, words, acc)
-        for i in range(8):
-            v = acc[i]
-            acc[i] = (v ^ (v >> np.uint64(47)) ^ secret[16 + i]) * np.uint64(0x9E3779B1)
+        _scrambled(acc, secret)
     _stripes(address + 1024 * blocks, (n - 1 - 1024 * blocks) // 64, words, acc)
     # The last 64 bytes lie anywhere: they are moved to where words may be read.
     last = p_u8(address + n - 64)
     moved = p_u8(place + 64)
     for i in range(64):
         moved[i] = last[i]
-    _stripes(place + 64, 1, words + 192, acc)
-    length = np.uint64(n)
-    low = _merged(acc, p_u64(words + 256), length * np.uint64(0x9E3779B185EBCA87))
-    high = _merged(acc, p_u64(words + 320), ~(length * np.uint64(0xC2B2AE3D27D4EB4F)))
-    return low, high
+    return _ended(acc, place + 64, n, words)
 
 
 @_kernel(entry=True)
@@ -1440,8 +1466,85 @@ def describe_many(table, rows, words, counts, figures):
         real[8 * r + 7] = fo
 
 
+# -------------------------------------- what a device found out of each unit of bytes, put together
+
+HASH_BLOCK = 1024
+"""Bytes that XXH3 takes in between two scrambles of its accumulators."""
+UNIT_BYTES = 8 * HASH_BLOCK
+"""Of a content that a device describes by itself, in one row of `UNIT`."""
+UNIT = (
+    *("nan", "inf", "zero", "checksum"),
+    *("min", "max", "sum", "squares", "deviations", "absolute", "cube", "fourth"),
+)
+"""Of its finite elements: four uint64, and float64 as in `FIGURES`. deviations: squared, from the
+mean of the unit.
+"""
+
+
+@_kernel(entry=True)
+def join_units(table, rows, words, counts, figures):
+    """`describe_many`, of contents that a device read: from the sums of each block and the figures
+    of each unit.
+
+    table: address of `rows` rows of three int64: address (8 divides it), bytes of the content (at
+    least DIGEST_BYTES), kernel code (-1: no figures). At the address lie the last 64 bytes of the
+    content, eight uint64 for each block of HASH_BLOCK that it has or begins (what its whole
+    stripes add to the accumulators; that of the last byte is none), and, but with -1, a row of
+    `UNIT` for each UNIT_BYTES.
+    """
+    work = p_i64(table)
+    whole = p_u64(counts)
+    real = p_f64(figures)
+    place = stack()
+    acc = p_u64(place)
+    for r in range(rows):
+        address = work[3 * r]
+        n = work[3 * r + 1]
+        code = work[3 * r + 2]
+        blocks = (n - 1) // 1024
+        _begun(acc)
+        for b in range(blocks + 1):
+            added = p_u64(address + 64 + 64 * b)
+            for i in range(8):
+                acc[i] += added[i]
+            if b < blocks:
+                _scrambled(acc, p_u64(words))
+        low, high = _ended(acc, address, n, words)
+        whole[7 * r] = low
+        whole[7 * r + 1] = high
+        if code < 0:
+            continue
+        base = address + 64 + 64 * (blocks + 1)
+        lo = np.inf
+        hi = -np.inf
+        s = 0.0
+        m2 = 0.0
+        finite = 0
+        for u in range((n + 8191) // 8192):
+            c = p_u64(base + 96 * u)
+            f = p_f64(base + 96 * u)
+            m = (min(8192, n - 8192 * u)) // _itemsize(code) - np.int64(c[0] + c[1])
+            for i in range(4):
+                whole[7 * r + 3 + i] += c[i]
+            if m == 0:
+                continue
+            m2 = _join(finite, s, m2, m, f[6], f[8])
+            s += f[6]
+            finite += m
+            lo = min(lo, f[4])
+            hi = max(hi, f[5])
+            real[8 * r + 3] += f[7]
+            for i in range(3):
+                real[8 * r + 5 + i] += f[9 + i]
+        whole[7 * r + 2] = np.uint64(finite)
+        real[8 * r] = lo
+        real[8 * r + 1] = hi
+        real[8 * r + 2] = s
+        real[8 * r + 4] = m2
+
+
 def checksum(data, itemsize) -> int:
-    """The checksum of `describe` with numpy alone: sum modulo 2^64 over the mixed bits of each
+    """The checksum of `describe with numpy alone: sum modulo 2^64 over the mixed bits of each
     element.
 
     data: 1-D uint8 array, C-contiguous, canonical bytes. itemsize: 1, 2, 4, 8, or 16, where the
@@ -1570,9 +1673,9 @@ def load(*entries: str, report=None) -> None:
         if "describe" in entries and "describe" not in _loaded:
             globals()["describe"](address, 0, 0, 1)
             _loaded.add("describe")
-        if "describe_many" in entries and "describe_many" not in _loaded:
-            globals()["describe_many"](address, 0, address, address, address)
-            _loaded.add("describe_many")
+        for entry in {"describe_many", "join_units"}.intersection(entries) - _loaded:
+            globals()[entry](address, 0, address, address, address)
+            _loaded.add(entry)
         for entry in {"compare", "compare_wide"}.intersection(entries) - _loaded:
             globals()[entry](
                 address,

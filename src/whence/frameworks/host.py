@@ -23,6 +23,9 @@ from whence.records import Sketch, Statistics
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
+DIGEST_BYTES, HASH_BLOCK = _kernels.DIGEST_BYTES, _kernels.HASH_BLOCK
+UNIT, UNIT_BYTES, SECRET_WORDS = _kernels.UNIT, _kernels.UNIT_BYTES, _kernels.SECRET_WORDS
+"""What `join_units` is made of, for who computes it on a device."""
 _CHUNK = 1 << 16
 _VIEWS = (
     1 << 12
@@ -139,13 +142,42 @@ def describe_many(
     if not _describe or not contents:
         return [(digest_at(address, nbytes), None) for address, nbytes, _ in contents]
     _kernels.load("describe", "describe_many")
+    return _described(_kernels.describe_many, contents)
+
+
+def load_units() -> None:
+    """Get ready for `join_units`. Raises ImportError when numba is missing."""
+    _kernels.load("join_units")
+
+
+def units_bytes(nbytes: int, dtype: str) -> int:
+    """Bytes of what `join_units` reads of a content. dtype "": no figures."""
+    blocks = (nbytes - 1) // _kernels.HASH_BLOCK + 1
+    units = -(-nbytes // _kernels.UNIT_BYTES) if dtype else 0
+    return 64 + 64 * blocks + 8 * len(_kernels.UNIT) * units
+
+
+def join_units(
+    contents: Sequence[tuple[int, int, str]],
+) -> list[tuple[bytes, tuple[Statistics, Sketch] | None]]:
+    """`describe_many` of contents of at least DIGEST_BYTES, from what a device made of
+    their bytes: (address of `units_bytes`, bytes of the content, dtype). In one call without the
+    GIL. dtype: any that the compiled pass takes, but not float64.
+    """
+    return _described(_kernels.join_units, contents) if contents else []
+
+
+def _described(
+    kernel: Callable[..., None], contents: Sequence[tuple[int, int, str]]
+) -> list[tuple[bytes, tuple[Statistics, Sketch] | None]]:
+    """What a kernel that fills rows of `COUNTS` and `FIGURES` says of contents."""
     table = np.array(
         [(a, nbytes, _WIDTH[dtype][0] if dtype else -1) for a, nbytes, dtype in contents], np.int64
     )
     counts = np.zeros((len(contents), len(_kernels.COUNTS)), np.uint64)
     figures = np.zeros((len(contents), len(_kernels.FIGURES)))
     words = _kernels.SECRET_WORDS
-    _kernels.describe_many(
+    kernel(
         *(table.ctypes.data, len(contents), words.ctypes.data, counts.ctypes.data),
         figures.ctypes.data,
     )

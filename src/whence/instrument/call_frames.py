@@ -130,6 +130,23 @@ def while_wrapped(
         calls.unwrap()
 
 
+class Looks:
+    """What the listener's own code looks at, and has looked at before the program goes on.
+
+    deferred: it may look later, while that code runs. pending: it has yet to; `finish` does it.
+    """
+
+    __slots__ = ("deferred", "finish", "pending")
+
+    def __init__(self) -> None:
+        self.deferred = self.pending = False
+        self.finish: Callable[[], None] = _nothing
+
+
+def _nothing() -> None:
+    """There is nothing to look at."""
+
+
 class CallFrames:
     """The calls in progress of one listener, and the way its own code runs between them.
 
@@ -147,6 +164,7 @@ class CallFrames:
         self._hide, self._hide_from_modes, self._modes = hiding
         self.thread: Any = thread or ThreadCalls()
         self.lock = threading.RLock()
+        self.looks = Looks()
         self.active = self.asleep = False
 
     def guarded(self, action: Callable[..., _Result], *args: Any) -> _Result | None:
@@ -158,7 +176,14 @@ class CallFrames:
         thread.busy = True
         try:
             with self.lock, self._hide_from_modes() if self._modes() else self._hide():
-                return action(*args)
+                looks = self.looks
+                looks.deferred = True
+                try:
+                    return action(*args)
+                finally:
+                    looks.deferred = False
+                    if looks.pending:
+                        looks.finish()
         except Exception as error:  # noqa: BLE001 - whatever fails here must not reach the captured program
             self.give_up(error)
         except BaseException:  # Ctrl-C: the call that was to begin never did

@@ -83,6 +83,7 @@ class Listener:
             staged=staged,
             on_error=self.frames.give_up,
             busy=self.frames.be_busy,
+            looks=self.frames.looks,
             remembers=session.options.level == "op",
         )
         self.tensors: TakesTensors = CallTensors(session, self.registry)

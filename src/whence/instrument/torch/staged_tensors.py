@@ -13,8 +13,11 @@ import torch
 
 from whence.frameworks import host
 from whence.frameworks.torch_arrays import TensorSnapshot
+from whence.instrument.call_frames import Looks
 from whence.instrument.session import Content, Form, Origin, Session
-from whence.instrument.torch.staging import Arrival, StagingRing
+from whence.instrument.torch import device_figures
+from whence.instrument.torch.staging import StagingRing, canonical_on_device
+from whence.instrument.torch.staging_memory import Arrival
 from whence.instrument.torch.tensor_content import UNSETTLED, Pending, SeenTensor, storage_ref
 from whence.records import Statistics
 
@@ -64,15 +67,20 @@ class StagedTensors:
     """Sends tensors through a ring, made for the first one, and records them when they arrive.
 
     on_error: called with what failed on the ring's thread. busy: called there before anything of
-    the user's may run.
+    the user's may run. looks: of the listener's own code.
     """
 
     def __init__(
-        self, session: Session, on_error: Callable[[Exception], None], busy: Callable[[], None]
+        self,
+        session: Session,
+        on_error: Callable[[Exception], None],
+        busy: Callable[[], None],
+        looks: Looks,
     ) -> None:
-        self._session, self._on_error, self._busy = session, on_error, busy
+        self._session, self._on_error, self._busy, self._looks = session, on_error, busy, looks
         self._ring: StagingRing | None = None
         self._known: dict[int, _HandedOn] = {}
+        self._told = False
 
     def __len__(self) -> int:
         return len(self._known)
@@ -131,10 +139,46 @@ class StagedTensors:
         """In a forked child: the ring's threads are not here, and its memory is not to be freed."""
         self._abandoned, self._ring = self._ring, None
 
-    def _submit(self, tensor: Any, arrived: Callable[[Arrival], None], dtype: str) -> None:
-        if self._ring is None:
-            self._ring = StagingRing(on_error=self._on_error)
-        self._ring.submit(tensor, arrived, dtype)
+    def _submit(
+        self,
+        tensor: Any,
+        arrived: Callable[[Arrival], None],
+        dtype: str,
+        *,
+        known: bool = False,
+        wants_bytes: bool = True,
+        canonical: bool = False,
+    ) -> None:
+        """Send a tensor through the ring.
+
+        dtype: of its figures, "" of one that has no name. known: figures are wanted only where its
+        bytes are not, for they can be taken of them later. canonical: its memory is known to be its
+        canonical bytes.
+        """
+        ring = self._ring
+        if ring is None:
+            ring = self._ring = StagingRing(on_error=self._on_error, looks=self._looks)
+        if not self._session.measures:
+            dtype = ""
+        if not wants_bytes and self._may_read(ring, tensor.device):
+            if not canonical:
+                tensor, canonical = canonical_on_device(tensor), True
+            layout = device_figures.layout(tensor, dtype)
+            if layout is not None:
+                ring.describe(tensor, arrived, dtype, layout)
+                return
+        ring.submit(tensor, arrived, "" if known else dtype, canonical=canonical)
+
+    def _may_read(self, ring: StagingRing, device: Any) -> bool:
+        reads = ring.reader.reads(device)
+        if ring.reader.problem and not self._told:
+            self._told = True
+            self._session.note(
+                "device",
+                f"statistics of tensors on {device} are taken on the processor, which takes "
+                f"longer: the Triton kernel did not run there ({ring.reader.problem})",
+            )
+        return reads
 
     # ---- tensors
 
@@ -146,9 +190,10 @@ class StagedTensors:
         keep: bool,
         unsettled: bool,
         write: Callable[[Content, Any], int],
+        wants_bytes: bool,
     ) -> tuple[SeenTensor, Pending]:
         """A tensor with what is to be remembered of it. write: records it when it has arrived and
-        is not what `previous` was.
+        is not what `previous` was; wants_bytes: and looks at its elements.
 
         It is copied at every sight: a kernel that wrote it may have left the version as it was.
         """
@@ -168,8 +213,13 @@ class StagedTensors:
             else:
                 pending.id = self._written(got, write)
 
-        new = earlier is None and self._session.measures
-        self._submit(tensor, arrived, look.form[0] if new else "")
+        self._submit(
+            tensor,
+            arrived,
+            look.form[0],
+            known=earlier is not None,
+            wants_bytes=wants_bytes or self._session.shows_values,
+        )
         return now, pending
 
     def know(self, tensor: Any, seen: SeenTensor, whole: Form, form: _Form) -> None:
@@ -208,7 +258,9 @@ class StagedTensors:
                 got, lambda content, value: write(whole, origin, False, None, content, value)
             )
 
-        ring.submit(tensor, arrived, canonical=True)
+        wants_bytes = keep or self._session.shows_values
+        dtype = known.form[0]
+        self._submit(tensor, arrived, dtype, known=True, wants_bytes=wants_bytes, canonical=True)
         return pending, "", known.form
 
     def _written(self, got: Arrival, write: Callable[[Content, Any], int]) -> int:
@@ -222,7 +274,7 @@ class StagedTensors:
         def arrived(got: Arrival) -> None:
             take((got.figures or host.statistics_at(got.address, got.nbytes, dtype))[0])
 
-        self._submit(tensor, arrived, dtype)
+        self._submit(tensor, arrived, dtype, wants_bytes=False)
 
 
 def is_recorded_as_graph(device: Any) -> bool:

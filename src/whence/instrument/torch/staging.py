@@ -1,5 +1,6 @@
 """Brings device tensors to the host without stopping the program: pinned memory that is used again
-and again, and threads that describe what has arrived.
+and again, and threads that describe what has arrived. Of a tensor whose elements nobody wants, what
+a kernel on the device read of it arrives in its place (`device_figures`).
 
 A tensor is copied into a chunk of pinned memory, behind the work that its stream has queued and
 before what the program queues next; its thread goes on, and nothing is allocated on the device.
@@ -18,11 +19,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import torch
 
-from whence.frameworks import host
-from whence.records import Sketch, Statistics
+from whence.instrument.call_frames import Looks
+from whence.instrument.torch import device_figures
+from whence.instrument.torch.device_figures import DeviceReader, Layout, stream_of
+from whence.instrument.torch.staging_memory import Arrival, Batch, Chunk
 
 RING_BYTES = 512 << 20
 """Of pinned memory at most; it is taken when it is needed."""
@@ -38,93 +40,6 @@ AGE_S = 0.25
 _ALIGNED = 64
 
 
-class Arrival(msgspec.Struct, gc=False, eq=False):
-    """The canonical bytes of a submitted tensor on the host: `nbytes` at `address`, which
-    `copied` shares. They are there until `arrived` returns.
-
-    dtype: of the figures that were asked for, "" for none. figures: None where they were not taken
-    on the way.
-    """
-
-    address: int
-    nbytes: int
-    dtype: str
-    copied: Any
-    arrived: Callable[[Arrival], None]
-    digest: bytes = b""
-    figures: tuple[Statistics, Sketch] | None = None
-
-
-class _Chunk:
-    """Host memory that one batch after the other fills, pinned where there is an accelerator."""
-
-    def __init__(self, nbytes: int) -> None:
-        with torch.inference_mode(False):  # written in any mode later
-            self._memory = torch.empty(
-                nbytes, dtype=torch.uint8, device="cpu", pin_memory=torch.accelerator.is_available()
-            )
-        self.nbytes, self._address = nbytes, self._memory.data_ptr()
-        self._views: dict[Any, Any] = {}
-        self._events: dict[Any, Any] = {}
-
-    def copy(self, tensor: Any, offset: int, events: dict[Any, Any]) -> tuple[int, Any]:
-        """Copy a tensor, detached and canonical, to `offset`: (address, the copy). events: gets
-        what to wait for before it is read, one event for all that was copied on a stream.
-        """
-        dtype, device = tensor.dtype, tensor.device
-        view = self._views.get(dtype)
-        if view is None:
-            view = self._views[dtype] = _viewed(self._memory, dtype)
-        copied = view.as_strided(tensor.shape, tensor.stride(), offset // dtype.itemsize)
-        background = _copies_in_the_background(device)
-        copied.copy_(tensor, non_blocking=background)
-        if background:
-            key = device, _stream(device)
-            event = self._events.get(key)
-            if event is None:
-                event = self._events[key] = torch.Event(device, blocking=True)
-            event.record()
-            events[key] = event
-        return self._address + offset, copied
-
-
-class _Batch:
-    """What is handed over together: arrivals, and actions between them. sealed: nothing is added
-    any more. described: set when digests and figures are taken, or `error` is.
-    """
-
-    def __init__(self) -> None:
-        self.chunk: _Chunk | None = None
-        self.entries: list[Arrival | Callable[[], None]] = []
-        self.events: dict[Any, Any] = {}
-        self.nbytes = self.end = 0
-        self.sealed = False
-        self.described = threading.Event()
-        self.error: Exception | None = None
-        self._claim = threading.Lock()
-
-    def has_room(self, nbytes: int) -> bool:
-        """Does a tensor fit behind the others?"""
-        return self.chunk is None or self.end + nbytes <= self.chunk.nbytes
-
-    def is_claimed(self) -> bool:
-        """Is another thread describing it? If not, the one that asks is from now on."""
-        return not self._claim.acquire(blocking=False)
-
-    def describe(self) -> None:
-        """Wait for the copies and take digests and figures."""
-        try:
-            for event in self.events.values():
-                event.synchronize()
-            arrivals = [e for e in self.entries if type(e) is Arrival]
-            described = host.describe_many([(e.address, e.nbytes, e.dtype) for e in arrivals])
-            for arrival, (digest, figures) in zip(arrivals, described):
-                arrival.digest, arrival.figures = digest, figures
-        except Exception as error:  # noqa: BLE001 - raised again by the thread that hands over
-            self.error = error
-        self.described.set()
-
-
 class StagingRing:
     """Submit device tensors and things to do after them; both happen in order, on one thread.
 
@@ -134,19 +49,25 @@ class StagingRing:
     """
 
     def __init__(
-        self, on_error: Callable[[Exception], None], limit_bytes: int = RING_BYTES
+        self,
+        on_error: Callable[[Exception], None],
+        limit_bytes: int = RING_BYTES,
+        looks: Looks | None = None,
     ) -> None:
         # All that is not handed over yet, in order; only the last one may be open. A Ctrl-C can
         # come between any two steps of `submit`: there is no count beside this that could be off.
-        self._batches: deque[_Batch] = deque()
+        self._batches: deque[Batch] = deque()
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
         self._limit = limit_bytes
         self._chunk_bytes = min(CHUNK_BYTES, -(-limit_bytes // _ALIGNED) * _ALIGNED)
-        self._free: list[_Chunk] = []
+        self._free: list[Chunk] = []
         self._on_error = on_error
+        self._looks = looks or Looks()
+        self._looks.finish = self._read
+        self.reader = DeviceReader()
         self._dead = self._closed = False
-        self._tasks: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._helpers: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._work, name="whence-staging", daemon=True)
         self._thread.start()
@@ -187,7 +108,9 @@ class StagingRing:
                 # Its own before it is filled, whatever comes between: a Ctrl-C.
                 batch.end += (nbytes + _ALIGNED - 1) & -_ALIGNED
                 address, copied = batch.chunk.copy(
-                    tensor.detach() if canonical else _canonical(tensor), offset, batch.events
+                    tensor.detach() if canonical else canonical_on_device(tensor),
+                    offset,
+                    batch.events,
                 )
             else:
                 copied = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
@@ -195,6 +118,32 @@ class StagingRing:
             batch.nbytes += nbytes
             if len(batch.entries) >= BATCH_ENTRIES:
                 self._seal()
+
+    def describe(
+        self, tensor: Any, arrived: Callable[[Arrival], None], dtype: str, layout: Layout
+    ) -> None:
+        """As `submit`, of a tensor whose bytes nobody wants: its device reads it, and `arrived`
+        gets its digest and figures alone. It is read before the listener's own code ends.
+
+        tensor: its memory is its canonical bytes, on a device that `reader` reads. layout: of it.
+        """
+        with self._lock:
+            batch = self._with_room(layout.nbytes, layout.pieces)
+            if batch is None:
+                return
+            assert batch.chunk is not None
+            out = batch.chunk.address + batch.end
+            batch.end += (layout.nbytes + _ALIGNED - 1) & -_ALIGNED
+            key = tensor.device, stream_of(tensor.device)
+            batch.unread.setdefault(key, []).extend(device_figures.rows(tensor, dtype, out))
+            batch.read_soon.append(tensor)
+            batch.entries.append(Arrival(out, tensor.nbytes, dtype, None, arrived))
+            batch.nbytes += layout.nbytes
+            self._looks.pending = True
+            if len(batch.entries) >= BATCH_ENTRIES:
+                self._seal()
+            elif not self._looks.deferred:
+                self._read()
 
     def then(self, action: Callable[[], None]) -> None:
         """Run `action` after everything submitted so far has arrived."""
@@ -236,20 +185,29 @@ class StagingRing:
 
     # ---- everything below until `_work` runs under the lock
 
-    def _open(self) -> _Batch | None:
+    def _open(self) -> Batch | None:
         last = self._batches[-1] if self._batches else None
         return None if last is None or last.sealed else last
 
-    def _new_batch(self) -> _Batch:
-        batch = _Batch()
+    def _new_batch(self) -> Batch:
+        batch = Batch()
         self._batches.append(batch)
         return batch
 
-    def _with_room(self, nbytes: int) -> _Batch | None:
-        """The open batch, with room for so many bytes; None when nothing is taken any more."""
+    def _read(self) -> None:
+        """Have devices read what they were to read."""
+        with self._lock:
+            self._looks.pending = False
+            if (batch := self._open()) is not None and batch.unread:
+                batch.read(self.reader)
+
+    def _with_room(self, nbytes: int, rows: int = 0) -> Batch | None:
+        """The open batch, with room for so many bytes, and rows of a table; None when nothing is
+        taken any more.
+        """
         while not (self._dead or self._closed):
             batch = self._open()
-            if batch is not None and not batch.has_room(nbytes):
+            if batch is not None and not batch.has_room(nbytes, rows):
                 self._seal()
                 batch = None
             if batch is None:
@@ -262,7 +220,7 @@ class StagingRing:
             self._room.wait()
         return None
 
-    def _chunk(self, nbytes: int) -> _Chunk | None:
+    def _chunk(self, nbytes: int) -> Chunk | None:
         """Memory for so many bytes, None while all of it is in use."""
         large = nbytes > self._chunk_bytes
         size = 1 << (nbytes - 1).bit_length() if large else self._chunk_bytes
@@ -275,13 +233,15 @@ class StagingRing:
             return None
         while self._free and in_use + size + sum([c.nbytes for c in self._free]) > self._limit:
             self._free.pop(0)
-        return _Chunk(size)
+        return Chunk(size)
 
     def _seal(self) -> None:
         """End the open batch: it is handed over from now on."""
         batch = self._open()
         if batch is None or not batch.entries:
             return
+        if batch.unread:
+            batch.read(self.reader)
         batch.sealed = True
         if batch.nbytes >= SHARED_BYTES and len(self._batches) > 1:
             self._tasks.put(batch)
@@ -299,7 +259,7 @@ class StagingRing:
             if not batch.is_claimed():
                 batch.describe()
 
-    def _next(self) -> _Batch | None:
+    def _next(self) -> Batch | None:
         """The batch that is handed over next, None at the end."""
         with self._room:
             while True:
@@ -309,8 +269,12 @@ class StagingRing:
                 if self._closed:  # all that had entries was sealed before
                     return None
                 seen = len(first.entries) if first is not None else 0
-                if not self._room.wait(AGE_S) and seen and first is self._open():
+                if not self._room.wait(AGE_S) and seen and self._may_end(first):
                     self._seal()
+
+    def _may_end(self, batch: Batch | None) -> bool:
+        """Is this the open batch, of which a device is to read nothing any more?"""
+        return batch is not None and batch is self._open() and not batch.unread
 
     def _work(self) -> None:
         while (batch := self._next()) is not None:
@@ -331,7 +295,7 @@ class StagingRing:
                 del batch
                 self._room.notify_all()
 
-    def _hand_over(self, batch: _Batch) -> None:
+    def _hand_over(self, batch: Batch) -> None:
         if batch.is_claimed():
             batch.described.wait()
         else:
@@ -345,7 +309,7 @@ class StagingRing:
                 entry()  # type: ignore[operator]
 
 
-def _canonical(tensor: Any) -> Any:
+def canonical_on_device(tensor: Any) -> Any:
     """The tensor, or a copy where it is, whose memory is the canonical bytes."""
     tensor = tensor.detach()
     if not tensor.is_contiguous():
@@ -353,34 +317,6 @@ def _canonical(tensor: Any) -> Any:
     if tensor.is_complex() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     return tensor
-
-
-def _viewed(memory: Any, dtype: Any) -> Any:
-    with torch.inference_mode(False):
-        return memory.view(dtype)
-
-
-def _copies_in_the_background(device: Any) -> bool:
-    """Is it the accelerator, which copies into pinned memory while the program goes on?"""
-    if device not in _background:
-        accelerator = (
-            torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        )
-        _background[device] = accelerator is not None and accelerator.type == device.type
-    return _background[device]
-
-
-_background: dict[Any, bool] = {}
-
-
-def _stream(device: Any) -> Any:
-    """What tells the current stream of a device from its others."""
-    if device.type == "cuda":
-        return torch._C._cuda_getCurrentRawStream(device.index)
-    try:
-        return torch.accelerator.current_stream(device).stream_id
-    except (RuntimeError, NotImplementedError):
-        return None  # an accelerator of one stream
 
 
 def _processors() -> int:

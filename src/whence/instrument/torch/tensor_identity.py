@@ -19,6 +19,7 @@ from whence.frameworks import torch_arrays as tensors
 from whence.frameworks.host import memory_at
 from whence.frameworks.torch_arrays import address_of, snapshot
 from whence.frameworks.torch_trees import ObjectSnapshot
+from whence.instrument.call_frames import Looks
 from whence.instrument.session import Content, Form, Origin, Session
 from whence.instrument.torch.dtensor_placement import placement_of
 from whence.instrument.torch.known_tensors import KnownTensors
@@ -72,7 +73,7 @@ class TensorRegistry:
     another way to write it, and hashing the weights for each would cost as much as all the rest.
     find_external: where a parameter's bytes may already lie in the user's checkpoint file. staged:
     send CPU tensors through the ring too. on_error: called with what failed on the ring's thread.
-    busy: called there before anything of the user's may run.
+    busy: called there before anything of the user's may run. looks: of the listener's own code.
     """
 
     def __init__(
@@ -83,21 +84,29 @@ class TensorRegistry:
         staged: bool,
         on_error: Callable[[Exception], None],
         busy: Callable[[], None],
+        looks: Looks,
         remembers: bool = False,
     ) -> None:
         self._session, self._find_external, self._staged = session, find_external, staged
         self._remembers = remembers
-        self.staging = StagedTensors(session, on_error, busy)
+        self.staging = StagedTensors(session, on_error, busy, looks)
         self._live: dict[tuple[Any, ...], SeenTensor] = {}
         self._crowded = _FEW
         self._known = KnownTensors()
 
-    def call(self, call: Call) -> None:
-        """Hand over a finished call, behind its tensors."""
+    def call(self, call: Call, settled: Callable[[Call], Call] | None = None) -> None:
+        """Hand over a finished call, behind its tensors. settled: what it is when these have
+        arrived.
+        """
+
+        def hand_over() -> None:
+            arrived = _resolved(call)
+            self._session.call(arrived if settled is None else settled(arrived))
+
         if self.staging.used:
-            self.staging.emit(lambda: self._session.call(_resolved(call)))
+            self.staging.emit(hand_over)
         else:
-            self._session.call(call)
+            self._session.call(call if settled is None else settled(call))
 
     def prune(self) -> None:
         """Forget tensors that are gone, once as many were seen as were left the last time."""
@@ -164,7 +173,9 @@ class TensorRegistry:
                 return self.unreadable(look.plain, _GRAPH)
             write = functools.partial(self._write, whole, origin, parameter and keep, grows)
             plain, look.plain = look.plain, None  # the program's memory is not to be kept alive
-            seen, arrival = self.staging.record(plain, look, previous, keep, unsettled, write)
+            seen, arrival = self.staging.record(
+                plain, look, previous, keep, unsettled, write, keep or grows is not None
+            )
             self._remember(key, seen)
             if plain is tensor and not (self._remembers or stride or parameter or dtype[0] == "c"):
                 self.staging.know(tensor, seen, whole, form)
@@ -317,6 +328,11 @@ class TensorRegistry:
                 take(host.statistics(tensors.canonical(tensor), dtype)[0])
             return
         self.staging.figures(tensor, dtype, take)
+
+
+def resolved(record: Any) -> int:
+    """The id of a record; of one that was on its way, when it has arrived."""
+    return int(getattr(record, "id", record))
 
 
 def _resolved(call: Call) -> Call:
