@@ -9,11 +9,13 @@ compared all the same.
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from whence.frameworks.torch_arrays import NAMES
@@ -23,7 +25,8 @@ from whence.instrument.torch.compiled_boundary import CompiledCodeGuard
 from whence.instrument.torch.operand_table import layout
 from whence.instrument.torch.program_cache import ProgramWriter
 from whence.instrument.torch.regions import part_of
-from whence.instrument.torch.tensor_identity import TensorRegistry
+from whence.instrument.torch.tensor_content import Pending
+from whence.instrument.torch.tensor_identity import TensorRegistry, resolved
 from whence.instrument.torch.training.gradient_arithmetic import (
     Change,
     ReadBeside,
@@ -38,7 +41,7 @@ from whence.instrument.torch.training.gradient_code import GradientCode
 from whence.instrument.torch.training.gradient_hooks import Gradient
 from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
 from whence.instrument.torch.training.wrapped_functions import WrappedFunctions
-from whence.records import Placement, Program, Ref
+from whence.records import Call, Placement, Program, Ref
 from whence.records.slots import FOUND_INF, GRAD_SCALE, INVERSE_SCALE, READ_BESIDE
 from whence.records.training import GRADIENTS
 
@@ -86,6 +89,13 @@ class _Written(NamedTuple):
     reason: str
 
 
+def _settled(expected: list[tuple[Any, Any]], call: Call) -> Call:
+    """The call, without its program where records that were to be one are two."""
+    if all(resolved(before) == resolved(now) for before, now in expected):
+        return call
+    return msgspec.structs.replace(call, program="", no_program=_UNRECORDED)
+
+
 class GradientChanges:
     """Records what changes gradients before the optimiser takes them."""
 
@@ -103,6 +113,8 @@ class GradientChanges:
         self._left: dict[int, _Left] = {}
         self._now: dict[int, Any] = {}
         self._unknown: set[int] = set()
+        # Records on their way that are one if nothing else changed a gradient.
+        self._expected: list[tuple[Any, Any]] = []
         self._recorded: list[RecordedChange] = []
         self._norm: _Norm | None = None
         self._functions = WrappedFunctions(frames, self.stop_listening, self.listen)
@@ -256,6 +268,7 @@ class GradientChanges:
         self._held.clear()
         self._now.clear()
         self._unknown.clear()
+        self._expected = []
         self._recorded.clear()
         self._norm = None
 
@@ -291,12 +304,14 @@ class GradientChanges:
 
     def _look(self, parameter: Any) -> None:
         """Note whether the gradient is what the last change that was recorded made of it."""
-        left = self._left.get(id(parameter))
-        if (
-            left is None
-            or left.tensor() is not parameter
-            or self._record_of(parameter) != self._now.get(id(parameter), left.record)
-        ):
+        left = self._left_of(parameter)
+        if left is None:
+            self._unknown.add(id(parameter))
+            return
+        before, now = self._now.get(id(parameter), left.record), self._record_of(parameter)
+        if isinstance(now, Pending) or isinstance(before, Pending):
+            self._expected.append((before, now))
+        elif now != before:
             self._unknown.add(id(parameter))
 
     def _left_of(self, parameter: Any) -> _Left | None:
@@ -355,6 +370,7 @@ class GradientChanges:
 
     def _write(self, first: ParameterName, call: _Written, region: Any) -> None:
         session, root = self._session, first.root
+        expected, changes = self._expected, self._recorded
         written, no_program = self._writer.put(call.program, call.reason)
         self._registry.call(
             part_of(
@@ -367,14 +383,11 @@ class GradientChanges:
                 op_type=GRADIENTS,
                 refs=call.refs,
                 placements=call.placements,
-                arguments={
-                    f"{r.what}.{key}": value
-                    for r in self._recorded
-                    for key, value in r.arguments.items()
-                },
+                arguments={f"{r.what}.{k}": v for r in changes for k, v in r.arguments.items()},
                 program=written,
                 no_program=no_program,
-            )
+            ),
+            functools.partial(_settled, expected) if expected and written else None,
         )
 
     def _path(self, identity: int) -> str:
