@@ -257,6 +257,17 @@ def alternatives(current: I64, scores: F64, noise: F64, u: float, limit: int) ->
     return out
 
 
+def by_place(current: I64, scores: F64) -> I64:
+    """`current`, [rows, k], with candidates of equal scores, [rows, n], that stand side by side in
+    the order of their indices.
+    """
+    ranked = np.take_along_axis(scores, current, axis=1)
+    groups = np.zeros(current.shape, np.int64)
+    np.cumsum(ranked[:, 1:] != ranked[:, :-1], axis=1, out=groups[:, 1:])
+    order = np.argsort(groups * scores.shape[1] + current, axis=1, kind="stable")
+    return np.asarray(np.take_along_axis(current, order, axis=1), np.int64)
+
+
 def rearranged(
     current: I64, scores: F64, noise: F64, u: float, wanted: F64, given: F64
 ) -> I64 | None:

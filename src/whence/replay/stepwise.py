@@ -208,9 +208,38 @@ WRITTEN_OUT: dict[str, Callable[[Named], list[Any]]] = {
     "mkldnn_rnn_layer": lstm_layer,
 }
 
+def grouped_product(named: Named) -> list[Any]:
+    """Products of matrices group by group; `offs`, (groups), says where each ends along the axis
+    that is divided: rows of `self`, columns of `mat2`, or, where both are flat, what is summed.
+
+    self (rows, k) and mat2 (groups, k, columns): (rows, columns), zero behind the last group;
+    (groups, rows, k) and (k, columns): (rows, columns); (rows, k) and (k, columns): (groups, rows,
+    columns); both with groups: their products.
+    """
+    a, b = named["self"], named["mat2"]
+    if a.ndim == b.ndim == 3:
+        products = a @ b
+    else:
+        ends = named["offs"].tolist()
+        spans = list(zip([0, *ends], ends, strict=False))
+        if a.ndim == b.ndim:
+            products = torch.stack([a[:, i:j] @ b[i:j] for i, j in spans])
+        elif a.ndim == 2:
+            whole = [a[i:j] @ b[group] for group, (i, j) in enumerate(spans)]
+            whole.append(a.new_zeros(a.shape[0] - ends[-1], b.shape[2]))
+            products = torch.cat(whole)
+        else:
+            whole = [a[group] @ b[:, i:j] for group, (i, j) in enumerate(spans)]
+            whole.append(b.new_zeros(a.shape[1], b.shape[1] - ends[-1]))
+            products = torch.cat(whole, 1)
+    bias = named.get("bias")
+    return [products if bias is None else products + bias]
+
+
 # Operators without a float64 kernel, written out instead; and those of another device.
 WIDE: dict[str, Callable[[Named], list[Any]]] = {
     "mkldnn_rnn_layer": lstm_layer,
+    "_grouped_mm": grouped_product,
     "_scaled_dot_product_flash_attention": attention,
     "_scaled_dot_product_efficient_attention": attention,
     "_scaled_dot_product_cudnn_attention": attention,

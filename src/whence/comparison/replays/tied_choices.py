@@ -106,6 +106,8 @@ class Choosing:
         """
         if self._force(self._known()):
             wide, errors = self._nearer(wide, errors, measure)
+        if max(local.score for local in errors.values()) > 1 and self._force(self._in_place()):
+            wide, errors = self._nearer(wide, errors, measure)
         for _ in range(_PASSES):
             if not self._force(self._seen.shown() or self._seen.proposals()):
                 break
@@ -133,6 +135,14 @@ class Choosing:
             for place, used in self._shared.items()
             if place in seen and seen[place].own.shape == used.shape
         }
+
+    def _in_place(self) -> dict[int, I64]:
+        """Choices with equal scores in the order of their places, as stable sorts and those of GPUs
+        leave them.
+        """
+        seen = self._seen.wide.seen
+        ways = {p: ties.by_place(choice.used, choice.scores) for p, choice in seen.items()}
+        return {p: way for p, way in ways.items() if not np.array_equal(way, seen[p].used)}
 
     def _nearer(
         self, wide: Mapping[str, Array], errors: Figures, measure: Measure
