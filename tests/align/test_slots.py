@@ -1,5 +1,6 @@
 """Which tensor of a call faces which of its partner, for calls of two kinds."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -7,6 +8,7 @@ from handmade import Builder
 from whence.align.calls.tensor_slots import pair_slots
 from whence.readers import Building, ForeignRun
 from whence.readers.figures import with_figures
+from whence.records import Ref
 
 RNG = np.random.default_rng(0)
 X, Y, Q, K, V = RNG.standard_normal((5, 4, 8)).astype(np.float32)
@@ -104,3 +106,20 @@ def test_each_parameter_is_paired_once_and_by_its_usual_name_first(mine, theirs,
         (f"param.{a}", f"param.{b}") for a, b in pairs
     )
     assert sorted(free) == sorted({f"param.{n}" for n in theirs} - {f"param.{b}" for _, b in pairs})
+
+
+def test_a_gradient_is_not_held_against_an_activation_of_its_shape():
+    def backward(slots):
+        call, run = called("module", "ViT", list(slots.values()), Q)
+        named = zip(slots, call.slots("input"), strict=True)
+        refs = tuple(Ref(slot, ref.record) for slot, ref in named)
+        return msgspec.structs.replace(call, phase="backward", refs=refs), run
+
+    call, reference = backward({"input.3:output.0": X, "input.grad.1:input.0": Y})
+    other, target = backward({"input.0:output.0": X, "input.grad.output.0": K})
+    slots, mine, theirs = pair_slots(call, other, reference, target)
+    assert [(s.reference_slot, s.target_slot) for s in slots] == [
+        ("input.3:output.0", "input.0:output.0")
+    ]
+    assert mine == ["input.grad.1:input.0"]
+    assert theirs == ["input.grad.output.0"]

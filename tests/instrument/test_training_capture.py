@@ -382,3 +382,30 @@ def test_a_model_beside_the_one_captured_is_an_input_of_the_loss(tmp_path):
     (loss,) = (c for c in run.calls if c.op == "loss" and c.phase == "forward")
     assert loss.program
     assert sorted(run.records[ref.record].shape for ref in loss.refs) == [(), (3, 2), (3, 2)]
+
+
+class Embeddings(nn.Module):
+    """Parameters of its own, whose sum a child hands on as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.project, self.dropout = nn.Linear(6, 6), nn.Dropout(0.0)
+        self.token, self.places = nn.Parameter(torch.ones(1, 1, 6)), nn.Parameter(torch.ones(6, 6))
+
+    def forward(self, x):
+        x = torch.cat([self.token.expand(len(x), -1, -1), self.project(x)], 1)
+        return self.dropout(x + self.places)
+
+
+def test_gradients_pass_a_child_that_returns_what_it_was_given(tmp_path):
+    torch.manual_seed(0)
+    model = Embeddings().train()
+    x = torch.randn(2, 5, 6)
+    run = captured(tmp_path / "run", model, lambda m: m(x).square().sum().backward())
+    own = [c for c in of_phase(run, "backward") if c.scope == ""]
+    made = {r.slot for c in own for r in c.refs if r.slot.startswith("output.grad.")}
+    assert {"output.grad.param.token", "output.grad.param.places"} <= made
+    for call in own:
+        assert call.no_program == ""
+        for slot, actual, expected in replayed(run, call):
+            assert np.allclose(actual, expected, rtol=1e-6), slot

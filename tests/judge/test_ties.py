@@ -124,3 +124,11 @@ def test_what_is_said_of_a_choice_among_ties(gap, words):
         f"topk chooses differently in 2 of 7 rows ([2], [0, 3]), among scores that tie: {words}"
     )
     assert ties.Choice("topk", 7).of_ties == ""
+
+
+def test_equal_scores_in_the_order_of_their_places():
+    scores = np.array([[2.0, 1.0, 2.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0, 5.0]])
+    chosen = np.array([[4, 0, 2, 3, 1], [4, 3, 2, 1, 0]])
+    assert ties.by_place(chosen, scores).tolist() == [[0, 2, 4, 1, 3], [4, 3, 2, 1, 0]]
+    # Only those that stand side by side are put in order.
+    assert ties.by_place(np.array([[4, 1, 0]]), scores[:1]).tolist() == [[4, 1, 0]]

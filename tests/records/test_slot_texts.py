@@ -60,3 +60,15 @@ def test_the_input_behind_a_mutated_slot():
 def test_a_slot_of_a_child_is_split():
     assert slots.split_child("3:output.0") == (3, "output.0")
     assert slots.split_child("3:4:output.0") == (3, "4:output.0")
+
+
+def test_gradients_stand_for_gradients_of_the_same_owner():
+    family = slots.slot_family
+    assert family("input.0") == "input"
+    assert family("input.grad") == "input"  # what an optimiser takes
+    assert family("input.3:output.0") == "input"
+    assert family("input.grad.output.logits") == family("input.grad.output.0")
+    assert family("input.grad.1:input.0") == family("input.grad.1:input.0.1")
+    assert family("input.grad.1:input.0") != family("input.grad.2:input.0")
+    assert family("output.grad.input.0") != family("output.grad.param.weight")
+    assert family("output.grad.input.0") != family("output")

@@ -239,3 +239,32 @@ def test_self_attention_on_the_fast_path():
     assert recorded.check() == ""
     wide, steps = recorded.run("float64"), recorded.run("float64", stepwise=True)
     np.testing.assert_allclose(steps["output.0"], wide["output.0"], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "of_groups"),
+    [
+        ((24, 16), (3, 16, 8), lambda a, b, i, j, g: a[i:j] @ b[g]),
+        ((3, 8, 16), (16, 24), lambda a, b, i, j, g: a[g] @ b[:, i:j]),
+        ((8, 24), (24, 16), lambda a, b, i, j, g: a[:, i:j] @ b[i:j]),
+        ((3, 8, 16), (3, 16, 8), None),
+    ],
+)
+def test_grouped_products_in_float64_are_torchs_in_float32(a, b, of_groups):
+    torch.manual_seed(0)
+    a, b = (torch.randn(*shape).requires_grad_() for shape in (a, b))
+    ends = torch.tensor([8, 8, 24], dtype=torch.int32) if of_groups else None
+    wide = [x.detach().double().requires_grad_() for x in (a, b)]
+    (product,) = stepwise.grouped_product({"self": wide[0], "mat2": wide[1], "offs": ends})
+    product.square().sum().backward()
+    single = torch._grouped_mm(a, b, ends)
+    single.square().sum().backward()
+    assert product.dtype == torch.float64
+    assert torch.allclose(product.float(), single, atol=1e-5)
+    for one, other in zip(wide, (a, b), strict=True):
+        assert torch.allclose(one.grad.float(), other.grad, atol=1e-4)
+    if of_groups:
+        spans = [(0, 8, 0), (8, 8, 1), (8, 24, 2)]
+        parts = [of_groups(*wide, *span) for span in spans]
+        whole = torch.stack(parts) if a.ndim == b.ndim else torch.cat(parts, int(a.ndim == 3))
+        assert torch.equal(product, whole)

@@ -61,7 +61,7 @@ def backward_program(
     Given gradients that lead to no wanted one are left out, and so is what only they need.
     A tensor that `forward` lacks is left out of the wanted ones. passed_on: an output that is an
     input, handed on as it was, takes part. aliases: slots of inputs that are one tensor with that
-    of another slot.
+    of another slot, an input or what `forward` handed to a child.
     """
     forward = _joined(_merged(forward, aliases))
     results = dict(forward.outputs)
@@ -122,18 +122,21 @@ def read_by(program: Program) -> frozenset[str]:
 
 
 def _merged(program: Program, aliases: Mapping[str, str]) -> Program:
-    """The program with one input in the place of all that are one tensor."""
+    """The program with one tensor in the place of all inputs that are that tensor: another input,
+    or what it handed to a child that returned it.
+    """
     places = {slot: k for k, slot in enumerate(program.inputs)}
+    tensors = dict(program.outputs) | {slot: {"in": k} for slot, k in places.items()}
     merged = {
-        places[slot]: places[first]
+        places[slot]: tensors[first]
         for slot, first in aliases.items()
-        if slot in places and first in places
+        if slot in places and first in tensors
     }
     if not merged:
         return program
 
     def renamed(kind: str, value: Any) -> Any:
-        return {kind: merged.get(value, value) if kind == "in" else value}
+        return merged.get(value, {kind: value}) if kind == "in" else {kind: value}
 
     return msgspec.structs.replace(
         program,

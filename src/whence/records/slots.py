@@ -68,6 +68,20 @@ def slot_kind(text: str) -> str:
     return text.partition(".")[0]
 
 
+_GRADIENTS = ("input.grad.", "output.grad.")
+
+
+@_remember
+def slot_family(text: str) -> str:
+    """What a slot shares with those of its call that may stand for it under another name: its kind,
+    and of a gradient also whose it is, of the call's own inputs and outputs or of which child's.
+    """
+    if not text.startswith(_GRADIENTS):
+        return slot_kind(text)
+    kind, gradient, owner = text.split(".", 2)
+    return f"{kind}.{gradient}.{owner.partition(':')[0] if ':' in owner else slot_kind(owner)}"
+
+
 def slot_of_kind(text: str, kind: SlotKind) -> str:
     """The slot of another kind with the same name: the input that "mutated.0" was written to."""
     return f"{kind}{text[len(slot_kind(text)) :]}"

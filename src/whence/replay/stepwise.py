@@ -208,6 +208,7 @@ WRITTEN_OUT: dict[str, Callable[[Named], list[Any]]] = {
     "mkldnn_rnn_layer": lstm_layer,
 }
 
+
 def grouped_product(named: Named) -> list[Any]:
     """Products of matrices group by group; `offs`, (groups), says where each ends along the axis
     that is divided: rows of `self`, columns of `mat2`, or, where both are flat, what is summed.

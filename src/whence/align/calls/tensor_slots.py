@@ -9,7 +9,7 @@ import msgspec
 from whence import dtypes
 from whence.align.calls.sequence_alignment import best_in_order
 from whence.records import Call, Record, Ref, Run
-from whence.records.slots import input_name, is_input, slot_kind
+from whence.records.slots import input_name, is_input, slot_family
 from whence.results import SlotPair
 
 # Names of one parameter in different frameworks.
@@ -119,7 +119,7 @@ def _is_float(record: Record) -> bool:
 
 
 def _kind(ref: Ref) -> str:
-    return slot_kind(ref.slot)
+    return slot_family(ref.slot)
 
 
 def _matched(

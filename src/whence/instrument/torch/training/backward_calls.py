@@ -230,7 +230,8 @@ def _aliases(call: ForwardCall) -> dict[str, str]:
     aliases: dict[str, str] = {}
     pairs = [*call.inputs]
     for place, child in enumerate(call.children):
-        pairs += [(f"{place}:{slot}", edge) for slot, edge in (child.outputs if child else ())]
+        if child is not None:
+            pairs += [(f"{place}:{slot}", edge) for slot, edge in (*child.inputs, *child.outputs)]
     for slot, edge in pairs:
         if first.setdefault(edge, slot) != slot:
             aliases[slot] = first[edge]

@@ -21,4 +21,3 @@ class Wide(Arithmetic):
             named = dict(zip(("self", "mat2", "offs", "bias"), args, strict=False))
             return stepwise.grouped_product(named | (kwargs or {}))[0]
         return super().__torch_dispatch__(func, types, args, kwargs)
-
