@@ -106,19 +106,17 @@ class Choosing:
         """
         if self._force(self._known()):
             wide, errors = self._nearer(wide, errors, measure)
-        if max(local.score for local in errors.values()) > 1 and self._force(self._in_place()):
+        if _worst(errors) > 1 and self._force(self._in_place()):
             wide, errors = self._nearer(wide, errors, measure)
         for _ in range(_PASSES):
             if not self._force(self._seen.shown() or self._seen.proposals()):
                 break
             wide, errors = self._nearer(wide, errors, measure)
-        if max(local.score for local in errors.values()) > 1 and self._force(
-            self._seen.proposals() | self._seen.shown()
-        ):
+        if _worst(errors) > 1 and self._force(self._seen.proposals() | self._seen.shown()):
             wide, errors = self._nearer(wide, errors, measure)
-        if max(local.score for local in errors.values()) > 1:
+        if _worst(errors) > 1:
             wide, errors = self._follow_rows(wide, errors, measure)
-        if max(local.score for local in errors.values()) > 1:
+        if _worst(errors) > 1:
             wide, errors = self._follow_hidden(wide, errors, measure)
         self._shared.update(
             (place, choice.used)
@@ -395,10 +393,14 @@ def settled(
     )
 
 
+def _worst(figures: Figures) -> float:
+    return max(local.score for local in figures.values())
+
+
 def _badness(figures: Figures) -> tuple[float, float, float]:
     """The order of figures: by score, number of wrong elements, size of the error."""
     return (
-        max(local.score for local in figures.values()),
+        _worst(figures),
         sum(local.integer_mismatch + local.mismatch for local in figures.values()),
         max(local.rho for local in figures.values()),
     )
