@@ -1470,7 +1470,7 @@ def describe_many(table, rows, words, counts, figures):
 
 HASH_BLOCK = 1024
 """Bytes that XXH3 takes in between two scrambles of its accumulators."""
-UNIT_BYTES = 8 * HASH_BLOCK
+UNIT_BYTES = 32 * HASH_BLOCK
 """Of a content that a device describes by itself, in one row of `UNIT`."""
 UNIT = (
     *("nan", "inf", "zero", "checksum"),
@@ -1520,10 +1520,10 @@ def join_units(table, rows, words, counts, figures):
         s = 0.0
         m2 = 0.0
         finite = 0
-        for u in range((n + 8191) // 8192):
+        for u in range((n + 32767) // 32768):
             c = p_u64(base + 96 * u)
             f = p_f64(base + 96 * u)
-            m = (min(8192, n - 8192 * u)) // _itemsize(code) - np.int64(c[0] + c[1])
+            m = min(32768, n - 32768 * u) // _itemsize(code) - np.int64(c[0] + c[1])
             for i in range(4):
                 whole[7 * r + 3 + i] += c[i]
             if m == 0:

@@ -119,10 +119,12 @@ def test_what_is_looked_at_later_is_looked_at_before_the_program_goes_on():
 def test_more_than_one_table_holds(monkeypatch):
     monkeypatch.setattr(device_figures, "TABLE_ROWS", 3)
     monkeypatch.setattr(device_figures, "PIECE", 1)
-    tensors = [torch.randn(n) for n in (5000, 300, 3, 6000, 2000, 4000)]
+    device_figures._layout.cache_clear()
+    tensors = [torch.randn(n) for n in (15_000, 300, 3, 16_000, 2000, 10_000)]
     got = read(tensors, ["float32"] * 6, Looks())
     assert [d for d, _ in got] == [host.digest(torch_arrays.canonical(t)) for t in tensors]
-    assert device_figures.layout(torch.zeros(9000), "float32") is None
+    assert device_figures.layout(torch.zeros(25_000), "float32") is None
+    device_figures._layout.cache_clear()
 
 
 @pytest.mark.parametrize("use", [infer, infer_inference_mode, train, hand_on])

@@ -114,10 +114,9 @@ class Choosing:
             wide, errors = self._nearer(wide, errors, measure)
         if _worst(errors) > 1 and self._force(self._seen.proposals() | self._seen.shown()):
             wide, errors = self._nearer(wide, errors, measure)
-        if _worst(errors) > 1:
-            wide, errors = self._follow_rows(wide, errors, measure)
-        if _worst(errors) > 1:
-            wide, errors = self._follow_hidden(wide, errors, measure)
+        for follow in (self._follow_rows, self._follow_hidden):
+            if _worst(errors) > 1:
+                wide, errors = follow(wide, errors, measure)
         self._shared.update(
             (place, choice.used)
             for place, choice in self._seen.wide.seen.items()
@@ -135,12 +134,9 @@ class Choosing:
         }
 
     def _in_place(self) -> dict[int, I64]:
-        """Choices with equal scores in the order of their places, as stable sorts and those of GPUs
-        leave them.
-        """
+        """Choices with equal scores in the order of their places, as stable sorts leave them."""
         seen = self._seen.wide.seen
-        ways = {p: ties.by_place(choice.used, choice.scores) for p, choice in seen.items()}
-        return {p: way for p, way in ways.items() if not np.array_equal(way, seen[p].used)}
+        return {place: ties.by_place(choice.used, choice.scores) for place, choice in seen.items()}
 
     def _nearer(
         self, wide: Mapping[str, Array], errors: Figures, measure: Measure
@@ -386,11 +382,9 @@ def settled(
     )
     first = choosing.wide()
     measured = measure(first)
-    return (
-        choosing.figures(first, measured, measure)[1]
-        if measured.keys() == errors.keys()
-        else errors
-    )
+    if measured.keys() != errors.keys():
+        return errors
+    return choosing.figures(first, measured, measure)[1]
 
 
 def _worst(figures: Figures) -> float:

@@ -1,5 +1,5 @@
 """Digests and figures of device tensors whose elements nobody wants: a kernel reads them where they
-lie, and leaves a fifteenth of their bytes in pinned memory.
+lie, and leaves a sixteenth of their bytes in pinned memory.
 
 Where the kernel cannot run, tensors are copied to the host and described there (`staging`).
 """
@@ -7,8 +7,8 @@ Where the kernel cannot run, tensors are copied to the host and described there 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -16,20 +16,29 @@ import torch
 from whence import dtypes
 from whence.frameworks import host
 
-PIECE = 64
+COLUMNS = ("address", "nbytes", "code", "size", "out", "first", "end")
+"""Of the table that the kernel reads: where a content lies, its bytes, kernel code (-1: no figures)
+and size of an element, where results go (as `join_units` reads them), and which of its units are
+meant. A content of fewer than DIGEST_BYTES is copied to `out` as it is.
+"""
+PIECE = 16
 """Units of a content that one row of a table means: 512 KB."""
 TABLE_ROWS = 1 << 12
 """Of one batch."""
 _FLOAT64 = dtypes.DTYPES["float64"].code
 """Its squares may leave the range of float64, and are then taken anew, from the elements."""
 _ALIGNED = 8
-_OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
+_OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 class Layout(NamedTuple):
-    """What reading one tensor leaves. nbytes: of the results. pieces: rows of the table."""
+    """How contents of one size and dtype are read. nbytes: of the results; code: of the kernels, -1
+    where no figures are wanted; units: of the content; pieces: rows of the table.
+    """
 
     nbytes: int
+    code: int
+    units: int
     pieces: int
 
 
@@ -38,75 +47,107 @@ def layout(tensor: Any, dtype: str) -> Layout | None:
 
     dtype: of the figures that are wanted, "" for none.
     """
-    nbytes = tensor.nbytes
-    if not nbytes or (dtype and dtypes.DTYPES[dtype].code in (-1, _FLOAT64)):
+    found = _layout(tensor.nbytes, dtype)
+    if found is None or (found.nbytes >= host.DIGEST_BYTES and tensor.data_ptr() % _ALIGNED):
         return None
-    if nbytes < host.DIGEST_BYTES:
-        return Layout(nbytes, 1)
+    return found
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _layout(nbytes: int, dtype: str) -> Layout | None:
+    code = dtypes.DTYPES[dtype].code if dtype else -1
     units = -(-nbytes // host.UNIT_BYTES)
     pieces = -(-units // PIECE)
-    if tensor.data_ptr() % _ALIGNED or pieces > TABLE_ROWS:
+    if not nbytes or pieces > TABLE_ROWS or (dtype and code in (-1, _FLOAT64)):
         return None
-    return Layout(host.units_bytes(nbytes, dtype), pieces)
+    if nbytes < host.DIGEST_BYTES:
+        return Layout(nbytes, code, 1, 1)
+    return Layout(host.units_bytes(nbytes, dtype), code, units, pieces)
 
 
-def rows(tensor: Any, dtype: str, out: int) -> list[tuple[int, ...]]:
-    """The rows of the table that mean a tensor, as `device_kernel.COLUMNS`. out: address of its
-    results.
+def add_rows(rows: list[int], tensor: Any, how: Layout, out: int) -> None:
+    """Add the rows of the table that mean a tensor, one number of `COLUMNS` after the other. out:
+    address of its results.
     """
-    nbytes, address = tensor.nbytes, tensor.data_ptr()
-    code = dtypes.DTYPES[dtype].code if dtype else -1
-    content = (address, nbytes, code, tensor.element_size(), out)
-    units = -(-nbytes // host.UNIT_BYTES)
-    return [(*content, first, min(first + PIECE, units)) for first in range(0, units, PIECE)]
+    content = tensor.data_ptr(), tensor.nbytes, how.code, tensor.element_size(), out
+    if how.pieces == 1:
+        rows.extend((*content, 0, how.units))
+        return
+    for first in range(0, how.units, PIECE):
+        rows.extend((*content, first, min(first + PIECE, how.units)))
 
 
 class DeviceReader:
     """Launches the kernel on devices that can run it."""
 
     def __init__(self) -> None:
-        self._kernel: Any = None
-        self._secrets: dict[Any, Any] = {}
+        # By device, None where it cannot: the kernel as it was compiled for it, and the words that
+        # it needs there.
+        self._ready: dict[Any, tuple[Any, Any] | None] = {}
+        self._programs = 0
         self.problem = ""
 
     def reads(self, device: Any) -> bool:
         """Can tensors of this device be read where they lie? If not, and they might have been,
         `problem` says why.
         """
-        if device not in self._secrets:
-            self._secrets[device] = self._prepared(device) if _may_read(device) else None
-        return self._secrets[device] is not None
+        if device not in self._ready:
+            self._ready[device] = self._prepared(device) if _may_read(device) else None
+        return self._ready[device] is not None
 
-    @contextlib.contextmanager
-    def launched(self, device: Any, stream: Any, table: int, count: int) -> Iterator[None]:
-        """Read what `count` rows of int64 at an address mean, behind the work of a stream. In the
-        block, that stream is the current one.
+    def launch(self, device: Any, stream: Any, table: int, count: int) -> None:
+        """Read what `count` rows of int64 at an address mean, behind the work of a stream of the
+        current device.
         """
-        secret, programs = self._secrets[device], self._kernel.PROGRAMS
-        with _current(device, stream):
-            self._kernel.read_units[count, programs](table, secret, programs=programs, **_OPTIONS)
-            yield
+        kernel, secret = self._ready[device]  # type: ignore[misc]
+        if stream is None:  # of the interpreter
+            kernel[count, self._programs](table, secret, len(COLUMNS), self._programs)
+        else:
+            arguments = table, secret, len(COLUMNS), self._programs
+            kernel[count, self._programs, 1](*arguments, stream=stream)
 
-    def _prepared(self, device: Any) -> Any:
-        """The words that the kernel needs on a device, after it ran there once."""
+    def _prepared(self, device: Any) -> tuple[Any, Any] | None:
+        """The kernel and the words that it needs on a device, after it ran there once."""
         try:
             host.load_units()
             from whence.instrument.torch import device_kernel
 
-            self._kernel = device_kernel
+            self._programs = programs = device_kernel.PROGRAMS
+            on_host = device.type == "cpu"
             with torch.inference_mode(False):
                 words = torch.from_numpy(host.SECRET_WORDS.view("int64").copy()).to(device)
-                pinned = device.type != "cpu"
-                table = torch.zeros((1, len(device_kernel.COLUMNS)), dtype=torch.int64)
-                table = table.pin_memory() if pinned else table
-            self._secrets[device] = words.view(torch.uint64)
-            with self.launched(device, stream_of(device), table.data_ptr(), 1):
-                if pinned:
-                    torch.accelerator.synchronize(device)
+                table = torch.zeros(len(COLUMNS), dtype=torch.int64)
+            secret = words.view(torch.uint64)
+            if on_host:
+                return device_kernel.read_units, secret
+            table = table.pin_memory()
+            with torch.cuda.device(device):
+                kernel = device_kernel.read_units[1, programs](
+                    table.data_ptr(), secret, len(COLUMNS), programs, **_OPTIONS
+                )
+                # As `launch` does it: past what Triton asks of the arguments of every call.
+                arguments = table.data_ptr(), secret, len(COLUMNS), programs
+                kernel[1, programs, 1](*arguments, stream=stream_of(device))
+                torch.cuda.current_stream(device).synchronize()
         except Exception as error:  # noqa: BLE001 - whatever Triton raises where it cannot compile
             self.problem = f"{type(error).__name__}: {error}".splitlines()[0]
             return None
-        return self._secrets[device]
+        return kernel, secret
+
+
+def is_current(device: Any, stream: Any) -> bool:
+    """Is it the current stream of the current device?"""
+    if device.type != "cuda":
+        return True
+    return bool(torch.cuda.current_device() == device.index) and bool(stream_of(device) == stream)
+
+
+def made_current(device: Any, stream: Any) -> contextlib.AbstractContextManager[Any]:
+    """Makes a stream the current one, and its device the current device."""
+    on_stream: contextlib.AbstractContextManager[Any] = torch.cuda.stream(
+        torch.cuda.ExternalStream(stream, device)
+    )
+    return on_stream
 
 
 def stream_of(device: Any) -> Any:
@@ -128,15 +169,3 @@ def _may_read(device: Any) -> bool:
     if triton.knobs.runtime.interpret:
         return bool(device.type == "cpu")
     return bool(device.type == "cuda" and torch.version.hip is None)
-
-
-def _current(device: Any, stream: Any) -> contextlib.AbstractContextManager[Any]:
-    """Makes a stream the current one, if it is not."""
-    if device.type != "cuda":
-        return contextlib.nullcontext()
-    if torch.cuda.current_device() == device.index and stream_of(device) == stream:
-        return contextlib.nullcontext()
-    on_stream: contextlib.AbstractContextManager[Any] = torch.cuda.stream(
-        torch.cuda.ExternalStream(stream, device)
-    )
-    return on_stream

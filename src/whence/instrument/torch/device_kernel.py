@@ -1,8 +1,8 @@
 """The kernel that reads tensors where they lie on a device: what digest and figures need of them.
 
 XXH3 is a chain over blocks of 1024 bytes, but what a block adds to its eight accumulators depends
-on its bytes alone. So the device sums these up, and the figures of every unit of eight blocks; the
-host, which gets a fifteenth of the bytes, ends the chain and joins the figures
+on its bytes alone. So the device sums these up, and the figures of every unit of 32; the host,
+which gets a sixteenth of the bytes, ends the chain and joins the figures
 (`_kernels.join_units`). Written in Triton: a program reads a unit at a time, as 64-bit words that
 hold elements.
 """
@@ -16,15 +16,9 @@ from whence.frameworks import host
 
 PROGRAMS = 16
 """Of one row of the table: each takes every sixteenth unit."""
-COLUMNS = ("address", "nbytes", "code", "size", "out", "first", "end")
-"""Of the table: where a content lies, its bytes, kernel code (-1: no figures) and size of an
-element, where results go (as `join_units` reads them), and which of its units are meant. A content
-of fewer than DIGEST_BYTES is copied to `out` as it is.
-"""
-
-_COLUMNS = tl.constexpr(len(COLUMNS))
 _SHORT = tl.constexpr(host.DIGEST_BYTES)
 _BLOCK = tl.constexpr(host.HASH_BLOCK)
+_STEP = tl.constexpr(4 * host.HASH_BLOCK)
 _UNIT = tl.constexpr(host.UNIT_BYTES)
 _ROW = tl.constexpr(len(host.UNIT))
 
@@ -58,44 +52,57 @@ def _value(bits, code, unused):
 
 
 @triton.jit
-def _describe(words, at, n, code, size, row):
-    """Write the figures of one unit. at: where each word begins in the content of n bytes; size: of
-    an element.
-    """
-    unused = (64 - 8 * size).to(tl.uint64)
-    none = tl.zeros_like(words).to(tl.float64)
+def _words(data, at, n):
+    """The words at these bytes of a content of n, 0 behind its end."""
+    return tl.load(data + (at >> 3), mask=at < n, other=0)
+
+
+@triton.jit
+def _describe(data, unit, n, code, size, row):
+    """Write the figures of one unit. size: of an element; row: address of the figures."""
+    bits = (8 * size).to(tl.uint64)
+    unused = 64 - bits
+    steps = tl.arange(0, _STEP // 8).to(tl.int64) * 8
+    first = unit * _UNIT
+    end = tl.minimum(first + _UNIT, n)
+    check = tl.zeros_like(steps).to(tl.uint64)
+    nan, inf, zero = tl.zeros_like(steps), tl.zeros_like(steps), tl.zeros_like(steps)
+    none = steps.to(tl.float64) * 0.0
     least, most = none + float("inf"), none - float("inf")
     total, squares, absolute, cube, fourth = none, none, none, none, none
-    check = tl.zeros_like(words)
-    nan, inf, zero = tl.zeros_like(at), tl.zeros_like(at), tl.zeros_like(at)
-    for k in range(8 // size):
-        bits = (words >> (k * 8 * size).to(tl.uint64)) << unused >> unused
-        is_there = at + k * size < n
-        x = _value(bits, code, unused)
-        is_inf = (tl.abs(x) == float("inf")) & is_there
-        is_nan = (x != x) & is_there
-        counts = is_there & (is_inf == 0) & (is_nan == 0)
-        nan += is_nan.to(tl.int64)
-        inf += is_inf.to(tl.int64)
-        zero += ((x == 0) & is_there).to(tl.int64)
-        check += tl.where(is_there, _mixed(bits), 0)
-        least = tl.minimum(least, tl.where(counts, x, float("inf")))
-        most = tl.maximum(most, tl.where(counts, x, float("-inf")))
-        x = tl.where(counts, x, 0.0)
-        total += x
-        squares += x * x
-        absolute += tl.abs(x)
-        cube += x * x * x
-        fourth += (x * x) * (x * x)
+    for start in range(first, end, _STEP):
+        at = start + steps
+        words = _words(data, at, n)
+        for k in range(8 // size):
+            pattern = (words >> (k * bits)) << unused >> unused
+            is_there = at + k * size < n
+            x = _value(pattern, code, unused)
+            is_inf = (tl.abs(x) == float("inf")) & is_there
+            is_nan = (x != x) & is_there
+            counts = is_there & (is_inf == 0) & (is_nan == 0)
+            nan += is_nan.to(tl.int64)
+            inf += is_inf.to(tl.int64)
+            zero += ((x == 0) & is_there).to(tl.int64)
+            check += tl.where(is_there, _mixed(pattern), 0)
+            least = tl.minimum(least, tl.where(counts, x, float("inf")))
+            most = tl.maximum(most, tl.where(counts, x, float("-inf")))
+            x = tl.where(counts, x, 0.0)
+            total += x
+            squares += x * x
+            absolute += tl.abs(x)
+            cube += x * x * x
+            fourth += (x * x) * (x * x)
     unit_nan, unit_inf, unit_total = tl.sum(nan, 0), tl.sum(inf, 0), tl.sum(total, 0)
-    finite = tl.minimum(n - tl.min(at, 0), _UNIT) // size - unit_nan - unit_inf
+    finite = (end - first) // size - unit_nan - unit_inf
     mean = unit_total / tl.maximum(finite, 1).to(tl.float64)
     deviations = none
-    for k in range(8 // size):
-        bits = (words >> (k * 8 * size).to(tl.uint64)) << unused >> unused
-        x = _value(bits, code, unused)
-        gap = tl.where((at + k * size < n) & (tl.abs(x) < float("inf")), x - mean, 0.0)
-        deviations += gap * gap
+    for start in range(first, end, _STEP):
+        at = start + steps
+        words = _words(data, at, n)
+        for k in range(8 // size):
+            x = _value((words >> (k * bits)) << unused >> unused, code, unused)
+            gap = tl.where((at + k * size < n) & (tl.abs(x) < float("inf")), x - mean, 0.0)
+            deviations += gap * gap
     counted = row.to(tl.pointer_type(tl.int64))
     tl.store(counted, unit_nan)
     tl.store(counted + 1, unit_inf)
@@ -121,29 +128,34 @@ def _copy(source, destination, n, most: tl.constexpr):
 
 
 @triton.jit
-def _hash(words, at, data, n, out, unit, secret):
-    """Write what the whole stripes of each block of one unit add to the accumulators."""
-    i = tl.arange(0, _UNIT // 8)
-    other = data + ((at >> 3) ^ 1)
-    counts = at // 64 < (n - 1) // 64
-    swapped = tl.load(other, mask=counts, other=0)
-    key = words ^ tl.load(secret + ((i >> 3) & 15) + (i & 7))
-    added = tl.where(counts, swapped + (key & 0xFFFFFFFF) * (key >> 32), 0)
-    sums = tl.sum(tl.reshape(added, (_UNIT // _BLOCK, _BLOCK // 64, 8)), 1)
-    block = unit * (_UNIT // _BLOCK) + tl.arange(0, _UNIT // _BLOCK)
-    place = out.to(tl.pointer_type(tl.uint64)) + 8 + 8 * block[:, None] + tl.arange(0, 8)[None, :]
-    tl.store(place, sums, mask=(block <= (n - 1) // _BLOCK)[:, None])
+def _hash(data, unit, n, sums, secret):
+    """Write what the whole stripes of each block of one unit add to the accumulators. sums: address
+    of those of the first block.
+    """
+    i = tl.arange(0, _STEP // 8)
+    secrets = tl.load(secret + ((i >> 3) & 15) + (i & 7))
+    first = unit * _UNIT
+    for start in range(first, tl.minimum(first + _UNIT, n), _STEP):
+        at = start + i.to(tl.int64) * 8
+        counts = at // 64 < (n - 1) // 64
+        swapped = tl.load(data + ((at >> 3) ^ 1), mask=counts, other=0)
+        key = _words(data, at, n) ^ secrets
+        added = tl.where(counts, swapped + (key & 0xFFFFFFFF) * (key >> 32), 0)
+        blocks = tl.sum(tl.reshape(added, (_STEP // _BLOCK, _BLOCK // 64, 8)), 1)
+        block = start // _BLOCK + tl.arange(0, _STEP // _BLOCK)
+        place = sums.to(tl.pointer_type(tl.uint64)) + 8 * block[:, None] + tl.arange(0, 8)[None, :]
+        tl.store(place, blocks, mask=(block <= (n - 1) // _BLOCK)[:, None])
 
 
 @triton.jit(do_not_specialize=["table"])
-def read_units(table, secret, programs: tl.constexpr):
+def read_units(table, secret, columns: tl.constexpr, programs: tl.constexpr):
     """Read what the rows of a table mean: (rows, programs) of it.
 
-    table: address of rows of int64 as `COLUMNS`; each address must be readable by the device, that
-    of a content of at least DIGEST_BYTES divisible by 8. secret: the first words of
-    `_kernels.SECRET_WORDS`, on the device.
+    table: address of rows of int64 as `device_figures.COLUMNS`; each address must be readable by
+    the device, that of a content of at least DIGEST_BYTES divisible by 8. secret: the first words
+    of `_kernels.SECRET_WORDS`, on the device.
     """
-    row = table.to(tl.pointer_type(tl.int64)) + _COLUMNS * tl.program_id(0)
+    row = table.to(tl.pointer_type(tl.int64)) + columns * tl.program_id(0)
     address, n, code, size = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
     out, first, end = tl.load(row + 4), tl.load(row + 5), tl.load(row + 6)
     program = tl.program_id(1)
@@ -154,10 +166,9 @@ def read_units(table, secret, programs: tl.constexpr):
         if (program == 0) & (first == 0):
             _copy(address + n - 64, out, 64, 64)
         data = address.to(tl.pointer_type(tl.uint64))
-        rows = out + 64 + 64 * ((n - 1) // _BLOCK + 1)
+        sums = out + 64
+        rows = sums + 64 * ((n - 1) // _BLOCK + 1)
         for unit in range(first + program, end, programs):
-            at = unit * _UNIT + 8 * tl.arange(0, _UNIT // 8).to(tl.int64)
-            words = tl.load(data + (at >> 3), mask=at < n, other=0)
-            _hash(words, at, data, n, out, unit, secret)
+            _hash(data, unit, n, sums, secret)
             if code >= 0:
-                _describe(words, at, n, code, size, rows + 8 * _ROW * unit)
+                _describe(data, unit, n, code, size, rows + 8 * _ROW * unit)

@@ -135,7 +135,8 @@ class StagingRing:
             out = batch.chunk.address + batch.end
             batch.end += (layout.nbytes + _ALIGNED - 1) & -_ALIGNED
             key = tensor.device, stream_of(tensor.device)
-            batch.unread.setdefault(key, []).extend(device_figures.rows(tensor, dtype, out))
+            device_figures.add_rows(batch.unread.setdefault(key, []), tensor, layout, out)
+            batch.rows += layout.pieces
             batch.read_soon.append(tensor)
             batch.entries.append(Arrival(out, tensor.nbytes, dtype, None, arrived))
             batch.nbytes += layout.nbytes

@@ -4,6 +4,7 @@ described in one call.
 
 from __future__ import annotations
 
+import array
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -52,6 +53,7 @@ class Chunk:
         self._views: dict[Any, Any] = {}
         self._events: dict[Any, Any] = {}
         self._table: Any = None
+        self._table_address = 0
 
     def copy(self, tensor: Any, offset: int, events: dict[Any, Any]) -> tuple[int, Any]:
         """Copy a tensor, detached and canonical, to `offset`: (address, the copy). events: gets
@@ -77,22 +79,20 @@ class Chunk:
         event.record()
         events[key] = event
 
-    def write_rows(self, first: int, rows: list[tuple[int, ...]]) -> int:
-        """Write rows of int64 behind `first` others: their address. At most
-        `device_figures.TABLE_ROWS` in all.
-        """
-        width = len(rows[0])
+    def write_rows(self, first: int, rows: list[int]) -> int:
+        """Write numbers of the table behind `first` others: their address."""
         if self._table is None:
             with torch.inference_mode(False):
-                self._table = torch.empty(
-                    (device_figures.TABLE_ROWS, width),
+                table = torch.empty(
+                    device_figures.TABLE_ROWS * len(device_figures.COLUMNS),
                     dtype=torch.int64,
                     device="cpu",
                     pin_memory=self._memory.is_pinned(),
-                ).numpy()
-        part = self._table[first : first + len(rows)]
-        part[:] = rows
-        return int(part.ctypes.data)
+                )
+            self._table = memoryview(table.numpy()).cast("B").cast("q")
+            self._table_address = table.data_ptr()
+        self._table[first : first + len(rows)] = array.array("q", rows)
+        return int(self._table_address + 8 * first)
 
 
 class Batch:
@@ -105,10 +105,10 @@ class Batch:
         self.entries: list[Arrival | Callable[[], None]] = []
         self.events: dict[Any, Any] = {}
         self.nbytes = self.end = 0
-        # Of the tables that a device reads: written, and of tensors that are yet to be read, with
-        # these tensors.
-        self.rows = 0
-        self.unread: dict[tuple[Any, Any], list[tuple[int, ...]]] = {}
+        # Of the tables that a device reads: rows in all, numbers that are written, and those of
+        # tensors that are yet to be read, with these tensors.
+        self.rows = self.written = 0
+        self.unread: dict[tuple[Any, Any], list[int]] = {}
         self.read_soon: list[Any] = []
         self.sealed = False
         self.described = threading.Event()
@@ -117,8 +117,7 @@ class Batch:
 
     def has_room(self, nbytes: int, rows: int = 0) -> bool:
         """Does a tensor fit behind the others, and so many rows of a table?"""
-        rows += self.rows + sum([len(r) for r in self.unread.values()])
-        return rows <= device_figures.TABLE_ROWS and (
+        return self.rows + rows <= device_figures.TABLE_ROWS and (
             self.chunk is None or self.end + nbytes <= self.chunk.nbytes
         )
 
@@ -126,13 +125,20 @@ class Batch:
         """Have the device read what it was to read."""
         unread, self.unread = self.unread, {}
         for (device, stream), rows in unread.items():
-            assert self.chunk is not None
-            table = self.chunk.write_rows(self.rows, rows)
-            self.rows += len(rows)
-            with reader.launched(device, stream, table, len(rows)):
-                if copies_in_the_background(device):
-                    self.chunk.mark(device, stream, self.events)
+            if device_figures.is_current(device, stream):
+                self._launch(reader, device, stream, rows)
+            else:
+                with device_figures.made_current(device, stream):
+                    self._launch(reader, device, stream, rows)
         self.read_soon.clear()
+
+    def _launch(self, reader: DeviceReader, device: Any, stream: Any, rows: list[int]) -> None:
+        assert self.chunk is not None
+        table = self.chunk.write_rows(self.written, rows)
+        self.written += len(rows)
+        reader.launch(device, stream, table, len(rows) // len(device_figures.COLUMNS))
+        if copies_in_the_background(device):
+            self.chunk.mark(device, stream, self.events)
 
     def is_claimed(self) -> bool:
         """Is another thread describing it? If not, the one that asks is from now on."""
