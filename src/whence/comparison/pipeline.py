@@ -20,6 +20,7 @@ from whence.comparison.verdicts import (
     compiled_kernels,
     gradient_flow,
     loss_scale,
+    met_again,
     operator_forms,
     random_draws,
     returned_shapes,
@@ -77,6 +78,8 @@ STAGES: tuple[Stage, ...] = (
     lambda verdicts, c: random_draws.judged(verdicts, c.paired),
     # Losses whose other scale is taken out again.
     lambda verdicts, c: loss_scale.undone(verdicts, c.paired),
+    # Parameters that code before a step changes as the step of the other run does.
+    lambda verdicts, c: met_again.withdrawn(verdicts, c.paired),
     # Tensors through which a gradient flows in one run only.
     lambda verdicts, c: gradient_flow.stopped(verdicts, c.paired),
     # A module whose parameters the checkpoint lacks.
