@@ -294,9 +294,13 @@ class _Calls:
         """Records without rounding that the caller chose, and no call made."""
         columns = self._columns
         records = self._root_inputs()
-        is_made = np.array([is_written(n) for n in self._names])[columns["ref_slot"]]
         exact = records[self._is_exact()[columns["dtype"][records]]]
-        return np.setdiff1d(exact, columns["ref_record"][is_made])
+        if not exact.size:
+            return exact
+        written = np.array([is_written(n) for n in self._names])[columns["ref_slot"]]
+        is_made = np.zeros(columns["dtype"].size, bool)
+        is_made[columns["ref_record"][written]] = True
+        return exact[~is_made[exact]]
 
 
 def _has_a_slot_twice(refs_at: Column, slots: Column) -> bool:
