@@ -1,7 +1,7 @@
 """What engines make of a comparison of much data that differs: one worker against several, the
 answers byte for byte, and a worker that is killed in the middle.
 
-    python benchmarks/engines.py [--gb 4] [--workers 2] [--rounds 3] [--engine NAME ...] [--json FILE]
+    python benchmarks/engines.py [--gb 4] [--workers 2] [--rounds 3] [--engine NAME ...]
 
 Two runs of float32 tensors of 8 MB that differ in rounding, --gb of both together. Every engine
 compares them with one worker and with --workers, in turn, --rounds times; the pages of the runs are

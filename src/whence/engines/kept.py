@@ -2,7 +2,8 @@
 where it was.
 
 The first line says what the comparison is of; every further one holds a task's key, the digest of
-its result and the result. The file comes with the first finished task. Lines are only appended. A last line that was cut off is dropped.
+its result and the result. The file comes with the first finished task. Lines are only appended. A
+last line that was cut off is dropped.
 """
 
 from __future__ import annotations

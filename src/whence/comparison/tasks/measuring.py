@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from whence import _kernels, metrics
+from whence import _kernels, extras, metrics
 from whence.comparison.options import CompareOptions
 from whence.comparison.tasks.sources import Source, Sources, opened
 from whence.dtypes import DTYPES, Array, DType
@@ -51,6 +53,8 @@ _Results = list[Measured | str]
 def perform(payload: bytes) -> bytes:
     """Measure the pairs of a task, in a worker."""
     work = msgspec.msgpack.decode(payload, type=_Work)
+    if work.kernels is not None:
+        _compile_elsewhere()
     reference, target = opened(work.reference), opened(work.target)
     results: dict[int, Measured | str] = {}
     readable: list[int] = []
@@ -205,10 +209,9 @@ def _parts(members: Sequence[tuple[_Pair, Key]]) -> Iterator[list[tuple[_Pair, K
 
 def _passes(pairs: Sequence[_Pair], tier: str) -> list[Kernels | None]:
     """The passes that each pair gets where all are measured in one process."""
-    try:
-        _kernels.load("compare")
-    except ImportError:  # no numba here: none has them
+    if not extras.is_here("numba"):  # then none has them
         return [None] * len(pairs)
+    _compile_elsewhere()
     wide = metrics.WidePairs()
     passes: list[Kernels | None] = []
     for pair in pairs:
@@ -219,6 +222,16 @@ def _passes(pairs: Sequence[_Pair], tier: str) -> list[Kernels | None]:
         )
         passes.append(Kernels.NARROW if is_narrow else Kernels.ALL)
     return passes
+
+
+def _compile_elsewhere() -> None:
+    """Have the kernels on disk before they are loaded: code that a process has just compiled rounds
+    otherwise in the last digit than the same code from disk, and workers must agree.
+    """
+    if not _kernels.compiled():
+        subprocess.run(
+            [sys.executable, "-m", "whence", "warmup"], stdout=subprocess.DEVNULL, check=False
+        )
 
 
 def _here(
