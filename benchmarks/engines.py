@@ -3,13 +3,17 @@ answers byte for byte, and a worker that is killed in the middle.
 
     python benchmarks/engines.py [--gb 4] [--workers 2] [--rounds 3] [--engine NAME ...]
 
-Two runs of float32 tensors of 8 MB that differ in rounding, --gb of both together. Every engine
-compares them with one worker and with --workers, in turn, --rounds times; the pages of the runs are
-read before, so that a disk is not what is measured. `ratio` is the wall time of one worker by that
-of several. Where other programs take part of the cores, that is less than the engine can do:
-`cores` is the CPU time that the comparison (its workers included) got in each second of wall time,
-of which `--workers` is the most there can be. `bound` is the ratio without other programs: CPU time
-of one worker by what each of several has to do, plus what only the comparison itself does.
+Two runs of float32 tensors of 8 MB that differ in rounding, --gb of both together. Each comparison
+is made by a process of its own, twice: the first one reads the files into the page cache, starts
+Ray's workers and lets them import; the second one counts. `wall` is its time in seconds, `driver`
+and `workers` the CPU seconds of the process that compares and of each worker. Where other programs
+take part of the cores, `wall` says little: `ratio` of the last lines is that of wall times, `by
+CPU` is
+
+    (driver + worker) with one worker / (driver + busiest worker) with several
+
+which is what an idle machine with a core for each would give, contention for memory included as far
+as it shows in CPU time.
 """
 
 from __future__ import annotations
@@ -29,10 +33,11 @@ from pathlib import Path
 from typing import Any
 
 ELEMENTS = 2 << 20
+TICK = os.sysconf("SC_CLK_TCK")
 
 
 def write(path: Path, tensors: int, *, noise: bool) -> None:
-    """A run of `tensors` tensors of 8 MB, one call each. noise: with rounding on top."""
+    """A run of `tensors` tensors of 8 MB, one layer each. noise: with rounding on top."""
     import numpy as np
     import xxhash
 
@@ -50,46 +55,105 @@ def write(path: Path, tensors: int, *, noise: bool) -> None:
             data = tensor.view(np.uint8)
             digest = xxhash.xxh3_128_digest(data)
             record = writer.record("float32", (ELEMENTS // 512, 512), data, digest, None, None)
-            why, refs = "not recorded", (Ref("output.0", record),)
-            call = Call(number, f"layers.{number}", "Net", 0, number, leaf=True, no_program=why)
-            writer.call(_with(call, refs))
+            refs, name, at = (Ref("output.0", record),), f"layers.{number}", number + 1
+            how: dict[str, Any] = {"parent": 0, "leaf": True, "no_program": "not recorded"}
+            writer.call(Call(at, name, "Net", 0, at, number=str(number), refs=refs, **how))
+        writer.call(Call(0, "", "Net", 0, 0, refs=refs, no_program="not recorded"))
 
 
-def _with(call: Any, refs: tuple[Any, ...]) -> Any:
-    import msgspec
+class Sampler:
+    """CPU seconds of the workers below this process, as long as they are there."""
 
-    return msgspec.structs.replace(call, refs=refs)
+    def __init__(self) -> None:
+        self.seconds: dict[int, float] = {}
+        self.own_s = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.1):
+            self.look()
+            self.own_s = time.thread_time()
+
+    def look(self) -> None:
+        """Take note of what each worker has used so far."""
+        for pid, words in below(os.getpid()):
+            if is_worker(words):
+                try:
+                    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                except OSError:
+                    continue
+                self.seconds[pid] = (int(fields[11]) + int(fields[12])) / TICK
+
+    def stop(self) -> None:
+        """No more looks."""
+        self._stop.set()
+        self._thread.join()
 
 
-def compare(where: Path, engine: str, workers: int, *, kill: bool = False) -> dict[str, Any]:
-    """One comparison in a process of its own. kill: a worker dies in the middle of it."""
-    out = where / f"out-{engine}-{workers}-{kill}"
-    words = ["--no-replay", "--engine", engine, "-o", str(out), "--force"]
+def is_worker(words: str) -> bool:
+    """Is this the command line of a worker?"""
+    return "whence.engines.worker" in words or words.startswith(("ray::_answer", "ray::IDLE"))
+
+
+def inside(engine: str, workers: int, where: Path) -> None:
+    """Two comparisons, of which the second counts; prints what it took as JSON."""
+    import whence
+
+    if engine == "ray":
+        import ray
+
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)
+    how: dict[str, Any] = {"replay": False, "force": True, "output": where / "out"}
     if engine != "local":
-        words += ["--workers", str(workers)]
+        how |= {"engine": engine, "workers": workers}
+    whence.compare(where / "a", where / "b", **how)
+    sampler = Sampler()
+    sampler.look()
+    before, own = dict(sampler.seconds), time.process_time()
+    start = time.perf_counter()
+    result = whence.compare(where / "a", where / "b", **how)
+    wall, driver = time.perf_counter() - start, time.process_time() - own
+    sampler.stop()
+    driver -= sampler.own_s
+    used = [now - before.get(pid, 0.0) for pid, now in sampler.seconds.items()]
+    figures: dict[str, Any] = {"wall_s": wall, "driver_s": driver}
+    figures["measure_s"] = result.timing["measure_s"]
+    figures["workers_s"] = sorted((s for s in used if s > 0.05), reverse=True)
+    print(json.dumps(figures))
+
+
+def compare(where: Path, engine: str, workers: int) -> dict[str, Any]:
+    """What a comparison takes."""
+    command = [sys.executable, __file__, "--inside", engine, "--workers", str(workers)]
+    done = subprocess.run(
+        [*command, "--where", str(where)], capture_output=True, text=True, check=False, env=_env()
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    figures = json.loads(done.stdout.splitlines()[-1])
+    return {"engine": engine, "workers": workers, **figures, "answer": digest(where / "out")}
+
+
+def killed(where: Path, engine: str, workers: int) -> dict[str, Any]:
+    """The command, of which a worker is killed once a first task is done."""
+    out = where / "killed"
+    words = ["--no-replay", "--engine", engine, "--workers", str(workers), "-o", str(out)]
     command = [sys.executable, "-m", "whence", "compare", str(where / "a"), str(where / "b")]
-    before, start = os.times(), time.perf_counter()
-    process = subprocess.Popen([*command, *words], stdout=subprocess.DEVNULL, env=_one_thread())
-    if kill:
-        threading.Thread(target=_kill_a_worker, args=(process.pid, out), daemon=True).start()
+    process = subprocess.Popen([*command, *words, "--force"], stdout=subprocess.DEVNULL, env=_env())
+    while process.poll() is None and not (out / "unfinished.journal").exists():
+        time.sleep(0.01)
+    pids = [pid for pid, words in below(process.pid) if is_worker(words) and "IDLE" not in words]
+    for pid in pids[:1]:
+        os.kill(pid, signal.SIGKILL)
     code = process.wait()
-    wall, after = time.perf_counter() - start, os.times()
-    cpu = sum(after[2:4]) - sum(before[2:4])
-    return {"engine": engine, "workers": workers, "wall_s": wall, "cpu_s": cpu, "exit": code,
-            "answer": digest(out)}  # fmt: skip
+    return {"engine": engine, "killed": len(pids[:1]), "exit": code, "answer": digest(out)}
 
 
-def _one_thread() -> dict[str, str]:
+def _env() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-
-
-def _kill_a_worker(pid: int, out: Path) -> None:
-    """Kill one worker once a first task is done."""
-    while not (out / "unfinished.journal").exists():
-        time.sleep(0.02)
-    workers = [p for p in below(pid) if "whence.engines.worker" in p[1] or "ray::" in p[1]]
-    if workers:
-        os.kill(workers[-1][0], signal.SIGKILL)
 
 
 def below(pid: int) -> list[tuple[int, str]]:
@@ -118,6 +182,11 @@ def digest(out: Path) -> str:
     return hashlib.sha256(text.encode() + (out / "report.csv").read_bytes()).hexdigest()
 
 
+def by_cpu(one: dict[str, Any]) -> float:
+    """Seconds on an idle machine with a core for each worker."""
+    return float(one["driver_s"] + max(one["workers_s"], default=0.0))
+
+
 def main() -> None:
     """Compare, and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -126,7 +195,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engine", action="append", choices=["processes", "ray"])
     parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    parser.add_argument("--where", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.inside:
+        inside(options.inside, options.workers, options.where)
+        return
     engines = options.engine or ["processes", "ray"]
     tensors = max(1, round(options.gb * 1e9 / (2 * ELEMENTS * 4)))
     figures: list[dict[str, Any]] = []
@@ -134,27 +208,36 @@ def main() -> None:
         where = Path(folder)
         for name in ("a", "b"):
             write(where / name, tensors, noise=name == "b")
-        local = compare(where, "local", 1)  # reads the pages, compiles the kernels
+        compare(where, "local", 1)  # compiles the kernels where they are not
+        local = compare(where, "local", 1)
+        print(f"{'engine':10}{'workers':>8}{'wall':>8}{'driver':>8}  {'workers':20} as local")
         for _ in range(options.rounds):
-            for engine in engines:
-                figures += [compare(where, engine, n) for n in (1, options.workers)]
-        figures += [compare(where, engine, options.workers, kill=True) for engine in engines]
-    print(f"{'engine':12}{'workers':>8}{'wall s':>9}{'CPU s':>9}{'cores':>7}  exit  as local")
-    for one in [local, *figures]:
-        print(
-            f"{one['engine']:12}{one['workers']:8}{one['wall_s']:9.2f}{one['cpu_s']:9.2f}"
-            f"{one['cpu_s'] / one['wall_s']:7.2f}  {one['exit']:4}  "
-            f"{one['answer'] == local['answer']}"
-        )
-    for engine in engines:
-        alone, several = (
-            statistics.median(
-                one["wall_s"] for one in figures[: -len(engines)]
-                if (one["engine"], one["workers"]) == (engine, number)
+            for engine, number in [(e, n) for e in engines for n in (1, options.workers)]:
+                figures.append(one := compare(where, engine, number))
+                each = " ".join(f"{seconds:.2f}" for seconds in one["workers_s"])
+                print(
+                    f"{engine:10}{number:8}{one['wall_s']:8.2f}{one['driver_s']:8.2f}  {each:20} "
+                    f"{one['answer'] == local['answer']}",
+                    flush=True,
+                )
+        print(f"local, threads: wall {local['wall_s']:.2f}, CPU {local['driver_s']:.2f}")
+        for engine in engines:
+            one, several = (
+                [f for f in figures if (f["engine"], f["workers"]) == (engine, number)]
+                for number in (1, options.workers)
             )
-            for number in (1, options.workers)
-        )  # fmt: skip
-        print(f"{engine}: ratio {alone / several:.2f} with {options.workers} workers")
+            ratios = [
+                statistics.median(map(how, one)) / statistics.median(map(how, several))
+                for how in (lambda f: f["wall_s"], by_cpu)
+            ]
+            words = f"ratio {ratios[0]:.2f}, by CPU {ratios[1]:.2f}"
+            print(f"{engine}, {options.workers} workers: {words}")
+            died = killed(where, engine, options.workers)
+            print(
+                f"{engine}, {died['killed']} worker killed: exit {died['exit']}, as local: "
+                f"{died['answer'] == local['answer']}",
+                flush=True,
+            )
     if options.json:
         Path(options.json).write_text(json.dumps([local, *figures], indent=1))
 

@@ -247,7 +247,10 @@ def test_ray_tries_a_task_again_whose_worker_was_killed(runs, tmp_path, many_tas
 @needs_ray
 @pytest.mark.slow
 def test_a_task_that_ends_every_worker_of_ray_is_an_error(runs, many_tasks, monkeypatch):
+    from whence.comparison.tasks import measuring
     from whence.engines import ray_cluster
+
+    monkeypatch.setattr(measuring, "TASK_BYTES", 80 << 10)  # each takes seconds to be given up
 
     monkeypatch.setattr(ray_cluster, "_answer", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     result = whence.compare(runs / "a", runs / "b", replay=False, engine="ray", workers=1)

@@ -8,7 +8,7 @@ last line that was cut off is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -117,12 +117,15 @@ class Journal:
 
 
 class Kept:
-    """An engine whose finished tasks are kept, and not done again."""
+    """An engine whose finished tasks are kept, and not done again. has_failed: a task gave an
+    error, and may be tried again later.
+    """
 
     def __init__(self, engine: Engine, journal: Journal) -> None:
         self._engine, self._journal = engine, journal
+        self.has_failed = False
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
         """What came of each task: of those that were done before at once."""
         keys = {task.number: task.key for task in tasks}
         todo = []
@@ -132,7 +135,9 @@ class Kept:
             else:
                 todo.append(task)
         for outcome in self._engine.run(todo):
-            if not outcome.error:
+            if outcome.error:
+                self.has_failed = True
+            else:
                 self._journal.add(keys[outcome.number], outcome.result)
             yield outcome
 

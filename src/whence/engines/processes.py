@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import IO, cast
 
 import msgspec
@@ -31,7 +31,7 @@ class Processes:
         self._idle: list[_Worker] = []
         self._busy: dict[int, _Worker] = {}
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
         """What came of each task, as they finish."""
         waiting = deque((task, 1) for task in tasks)
         with selectors.DefaultSelector() as selector:

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from whence import extras
 from whence.engines.task import ATTEMPTS, Outcome, Request, Task, gave_up, in_words, perform
-from whence.errors import UsageError
+from whence.errors import EngineFailed, UsageError
 
 _THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -65,7 +65,7 @@ class RayCluster:
                 "see `ray status`, or leave --address out to start Ray here"
             ) from error
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
         """What came of each task, as they finish."""
         if not tasks:
             return
@@ -99,6 +99,10 @@ class RayCluster:
         ) as ended:
             how = f"of {type(ended).__name__}"
             return Outcome(number, error=gave_up(how))
+        except (exceptions.LocalRayletDiedError, exceptions.RaySystemError) as gone:
+            raise EngineFailed(
+                f"Ray ended while it measured ({in_words(gone)}); with -o CMP, --resume goes on"
+            ) from gone
         except exceptions.RayError as refused:
             return Outcome(number, error=in_words(refused))
         return Outcome(number, result, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -43,7 +43,7 @@ class Engine(Protocol):
     ATTEMPTS times comes back with an error.
     """
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
         """What came of each task, in the order in which they finish. Closing the iterator early
         stops what is being done.
         """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import sys
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 
@@ -25,7 +25,7 @@ class Answer(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def read_frame(file: BinaryIO) -> bytes:
+def read_frame(file: IO[bytes]) -> bytes:
     """The next message; b"" where none or only a part of one comes any more."""
     head = file.read(LENGTH.size)
     if len(head) < LENGTH.size:
@@ -35,7 +35,7 @@ def read_frame(file: BinaryIO) -> bytes:
     return message if len(message) == nbytes else b""
 
 
-def write_frame(file: BinaryIO, message: bytes) -> None:
+def write_frame(file: IO[bytes], message: bytes) -> None:
     """Write a message. Raises OSError where nobody reads any more."""
     file.write(LENGTH.pack(len(message)))
     file.write(message)

@@ -68,7 +68,7 @@ def started(
         yield engine
     finally:
         engine.close()
-    if journal is not None:
+    if journal is not None and not getattr(engine, "has_failed", False):
         journal.remove()
 
 

@@ -136,23 +136,19 @@ def _with_engine(
         progress(done, len(pairs), "measuring")
 
     results: dict[Key, Measured] = {}
-    for kernels, keys in rest.items():
-        results |= _here(runs, [key for key, _ in keys], options, lambda *_: None, kernels)
-        tell(len(keys))
+    for kernels, own in rest.items():
+        results |= _here(runs, own, options, lambda *_: None, kernels)
+        tell(len(own))
     tasks = [
         Task(number, __name__, msgspec.msgpack.encode(work))
         for number, (work, _) in enumerate(works)
     ]
-    with contextlib.closing(_run(engine, tasks)) as outcomes:
+    with contextlib.closing(engine.run(tasks)) as outcomes:
         for outcome in outcomes:
             keys = works[outcome.number][1]
             results |= zip(keys, _measured(outcome, len(keys)), strict=True)
             tell(len(keys))
     return results
-
-
-def _run(engine: Engine, tasks: Sequence[Task]) -> Iterator[Outcome]:
-    yield from engine.run(tasks)
 
 
 def _measured(outcome: Outcome, number: int) -> Iterable[Measured]:
@@ -166,17 +162,17 @@ def _measured(outcome: Outcome, number: int) -> Iterable[Measured]:
 
 def _packed(
     runs: tuple[Run, Run], pairs: Sequence[_Pair], options: CompareOptions
-) -> tuple[list[tuple[_Work, list[Key]]], dict[Kernels | None, list[tuple[Key, int]]]]:
+) -> tuple[list[tuple[_Work, list[Key]]], dict[Kernels | None, list[Key]]]:
     """Tasks with the pairs they are of, and the pairs that only this process can read, both by the
     passes they get.
     """
     sources = Sources(runs[0]), Sources(runs[1])
     groups: dict[tuple[Source, Source, Kernels | None], list[tuple[_Pair, Key]]] = {}
-    rest: dict[Kernels | None, list[tuple[Key, int]]] = {}
+    rest: dict[Kernels | None, list[Key]] = {}
     for pair, kernels in zip(pairs, _passes(pairs, options.tier), strict=True):
         sides = sources[0].of(pair.key[0]), sources[1].of(pair.key[1])
         if sides[0] is None or sides[1] is None or pair.kinds is None:
-            rest.setdefault(kernels, []).append((pair.key, pair.nbytes))
+            rest.setdefault(kernels, []).append(pair.key)
             continue
         group = groups.setdefault((sides[0][0], sides[1][0], kernels), [])
         group.append((pair, (sides[0][1], sides[1][1])))
