@@ -81,6 +81,12 @@ def perform(payload: bytes) -> bytes:
     return msgspec.msgpack.encode([results[place] for place in range(len(work.pairs))])
 
 
+def nbytes_of(record: Record) -> int:
+    """Bytes of a tensor's elements; 0 where its dtype has no name here."""
+    dtype = DTYPES.get(record.dtype)
+    return record.count * dtype.itemsize if dtype is not None else 0
+
+
 def measure(
     runs: tuple[Run, Run],
     keys: Sequence[Key],
