@@ -45,6 +45,21 @@ def test_processes_and_local_write_the_same_files(runs, tmp_path, many_tasks, mo
     ]
 
 
+def test_workers_read_dumps_of_other_tools(runs, tmp_path, many_tasks, monkeypatch):
+    for name in ("a", "b"):
+        whence.convert(runs / name, tmp_path / name, to="npy")
+    handed_out = []
+    original = processes.Processes._hand_out
+    monkeypatch.setattr(
+        processes.Processes,
+        "_hand_out",
+        lambda self, work, *rest: (handed_out.append(work.number), original(self, work, *rest)),
+    )
+    local = compared(tmp_path, tmp_path / "local")
+    assert compared(tmp_path, tmp_path / "out", engine="processes", workers=1) == local
+    assert len(handed_out) > 4
+
+
 def test_little_data_starts_no_worker(runs, tmp_path, monkeypatch):
     def start(self):
         raise AssertionError("a worker was started")

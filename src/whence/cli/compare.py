@@ -170,7 +170,7 @@ _RARE = "--tier --occurrences --sample --budget --workers --address"
     type=click.Choice(["local", "processes", "ray"]),
     default="local",
     show_default=True,
-    help="Measure on threads of this process, in processes of this machine, or on a Ray cluster "
+    help="Measure and replay in this process, in processes of this machine, or on a Ray cluster "
     "(docs/scale.md).",
 )
 @click.option(

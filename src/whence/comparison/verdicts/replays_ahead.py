@@ -23,6 +23,11 @@ from whence.records import Call, Over, Program
 from whence.records.marks import Mark, has_mark
 from whence.store import StoredRun
 
+LEAST_BYTES = 1 << 30
+"""Of tensors on both sides, from which on replays are handed out: a gigabyte takes some 10 s of
+CPU, and a worker 4 s until it has imported torch.
+"""
+
 
 def replay_ahead(
     paired: PairedRuns,
@@ -43,7 +48,7 @@ def replay_ahead(
         if program is not None and pair.call.leaf and not has_mark(program, Mark.COMPOSED):
             described = _described(paired, parameters, pair, program)
             groups.setdefault(program.id, []).append((described, _nbytes(paired, described)))
-    if sum(nbytes for group in groups.values() for _, nbytes in group) < measuring.TASK_BYTES:
+    if sum(nbytes for group in groups.values() for _, nbytes in group) < LEAST_BYTES:
         return
     works = [
         Work(*sources, options.allow, len(paired.calls), tuple(calls))
@@ -59,7 +64,7 @@ def _sources(paired: PairedRuns) -> tuple[Source, Source] | None:
     for run in (paired.reference, paired.target):
         below = run
         while type(below) is type(paired.reference) and isinstance(below, Over):
-            below = below.base  # type: ignore[assignment]
+            below = below.base
         found = Sources(run).of(0) if len(run.records) else None
         if not isinstance(below, StoredRun) or found is None:
             return None
