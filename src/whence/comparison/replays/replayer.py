@@ -125,9 +125,7 @@ class Replayer:
         return bool(self._choices.get(_call_key(request.partner)))
 
     def take(self, results: Mapping[int, ReplayResult], trust: Mapping[str, Trust]) -> None:
-        """Take figures of calls of the reference, under plain semantics, that another process made,
-        with what it found out about their programs.
-        """
+        """Take figures that another process made, by call, and what it knows of their programs."""
         for program, known in trust.items():
             with contextlib.suppress(ReplayRefused):  # as it did there
                 self.reference.take(program, known)
@@ -137,8 +135,7 @@ class Replayer:
         """Figures of one paired call, for every output of its program that the target has."""
         ahead = self._ahead.pop(request.call.id, None)
         if ahead is not None and request.semantics is PLAIN:
-            for why in set(ahead.refused.values()):
-                self.refused[why] += 1
+            self.refused.update(set(ahead.refused.values()))
             return ahead
         has_code = request.call.program or request.semantics.program or self.reference.model
         # torch is imported only where there is something to run.
@@ -158,8 +155,7 @@ class Replayer:
             if slot in result.local and result.local[slot].score > 1:
                 del result.local[slot]
                 result.refused[slot] = f"the target has no tensor for {missing}"
-        for why in set(result.refused.values()):
-            self.refused[why] += 1
+        self.refused.update(set(result.refused.values()))
         return result
 
     def _figures(self, request: ReplayRequest) -> ReplayResult:
