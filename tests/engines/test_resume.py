@@ -6,6 +6,7 @@ from differing_runs import files
 from inside import whence as run_whence
 from whence.engines import Journal, Outcome, Task, kept, processes
 from whence.errors import UsageError
+from whence.workflows import latest
 
 HOW = ("--no-replay", "--engine", "processes", "--workers", 1)
 
@@ -134,3 +135,18 @@ def test_errors_are_tried_again(tmp_path):
     assert [o.error for o in engine.run([Task(0, "whence.x", b"")])] == ["no luck"]
     engine.close()
     assert not path.exists()
+
+
+def test_a_huge_comparison_is_kept_only_where_it_is_asked_for(runs, tmp_path, monkeypatch):
+    """Of a million rows the report takes 300 MB; the cache folder of the user is not for that."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(latest, "_MOST_ROWS", 10)
+    done = run_whence(tmp_path, "compare", runs / "a", runs / "b", "--no-replay")
+    assert "it has 40 rows, too many to keep unasked" in done.stderr
+    (kept_file,) = (tmp_path / "cache" / "whence" / "comparisons").iterdir()
+    assert kept_file.stat().st_size < 1000
+    report = run_whence(tmp_path, "report", "-o", "page.html")
+    assert report.returncode == 3
+    assert "was not kept: it has 40 rows" in report.stderr
+    run_whence(tmp_path, "compare", runs / "a", runs / "b", "--no-replay", "-o", "cmp")
+    assert run_whence(tmp_path, "report", "-o", "page.html").returncode == 0

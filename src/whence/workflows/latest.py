@@ -67,7 +67,9 @@ def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None
 def _too_large(result: Comparison) -> str:
     """Why a comparison is not kept; "" where it is."""
     rows = len(result.rows)
-    return f"it has {rows:,} rows, too many to keep unasked".replace(",", " ") * (rows > _MOST_ROWS)
+    if rows <= _MOST_ROWS:
+        return ""
+    return f"it has {f'{rows:,}'.replace(',', ' ')} rows, too many to keep unasked"
 
 
 def latest() -> tuple[Comparison | str, str]:
