@@ -1,6 +1,7 @@
-"""What runs of many records cost: write, open, show, compare, each stage in a process of its own.
+"""What runs of many records cost, each stage in a process of its own: write, open, show, compare
+(`answer` without files, `compare` with report.csv and report.json).
 
-    python benchmarks/scale.py --records N [--flat] [--differing SHARE] [--only STAGE] [--json FILE]
+    python benchmarks/scale.py --records N [--flat] [--differing SHARE] [--only STAGE]
 
 The run is a tree of modules called again in every step, its leaves with an input, an output and a
 parameter, or, with --flat, a line of arrays as `whence.recording` writes them. Each leaf makes one
@@ -26,11 +27,12 @@ from _processes import cost, python
 
 BLOCKS, LEAVES = 12, ("norm", "q", "k", "v", "o", "up", "down")
 WIDTH = 16
-STAGES = ("start", "write", "open", "show", "name", "compare")
+STAGES = ("start", "write", "open", "show", "name", "answer", "compare")
 
 
 def write(path: Path, records: int, differing: float, seed: int, *, flat: bool) -> None:
     """A run of `records` records. seed: of which records differ from those of seed 0."""
+    import msgspec
     import numpy as np
     import xxhash
 
@@ -52,8 +54,9 @@ def write(path: Path, records: int, differing: float, seed: int, *, flat: bool) 
             return writer.record("float32", (WIDTH,), data, digest, figures, None)
 
         calls = _flat(records, add) if flat else _tree(records, add)
-        for call in calls:
-            writer.call(call)
+        clock = random.Random(seed + 1000)
+        for call in calls:  # no two runs take the same time
+            writer.call(msgspec.structs.replace(call, seconds=clock.random() * 1e-3))
 
 
 def _flat(records: int, add: Callable[..., int]) -> Iterator[Any]:
@@ -125,6 +128,7 @@ def _inside(stage: str, where: Path, options: argparse.Namespace) -> None:
     words = {
         "show": ["show", str(where / "a")],
         "name": ["show", str(where / "a"), "--name", "h7" if options.flat else "layers.7.q"],
+        "answer": ["compare", str(where / "a"), str(where / "b")],
         "compare": ["compare", str(where / "a"), str(where / "b"), "-o", str(where / "out")],
     }[stage]
     sys.argv = ["whence", *words]
@@ -160,7 +164,7 @@ def main() -> None:
         if options.only and "write" not in options.only:
             write(where / "a", options.records, 0.0, 0, flat=options.flat)
         for stage in (stage for stage in STAGES if stage in (options.only or STAGES)):
-            if stage == "compare":
+            if stage in ("answer", "compare") and not (where / "b").exists():
                 write(where / "b", options.records, options.differing, 1, flat=options.flat)
             stages[stage] = figures = measure(stage, where, options)
             each = figures["cpu_s"] / options.records * 1e6

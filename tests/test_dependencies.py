@@ -64,6 +64,7 @@ def test_what_errors_tell_pip_to_install_is_what_the_extras_ask_for():
         "h5py": asked["h5"],
         "matplotlib": asked["plots"],
         "mcp": asked["mcp"],
+        "ray": asked["ray"],
     }
 
 

@@ -37,6 +37,12 @@ class StoreFailed(WhenceError):
     """
 
 
+class EngineFailed(WhenceError):
+    """Workers went away together with what starts them; what they had finished is kept if the
+    comparison has a folder.
+    """
+
+
 class CaptureError(WhenceError):
     """A capture could not start. A capture that has started never raises into the captured
     program.

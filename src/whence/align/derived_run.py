@@ -65,6 +65,10 @@ class Derived(Over):
             self._cache.move_to_end(record)
         return array
 
+    def below(self, record: int) -> tuple[Run, int] | None:
+        """As `Over.below`."""
+        return (self.base, record) if record < self._first else None
+
     def _make(self, tensor: Made) -> Array:
         try:
             bound = {name: [self.array(r) for r in ids] for name, ids in tensor.operands}

@@ -50,8 +50,9 @@ _GROUPS = {
     "Pairing": "--plan --match --map --program",
     "Replay": "--no-replay --model --sample --budget --allow",
     "More runs": "--again --third --watch",
+    "Many cores": "--engine --workers --address --resume",
 }
-_RARE = "--tier --occurrences --sample --budget"
+_RARE = "--tier --occurrences --sample --budget --workers --address"
 
 
 @click.command("compare", cls=_help.Grouped, help=__doc__, groups=_GROUPS, rare=_RARE)
@@ -165,6 +166,30 @@ _RARE = "--tier --occurrences --sample --budget"
     "docs/views.md).",
 )
 @click.option(
+    "--engine",
+    type=click.Choice(["local", "processes", "ray"]),
+    default="local",
+    show_default=True,
+    help="Measure and replay in this process, in processes of this machine, or on a Ray cluster "
+    "(docs/scale.md).",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="How many processes, or workers of Ray.  [default: one a core]",
+)
+@click.option(
+    "--address",
+    metavar="ADDR",
+    help="Of a running Ray cluster (auto, HOST:PORT, ray://HOST:PORT).  [default: Ray here]",
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with what workers finished in -o CMP before the same comparison was stopped.",
+)
+@click.option(
     "--watch",
     is_flag=True,
     help="Compare while the runs are still being written, until both have ended or a fault is "
@@ -199,19 +224,24 @@ def command(
     if values["view"] and output is None:
         raise click.UsageError("--view writes CMP/NAME.csv; name the folder with -o CMP")
     if output is not None:
-        api.check_output(Path(output), force)
+        api.check_output(Path(output), force, resume=values["resume"])
     _files.check(values["html"], force)
     how = {name: values[name] for name in _PASSED_ON}
     how |= {"replay": not values["no_replay"], "mapping": values["chart"]}
     how["program"] = values["program"] or None
-    make = _watched if values["watch"] else _compared
-    result = make(reference, target, output, how)
+    if values["watch"]:
+        if values["engine"] != "local":
+            raise click.UsageError("--watch compares in this process; leave --engine out")
+        result = _watched(reference, target, output, how)
+    else:
+        how |= {name: values[name] for name in ("engine", "workers", "address", "resume")}
+        result = _compared(reference, target, output, how)
     text = _answers.said(
         result, form, values["annotations"], occurrences=values["occurrences"], output=output
     )
     _answers.put(text)
     _answers.all_of(
-        lambda: _write(result, output, form),
+        lambda: _write(result, output, form, is_written=values["engine"] != "local"),
         lambda: _answers.junit(result, values["junit"]),
         lambda: _write_page(result, output, values["html"], force),
     )
@@ -239,12 +269,13 @@ def _plan(reference: str, target: str, form: str, **how: Any) -> int:
     return 0
 
 
-def _write(result: Comparison, output: str | None, form: str) -> None:
+def _write(result: Comparison, output: str | None, form: str, *, is_written: bool) -> None:
     from whence import api
     from whence.report.answer import written_to
 
     if output is not None:
-        api.write(result, Path(output))
+        if not is_written:
+            api.write(result, Path(output))
         click.echo(written_to(result, output), err=form != "text")
 
 
@@ -259,6 +290,8 @@ def _write_page(result: Comparison, output: str | None, html: str | None, force:
 def _compared(reference: str, target: str, output: str | None, how: dict[str, Any]) -> Comparison:
     from whence import api
 
+    if how["engine"] != "local":  # what workers finish is kept there until the answer is
+        how = {**how, "output": output, "force": True}
     with _progress.shown() as count:
         return api.compare(reference, target, progress=count, **how)
 

@@ -38,31 +38,15 @@ from whence.results import (
 )
 from whence.results.sequence import MadeOnDemand
 from whence.store import StoredRun, say_the_same
+from whence.store.line_digests import KINDS as CALL_KINDS
+from whence.store.line_digests import Says
 
 _RULE = "exact key"
 _SAME = Measured("same", True, {"rel_l2": 0.0, "max_abs_err": 0.0})
+_SLOTS = 1 << 20  # that are looked at at once
 _GROWTH: dict[str, float | None] = {"e_in": 0.0, "e_out": 0.0, "growth": 0.0}
 _KINDS = ("module", "label", "region")
-
-
-class _Fields(msgspec.Struct):
-    """Of a call what the columns lack."""
-
-    kind: str = "module"
-    leaf: bool = False
-    program: str = ""
-    arguments: msgspec.Raw = msgspec.Raw()
-    notes: msgspec.Raw = msgspec.Raw()
-    error: msgspec.Raw = msgspec.Raw()
-    placements: msgspec.Raw = msgspec.Raw()
-    files: msgspec.Raw = msgspec.Raw()
-
-    def is_plain(self) -> bool:
-        """Does nothing but names, tensors and place in the tree tell what this call is?"""
-        special = [self.notes, self.error, self.placements, self.files]
-        if self.kind == "label":  # one of a program's own, not a recorded array
-            special.append(self.arguments)
-        return self.kind in _KINDS and not any(map(bytes, special))
+_SPECIAL = Says.NOTES | Says.ERROR | Says.PLACEMENTS | Says.FILES
 
 
 def answer(reference: Run, target: Run, options: CompareOptions) -> Comparison | None:
@@ -133,12 +117,9 @@ class _Calls:
     """
 
     def __init__(self, run: StoredRun) -> None:
-        (process,) = run.readers
-        self._run, self._index = run, process.index
-        self._columns, self._names = process.index.columns, process.index.names
+        (self._process,) = run.readers
+        self._columns, self._names = self._process.index.columns, self._process.index.names
         self._order = np.argsort(self._columns["order"], kind="stable")
-        self._pair_of = np.empty_like(self._order)
-        self._pair_of[self._order] = np.arange(self._order.size)
         self.programs = self.labels = 0
 
     def are_plain(self) -> bool:
@@ -147,28 +128,32 @@ class _Calls:
         """
         columns = self._columns
         counts = np.diff(columns["refs_at"])
-        slots = np.repeat(np.arange(counts.size), counts) * len(self._names) + columns["ref_slot"]
         times = CallTimes.of(self._order, columns["parent"])
         if (
             times is None
-            or not slots.size
-            or not np.diff(np.sort(slots, kind="stable")).all()
+            or not counts.any()
+            or _has_a_slot_twice(columns["refs_at"], columns["ref_slot"])
             or not np.diff(columns["order"][self._order]).all()
             or not counts[times.children == 0].all()
         ):
             return False
         self._times = times
-        for call in self._run.calls_as(_Fields):
-            if not call.is_plain():
-                return False
-            self.programs += bool(call.program)
-            self.labels += call.kind == "label"
+        kinds, says = self._process.said["call_kind"], self._process.said["call_says"]
+        is_label = kinds == CALL_KINDS.index("label")
+        # of one of a program's own, not a recorded array
+        special = np.where(is_label, _SPECIAL | Says.ARGUMENTS, _SPECIAL).astype(np.uint8)
+        is_known = np.isin(np.arange(256), [CALL_KINDS.index(kind) for kind in _KINDS])
+        if not is_known[kinds].all() or (says & special).any():
+            return False
+        self.programs = int(np.count_nonzero(says & Says.PROGRAM))
+        self.labels = int(np.count_nonzero(is_label))
         return self.labels in (0, self._order.size)
 
     def steps(self) -> list[Call]:
         """A call of each step of each root."""
         both = np.stack([self._columns["root"], self._columns["step"]])
-        pairs = np.unique(both, axis=1).T.tolist()
+        changes = np.diff(both, axis=1, prepend=-1).any(axis=0)
+        pairs = np.unique(both[:, changes], axis=1).T.tolist()
         return [Call(-1, "", self._names[root], step, -1) for root, step in pairs]
 
     def may_hold_tokens(self) -> bool:
@@ -198,16 +183,21 @@ class _Calls:
 
     def rows(self) -> Sequence[Row]:
         """A row for every tensor of every call."""
-        counts = np.diff(self._columns["refs_at"])[self._order]
-        ends = np.cumsum(counts)
 
         def made(start: int, stop: int) -> Iterator[Row]:
+            ends = self._row_ends
             first, last = np.searchsorted(ends, [start, stop - 1], side="right").tolist()
             rows = self._rows_of(first, last + 1)
-            begin = start - int(ends[first] - counts[first])
+            begin = start - (int(ends[first - 1]) if first else 0)
             return islice(rows, begin, begin + stop - start)
 
-        return MadeOnDemand(int(ends[-1]), made)
+        return MadeOnDemand(self._columns["ref_slot"].size, made)
+
+    @cached_property
+    def _row_ends(self) -> Column:
+        """Of each pair the place of the row behind its last."""
+        ends: Column = np.cumsum(np.diff(self._columns["refs_at"])[self._order])
+        return ends
 
     def _rows_of(self, start: int, stop: int) -> Iterator[Row]:
         part, names, columns = self._part(start, stop), self._names, self._columns
@@ -247,15 +237,9 @@ class _Calls:
         """Of innermost calls, module by module, then of what containers made between their
         children.
         """
-        leaves = self._order[self._times.children[self._order] == 0]
-        if not self.labels:
-            scopes = np.array(self._names, object)[self._columns["scope"][leaves]]
-            leaves = leaves[np.argsort(scopes, kind="stable")]
-        containers, stretches = self._own
-        pairs = self._pair_of[np.concatenate([leaves, containers])]
-        parts = np.concatenate([np.full(leaves.size, -1), stretches])
 
         def made(start: int, stop: int) -> Iterator[Verdict]:
+            pairs, parts = self._judged
             of_pairs = zip(pairs[start:stop].tolist(), parts[start:stop].tolist(), strict=True)
             for pair, part in of_pairs:
                 yield Verdict(
@@ -267,7 +251,22 @@ class _Calls:
                     sentence="bitwise equal",
                 )
 
-        return MadeOnDemand(pairs.size, made)
+        leaves = int(np.count_nonzero(self._times.children == 0))
+        return MadeOnDemand(leaves + self._own[0].size, made)
+
+    @cached_property
+    def _judged(self) -> tuple[Column, Column]:
+        """(pair, stretch or -1) of each verdict."""
+        leaves = self._order[self._times.children[self._order] == 0]
+        if not self.labels:
+            place = np.empty(len(self._names), np.int64)
+            place[sorted(range(len(self._names)), key=self._names.__getitem__)] = range(place.size)
+            leaves = leaves[np.argsort(place[self._columns["scope"][leaves]], kind="stable")]
+        containers, stretches = self._own
+        pair_of = np.empty_like(self._order)
+        pair_of[self._order] = np.arange(self._order.size)
+        judged = pair_of[np.concatenate([leaves, containers])]
+        return judged, np.concatenate([np.full(leaves.size, -1), stretches])
 
     @cached_property
     def _own(self) -> tuple[Column, Column]:
@@ -276,9 +275,12 @@ class _Calls:
 
     def _is_exact(self) -> Column:
         """Of each name of the index, whether it is a dtype without rounding."""
-        dtypes = set(np.unique(self._columns["dtype"]).tolist())
+        is_dtype = np.bincount(self._columns["dtype"], minlength=len(self._names)) > 0
         return np.array(
-            [n in dtypes and judge.unit_roundoff(name) == 0.0 for n, name in enumerate(self._names)]
+            [
+                is_used and judge.unit_roundoff(name) == 0.0
+                for is_used, name in zip(is_dtype.tolist(), self._names, strict=True)
+            ]
         )
 
     def _root_inputs(self) -> Column:
@@ -292,9 +294,26 @@ class _Calls:
         """Records without rounding that the caller chose, and no call made."""
         columns = self._columns
         records = self._root_inputs()
-        is_made = np.array([is_written(n) for n in self._names])[columns["ref_slot"]]
         exact = records[self._is_exact()[columns["dtype"][records]]]
-        return np.setdiff1d(exact, columns["ref_record"][is_made])
+        if not exact.size:
+            return exact
+        written = np.array([is_written(n) for n in self._names])[columns["ref_slot"]]
+        is_made = np.zeros(columns["dtype"].size, bool)
+        is_made[columns["ref_record"][written]] = True
+        return exact[~is_made[exact]]
+
+
+def _has_a_slot_twice(refs_at: Column, slots: Column) -> bool:
+    """Has a call two tensors in one slot?"""
+    counts = np.diff(refs_at)
+    for count in np.unique(counts[counts > 1]).tolist():
+        starts = refs_at[:-1][counts == count]
+        of_calls = max(1, _SLOTS // count)
+        for first in range(0, starts.size, of_calls):
+            places = starts[first : first + of_calls, None] + np.arange(count)
+            if not np.diff(np.sort(slots[places], axis=1), axis=1).all():
+                return True
+    return False
 
 
 class _Part:

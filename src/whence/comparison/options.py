@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from whence import align
 from whence.comparison.replays.user_model import Models
+from whence.engines import Engine
 from whence.judge.policy import Policy
 
 
@@ -23,7 +24,8 @@ class CompareOptions:
     with (done, of, what). model: the user's own, for calls of the reference without a usable
     program. views: of other tools, by name. occurrences: count the executions of each operator,
     also where calls are modules. stated: labels are paired because the program says so, and nothing
-    tells what lies between (`judge.stated`).
+    tells what lies between (`judge.stated`). engine: workers for what takes long; None does all in
+    this process.
     """
 
     replay: bool = True
@@ -44,3 +46,4 @@ class CompareOptions:
     stated: bool = False
     occurrences: bool = False
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
+    engine: Engine | None = field(default=None, compare=False)

@@ -4,7 +4,7 @@ what `records.regions` and the collector of segments find call by call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,8 @@ from whence.records.slots import is_input, is_read, is_written
 Column = np.ndarray[Any, np.dtype[Any]]
 
 _DEEPEST = 200  # calls inside each other
-_NEVER = np.iinfo(np.int64).max
+_NARROW = 1 << 27  # calls whose times are numbers of 32 bits
+_CALLS = 1 << 19  # whose tensors are looked at at once
 _STEP = 4  # of time between two events, so that others fit between
 
 
@@ -35,6 +36,8 @@ class CallTimes:
     @staticmethod
     def of(order: Column, parent: Column) -> CallTimes | None:
         """None where calls are not one inside the other."""
+        if order.size < _NARROW:  # half the memory
+            order, parent = order.astype(np.int32), parent.astype(np.int32)
         rank = np.empty_like(order)
         rank[order] = np.arange(order.size)
         depth, above = np.zeros_like(order), parent.copy()
@@ -82,35 +85,84 @@ def own_stretches(
     A stretch made what the next child reads, or the container returns, and nobody had before: that
     was not visible, or not seen at a boundary, when the stretch ended.
     """
-    calls = np.repeat(np.arange(times.order.size), np.diff(columns["refs_at"]))
-    records = columns["ref_record"]
-    inputs, read, written = (
-        np.array([test(name) for name in names])[columns["ref_slot"]]
-        for test in (is_input, is_read, is_written)
-    )
-    begin, end = times.begin[calls], times.end[calls]
-    is_leaf = times.children[calls] == 0
-    to_child = inputs & (times.parent[calls] >= 0)
-    returned = written & ~is_leaf
-    ends = np.where(to_child, begin, end) - 2  # of the stretch that a tensor was made in
-    number = int(records.max(initial=-1)) + 1
-    visible, seen = np.full(number, _NEVER), np.full(number, _NEVER)
-    for first, which, when in (
-        (visible, read, begin),
-        (visible, written, end),
-        (seen, inputs, begin),
-        (seen, written & is_leaf, begin),
-        (seen, to_child | returned, ends),
-    ):
-        np.minimum.at(first, records[which], when[which])
-    is_given = np.zeros(number, bool)
-    is_given[given] = True
-    is_candidate = to_child | returned
-    had = (visible[records] < ends) & (seen[records] < ends)
-    own = np.flatnonzero(is_candidate & ~had & ~is_given[records])
-    own = own[np.unique(ends[own], return_index=True)[1]]
-    made_by = calls[own]
-    of_child = to_child[own]
+    is_leaf = times.children == 0
+    tests = [np.array([test(name) for name in names]) for test in (is_input, is_read, is_written)]
+
+    def parts() -> Iterator[_Tensors]:
+        for first in range(0, times.order.size, _CALLS):
+            yield _Tensors.of(times, columns, is_leaf, tests, slice(first, first + _CALLS))
+
+    number = int(columns["ref_record"].max(initial=-1)) + 1
+    never = np.iinfo(times.end.dtype).max
+    visible, seen = (np.full(number, never, times.end.dtype) for _ in range(2))
+    for part in parts():
+        part.note(visible, seen)
+    visible[given] = seen[given] = -1  # before everything
+    found: list[tuple[Column, Column, Column]] = [(np.empty(0, np.int64),) * 3]
+    for part in parts():
+        own = part.own(visible, seen)
+        found.append((part.calls[own], part.ends[own], part.to_child[own]))
+    made_by, ends, of_child = (np.concatenate(column) for column in zip(*found, strict=True))
+    first_at = np.unique(ends, return_index=True)[1]
+    made_by, of_child = made_by[first_at].astype(np.int64), of_child[first_at].astype(bool)
     containers = np.where(of_child, times.parent[made_by], made_by)
     stretches = np.where(of_child, times.stretch[made_by], times.children[made_by])
     return containers, stretches
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """The tensors of some calls, one after the other. ends: of the stretch each was made in."""
+
+    records: Column
+    calls: Column
+    begin: Column
+    end: Column
+    ends: Column
+    inputs: Column
+    read: Column
+    written: Column
+    is_leaf: Column
+    to_child: Column
+
+    @staticmethod
+    def of(
+        times: CallTimes,
+        columns: Mapping[str, Any],
+        is_leaf: Column,
+        tests: Sequence[Column],
+        some: slice,
+    ) -> _Tensors:
+        refs_at = columns["refs_at"][some.start : some.stop + 1]
+        refs = slice(int(refs_at[0]), int(refs_at[-1]))
+        calls = np.repeat(np.arange(some.start, some.start + refs_at.size - 1), np.diff(refs_at))
+        slots = columns["ref_slot"][refs]
+        inputs, read, written = (test[slots] for test in tests)
+        begin, end = times.begin[calls], times.end[calls]
+        to_child = inputs & (times.parent[calls] >= 0)
+        ends = np.where(to_child, begin, end) - 2
+        return _Tensors(
+            columns["ref_record"][refs], calls, begin, end, ends,
+            inputs, read, written, is_leaf[calls], to_child,
+        )  # fmt: skip
+
+    @property
+    def is_candidate(self) -> Column:
+        """What a child reads, or a container returns."""
+        return self.to_child | (self.written & ~self.is_leaf)
+
+    def note(self, visible: Column, seen: Column) -> None:
+        """When each record is visible, and seen at a boundary, at the earliest."""
+        for first, which, when in (
+            (visible, self.read, self.begin),
+            (visible, self.written, self.end),
+            (seen, self.inputs, self.begin),
+            (seen, self.written & self.is_leaf, self.begin),
+            (seen, self.is_candidate, self.ends),
+        ):
+            np.minimum.at(first, self.records[which], when[which])
+
+    def own(self, visible: Column, seen: Column) -> Column:
+        """Places of tensors that the stretch before them made."""
+        had = (visible[self.records] < self.ends) & (seen[self.records] < self.ends)
+        return np.flatnonzero(self.is_candidate & ~had)

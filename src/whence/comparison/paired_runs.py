@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
 
-from whence import align, judge, metrics
+from whence import align, judge
 from whence.comparison.options import CompareOptions
 from whence.comparison.prepare.masks import UnifiedMasks, hide_the_same, unify_masks
+from whence.comparison.tasks import measuring
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Record, children, marks, region
@@ -142,27 +143,8 @@ class PairedRuns:
                 differing.append(key)
         caches = self._caches()
         differing.sort(key=lambda key: caches.get(key, ""))
-        readable: list[tuple[int, int]] = []
-
-        def arrays() -> Iterator[tuple[Array, Array]]:
-            for key in differing:
-                try:
-                    pair = self.reference.array(key[0]), self.target.array(key[1])
-                except ElementsMissing as error:
-                    out[key] = Measured("none", False, why=str(error))
-                    continue
-                readable.append(key)
-                self.progress(len(readable), len(differing), "measuring")
-                yield pair
-
-        results = metrics.measure_many(
-            arrays(),
-            tier=self._options.tier,
-            rtol=self._options.rtol,
-            atol=self._options.atol,
-            threads=self._options.threads,
-        )
-        out.update(zip(readable, results, strict=True))
+        runs = self.reference, self.target
+        out.update(measuring.measure(runs, differing, self._options, self.progress))
         if isinstance(self.target, UnifiedMasks):
             for s in in_plan:
                 key = s.reference_record, self._in_one_form(s).target_record

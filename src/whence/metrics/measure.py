@@ -9,6 +9,7 @@ time.
 
 from __future__ import annotations
 
+import enum
 import importlib
 import itertools
 import math
@@ -89,7 +90,7 @@ def measure_many(
     rtol: float = 1e-3,
     atol: float = 1e-5,
     threads: int | None = None,
-    kernels: bool | None = None,
+    kernels: bool | Kernels | None = None,
     custom: Sequence[Custom] = (),
 ) -> list[Measured]:
     """Measurements of many pairs, in their order. The reference comes first in every pair; nothing
@@ -101,7 +102,7 @@ def measure_many(
     "full" fill `values` with the metrics of METRICS up to that tier. rtol, atol: for `close_share`.
     threads: default one a core. kernels: None loads the compiled passes when there are more than 50
     MB (or they are loaded already), or more than 4096 pairs and they were compiled before; True
-    always, False never. custom: (name, function(reference, target)) pairs.
+    always, False never; `Kernels` which of them. custom: (name, function(reference, target)) pairs.
 
     Never raises for what the data holds. Shapes differ, or a dtype has no name: tier "none", not
     identical, `why` says so. No elements: every value None, "empty". NaN and Inf: error figures are
@@ -117,7 +118,6 @@ def measure_many(
     jobs = _jobs(pairs, answer, tier)
     waiting: list[Job] = []
     compiled = _load_kernels(kernels, jobs, waiting)
-    is_demanded = kernels is True
     options = Options(tier, float(rtol), float(atol), compiled, tuple(custom))
 
     waiting.reverse()  # popped from the end, so that each is let go when it is measured
@@ -128,15 +128,15 @@ def measure_many(
 
     runner = BatchRunner(options, threads or os.cpu_count() or 1, finish)
     every = itertools.chain(first, jobs)
-    runner.run(_with_kernels(every, is_demanded) if compiled else every)
+    runner.run(_with_kernels(every, WidePairs(kernels)) if compiled else every)
     return answer  # type: ignore[return-value]
 
 
-def _load_kernels(kernels: bool | None, jobs: Iterator[Job], waiting: list[Job]) -> bool:
+def _load_kernels(kernels: bool | Kernels | None, jobs: Iterator[Job], waiting: list[Job]) -> bool:
     """Load the compiled passes where they are wanted, or pay. waiting: gets the jobs drawn to
     decide it. Raises ImportError where they are wanted and numba is missing.
     """
-    is_demanded = kernels is True
+    is_demanded = kernels is True or isinstance(kernels, Kernels)
     if kernels is None:
         kernels = _kernels.loaded("compare")
         most_pairs = KERNELS_FROM_PAIRS if _kernels.compiled("compare") else math.inf
@@ -160,16 +160,45 @@ def _load_kernels(kernels: bool | None, jobs: Iterator[Job], waiting: list[Job])
     return bool(kernels)
 
 
-def _with_kernels(jobs: Iterable[Job], is_demanded: bool) -> Iterator[Job]:
-    """Jobs with the pass that they get. Elements of 64 bits, and many of 8, have a kernel of their
-    own, compiled where there are more than 50 MB of them: most comparisons have a few token ids.
+class Kernels(enum.Enum):
+    """Compiled passes that must be taken. NARROW: none of those of 64-bit and of many 8-bit pairs,
+    as `WidePairs` has it for the first of them.
     """
-    is_ready = is_demanded or _kernels.compiled("compare_wide")
-    nbytes = 0
+
+    NARROW = "narrow"
+    ALL = "all"
+
+
+class WidePairs:
+    """Which pairs of 64 bits, and of many elements of 8, get the kernel of their own: it is
+    compiled where there are more than 50 MB of them, since most comparisons have a few token ids.
+    Pairs are asked about in their order.
+    """
+
+    def __init__(self, kernels: bool | Kernels | None = None) -> None:
+        self._never = kernels is Kernels.NARROW
+        self._is_ready = kernels in (True, Kernels.ALL) or _kernels.compiled("compare_wide")
+        self._nbytes = 0
+
+    def get_kernel(self, nbytes: int) -> bool:
+        """Does the next pair of this kind get it? nbytes: of both sides."""
+        self._nbytes += nbytes
+        return not self._never and (self._is_ready or self._nbytes > KERNELS_FROM_BYTES)
+
+
+def is_wide(reference: DType, target: DType, size: int, tier: str) -> bool:
+    """Is this a pair that `WidePairs` decides about?"""
+    return _path(reference, target, size, tier) in _WIDE_PATHS
+
+
+_WIDE_PATHS = (_kernels.PATH_64, _kernels.PATH_8)
+
+
+def _with_kernels(jobs: Iterable[Job], wide: WidePairs) -> Iterator[Job]:
+    """Jobs with the pass that they get."""
     for job in jobs:
-        if job.path in (_kernels.PATH_64, _kernels.PATH_8):
-            nbytes += job.nbytes
-            if is_ready or nbytes > KERNELS_FROM_BYTES:
+        if job.path in _WIDE_PATHS:
+            if wide.get_kernel(job.nbytes):
                 _kernels.load("compare_wide")
             else:
                 job.path = _kernels.PATH_32 if job.path == _kernels.PATH_8 else -1

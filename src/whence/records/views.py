@@ -85,6 +85,12 @@ class Over(Named):
     def array(self, record: int) -> Array:
         return self.base.array(record)
 
+    def below(self, record: int) -> tuple[Run, int] | None:
+        """The run, and the number of a record in it, whose elements a record has unchanged; None
+        where this run makes them.
+        """
+        return (self.base, record) if type(self).array is Over.array else None
+
 
 class Looked(Sequence[T]):
     """Items that are looked up one at a time by their place, from 0 to `length`, and not kept.

@@ -40,9 +40,12 @@ SCHEMA: dict[str, tuple[str, str]] = {
     "root": ("<i4", "calls"), "phase": ("<i4", "calls"), "scope": ("<i4", "calls"),
     "op": ("<i4", "calls"), "op_type": ("<i4", "calls"), "refs_at": ("<i8", "calls+1"),
     "ref_slot": ("<i4", "refs"), "ref_record": ("<i8", "refs"),
+    "line_digest": ("<u8", "lines"), "call_kind": ("|u1", "calls"), "call_says": ("|u1", "calls"),
 }  # fmt: skip
+LATER = ("line_digest", "call_kind", "call_says")
+"""Columns that an earlier index lacks; `ProcessReader.said` makes them of the journal then."""
 RECORD_COLUMNS, CALL_COLUMNS = (
-    tuple(name for name, (_, length) in SCHEMA.items() if length == of)
+    tuple(n for n, (_, length) in SCHEMA.items() if length == of and n not in LATER)
     for of in ("records", "calls")
 )
 NAME_COLUMNS = ("dtype", "root", "phase", "scope", "op", "op_type", "ref_slot")
@@ -132,6 +135,8 @@ def load(folder: Path, journal_bytes: int) -> Index | None:
         tensors = {t.name: t for t in parse_header(data)}
         columns: dict[str, Column] = {}
         for name, (dtype, _) in SCHEMA.items():
+            if name in LATER and name not in tensors:
+                continue
             tensor = tensors[name]
             column = (
                 data[tensor.offset : tensor.offset + tensor.nbytes]

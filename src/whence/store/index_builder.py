@@ -13,6 +13,7 @@ import numpy as np
 
 from whence.records import Call, Dumped, Elements, External, Increment, Kept, Record, Statistics
 from whence.store import journal as journal_file
+from whence.store import line_digests
 from whence.store.columns import Column as FileColumn
 from whence.store.columns import FileBlocks
 from whence.store.index import (
@@ -116,8 +117,8 @@ class _Builder:
     when it was written, behind its children.
     """
 
-    def __init__(self, parts: _Parts) -> None:
-        self._parts = parts
+    def __init__(self, parts: _Parts, journal: Bytes | FileBlocks) -> None:
+        self._parts, self._journal = parts, journal
         self.names = _Names()
         self.records = 0
         self._ids: list[Column] = []
@@ -143,6 +144,7 @@ class _Builder:
         if calls:
             ids = [c.id for c in calls]
             fresh |= self._call_columns(calls)
+        fresh |= line_digests.columns(batch, self._journal)
         try:
             columns = {name: np.array(values, SCHEMA[name][0]) for name, values in fresh.items()}
             numbers = np.array(ids, np.int64)
@@ -244,7 +246,7 @@ def build(journal: Bytes, tell: Callable[[int, int], None] | None = None) -> Ind
     tell: called with how many bytes of it were read, and how many it has.
     """
     parts = _InMemory()
-    builder = _Builder(parts)
+    builder = _Builder(parts, journal)
     damage = _fill(builder, journal, tell)
     return Index(parts.columns(), list(builder.names), builder.end, damage)
 
@@ -257,7 +259,7 @@ def write(
     """
     with tempfile.TemporaryFile(dir=folder, buffering=1 << 20) as file:
         parts = _Spooled(file)
-        builder = _Builder(parts)
+        builder = _Builder(parts, journal)
         _fill(builder, journal, tell)
         write_index(folder, parts.columns(), list(builder.names), builder.end)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,12 +16,13 @@ from whence.errors import ElementsMissing, UnreadableRun
 from whence.records import Note, Program
 from whence.records.columns import Columns
 from whence.records.marks import WRITING
-from whence.store import index_builder, journal
+from whence.store import index_builder, journal, line_digests
 from whence.store.folder import INDEX, JOURNAL, ProcessInfo, is_writing, shard_name
 from whence.store.index import (
     CALL_COLUMNS,
     INCREMENT,
     KEPT,
+    LATER,
     NAME_COLUMNS,
     NONE,
     RECORD_COLUMNS,
@@ -59,6 +61,14 @@ class ProcessReader:
         self._shards: dict[int, Shard] = {}
         self._grown: dict[int, Array] = {}
         self._grown_bytes = self._read_bytes = 0
+
+    @functools.cached_property
+    def said(self) -> Mapping[str, Column]:
+        """The columns `line_digest`, `call_kind` and `call_says` (`store/line_digests.py`)."""
+        columns = self.index.columns
+        if all(name in columns for name in LATER):
+            return columns
+        return line_digests.of_journal(self.journal, columns["line_kind"].size)
 
     def ended(self) -> str:
         process = f"rank {self.info.rank} ({self.info.host}, pid {self.info.pid})"
@@ -111,16 +121,20 @@ class ProcessReader:
         is missing.
         """
         columns = self.index.columns
-        stored = np.flatnonzero(np.isin(columns["elements"], (KEPT, INCREMENT)))
+        is_stored = (columns["elements"] == KEPT) | (columns["elements"] == INCREMENT)
+        shards = np.where(is_stored, columns["shard"], self.shard_count)
+        ends = columns["offset"] + columns["nbytes"]
+        last = np.zeros(self.shard_count + 1, np.int64)
+        np.maximum.at(last, shards, ends)
         notes = []
-        for number in np.unique(columns["shard"][stored]):
-            records = stored[columns["shard"][stored] == number]
-            ends = columns["offset"][records] + columns["nbytes"][records]
-            shard = self.shard(int(number))
+        for number in np.unique(shards[np.flatnonzero(np.diff(shards, prepend=-1))]).tolist():
+            if number == self.shard_count:  # of those that are stored elsewhere
+                continue
+            shard = self.shard(number)
             try:
-                shard.data(0, int(ends.max()))
+                shard.data(0, int(last[number]))
             except ElementsMissing as error:
-                lost = int((ends > shard.available()).sum())
+                lost = int((ends[shards == number] > shard.available()).sum())
                 text = f"elements of {lost} of {self.records} tensors cannot be read: {error}"
                 notes.append(Note("error", text))
         return notes

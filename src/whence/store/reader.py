@@ -350,7 +350,8 @@ class StoredRun(Named):
     def _external(self, number: int) -> Bytes:
         record = self._record(number)
         place = record.elements
-        assert isinstance(place, External)
+        if not isinstance(place, External):
+            raise UnreadableRun(f"record {number} has another place in the index than in {JOURNAL}")
         try:
             data = map_file(self._path / place.file)
         except (OSError, ValueError) as error:
@@ -361,8 +362,8 @@ class StoredRun(Named):
         if not 0 <= place.offset <= place.offset + place.nbytes <= data.size:
             raise ElementsMissing(
                 f"record {number} lies in {place.file}: wanted bytes {place.offset} to "
-                f"{place.offset + place.nbytes}, "
-                f"the file has {data.size}; it is not the file of the capture"
+                f"{place.offset + place.nbytes}, the file has {data.size}; it is not the file of "
+                "the capture"
             )
         data = data[place.offset : place.offset + place.nbytes]
         if number not in self._verified:

@@ -11,6 +11,7 @@ import msgspec
 
 from whence.errors import OutputExists, UsageError
 from whence.workflows.saved import as_run, check_output, load_policy, views, write
+from whence.workflows.workers import Workers, started
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -45,6 +46,10 @@ def compare(
     occurrences: bool = False,
     html: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
+    engine: str = "local",
+    workers: int | None = None,
+    address: str | None = None,
+    resume: bool = False,
 ) -> Comparison:
     """Compare two runs (folders, opened runs, {name: array}): do they still compute the same, and
     if not, from which operator on?
@@ -71,8 +76,13 @@ def compare(
     folder. occurrences: count the executions of each operator (`Comparison.occurrences`), also of
     runs of modules; those of operators have it. html: also write the comparison as one page
     (`report_html`); a page that is there is replaced if `force`. progress: called with (done, of,
-    what); without one a notebook shows a line while it takes long. Raises UnreadableRun,
-    UsageError, OutputExists.
+    what); without one a notebook shows a line while it takes long. engine: where tensors that
+    differ are measured and calls are replayed: "local" in this process, "processes" in processes of
+    this machine, "ray" on a Ray cluster (docs/scale.md); the answer is the same. workers: how many
+    of them, default one a core. address: of a running Ray cluster; None starts Ray on this machine.
+    resume: go on with what workers finished for the same comparison before it was stopped, which
+    lies in `output`. Raises UnreadableRun, UsageError, OutputExists; MissingDependency without
+    Ray.
     """
     from whence.align import load_map
     from whence.comparison.onnx_files import answer as onnx_files
@@ -94,15 +104,36 @@ def compare(
     _check_again(reference, again)
     declared = load_policy(policy) if isinstance(policy, (str, os.PathLike)) else policy
     folder = Path(output) if output is not None else None
+    chosen = Workers(engine, workers, address, resume)
+    chosen.check(folder)
     if folder is not None:
-        check_output(folder, force)
+        check_output(folder, force, resume=resume)
     if html is not None and Path(html).exists() and not force:
         raise OutputExists(f"{os.fspath(html)} exists; --force replaces it, or choose another page")
     runs = _opened(reference, "<reference arrays>"), _opened(target, "<target arrays>")
     third_run = _opened(third) if third is not None else None
     a, b, program_files = programs.apply_programs(*runs, programs.open_programs(program, _opened))
     a, b = partial_prints.alike(*program_flow.with_agreeing_inputs(a, b))
-    with notebook_progress.counting(progress) as count:
+    about = {
+        "tier": tier,
+        "match": match,
+        "map": mapping,
+        "policy": policy,
+        "program": program,
+        "replay": replay,
+        "model": model,
+        "allow": allow,
+        "sample": sample,
+        "budget": budget,
+        "strict": strict,
+        "min coverage": min_coverage,
+        "again": again,
+        "third": third,
+    }
+    with (
+        notebook_progress.counting(progress) as count,
+        started(chosen, folder, (a, b), about) as engine_of_tasks,
+    ):
         options = CompareOptions(
             replay=replay,
             strict=strict,
@@ -118,6 +149,7 @@ def compare(
             views=view_names,
             progress=count,
             occurrences=occurrences,
+            engine=engine_of_tasks,
         )
         if onnx_files.can_compare(a, b):
             result = onnx_files.compare(a, b)
@@ -126,16 +158,16 @@ def compare(
         else:
             result = compare_runs(a, b, options, again=list(map(_opened, again)), third=third_run)
             result = programs.with_differences(result, program_files, a, b)
-    arguments = {
-        "mapping": mapping,
-        "match": match if match != "auto" else None,
-        "allow": list(allow),
-        "policy": policy,
-        "model": model,
-    }
-    result = msgspec.structs.replace(result, asked=_plain(arguments))
-    if folder is not None:
-        write(result, folder)
+        arguments = {
+            "mapping": mapping,
+            "match": match if match != "auto" else None,
+            "allow": list(allow),
+            "policy": policy,
+            "model": model,
+        }
+        result = msgspec.structs.replace(result, asked=_plain(arguments))
+        if folder is not None:
+            write(result, folder)
     if html is not None:
         from whence.workflows.page.write import report_html
 

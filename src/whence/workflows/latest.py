@@ -24,6 +24,7 @@ _FOLDER = "comparisons"
 _MOST_FILES = 32
 _MOST_SECONDS = 30 * 86_400
 _MOST_HEAD = 1 << 16
+_MOST_ROWS = 1_000_000  # of a comparison that is kept without being asked to: some 300 MB
 
 
 def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None) -> str:
@@ -44,9 +45,10 @@ def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None
             "status": result.status,
             "reference": result.reference,
             "target": result.target,
+            "why": (why := _too_large(result) if output is None else ""),
         }
     )
-    body = () if output is not None else everything_json(result)
+    body = () if output is not None or why else everything_json(result)
     fresh = folder / f"{_name()}.{os.getpid()}.{time.monotonic_ns()}.tmp"
     try:
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -59,7 +61,15 @@ def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None
             fresh.unlink()
         return f"{folder}: {error.strerror or error}"
     _tidy(folder)
-    return ""
+    return why
+
+
+def _too_large(result: Comparison) -> str:
+    """Why a comparison is not kept; "" where it is."""
+    rows = len(result.rows)
+    if rows <= _MOST_ROWS:
+        return ""
+    return f"it has {f'{rows:,}'.replace(',', ' ')} rows, too many to keep unasked"
 
 
 def latest() -> tuple[Comparison | str, str]:
@@ -80,10 +90,16 @@ def latest() -> tuple[Comparison | str, str]:
         )
     try:
         head, _, body = file.read_bytes().partition(b"\n")
-        folder = orjson.loads(head)["folder"]
+        said = orjson.loads(head)
+        folder = said["folder"]
         age = ago(time.time() - file.stat().st_mtime)
         if folder is not None:
             return folder, f"{folder}, made {age}"
+        if said.get("why"):
+            raise UnreadableRun(
+                f"the last comparison of this folder, made {age}, was not kept: {said['why']}; "
+                f"keep it: whence compare {said['reference']} {said['target']} -o CMP"
+            )
         result = msgspec.json.decode(body, type=Comparison)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UnreadableRun(

@@ -49,9 +49,13 @@ def free_output(base: str) -> Path:
     return path
 
 
-def check_output(folder: Path, force: bool) -> None:
+UNFINISHED = "unfinished.journal"
+"""In the folder of a comparison: what its workers finished, until it is done."""
+
+
+def check_output(folder: Path, force: bool, *, resume: bool = False) -> None:
     """Raise OutputExists when a comparison cannot go into this folder; called before anything is
-    computed.
+    computed. resume: what a comparison left there that was not finished may be gone on with.
     """
     if not folder.exists():
         return
@@ -59,7 +63,13 @@ def check_output(folder: Path, force: bool) -> None:
         raise OutputExists(
             f"cannot write a comparison to {folder}: it is a file; choose another -o"
         )
-    if any(folder.iterdir()) and not force:
+    is_unfinished = (folder / UNFINISHED).is_file()
+    if any(folder.iterdir()) and not force and not (resume and is_unfinished):
+        if is_unfinished:
+            raise OutputExists(
+                f"{folder} holds a comparison that was not finished; --resume goes on with it, "
+                "--force starts anew"
+            )
         if (folder / "summary.json").exists():
             holds, replaced = "a comparison", "it"
         else:

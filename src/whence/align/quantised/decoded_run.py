@@ -56,6 +56,10 @@ class DecodedRun(Over):
         self._held.move_to_end(record)
         return self._held[record]
 
+    def below(self, record: int) -> tuple[Run, int] | None:
+        """As `Over.below`."""
+        return (self.base, record) if record < self._first else None
+
     def _record(self, record: int) -> Record:
         if record < self._first:
             return self.base.records[record]

@@ -54,6 +54,12 @@ class UnifiedMasks(Over):
         mask = self._arrays.get(record)
         return self.base.array(record) if mask is None else mask
 
+    def below(self, record: int) -> tuple[Run, int] | None:
+        """As `Over.below`."""
+        if record >= self._first:
+            return self.base, self._as_they_are[record - self._first]
+        return None if record in self._arrays else (self.base, record)
+
 
 def unify_masks(reference: Run, target: Run, plan: Plan) -> Run:
     """The target with its masks in the reference's form; the target itself where none has

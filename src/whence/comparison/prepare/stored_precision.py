@@ -62,6 +62,10 @@ class StoredPrecisionRun(Over):
         view.flags.writeable = False
         return view
 
+    def below(self, record: int) -> tuple[Run, int] | None:
+        """As `Over.below`."""
+        return (self.base, record) if record not in self._kinds else None
+
 
 def as_computed(run: Run) -> Run:
     """The run with its labels, and what a dump says no dtype of, in the dtype they were computed

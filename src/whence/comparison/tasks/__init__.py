@@ -1,0 +1,1 @@
+"""Work of a comparison as tasks for an engine: what is described, and how a worker does it."""

@@ -1,0 +1,269 @@
+"""Pairs of tensors that differ, measured: here on threads, or as tasks of an engine. A task holds
+which tensors of which runs on disk; the figures come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from whence import _kernels, extras, metrics
+from whence.comparison.options import CompareOptions
+from whence.comparison.tasks.sources import Source, Sources, opened
+from whence.dtypes import DTYPES, Array, DType
+from whence.engines import Engine, Outcome, Task
+from whence.errors import ElementsMissing
+from whence.metrics import Kernels
+from whence.records import Record, Run
+from whence.results import Measured
+
+TASK_BYTES = 128 << 20
+"""Of both sides of a task's pairs: what makes the cost of handing it out and of its row's way back
+less than a hundredth of its work.
+"""
+
+Key = tuple[int, int]
+Progress = Callable[[int, int, str], None]
+
+
+class _Work(msgspec.Struct, frozen=True):
+    """A task: pairs of tensors of two runs on disk, and how they are measured. kernels: None for
+    numpy alone.
+    """
+
+    reference: Source
+    target: Source
+    pairs: tuple[Key, ...]
+    tier: str
+    rtol: float
+    atol: float
+    kernels: Kernels | None
+
+
+_Results = list[Measured | str]
+"""What came of a task's pairs, in their order; a text says why the elements are missing."""
+
+
+def perform(payload: bytes) -> bytes:
+    """Measure the pairs of a task, in a worker."""
+    work = msgspec.msgpack.decode(payload, type=_Work)
+    if work.kernels is not None:
+        _compile_elsewhere()
+    reference, target = opened(work.reference), opened(work.target)
+    results: dict[int, Measured | str] = {}
+    readable: list[int] = []
+
+    def arrays() -> Iterator[tuple[Array, Array]]:
+        for place, (a, b) in enumerate(work.pairs):
+            try:
+                pair = reference.array(a), target.array(b)
+            except ElementsMissing as error:
+                results[place] = str(error)
+                continue
+            readable.append(place)
+            yield pair
+
+    measured = metrics.measure_many(
+        arrays(),
+        tier=work.tier,
+        rtol=work.rtol,
+        atol=work.atol,
+        threads=1,
+        kernels=work.kernels or False,
+    )
+    results.update(zip(readable, measured, strict=True))
+    return msgspec.msgpack.encode([results[place] for place in range(len(work.pairs))])
+
+
+def nbytes_of(record: Record) -> int:
+    """Bytes of a tensor's elements; 0 where its dtype has no name here."""
+    dtype = DTYPES.get(record.dtype)
+    return record.count * dtype.itemsize if dtype is not None else 0
+
+
+def measure(
+    runs: tuple[Run, Run],
+    keys: Sequence[Key],
+    options: CompareOptions,
+    progress: Progress,
+) -> dict[Key, Measured]:
+    """Figures of pairs of tensors, those of which a run has no elements first. keys: in the order
+    in which they are best read.
+
+    The figures are the same, bit for bit, whatever engine measures. Less than a task's worth of
+    data is measured here.
+    """
+    pairs = [_Pair.of(key, runs) for key in keys]
+    if options.engine is None or sum(pair.nbytes for pair in pairs) < TASK_BYTES:
+        return _here(runs, keys, options, progress, None)
+    results = _with_engine(runs, pairs, options, options.engine, progress)
+    missing = {key: m for key in keys if (m := results[key]).tier == "none"}
+    return missing | {key: results[key] for key in keys}
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A pair to measure. kinds: None where a dtype has no name here."""
+
+    key: Key
+    kinds: tuple[DType, DType] | None
+    size: int
+    nbytes: int
+
+    @staticmethod
+    def of(key: Key, runs: tuple[Run, Run]) -> _Pair:
+        records: list[Record] = [run.records[number] for run, number in zip(runs, key, strict=True)]
+        size = math.prod(records[0].shape)
+        first, second = (DTYPES.get(record.dtype) for record in records)
+        if first is None or second is None:
+            return _Pair(key, None, size, 0)
+        return _Pair(key, (first, second), size, size * (first.itemsize + second.itemsize))
+
+
+def _with_engine(
+    runs: tuple[Run, Run],
+    pairs: Sequence[_Pair],
+    options: CompareOptions,
+    engine: Engine,
+    progress: Progress,
+) -> dict[Key, Measured]:
+    works, rest = _packed(runs, pairs, options)
+    done = 0
+
+    def tell(number: int) -> None:
+        nonlocal done
+        done += number
+        progress(done, len(pairs), "measuring")
+
+    results: dict[Key, Measured] = {}
+    for kernels, own in rest.items():
+        results |= _here(runs, own, options, lambda *_: None, kernels)
+        tell(len(own))
+    tasks = [
+        Task(number, __name__, msgspec.msgpack.encode(work))
+        for number, (work, _) in enumerate(works)
+    ]
+    with contextlib.closing(engine.run(tasks)) as outcomes:
+        for outcome in outcomes:
+            keys = works[outcome.number][1]
+            results |= zip(keys, _measured(outcome, len(keys)), strict=True)
+            tell(len(keys))
+    return results
+
+
+def _measured(outcome: Outcome, number: int) -> Iterable[Measured]:
+    if outcome.error:
+        return [Measured("none", False, why=f"could not be measured: {outcome.error}")] * number
+    return [
+        Measured("none", False, why=result) if isinstance(result, str) else result
+        for result in msgspec.msgpack.decode(outcome.result, type=_Results)
+    ]
+
+
+def _packed(
+    runs: tuple[Run, Run], pairs: Sequence[_Pair], options: CompareOptions
+) -> tuple[list[tuple[_Work, list[Key]]], dict[Kernels | None, list[Key]]]:
+    """Tasks with the pairs they are of, and the pairs that only this process can read, both by the
+    passes they get.
+    """
+    sources = Sources(runs[0]), Sources(runs[1])
+    groups: dict[tuple[Source, Source, Kernels | None], list[tuple[_Pair, Key]]] = {}
+    rest: dict[Kernels | None, list[Key]] = {}
+    for pair, kernels in zip(pairs, _passes(pairs, options.tier), strict=True):
+        sides = sources[0].of(pair.key[0]), sources[1].of(pair.key[1])
+        if sides[0] is None or sides[1] is None or pair.kinds is None:
+            rest.setdefault(kernels, []).append(pair.key)
+            continue
+        group = groups.setdefault((sides[0][0], sides[1][0], kernels), [])
+        group.append((pair, (sides[0][1], sides[1][1])))
+    works = []
+    for (reference, target, kernels), members in groups.items():
+        for part in _parts(members):
+            work = _Work(
+                reference, target, tuple(numbers for _, numbers in part),
+                options.tier, options.rtol, options.atol, kernels,
+            )  # fmt: skip
+            works.append((work, [pair.key for pair, _ in part]))
+    return works, rest
+
+
+def _parts(members: Sequence[tuple[_Pair, Key]]) -> Iterator[list[tuple[_Pair, Key]]]:
+    """Pairs in a row with at least a task's worth of data; the last ones go with those before."""
+    left = sum(pair.nbytes for pair, _ in members)
+    part: list[tuple[_Pair, Key]] = []
+    nbytes = 0
+    for member in members:
+        part.append(member)
+        nbytes += member[0].nbytes
+        left -= member[0].nbytes
+        if nbytes >= TASK_BYTES and left >= TASK_BYTES:
+            yield part
+            part, nbytes = [], 0
+    if part:
+        yield part
+
+
+def _passes(pairs: Sequence[_Pair], tier: str) -> list[Kernels | None]:
+    """The passes that each pair gets where all are measured in one process."""
+    if not extras.is_here("numba"):  # then none has them
+        return [None] * len(pairs)
+    _compile_elsewhere()
+    wide = metrics.WidePairs()
+    passes: list[Kernels | None] = []
+    for pair in pairs:
+        is_narrow = (
+            pair.kinds is not None
+            and metrics.is_wide(*pair.kinds, pair.size, tier)
+            and not wide.get_kernel(pair.nbytes)
+        )
+        passes.append(Kernels.NARROW if is_narrow else Kernels.ALL)
+    return passes
+
+
+def _compile_elsewhere() -> None:
+    """Have the kernels on disk before they are loaded: code that a process has just compiled rounds
+    otherwise in the last digit than the same code from disk, and workers must agree.
+    """
+    if not _kernels.compiled():
+        subprocess.run(
+            [sys.executable, "-m", "whence", "warmup"], stdout=subprocess.DEVNULL, check=False
+        )
+
+
+def _here(
+    runs: tuple[Run, Run],
+    keys: Sequence[Key],
+    options: CompareOptions,
+    progress: Progress,
+    kernels: Kernels | None,
+) -> dict[Key, Measured]:
+    """Measure on threads of this process."""
+    missing: dict[Key, Measured] = {}
+    readable: list[Key] = []
+
+    def arrays() -> Iterator[tuple[Array, Array]]:
+        for key in keys:
+            try:
+                pair = runs[0].array(key[0]), runs[1].array(key[1])
+            except ElementsMissing as error:
+                missing[key] = Measured("none", False, why=str(error))
+                continue
+            readable.append(key)
+            progress(len(readable), len(keys), "measuring")
+            yield pair
+
+    measured = metrics.measure_many(
+        arrays(),
+        tier=options.tier,
+        rtol=options.rtol,
+        atol=options.atol,
+        threads=options.threads,
+        kernels=kernels,
+    )
+    return missing | dict(zip(readable, measured, strict=True))

@@ -1,0 +1,74 @@
+"""Where the elements of a tensor lie, as a worker can find them again: a run by its path, and a
+number in it.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import msgspec
+
+from whence import store
+from whence.errors import UnreadableRun
+from whence.readers import ForeignRun, opening
+from whence.records import Over, Run
+from whence.store import StoredRun
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A run on disk. ranks: only of these processes; None for all. records: how many it has."""
+
+    path: str
+    ranks: tuple[int, ...] | None
+    is_foreign: bool
+    records: int
+
+
+@functools.lru_cache(maxsize=4)
+def opened(source: Source) -> Run:
+    """The run. Raises UnreadableRun where it is not the one that was described."""
+    run: Run = (
+        opening.open_run(source.path)
+        if source.is_foreign
+        else store.open_run(source.path, ranks=source.ranks)
+    )
+    if len(run.records) < source.records:
+        raise UnreadableRun(
+            f"{source.path} has {len(run.records)} tensors here, {source.records} where it is "
+            "compared: all machines must see the same files under this path"
+        )
+    return run
+
+
+class Sources:
+    """Finds the source of each tensor of one run of a comparison."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._known: dict[int, Source | None] = {}
+
+    def of(self, record: int) -> tuple[Source, int] | None:
+        """(run on disk, number in it) whose elements a tensor has unchanged; None where it was made
+        from others, or lies in memory.
+        """
+        run: Run = self._run
+        while isinstance(run, Over) and not isinstance(run, ForeignRun):
+            below = run.below(record)
+            if below is None:
+                return None
+            run, record = below
+        if id(run) not in self._known:
+            self._known[id(run)] = _source(run)
+        source = self._known[id(run)]
+        return None if source is None else (source, record)
+
+
+def _source(run: Run) -> Source | None:
+    if isinstance(run, StoredRun):
+        path, ranks = run.__reduce__()[1]  # as it travels
+        chosen = None if ranks is None else tuple(sorted(ranks))
+        return Source(str(path), chosen, False, len(run.records))
+    if isinstance(run, ForeignRun) and Path(run.path).exists():
+        return Source(str(Path(run.path).absolute()), None, True, len(run.records))
+    return None

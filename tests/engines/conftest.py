@@ -1,0 +1,26 @@
+"""Runs that differ, and tasks of little data."""
+
+import importlib
+
+import pytest
+from differing_runs import write
+
+from whence.comparison.tasks import measuring
+from whence.comparison.verdicts import replays_ahead
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for name, seed in (("a", 0), ("b", 1), ("c", 2)):
+        write(folder / name, seed)
+    return folder
+
+
+@pytest.fixture
+def many_tasks(monkeypatch):
+    """What is little data otherwise is several tasks, and enough for compiled passes."""
+    monkeypatch.setattr(measuring, "TASK_BYTES", 8 << 10)
+    monkeypatch.setattr(replays_ahead, "LEAST_BYTES", 0)
+    measure = importlib.import_module("whence.metrics.measure")  # not the function
+    monkeypatch.setattr(measure, "KERNELS_FROM_BYTES", 0)
