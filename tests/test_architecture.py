@@ -196,6 +196,7 @@ FOLDERS = {
             "weights",
             "compare_labels",
             "upgrade",
+            "pack",
         },
         {"ladder"},
     ],

@@ -62,6 +62,7 @@ def test_what_errors_tell_pip_to_install_is_what_the_extras_ask_for():
         "torch": asked["torch"],
         "paddle": asked["paddle"],
         "h5py": asked["h5"],
+        "numcodecs": asked["pack"],
         "matplotlib": asked["plots"],
         "mcp": asked["mcp"],
     }

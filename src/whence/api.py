@@ -41,6 +41,7 @@ from whence.workflows.msit_report import cmp_report
 from whence.workflows.nans import nans
 from whence.workflows.operator_tests.generate import diff_results, generate_tests
 from whence.workflows.operator_tests.operators import chosen_operators, signatures
+from whence.workflows.pack import pack, unpack
 from whence.workflows.page.write import page, plots, report_html
 from whence.workflows.probe.narrow import narrow
 from whence.workflows.probe.probe import attach_probe, probe, probe_command
@@ -114,6 +115,7 @@ __all__ = [
     "open_run",
     "open_to_show",
     "opened_dump",
+    "pack",
     "page",
     "parity",
     "planted",
@@ -137,6 +139,7 @@ __all__ = [
     "tokens",
     "trace",
     "trigger",
+    "unpack",
     "upgrade",
     "views",
     "warmup",

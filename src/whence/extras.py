@@ -20,6 +20,7 @@ _REQUIREMENTS = {
     "h5py": "h5py>=3.11",
     "matplotlib": "matplotlib>=3.9",
     "mcp": "mcp>=2",
+    "numcodecs": "numcodecs>=0.13",
 }
 """What each extra of pyproject.toml asks for, by the name that is imported. pip is given this and
 not the extra: no package index has whence.

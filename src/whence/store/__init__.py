@@ -8,6 +8,7 @@ from whence.store.discard import discard, reasons
 from whence.store.external import Candidates, find_external
 from whence.store.folder import FORMAT, ProcessInfo, create, is_run, update_info
 from whence.store.mistaken import what_instead
+from whence.store.pack import Dropping, Packed, is_packed, pack, relocate, unpack
 from whence.store.reader import StoredRun, open_run
 from whence.store.recover import Recovered, is_written, recover
 from whence.store.same_lines import say_the_same
@@ -18,6 +19,8 @@ from whence.store.writer import Writer
 __all__ = [
     "FORMAT",
     "Candidates",
+    "Dropping",
+    "Packed",
     "ProcessInfo",
     "Recovered",
     "Scrubbed",
@@ -27,13 +30,17 @@ __all__ = [
     "create",
     "discard",
     "find_external",
+    "is_packed",
     "is_run",
     "is_written",
     "open_run",
+    "pack",
     "reasons",
     "recover",
+    "relocate",
     "say_the_same",
     "scrub",
+    "unpack",
     "update_info",
     "what_instead",
 ]

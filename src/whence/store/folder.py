@@ -29,8 +29,9 @@ PROCESS = "process.json"
 JOURNAL = "journal.jsonl"
 INDEX = "index.safetensors"
 STATUS = "status.json"
+PACKED = "packed.json"  # how the shards of a run are packed (`store.pack`)
 FOREIGN_SILENCE_S = 60.0
-_PROCESS_FOLDER = re.compile(r"rank\d{5,}-.+")
+PROCESS_FOLDER = re.compile(r"rank\d{5,}-[^/]+")
 _MAX_JSON_BYTES = 64 << 20
 _DAMAGED = "it is damaged or was cut off: copy the run again, or capture it again"
 
@@ -186,7 +187,7 @@ def update_info(path: str | Path, **fields: Any) -> None:
     """Set fields of run.json, replacing the file atomically; fields this version does not know are
     kept and may be set too.
 
-    Raises UnreadableRun when there is no run, StoreFailed when it cannot be written.
+    Raises UnreadableRun where there is no run, StoreFailed.
     """
     file = Path(path) / RUN
     try:
@@ -274,7 +275,7 @@ def make_process_folder(run: Path, rank: int, info: ProcessInfo) -> Path:
 
 def process_folders(run: Path) -> list[Path]:
     """The folders of the processes of a run, unsorted."""
-    return [p for p in run.iterdir() if _PROCESS_FOLDER.fullmatch(p.name) and p.is_dir()]
+    return [p for p in run.iterdir() if PROCESS_FOLDER.fullmatch(p.name) and p.is_dir()]
 
 
 def load_process(folder: Path) -> ProcessInfo:
@@ -332,12 +333,10 @@ def is_writing(folder: Path, info: ProcessInfo) -> bool:
 def delete_run(run: Path) -> None:
     """Delete what whence wrote of a run, and leave its folder. Raises OSError."""
     for folder in process_folders(run):
-        if folder.is_symlink():
-            folder.unlink()
-        else:
-            shutil.rmtree(folder)
+        folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)
     for leftover in run.glob(f"{RUN}.*.tmp"):
         leftover.unlink()
+    (run / PACKED).unlink(missing_ok=True)
     # last: an interrupted deletion is still recognised as a run and can be forced again
     (run / RUN).unlink()
 

@@ -27,6 +27,8 @@ from whence.store.index import (
     Column,
 )
 from whence.store.journal import PROGRAM
+from whence.store.packed_reference import PackedReference
+from whence.store.packed_shard import PackedShard, packed_name
 from whence.store.shards import Bytes, Shard, forget, map_file
 from whence.store.status import FAILED, RECOVERED, RUNNING, read_status
 
@@ -56,7 +58,8 @@ class ProcessReader:
         self.shard_count = int(shards.max()) + 1 if shards.size else 0
         self.record_base = self.call_base = self.shard_base = 0
         self.renamed: dict[str, str] = {}
-        self._shards: dict[int, Shard] = {}
+        self._shards: dict[int, Shard | PackedShard] = {}
+        self._reference = PackedReference(folder.parent)
         self._grown: dict[int, Array] = {}
         self._grown_bytes = self._read_bytes = 0
 
@@ -100,11 +103,26 @@ class ProcessReader:
                 "whence"
             ) from None
 
-    def shard(self, number: int) -> Shard:
+    def shard(self, number: int) -> Shard | PackedShard:
         shard = self._shards.get(number)
         if shard is None:
-            shard = self._shards[number] = Shard(self.folder / shard_name(number))
+            packed = self.folder / packed_name(number)
+            shard = self._shards[number] = (
+                PackedShard(packed, self._reference.piece)
+                if packed.exists()
+                else Shard(self.folder / shard_name(number))
+            )
         return shard
+
+    def mapped(self, record: int) -> Shard | None:
+        """The shard in which the elements lie as they are, in one piece; None where they do
+        not.
+        """
+        columns = self.index.columns
+        if columns["elements"][record] != KEPT:
+            return None
+        shard = self.shard(int(columns["shard"][record]))
+        return shard if isinstance(shard, Shard) else None
 
     def damaged_shards(self) -> list[Note]:
         """A note for each shard that is not there or was cut off, with how many tensors lie in what
@@ -118,9 +136,9 @@ class ProcessReader:
             ends = columns["offset"][records] + columns["nbytes"][records]
             shard = self.shard(int(number))
             try:
-                shard.data(0, int(ends.max()))
+                shard.require(int(ends.max()))
             except ElementsMissing as error:
-                lost = int((ends > shard.available()).sum())
+                lost = shard.lost(columns["offset"][records], ends)
                 text = f"elements of {lost} of {self.records} tensors cannot be read: {error}"
                 notes.append(Note("error", text))
         return notes

@@ -257,25 +257,22 @@ class StoredRun(Named):
         off.
         """
         process, local = self._at(record)
-        columns = process.index.columns
-        if columns["elements"][local] != KEPT:
+        columns, shard = process.index.columns, process.mapped(local)
+        if shard is None:
             return None
         nbytes = int(columns["nbytes"][local])
         if nbytes != math.prod(process.index.shape(local)) * process.dtype(local).itemsize:
             return None
-        return process.shard(int(columns["shard"][local])).address(
-            int(columns["offset"][local]), nbytes
-        ), nbytes
+        return shard.address(int(columns["offset"][local]), nbytes), nbytes
 
     def location(self, record: int) -> tuple[str, int, int] | None:
         """(file, offset from its start, nbytes) where the elements lie as one piece of a shard;
         None where they do not.
         """
         process, local = self._at(record)
-        columns = process.index.columns
-        if columns["elements"][local] != KEPT:
+        columns, shard = process.index.columns, process.mapped(local)
+        if shard is None:
             return None
-        shard = process.shard(int(columns["shard"][local]))
         return (
             str(shard.path),
             shard.offset() + int(columns["offset"][local]),
