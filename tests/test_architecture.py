@@ -169,9 +169,11 @@ FOLDERS = {
     ],
     "workflows": [
         {"saved", "latest", "notebook_progress", "range_measuring"},
+        {"saved_rows"},
         {
             "capture",
             "contents",
+            "query",
             "faults",
             "convert",
             "maintenance",
@@ -206,6 +208,7 @@ LATE = {
     ("display", "report.notebook"),
     ("display", "report.prompt"),
     ("results.lookup", "report.frames"),
+    ("results.lookup", "report.arrow"),
 }
 # Words, slots and notes that code asks for stand in one file each; elsewhere their members or
 # functions are used. Files and packages that still have bare text; the lists may only shrink.

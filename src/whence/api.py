@@ -45,6 +45,7 @@ from whence.workflows.pack import pack, unpack
 from whence.workflows.page.write import page, plots, report_html
 from whence.workflows.probe.narrow import narrow
 from whence.workflows.probe.probe import attach_probe, probe, probe_command
+from whence.workflows.query import comparison_tables, query, to_parquet
 from whence.workflows.ranges import ranges
 from whence.workflows.ranks import ranks
 from whence.workflows.repeat.repeat import repeat_command
@@ -80,6 +81,7 @@ __all__ = [
     "compare",
     "compare_labels",
     "compare_live",
+    "comparison_tables",
     "compile",
     "compile_backend",
     "contents",
@@ -122,6 +124,7 @@ __all__ = [
     "plots",
     "probe",
     "probe_command",
+    "query",
     "ranges",
     "ranks",
     "record",
@@ -136,6 +139,7 @@ __all__ = [
     "signatures",
     "take_label",
     "task",
+    "to_parquet",
     "tokens",
     "trace",
     "trigger",

@@ -31,7 +31,7 @@ GROUPS = {
     "Capture": ("run", "trigger"),
     "Compare": ("compare", "diverge", "tokens", "labels", "ladder", "upgrade", "export-check"),
     "One run": ("probe", "repeat", "nans", "ranges", "ranks"),
-    "Inspect": ("show", "report", "trace", "repro", "locate", "align", "map-weights"),
+    "Inspect": ("show", "report", "query", "trace", "repro", "locate", "align", "map-weights"),
     "Operators": ("ops",),
     "Other tools": ("convert", "xray", "msprobe", "msit", "ait"),
     "Try it": ("demo", "doctor"),
