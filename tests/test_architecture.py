@@ -168,7 +168,7 @@ FOLDERS = {
         {"opening"},
     ],
     "workflows": [
-        {"saved", "latest", "notebook_progress", "range_measuring"},
+        {"upload", "saved", "latest", "notebook_progress", "range_measuring"},
         {"saved_rows"},
         {
             "capture",

@@ -63,6 +63,7 @@ def test_what_errors_tell_pip_to_install_is_what_the_extras_ask_for():
         "paddle": asked["paddle"],
         "h5py": asked["h5"],
         "numcodecs": asked["pack"],
+        "fsspec": asked["remote"],
         "pyarrow": asked["parquet"],
         "duckdb": [n for n in asked["query"] if n not in asked["parquet"]],
         "matplotlib": asked["plots"],

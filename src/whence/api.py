@@ -63,6 +63,7 @@ from whence.workflows.trace import trace
 from whence.workflows.trigger import trigger
 from whence.workflows.two_models import auto_diff, parity
 from whence.workflows.upgrade.upgrade import upgrade
+from whence.workflows.upload import upload
 from whence.workflows.watch import watch
 from whence.workflows.weights import map_weights
 
@@ -145,6 +146,7 @@ __all__ = [
     "trigger",
     "unpack",
     "upgrade",
+    "upload",
     "views",
     "warmup",
     "watch",

@@ -23,6 +23,7 @@ _REQUIREMENTS = {
     "numcodecs": "numcodecs>=0.13",
     "pyarrow": "pyarrow>=15",
     "duckdb": "duckdb>=1.1",
+    "fsspec": "fsspec>=2024.6",
 }
 """What each extra of pyproject.toml asks for, by the name that is imported. pip is given this and
 not the extra: no package index has whence.

@@ -36,7 +36,16 @@ GROUPS = {
     "Other tools": ("convert", "xray", "msprobe", "msit", "ait"),
     "Try it": ("demo", "doctor"),
     "Agents": ("mcp",),
-    "Maintenance": ("completion", "pack", "unpack", "recover", "scrub", "warmup", "include"),
+    "Maintenance": (
+        "completion",
+        "pack",
+        "unpack",
+        "upload",
+        "recover",
+        "scrub",
+        "warmup",
+        "include",
+    ),
 }
 """Headings of `whence --help` with their commands, in the order in which both are shown."""
 UNGROUPED = "More commands"

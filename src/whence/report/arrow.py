@@ -226,12 +226,9 @@ class _Pairs:
         for row in self._result.rows:
             measured = row.measured
             why = measured.why or "; ".join(f"{k}: {v}" for k, v in measured.whys.items())
-            yield (
-                *fields(row),
-                *(measured.identical, measured.tier, why),
-                *map(measured.values.get, metrics),
-                measured.max_abs_index,
-            )
+            figures = tuple([measured.values.get(metric) for metric in metrics])
+            known = (measured.identical, measured.tier, why)
+            yield fields(row) + known + figures + (measured.max_abs_index,)
 
 
 def _calls(result: Comparison) -> Iterator[tuple[Any, ...]]:

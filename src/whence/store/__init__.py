@@ -11,6 +11,7 @@ from whence.store.mistaken import what_instead
 from whence.store.pack import Dropping, Packed, is_packed, pack, relocate, unpack
 from whence.store.reader import StoredRun, open_run
 from whence.store.recover import Recovered, is_written, recover
+from whence.store.remote import is_url
 from whence.store.same_lines import say_the_same
 from whence.store.scrub import Scrubbed, scrub
 from whence.store.set_aside import SetAside
@@ -32,6 +33,7 @@ __all__ = [
     "find_external",
     "is_packed",
     "is_run",
+    "is_url",
     "is_written",
     "open_run",
     "pack",

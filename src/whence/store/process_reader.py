@@ -29,10 +29,13 @@ from whence.store.index import (
 from whence.store.journal import PROGRAM
 from whence.store.packed_reference import PackedReference
 from whence.store.packed_shard import PackedShard, packed_name
+from whence.store.remote_run import mirror_of
+from whence.store.remote_shard import RemoteShard
 from whence.store.shards import Bytes, Shard, forget, map_file
 from whence.store.status import FAILED, RECOVERED, RUNNING, read_status
 
 T = TypeVar("T")
+AnyShard = Shard | PackedShard | RemoteShard
 _LINES = 4096  # that are decoded at once
 _MAPPED_BYTES = 128 << 20  # of shards that stay in memory for having been read
 _GROWN_BYTES = 32 << 20  # of tensors put together from increments that are kept for the next ones
@@ -58,7 +61,8 @@ class ProcessReader:
         self.shard_count = int(shards.max()) + 1 if shards.size else 0
         self.record_base = self.call_base = self.shard_base = 0
         self.renamed: dict[str, str] = {}
-        self._shards: dict[int, Shard | PackedShard] = {}
+        self._shards: dict[int, AnyShard] = {}
+        self._remote = mirror_of(folder.parent)
         self._reference = PackedReference(folder.parent)
         self._grown: dict[int, Array] = {}
         self._grown_bytes = self._read_bytes = 0
@@ -103,16 +107,22 @@ class ProcessReader:
                 "whence"
             ) from None
 
-    def shard(self, number: int) -> Shard | PackedShard:
+    def shard(self, number: int) -> AnyShard:
         shard = self._shards.get(number)
         if shard is None:
-            packed = self.folder / packed_name(number)
-            shard = self._shards[number] = (
-                PackedShard(packed, self._reference.piece)
-                if packed.exists()
-                else Shard(self.folder / shard_name(number))
-            )
+            shard = self._shards[number] = self._new_shard(number)
         return shard
+
+    def _new_shard(self, number: int) -> AnyShard:
+        packed, remote = packed_name(number), self._remote
+        if remote is not None:
+            file = remote.packed(self.folder.name, packed)
+            if file is None:
+                return remote.shard(self.folder.name, shard_name(number))
+            return PackedShard(file, self._reference.piece)
+        if (self.folder / packed).exists():
+            return PackedShard(self.folder / packed, self._reference.piece)
+        return Shard(self.folder / shard_name(number))
 
     def mapped(self, record: int) -> Shard | None:
         """The shard in which the elements lie as they are, in one piece; None where they do
