@@ -232,7 +232,7 @@ class _Pairs:
 
 
 def _calls(result: Comparison) -> Iterator[tuple[Any, ...]]:
-    known: dict[int, Row | tuple[Any, ...]] = {}
+    known: dict[int, tuple[Any, ...]] = {}
     for row in result.rows:
         if row.pair not in known:
             known[row.pair] = tuple([getattr(row, name) for name, _ in _OF_CALL])

@@ -56,8 +56,12 @@ class Place:
         out: dict[str, int | None] = {}
         for entry in self._tried(listed, f"list {self.url}/{below}"):
             name = str(entry["name"]).rstrip("/").rpartition("/")[2]
-            if name and name not in (".", "..") and "?" not in name:
-                out[name] = None if entry["type"] == "directory" else int(entry["size"] or 0)
+            if not name or name in (".", "..") or "?" in name:
+                continue
+            is_folder, size = entry["type"] == "directory", entry.get("size")
+            if not is_folder and size is None:  # a page of links says no sizes
+                size = self.size(f"{below}/{name}" if below else name)
+            out[name] = None if is_folder else int(size or 0)
         return out
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:

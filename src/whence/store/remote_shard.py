@@ -20,6 +20,7 @@ BLOCK_BYTES = 1 << 20
 KEPT_BYTES = 128 << 20
 MOST_AHEAD = 16  # blocks that one request fetches ahead
 THREADS = 4
+_FEW = 4  # tensors of a shard; who reads more of them, reads on
 
 
 class Blocks:
@@ -31,6 +32,10 @@ class Blocks:
         self._known: OrderedDict[tuple[str, int], Future[Bytes]] = OrderedDict()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="whence-remote")
         self.requested: list[tuple[str, int, int]] = []
+        # Blocks asked for ahead that nobody has used yet. What is asked for ahead is paid with
+        # those that were used: of what is never looked at, half is fetched at most, and MOST_AHEAD.
+        self._unused: set[tuple[str, int]] = set()
+        self._credit = MOST_AHEAD
 
     def read(self, name: str, size: int, start: int, stop: int, *, ahead: int) -> Bytes:
         """Bytes [start, stop) of a file of `size` bytes; so many blocks behind it are asked for and
@@ -41,8 +46,16 @@ class Blocks:
         with self._lock:
             # kept here while they are used, however many there are
             wanted = self._ask(name, size, first, last)
-            if ahead and (name, last) not in self._known:
-                self._ask(name, size, last, min(end, last + ahead))
+            for block in range(first, last):
+                if (name, block) in self._unused:
+                    self._unused.discard((name, block))
+                    self._credit += 2
+            if ahead and (name, last) not in self._known and self._credit > 0:
+                stop_ahead = min(end, last + min(ahead, self._credit))
+                fresh = {(name, b) for b in range(last, stop_ahead)} - self._known.keys()
+                self._ask(name, size, last, stop_ahead)
+                self._unused |= fresh
+                self._credit -= len(fresh)
             self._forget(len(wanted) + ahead)
         parts = [future.result() for future in wanted]
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -117,7 +130,7 @@ class RemoteShard:
         self._url, self._name, self._blocks = url, name, blocks
         self._size = size
         self._data_at = -1
-        self._next, self._ahead = 0, 0
+        self._next, self._ahead, self._reads = 0, 0, 0
         self._lock = threading.Lock()
 
     def data(self, offset: int, nbytes: int) -> Bytes:
@@ -180,8 +193,15 @@ class RemoteShard:
     def _read(self, start: int, stop: int) -> Bytes:
         assert self._size is not None
         with self._lock:
+            if start >= self._data_at > 0:
+                self._reads += 1
             goes_on = self._next - BLOCK_BYTES <= start <= self._next + BLOCK_BYTES
-            self._ahead = min(MOST_AHEAD, max(1, 2 * self._ahead)) if goes_on and start > 8 else 0
+            if goes_on and self._reads:
+                self._ahead = min(MOST_AHEAD, max(1, 2 * self._ahead))
+            elif self._reads > _FEW:  # all over the place, and most of it before long
+                self._ahead = MOST_AHEAD
+            else:
+                self._ahead = 0
             self._next = stop
         try:
             return self._blocks.read(self._name, self._size, start, stop, ahead=self._ahead)
