@@ -21,7 +21,7 @@ _REQUIREMENTS = {
     "matplotlib": "matplotlib>=3.9",
     "mcp": "mcp>=2",
     "numcodecs": "numcodecs>=0.13",
-    "pyarrow": "pyarrow>=15",
+    "pyarrow": "pyarrow>=17",
     "duckdb": "duckdb>=1.1",
     "fsspec": "fsspec>=2024.6",
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -167,6 +168,7 @@ class PackedShard:
         self._columns: dict[str, Any] = {}
         self._known: dict[int, Bytes] = {}
         self._known_bytes = 0
+        self._lock = threading.Lock()
 
     def data(self, offset: int, nbytes: int) -> Bytes:
         """As `Shard.data`, of bytes that lie in one piece. Raises ElementsMissing: outside,
@@ -212,8 +214,9 @@ class PackedShard:
 
     def forget(self) -> None:
         """Give back the memory of what was read."""
-        self._known.clear()
-        self._known_bytes = 0
+        with self._lock:
+            self._known.clear()
+            self._known_bytes = 0
 
     def whole_nbytes(self) -> int:
         """Size of the shard that it stands for. Raises ElementsMissing."""
@@ -270,10 +273,12 @@ class PackedShard:
                 "is used"
             ) from error
         piece.flags.writeable = False
-        self._known[number] = piece
-        self._known_bytes += piece.size
-        while self._known_bytes > _KEPT_BYTES and len(self._known) > 1:
-            self._known_bytes -= self._known.pop(next(iter(self._known))).size
+        with self._lock:
+            if number not in self._known:
+                self._known[number] = piece
+                self._known_bytes += piece.size
+            while self._known_bytes > _KEPT_BYTES and len(self._known) > 1:
+                self._known_bytes -= self._known.pop(next(iter(self._known))).size
         return piece
 
     def _opened(self) -> dict[str, Any]:

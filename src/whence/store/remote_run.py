@@ -13,11 +13,13 @@ from pathlib import Path
 import msgspec
 
 from whence.errors import ElementsMissing, UnreadableRun
-from whence.store.folder import JOURNAL, PROCESS_FOLDER, RUN
+from whence.store.folder import INDEX, JOURNAL, PROCESS, PROCESS_FOLDER, RUN, STATUS
 from whence.store.remote import Failed, Place
 from whence.store.remote_shard import Blocks, RemoteShard
 
 _AT_ONCE = 64 << 20
+_MOST_BESIDE = 64 << 20  # a file beside run.json that is larger is none of ours, and left there
+_OF_A_PROCESS = (PROCESS, STATUS, JOURNAL, INDEX)
 
 
 class Mirrored(msgspec.Struct, frozen=True):
@@ -105,7 +107,8 @@ def _copy(place: Place, path: Path) -> dict[str, dict[str, int]]:
     shards: dict[str, dict[str, int]] = {}
     for name, size in sorted(names.items()):
         if size is not None:
-            _fetch(place, name, path / name, size)
+            if name == RUN or size <= _MOST_BESIDE:
+                _fetch(place, name, path / name, size)
         elif PROCESS_FOLDER.fullmatch(name):
             (path / name).mkdir()
             shards[name] = {}
@@ -114,7 +117,7 @@ def _copy(place: Place, path: Path) -> dict[str, dict[str, int]]:
             for file, nbytes in inner:
                 if nbytes is not None and file.startswith("shard-"):
                     shards[name][file] = nbytes
-                elif nbytes is not None:
+                elif nbytes is not None and file in _OF_A_PROCESS:
                     _fetch(place, f"{name}/{file}", path / name / file, nbytes)
     return shards
 
