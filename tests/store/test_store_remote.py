@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 import uuid
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from by_hand_store import add, call, new, same
 import inside
 import whence
 from whence import api, store
-from whence.errors import ElementsMissing, OutputExists, StoreFailed, UnreadableRun
+from whence.errors import ElementsMissing, OutputExists, StoreFailed, UnreadableRun, UsageError
 from whence.records import Ref
 from whence.store import remote, remote_shard
 from whence.store.remote import Failed, Place
@@ -57,6 +58,20 @@ def test_only_a_url_is_one():
     assert store.is_url("memory://a")
     for path in ("runs/ref", "/a/b", "C:\\runs\\ref", "c://x", "s3:/x", "", "://x", "a b://c"):
         assert not store.is_url(path)
+
+
+def test_a_url_is_refused_where_a_folder_is_wanted(tmp_path, bucket):
+    """Rather than a folder "s3:" being made."""
+    with pytest.raises(UsageError, match="whence upload"), whence.recording(f"{bucket}/run"):
+        pass
+    local = written(tmp_path / "run", tensors=1)
+    with pytest.raises(UsageError, match="folder of this machine"):
+        whence.compare(str(local), str(local), output=f"{bucket}/cmp")
+    with pytest.raises(UsageError, match="copy it here"):
+        api.pack(f"{bucket}/run")
+    for path in (tmp_path / "a:b", "a:/b", "/x/y:/z", None):
+        store.refuse_url(path, "")
+    assert not [p for p in Path().iterdir() if p.name.startswith("memory:")]
 
 
 def test_a_run_is_read_where_it_lies(tmp_path, bucket):

@@ -11,7 +11,7 @@ from whence.store.mistaken import what_instead
 from whence.store.pack import Dropping, Packed, is_packed, pack, relocate, unpack
 from whence.store.reader import StoredRun, open_run
 from whence.store.recover import Recovered, is_written, recover
-from whence.store.remote import is_url
+from whence.store.remote import is_url, refuse_url
 from whence.store.same_lines import say_the_same
 from whence.store.scrub import Scrubbed, scrub
 from whence.store.set_aside import SetAside
@@ -39,6 +39,7 @@ __all__ = [
     "pack",
     "reasons",
     "recover",
+    "refuse_url",
     "relocate",
     "say_the_same",
     "scrub",

@@ -20,6 +20,7 @@ import orjson
 
 from whence.errors import OutputExists, StoreFailed, UnknownVersion, UnreadableRun
 from whence.records import RunInfo
+from whence.store.remote import refuse_url
 
 FORMAT = 1
 """The version of the run format this code reads and writes (docs/format.md)."""
@@ -93,6 +94,7 @@ def create(path: str | Path, info: RunInfo, *, force: bool = False, together: bo
     lies there. Raises StoreFailed when the medium refuses. together: this process is one of several
     that write one run; the first makes it, the others join it.
     """
+    refuse_url(path, "capture into a folder of this machine, then: whence upload RUN URL")
     if together:
         return _create_together(Path(path), info, force)
     run = Path(path)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from whence import extras
-from whence.errors import MissingDependency, UnreadableRun
+from whence.errors import MissingDependency, UnreadableRun, UsageError
 
 T = TypeVar("T")
 TRIES = 4
@@ -21,6 +21,14 @@ def is_url(path: object) -> bool:
     """Whether a path is a URL of an object store: "s3://bucket/run", and not "C:\\run"."""
     scheme, marked, _ = str(path).partition("://")
     return bool(marked) and len(scheme) > 1 and scheme.replace("+", "").isalnum()
+
+
+def refuse_url(path: object, what: str) -> None:
+    """Raise UsageError where a path of this machine is wanted and a URL is given, also one that was
+    made a Path of ("s3:/bucket/run").
+    """
+    if is_url(str(path).replace(":/", "://", 1).replace(":///", "://")):
+        raise UsageError(f"{path} is a URL; {what}")
 
 
 class Failed(Exception):

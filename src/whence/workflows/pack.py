@@ -47,6 +47,8 @@ def pack(
     from whence.store.delta import blosc
 
     blosc()
+    for given in (target, output, against):
+        store.refuse_url(given, "runs are packed on this machine: copy it here first")
     path = Path(os.fspath(target))
     if store.is_packed(path) and against is not None and output is None:
         store.relocate(path, os.fspath(against))

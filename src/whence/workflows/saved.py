@@ -53,6 +53,9 @@ def check_output(folder: Path, force: bool) -> None:
     """Raise OutputExists when a comparison cannot go into this folder; called before anything is
     computed.
     """
+    from whence import store
+
+    store.refuse_url(folder, "a comparison is written to a folder of this machine")
     if not folder.exists():
         return
     if not folder.is_dir():
