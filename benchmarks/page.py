@@ -23,6 +23,7 @@ from by_hand_page import page
 from playwright.sync_api import sync_playwright
 
 from whence.report.html import page_html
+from whence.workflows.page.limit import limited
 
 STEPS = 10
 
@@ -33,7 +34,7 @@ def measured(pairs: int, slow: float, folder: Path) -> tuple[int, float, float, 
     """
     made = page(layers=max(1, pairs // (10 * STEPS)), steps=STEPS)
     start = time.perf_counter()
-    text = page_html(made)
+    text = page_html(limited(made))
     writing = time.perf_counter() - start
     file = folder / f"{pairs}.html"
     file.write_text(text, encoding="utf-8")

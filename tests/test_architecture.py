@@ -184,10 +184,12 @@ FOLDERS = {
         {"opening"},
     ],
     "workflows": [
-        {"saved", "latest", "notebook_progress", "range_measuring"},
+        {"upload", "saved", "latest", "notebook_progress", "range_measuring"},
+        {"saved_rows"},
         {
             "capture",
             "contents",
+            "query",
             "faults",
             "convert",
             "maintenance",
@@ -212,6 +214,7 @@ FOLDERS = {
             "weights",
             "compare_labels",
             "upgrade",
+            "pack",
         },
         {"ladder"},
     ],
@@ -221,6 +224,7 @@ LATE = {
     ("display", "report.notebook"),
     ("display", "report.prompt"),
     ("results.lookup", "report.frames"),
+    ("results.lookup", "report.arrow"),
 }
 # Words, slots and notes that code asks for stand in one file each; elsewhere their members or
 # functions are used. Files and packages that still have bare text; the lists may only shrink.

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from whence.api import map_weights as map_weights
     from whence.api import nans as nans
     from whence.api import narrow as narrow
+    from whence.api import pack as pack
     from whence.api import probe as probe
     from whence.api import ranges as ranges
     from whence.api import ranks as ranks
@@ -47,14 +48,15 @@ if TYPE_CHECKING:
     from whence.api import repro as repro
     from whence.api import tokens as tokens
     from whence.api import trace as trace
+    from whence.api import unpack as unpack
     from whence.api import watch as watch
 
 __all__ = [
     "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compare_live", "compile",
     "convert", "diff_results", "diverge", "doctor", "end_dump", "export_check", "generate_tests",
     "label", "ladder", "load_comparison", "locate", "map_weights", "nans", "narrow", "new_id",
-    "open_run", "probe", "ranges", "ranks", "record", "recording", "report_html", "repro", "task",
-    "tokens", "trace", "watch",
+    "open_run", "pack", "probe", "ranges", "ranks", "record", "recording", "report_html", "repro",
+    "task", "tokens", "trace", "unpack", "watch",
 ]  # fmt: skip
 
 

@@ -41,9 +41,11 @@ from whence.workflows.msit_report import cmp_report
 from whence.workflows.nans import nans
 from whence.workflows.operator_tests.generate import diff_results, generate_tests
 from whence.workflows.operator_tests.operators import chosen_operators, signatures
+from whence.workflows.pack import pack, unpack
 from whence.workflows.page.write import page, plots, report_html
 from whence.workflows.probe.narrow import narrow
 from whence.workflows.probe.probe import attach_probe, probe, probe_command
+from whence.workflows.query import comparison_tables, query, to_parquet
 from whence.workflows.ranges import ranges
 from whence.workflows.ranks import ranks
 from whence.workflows.repeat.repeat import repeat_command
@@ -61,6 +63,7 @@ from whence.workflows.trace import trace
 from whence.workflows.trigger import trigger
 from whence.workflows.two_models import auto_diff, parity
 from whence.workflows.upgrade.upgrade import upgrade
+from whence.workflows.upload import upload
 from whence.workflows.watch import watch
 from whence.workflows.weights import map_weights
 
@@ -79,6 +82,7 @@ __all__ = [
     "compare",
     "compare_labels",
     "compare_live",
+    "comparison_tables",
     "compile",
     "compile_backend",
     "contents",
@@ -114,12 +118,14 @@ __all__ = [
     "open_run",
     "open_to_show",
     "opened_dump",
+    "pack",
     "page",
     "parity",
     "planted",
     "plots",
     "probe",
     "probe_command",
+    "query",
     "ranges",
     "ranks",
     "record",
@@ -134,10 +140,13 @@ __all__ = [
     "signatures",
     "take_label",
     "task",
+    "to_parquet",
     "tokens",
     "trace",
     "trigger",
+    "unpack",
     "upgrade",
+    "upload",
     "views",
     "warmup",
     "watch",

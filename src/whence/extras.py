@@ -21,6 +21,10 @@ _REQUIREMENTS = {
     "matplotlib": "matplotlib>=3.9",
     "mcp": "mcp>=2",
     "ray": "ray>=2.40",
+    "numcodecs": "numcodecs>=0.13",
+    "pyarrow": "pyarrow>=17",
+    "duckdb": "duckdb>=1.1",
+    "fsspec": "fsspec>=2024.6",
 }
 """What each extra of pyproject.toml asks for, by the name that is imported. pip is given this and
 not the extra: no package index has whence.
@@ -49,11 +53,15 @@ def needed(name: str, what: str) -> ModuleType:
 
 def missing(name: str, what: str, error: Exception) -> MissingDependency:
     """What to raise where a framework cannot be imported."""
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == name:
+    if (
+        isinstance(error, ModuleNotFoundError)
+        and (error.name or "").partition(".")[0] == (name.partition(".")[0])
+    ):
         why = "not installed here"
     else:
         why = f"here, but cannot be imported ({type(error).__name__}: {error})"
-    return MissingDependency(f"{what} needs {name}, which is {why}: {install(name)}")
+    package = name.partition(".")[0]
+    return MissingDependency(f"{what} needs {package}, which is {why}: {install(package)}")
 
 
 def install(name: str) -> str:

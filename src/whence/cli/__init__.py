@@ -31,12 +31,21 @@ GROUPS = {
     "Capture": ("run", "trigger"),
     "Compare": ("compare", "diverge", "tokens", "labels", "ladder", "upgrade", "export-check"),
     "One run": ("probe", "repeat", "nans", "ranges", "ranks"),
-    "Inspect": ("show", "report", "trace", "repro", "locate", "align", "map-weights"),
+    "Inspect": ("show", "report", "query", "trace", "repro", "locate", "align", "map-weights"),
     "Operators": ("ops",),
     "Other tools": ("convert", "xray", "msprobe", "msit", "ait"),
     "Try it": ("demo", "doctor"),
     "Agents": ("mcp",),
-    "Maintenance": ("completion", "recover", "scrub", "warmup", "include"),
+    "Maintenance": (
+        "completion",
+        "pack",
+        "unpack",
+        "upload",
+        "recover",
+        "scrub",
+        "warmup",
+        "include",
+    ),
 }
 """Headings of `whence --help` with their commands, in the order in which both are shown."""
 UNGROUPED = "More commands"

@@ -6,12 +6,13 @@
     whence report tokens.json -o report.html
     whence report cmp --plots plots
     whence report cmp --format markdown --junit whence.xml
+    whence report cmp --parquet pairs.parquet
 
 CMP is a folder written by `whence compare -o CMP`, or the output of `whence tokens --format json`;
 without CMP, the last comparison made in this folder is used. The page is one file that loads
 nothing else and opens in any browser. While both runs are still in their places, it also shows
 tensors of the findings and of the calls around them; otherwise it says what is missing. With
---plots, --format, --annotations or --junit, the page is only written when -o names it.
+--plots, --parquet, --format, --annotations or --junit, the page is only written when -o names it.
 
 Exit code: 0 when it was written, 3 when there is no such comparison.
 """
@@ -23,11 +24,11 @@ from typing import Any
 
 import click
 
-from whence.cli import _answers, _help, _progress
+from whence.cli import _answers, _files, _help, _progress
 
 _GROUPS = {
     "Page": "--output --details --tokens",
-    "Other forms": "--format --annotations --junit --plots",
+    "Other forms": "--format --annotations --junit --plots --parquet --table",
     "Files": "--force",
 }
 
@@ -62,6 +63,19 @@ _GROUPS = {
     type=click.Path(),
     help="Write the main plots as PNG and SVG to this new folder (needs matplotlib).",
 )
+@click.option(
+    "--parquet",
+    metavar="FILE",
+    type=click.Path(),
+    help="Write a table of it as a Parquet file (needs pyarrow).",
+)
+@click.option(
+    "--table",
+    metavar="NAME",
+    default="pairs",
+    show_default=True,
+    help="Which table goes into it; `whence query CMP --tables` lists them.",
+)
 @_answers.options(None)
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 def command(
@@ -71,6 +85,8 @@ def command(
     annotations: bool,
     junit: str | None,
     plots: str | None,
+    parquet: str | None,
+    table: str,
     details: int,
     tokens: str | None,
     force: bool,
@@ -86,7 +102,7 @@ def command(
         result = api.load_comparison(chosen) if isinstance(chosen, str) else chosen
         _answers.put(_answers.said(result, form or "github", annotations) if answers else "")
         _answers.junit(result, junit)
-    elif plots is None and output is None:
+    elif plots is None and output is None and parquet is None:
         place = Path(chosen) if isinstance(chosen, str) else Path()
         output = str(place / "report.html" if place.is_dir() else place.with_suffix(".html"))
     count, close = _progress.bar()
@@ -97,6 +113,10 @@ def command(
     }
     lines = []
     try:
+        if parquet is not None:
+            _files.check(parquet, force)
+            rows = api.to_parquet(chosen, parquet, table=table)
+            lines.append(f"written to {tables.clean(parquet)}: {tables.count(rows, 'row')}")
         if plots is not None:
             files = api.plots(
                 chosen,

@@ -65,7 +65,8 @@ def _a_file(ctx: click.Context, argument: click.Parameter, word: str) -> list[An
     metavar="RUN",
     required=True,
     type=click.Path(),
-    help="Folder for the run; it must not exist yet.",
+    help="Folder for the run, or its URL in an object store (s3://bucket/run); it must not exist "
+    "yet.",
 )
 @click.option("--force", is_flag=True, help="Replace RUN if it holds a run.")
 @click.option(

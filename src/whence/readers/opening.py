@@ -21,6 +21,8 @@ def open_run(path: str) -> NamedRun:
     from whence import readers, store
 
     folder = Path(path)
+    if store.is_url(path):
+        return store.open_run(path)
     if (
         not folder.exists()
         or (folder / "run.json").exists()

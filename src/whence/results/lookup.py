@@ -51,6 +51,22 @@ class Framed(Displayed):
 
         return frames.to_polars(self, table)
 
+    def to_arrow(self, table: str = "pairs") -> Any:
+        """A `pyarrow.Table`. table: one of those that `whence query CMP --tables` lists. Raises
+        UsageError for another table, MissingDependency without pyarrow.
+        """
+        from whence.report import arrow
+
+        return arrow.to_arrow(self, table)
+
+    def to_parquet(self, path: str, table: str = "pairs") -> int:
+        """Write a table as a Parquet file, batch by batch, and return how many rows it has. Raises
+        as `to_arrow` does, and StoreFailed.
+        """
+        from whence.report import arrow
+
+        return arrow.write_parquet(self, path, table)
+
     def __getitem__(self, name: str) -> ModuleResult:
         """What it says of a module of the reference, by its name: verdict, evidence, calls and
         tensors. Raises KeyError with names that are near.

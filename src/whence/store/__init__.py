@@ -8,8 +8,10 @@ from whence.store.discard import discard, reasons
 from whence.store.external import Candidates, find_external
 from whence.store.folder import FORMAT, ProcessInfo, create, is_run, update_info
 from whence.store.mistaken import what_instead
+from whence.store.pack import Dropping, Packed, is_packed, pack, relocate, unpack
 from whence.store.reader import StoredRun, open_run
 from whence.store.recover import Recovered, is_written, recover
+from whence.store.remote import is_url, refuse_url
 from whence.store.same_lines import say_the_same
 from whence.store.scrub import Scrubbed, scrub
 from whence.store.set_aside import SetAside
@@ -18,6 +20,8 @@ from whence.store.writer import Writer
 __all__ = [
     "FORMAT",
     "Candidates",
+    "Dropping",
+    "Packed",
     "ProcessInfo",
     "Recovered",
     "Scrubbed",
@@ -27,13 +31,19 @@ __all__ = [
     "create",
     "discard",
     "find_external",
+    "is_packed",
     "is_run",
+    "is_url",
     "is_written",
     "open_run",
+    "pack",
     "reasons",
     "recover",
+    "refuse_url",
+    "relocate",
     "say_the_same",
     "scrub",
+    "unpack",
     "update_info",
     "what_instead",
 ]

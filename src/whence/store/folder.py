@@ -20,6 +20,7 @@ import orjson
 
 from whence.errors import OutputExists, StoreFailed, UnknownVersion, UnreadableRun
 from whence.records import RunInfo
+from whence.store.remote import refuse_url
 
 FORMAT = 1
 """The version of the run format this code reads and writes (docs/format.md)."""
@@ -29,8 +30,9 @@ PROCESS = "process.json"
 JOURNAL = "journal.jsonl"
 INDEX = "index.safetensors"
 STATUS = "status.json"
+PACKED = "packed.json"  # how the shards of a run are packed (`store.pack`)
 FOREIGN_SILENCE_S = 60.0
-_PROCESS_FOLDER = re.compile(r"rank\d{5,}-.+")
+PROCESS_FOLDER = re.compile(r"rank\d{5,}-[^/]+")
 _MAX_JSON_BYTES = 64 << 20
 _DAMAGED = "it is damaged or was cut off: copy the run again, or capture it again"
 
@@ -92,6 +94,7 @@ def create(path: str | Path, info: RunInfo, *, force: bool = False, together: bo
     lies there. Raises StoreFailed when the medium refuses. together: this process is one of several
     that write one run; the first makes it, the others join it.
     """
+    refuse_url(path, "capture into a folder of this machine, then: whence upload RUN URL")
     if together:
         return _create_together(Path(path), info, force)
     run = Path(path)
@@ -186,7 +189,7 @@ def update_info(path: str | Path, **fields: Any) -> None:
     """Set fields of run.json, replacing the file atomically; fields this version does not know are
     kept and may be set too.
 
-    Raises UnreadableRun when there is no run, StoreFailed when it cannot be written.
+    Raises UnreadableRun where there is no run, StoreFailed.
     """
     file = Path(path) / RUN
     try:
@@ -274,7 +277,7 @@ def make_process_folder(run: Path, rank: int, info: ProcessInfo) -> Path:
 
 def process_folders(run: Path) -> list[Path]:
     """The folders of the processes of a run, unsorted."""
-    return [p for p in run.iterdir() if _PROCESS_FOLDER.fullmatch(p.name) and p.is_dir()]
+    return [p for p in run.iterdir() if PROCESS_FOLDER.fullmatch(p.name) and p.is_dir()]
 
 
 def load_process(folder: Path) -> ProcessInfo:
@@ -332,12 +335,10 @@ def is_writing(folder: Path, info: ProcessInfo) -> bool:
 def delete_run(run: Path) -> None:
     """Delete what whence wrote of a run, and leave its folder. Raises OSError."""
     for folder in process_folders(run):
-        if folder.is_symlink():
-            folder.unlink()
-        else:
-            shutil.rmtree(folder)
+        folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)
     for leftover in run.glob(f"{RUN}.*.tmp"):
         leftover.unlink()
+    (run / PACKED).unlink(missing_ok=True)
     # last: an interrupted deletion is still recognised as a run and can be forced again
     (run / RUN).unlink()
 

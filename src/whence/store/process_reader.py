@@ -29,10 +29,15 @@ from whence.store.index import (
     Column,
 )
 from whence.store.journal import PROGRAM
+from whence.store.packed_reference import PackedReference
+from whence.store.packed_shard import PackedShard, packed_name
+from whence.store.remote_run import mirror_of
+from whence.store.remote_shard import RemoteShard
 from whence.store.shards import Bytes, Shard, forget, map_file
 from whence.store.status import FAILED, RECOVERED, RUNNING, read_status
 
 T = TypeVar("T")
+AnyShard = Shard | PackedShard | RemoteShard
 _LINES = 4096  # that are decoded at once
 _MAPPED_BYTES = 128 << 20  # of shards that stay in memory for having been read
 _GROWN_BYTES = 32 << 20  # of tensors put together from increments that are kept for the next ones
@@ -58,7 +63,9 @@ class ProcessReader:
         self.shard_count = int(shards.max()) + 1 if shards.size else 0
         self.record_base = self.call_base = self.shard_base = 0
         self.renamed: dict[str, str] = {}
-        self._shards: dict[int, Shard] = {}
+        self._shards: dict[int, AnyShard] = {}
+        self._remote = mirror_of(folder.parent)
+        self._reference = PackedReference(folder.parent)
         self._grown: dict[int, Array] = {}
         self._grown_bytes = self._read_bytes = 0
 
@@ -110,11 +117,32 @@ class ProcessReader:
                 "whence"
             ) from None
 
-    def shard(self, number: int) -> Shard:
+    def shard(self, number: int) -> AnyShard:
         shard = self._shards.get(number)
         if shard is None:
-            shard = self._shards[number] = Shard(self.folder / shard_name(number))
+            shard = self._shards[number] = self._new_shard(number)
         return shard
+
+    def _new_shard(self, number: int) -> AnyShard:
+        packed, remote = packed_name(number), self._remote
+        if remote is not None:
+            file = remote.packed(self.folder.name, packed)
+            if file is None:
+                return remote.shard(self.folder.name, shard_name(number))
+            return PackedShard(file, self._reference.piece)
+        if (self.folder / packed).exists():
+            return PackedShard(self.folder / packed, self._reference.piece)
+        return Shard(self.folder / shard_name(number))
+
+    def mapped(self, record: int) -> Shard | None:
+        """The shard in which the elements lie as they are, in one piece; None where they do
+        not.
+        """
+        columns = self.index.columns
+        if columns["elements"][record] != KEPT:
+            return None
+        shard = self.shard(int(columns["shard"][record]))
+        return shard if isinstance(shard, Shard) else None
 
     def damaged_shards(self) -> list[Note]:
         """A note for each shard that is not there or was cut off, with how many tensors lie in what
@@ -132,9 +160,10 @@ class ProcessReader:
                 continue
             shard = self.shard(number)
             try:
-                shard.data(0, int(last[number]))
+                shard.require(int(last[number]))
             except ElementsMissing as error:
-                lost = int((ends[shards == number] > shard.available()).sum())
+                in_shard = shards == number
+                lost = shard.lost(columns["offset"][in_shard], ends[in_shard])
                 text = f"elements of {lost} of {self.records} tensors cannot be read: {error}"
                 notes.append(Note("error", text))
         return notes

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import accumulate
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -40,6 +40,8 @@ from whence.store.folder import JOURNAL, ProcessInfo, load_info, load_process, p
 from whence.store.index import INCREMENT, KEPT, NONE, Column
 from whence.store.journal import COLLECTIVE, NOTE, STEP
 from whence.store.process_reader import ProcessReader, view_elements
+from whence.store.remote import is_url
+from whence.store.remote_run import Mirror, Mirrored, mirror, mirror_of
 from whence.store.shards import Bytes, map_file
 
 T = TypeVar("T")
@@ -47,11 +49,12 @@ _force = msgspec.structs.force_setattr
 
 
 def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> StoredRun:
-    """Open the run at `path`, or only the processes of some ranks.
+    """Open the run at `path`, a folder or a URL, or only the processes of some ranks.
 
     Raises UnreadableRun (nothing there, not a run, nothing captured) and UnknownVersion.
     """
-    run = Path(path)
+    held = mirror(str(path)) if is_url(path) else None  # until the readers hold it
+    run = held.path if held is not None else Path(path)
     info = load_info(run)
     processes: list[ProcessReader] = []
     unborn: list[str] = []
@@ -102,6 +105,7 @@ class StoredRun(Named):
         ranks: Collection[int] | None = None,
     ) -> None:
         self._path, self._info, self._processes, self._ranks = path, info, processes, ranks
+        self._mirror = mirror_of(path)
         records = calls = shards = 0
         for process in processes:
             process.record_base, process.call_base, process.shard_base = records, calls, shards
@@ -118,14 +122,15 @@ class StoredRun(Named):
         self._verified: set[int] = set()
         self._ended = "; ".join([*(problem for p in processes if (problem := p.ended())), *unborn])
 
-    def __reduce__(self) -> tuple[Callable[..., StoredRun], tuple[Path, Collection[int] | None]]:
+    def __reduce__(self) -> tuple[Callable[..., StoredRun], tuple[Any, ...]]:
         """To another process a run travels as its path; it is mapped again there."""
-        return _reopen, (self._path.absolute(), self._ranks)
+        about = self._mirror.described if self._mirror is not None else None
+        return _reopen, (self._path.absolute(), self._ranks, about)
 
     @property
     def path(self) -> str:
         """Where the run lies."""
-        return str(self._path)
+        return str(self._path) if self._mirror is None else self._mirror.url
 
     @property
     def info(self) -> RunInfo:
@@ -134,12 +139,12 @@ class StoredRun(Named):
 
     @property
     def ended(self) -> str:
-        """Empty when every process ended cleanly, else which did not, how far it came and why."""
+        """Empty after a clean end, else which process did not end so, how far it came and why."""
         return self._ended
 
     @property
     def processes(self) -> Sequence[ProcessInfo]:
-        """Who wrote this run, in the order in which their calls and records follow each other."""
+        """Who wrote this run, in the order of their calls and records."""
         return tuple(p.info for p in self._processes)
 
     @property
@@ -257,30 +262,24 @@ class StoredRun(Named):
         off.
         """
         process, local = self._at(record)
-        columns = process.index.columns
-        if columns["elements"][local] != KEPT:
+        columns, shard = process.index.columns, process.mapped(local)
+        if shard is None:
             return None
         nbytes = int(columns["nbytes"][local])
         if nbytes != math.prod(process.index.shape(local)) * process.dtype(local).itemsize:
             return None
-        return process.shard(int(columns["shard"][local])).address(
-            int(columns["offset"][local]), nbytes
-        ), nbytes
+        return shard.address(int(columns["offset"][local]), nbytes), nbytes
 
     def location(self, record: int) -> tuple[str, int, int] | None:
         """(file, offset from its start, nbytes) where the elements lie as one piece of a shard;
         None where they do not.
         """
         process, local = self._at(record)
-        columns = process.index.columns
-        if columns["elements"][local] != KEPT:
+        columns, shard = process.index.columns, process.mapped(local)
+        if shard is None:
             return None
-        shard = process.shard(int(columns["shard"][local]))
-        return (
-            str(shard.path),
-            shard.offset() + int(columns["offset"][local]),
-            int(columns["nbytes"][local]),
-        )
+        start = shard.offset() + int(columns["offset"][local])
+        return str(shard.path), start, int(columns["nbytes"][local])
 
     def column(self, name: str) -> Column:
         """One field of all records or all calls as an array, for planning over 10^6 of them without
@@ -395,5 +394,6 @@ def _placed(process: ProcessReader, number: int, record: Record) -> Record:
     return record
 
 
-def _reopen(path: Path, ranks: Collection[int] | None) -> StoredRun:
-    return open_run(path, ranks=ranks)
+def _reopen(path: Path, ranks: Collection[int] | None, about: Mirrored | None) -> StoredRun:
+    held = Mirror(path, about) if about is not None else None  # until the readers hold it
+    return open_run(path if held is None else held.path, ranks=ranks)

@@ -4,7 +4,6 @@ Figures and topology stay.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -14,13 +13,13 @@ import msgspec
 import numpy as np
 
 from whence.errors import StoreFailed, UsageError
-from whence.records import Elements, Increment, Kept
 from whence.store import index_builder
 from whence.store import journal as journal_file
 from whence.store.anonymous import Anonymous
+from whence.store.dropping import lines_without, replace_journal, with_dependents
 from whence.store.folder import (
-    INDEX,
     JOURNAL,
+    PACKED,
     PROCESS,
     RUN,
     ProcessInfo,
@@ -31,7 +30,7 @@ from whence.store.folder import (
     shard_name,
 )
 from whence.store.index import EXTERNAL, NONE, Column, Index
-from whence.store.journal import decode_call, decode_program, decode_record, encoder
+from whence.store.journal import decode_call, decode_program
 from whence.store.recover import DAMAGED, recover_process, writable_folders
 from whence.store.shards import HEADER_BYTES, SHARD_BYTES, Bytes, Shard, ShardWriter, map_file
 from whence.store.status import leave_status, read_status
@@ -68,6 +67,8 @@ def scrub(
     """
     run, names = Path(path), names or None
     about = load_info(run)
+    if (run / PACKED).exists():
+        raise UsageError(f"{run} is packed: whence unpack {run} -o RUN, and scrub that")
     folders = writable_folders(run, force=force)
     anonymous = Anonymous(about, [process.host for _, process in folders]) if info else None
     records = nbytes = 0
@@ -143,11 +144,14 @@ def _scrub_process(
         (folder / DAMAGED).unlink(missing_ok=True)
         ended, error = read_status(folder)
         leave_status(folder, ended, anonymous.text(error))
-    chosen = _with_dependents(columns, chosen) & (columns["elements"] != NONE)
+    chosen = with_dependents(columns, chosen) & (columns["elements"] != NONE)
     _delete_unreferenced(folder, columns["shard"])  # of a scrub that was interrupted
     if chosen.any() or anonymous is not None:
         moved = _move(folder, process, index, chosen)
-        _rewrite(folder, journal, index, chosen, moved, anonymous)
+        lines = lines_without(journal, index, chosen, moved, SCRUBBED)
+        replace_journal(
+            folder, lines if anonymous is None else (anonymous.line(bytes(raw)) for raw in lines)
+        )
         journal = map_file(folder / JOURNAL)
         index = index_builder.build(journal)
         _delete_unreferenced(folder, index.columns["shard"])
@@ -192,24 +196,6 @@ def _matching(index: Index, journal: Bytes, names: Sequence[str]) -> Column:
         if program.id in used:
             chosen[[c for c in program.constants if 0 <= c < chosen.size]] = True
     return chosen
-
-
-def _with_dependents(columns: dict[str, Column], chosen: Column) -> Column:
-    """Also the records that share stored bytes with a chosen one, and the increments that follow
-    one.
-    """
-    place = np.stack([columns["shard"], columns["offset"]], axis=1)
-    stored = (columns["shard"] >= 0) & (columns["nbytes"] > 0)
-    _, group = np.unique(place, axis=0, return_inverse=True)
-    group = group.reshape(-1)
-    base = columns["base"]
-    while True:
-        hit = np.zeros(int(group.max()) + 1 if group.size else 0, bool)
-        hit[group[chosen & stored]] = True
-        wider = chosen | (stored & hit[group]) | ((base >= 0) & chosen[base])
-        if np.array_equal(wider, chosen):
-            return wider
-        chosen = wider
 
 
 def _move(
@@ -260,58 +246,6 @@ def _finish(writer: ShardWriter) -> None:
     writer.flush()
     os.fsync(writer.fd)
     writer.finish()
-
-
-def _rewrite(
-    folder: Path,
-    journal: Bytes,
-    index: Index,
-    chosen: Column,
-    moved: dict[tuple[int, int], tuple[int, int]],
-    anonymous: Anonymous | None,
-) -> None:
-    """Replace the journal. From that moment on the elements are gone for every reader."""
-    fresh = folder / f"{JOURNAL}.{os.getpid()}.tmp"
-    places = {int(line): record for record, line in enumerate(index.records_at)}
-    try:
-        with fresh.open("wb") as file:
-            for number in range(index.columns["line_kind"].size):
-                start, end = index.span(number)
-                raw = journal[start:end].data
-                record = places.get(number)
-                if record is not None:
-                    line = decode_record(raw)
-                    if chosen[record]:
-                        raw = memoryview(
-                            encoder.encode(
-                                msgspec.structs.replace(line, elements=None, why=SCRUBBED)
-                            )
-                            + b"\n"
-                        )
-                    elif (
-                        isinstance(line.elements, Kept | Increment)
-                        and (line.elements.shard, line.elements.offset) in moved
-                    ):
-                        raw = memoryview(
-                            encoder.encode(
-                                msgspec.structs.replace(line, elements=_moved(line.elements, moved))
-                            )
-                            + b"\n"
-                        )
-                file.write(raw if anonymous is None else anonymous.line(bytes(raw)))
-            file.flush()
-            os.fsync(file.fileno())
-        (folder / INDEX).unlink(missing_ok=True)
-        fresh.replace(folder / JOURNAL)
-    except OSError:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise
-
-
-def _moved(place: Kept | Increment, moved: dict[tuple[int, int], tuple[int, int]]) -> Elements:
-    shard, offset = moved[place.shard, place.offset]
-    return msgspec.structs.replace(place, shard=shard, offset=offset)
 
 
 def _delete_unreferenced(folder: Path, shards: Column) -> None:

@@ -346,6 +346,15 @@ class Shard:
         if self._bytes is not None:
             forget(self._bytes, 0, self._bytes.size)
 
+    def require(self, stop: int) -> None:
+        """Raise ElementsMissing where the data area ends before `stop`, or cannot be read."""
+        self.data(0, stop)
+
+    def lost(self, offsets: Any, ends: Any) -> int:
+        """Of how many places the bytes cannot be had where `require` fails."""
+        del offsets
+        return int((ends > self.available()).sum())
+
     def available(self) -> int:
         """Bytes that the data area has, 0 where the file cannot be read."""
         try:

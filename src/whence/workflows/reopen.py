@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whence import align
+from whence import align, store
 from whence.comparison.context import prepare
 from whence.comparison.options import CompareOptions
 from whence.comparison.prepare import partial_prints
@@ -31,7 +31,7 @@ def runs_of(compared: Comparison, folder: str = "") -> tuple[Run, Run]:
 
 
 def _found(path: str, folder: str) -> Run:
-    if Path(path).exists():
+    if store.is_url(path) or Path(path).exists():
         return open_run(path)
     above = () if Path(path).is_absolute() or not folder else Path(folder).resolve().parents
     near = next((place / path for place in above if (place / path).exists()), None)

@@ -57,6 +57,9 @@ def check_output(folder: Path, force: bool, *, resume: bool = False) -> None:
     """Raise OutputExists when a comparison cannot go into this folder; called before anything is
     computed. resume: what a comparison left there that was not finished may be gone on with.
     """
+    from whence import store
+
+    store.refuse_url(folder, "a comparison is written to a folder of this machine")
     if not folder.exists():
         return
     if not folder.is_dir():

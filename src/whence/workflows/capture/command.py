@@ -30,19 +30,22 @@ def run_command(
     **options: Unpack[CaptureArguments],
 ) -> int:
     """Run any Python command under capture and return its exit code, or 3 when it ended with 0 and
-    nothing was captured. A run in which nothing was captured is deleted again.
+    nothing was captured. A run in which nothing was captured is deleted again. run_path: a folder,
+    or the URL of one in an object store, to which the run is uploaded while the command runs.
 
     options: fields of `CaptureOptions` (strings as on the command line are read). Progress and the
     outcome go to stderr, or `tell`. environment: of the command, None for ours. log: takes what the
     command prints instead of our terminal. library: a profile of a library that saves its tensors,
     with its white list, number of tokens and folder (docs/labels.md). labels_only: listen to no
-    module. Raises UsageError, CaptureError or OutputExists before anything was started.
+    module. Raises UsageError, CaptureError or OutputExists before anything was started,
+    StoreFailed where the run could not be uploaded.
     """
     from whence import store
     from whence.instrument.launch import launcher
     from whence.instrument.options import make
     from whence.workflows.capture.collect_labels import labelled_launch
     from whence.workflows.capture.setup import check_patch
+    from whence.workflows.upload import uploaded
 
     chosen = make(**options)
     check_patch(chosen, run_path)
@@ -60,14 +63,19 @@ def run_command(
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    return launcher.launch(
-        command,
-        run_path,
-        chosen,
-        attach="whence.api:attach_labels" if labels_only else "whence.api:attach",
-        runs=launcher.RunStore(
-            create, store.update_info, open_run, discard, store.reasons, set_aside
-        ),
-        terminal=launcher.Terminal(tell or say, environment, log),
-        extra=extra,
-    )
+    def capture(path: str) -> int:
+        return launcher.launch(
+            command,
+            path,
+            chosen,
+            attach="whence.api:attach_labels" if labels_only else "whence.api:attach",
+            runs=launcher.RunStore(
+                create, store.update_info, open_run, discard, store.reasons, set_aside
+            ),
+            terminal=launcher.Terminal(tell or say, environment, log),
+            extra=extra,
+        )
+
+    if store.is_url(run_path):
+        return uploaded(run_path, chosen.force, capture, tell or say)
+    return capture(run_path)

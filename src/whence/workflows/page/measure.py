@@ -19,6 +19,7 @@ from whence.results import Comparison
 from whence.results.page import Page, PageDetail, PageSide
 from whence.workflows.page.calls import page_calls
 from whence.workflows.page.details import page_details
+from whence.workflows.page.limit import limited
 from whence.workflows.page.places import page_places
 from whence.workflows.page.unpaired import page_unpaired
 from whence.workflows.page.vocabulary import vocabulary
@@ -73,7 +74,7 @@ def page_of(
         tensors = page_details(compared, aligned, calls, details, tell)
     texts = vocabulary(compared, runs, tokenizer)
     reference, target = [_facts(run) for run in runs] if runs is not None else [{}, {}]
-    return Page(
+    whole = Page(
         compared,
         _side(compared.reference, reference, target),
         _side(compared.target, target, reference),
@@ -85,6 +86,7 @@ def page_of(
         unpaired=page_unpaired(compared, aligned, calls) if aligned is not None else (),
         vocabulary=texts,
     )
+    return limited(whole)
 
 
 def _side(path: str, facts: Mapping[str, str], other_side: Mapping[str, str]) -> PageSide:

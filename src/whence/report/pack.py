@@ -1,0 +1,44 @@
+"""What packing a run came to, in lines."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from whence.report.tables import clean, count, size
+
+
+class Packed(Protocol):
+    """What `whence pack` gives back (`store.Packed`)."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def packed_nbytes(self) -> int: ...
+    @property
+    def dropped(self) -> int: ...
+
+
+def packed(result: Packed | None, run: str, against: str) -> list[str]:
+    """What was packed; of None, where the reference of a packed run was found."""
+    if result is None:
+        return [f"{clean(run)}: its reference lies at {clean(against)}"]
+    ratio = result.nbytes / result.packed_nbytes if result.packed_nbytes else 1.0
+    lines = [
+        f"written to {clean(result.path)}: tensors take {size(result.packed_nbytes)} in place of "
+        f"{size(result.nbytes)}, {ratio:.1f} times less"
+    ]
+    if result.dropped:
+        lines.append(f"elements of {count(result.dropped, 'tensor')} were not kept")
+    if against:
+        lines.append(f"it is read with {clean(against)}, which has to stay as it is")
+    return lines
+
+
+def unpacked(result: Packed) -> list[str]:
+    """What was unpacked."""
+    return [
+        f"written to {clean(result.path)}: {size(result.nbytes)} of tensors out of "
+        f"{size(result.packed_nbytes)}"
+    ]

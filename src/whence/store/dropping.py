@@ -1,0 +1,91 @@
+"""Take elements out of a journal that stands: which records go with others, and the lines without
+them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from whence.records import Elements, Increment, Kept
+from whence.store.folder import INDEX, JOURNAL
+from whence.store.index import Column, Index
+from whence.store.journal import decode_record, encoder
+from whence.store.shards import Bytes
+
+Places = Mapping[tuple[int, int], tuple[int, int]]
+"""Old (shard, offset) -> new (shard, offset)."""
+
+
+def with_dependents(columns: dict[str, Column], chosen: Column) -> Column:
+    """Also the records that share stored bytes with a chosen one, and the increments that follow
+    one.
+    """
+    place = np.stack([columns["shard"], columns["offset"]], axis=1)
+    stored = (columns["shard"] >= 0) & (columns["nbytes"] > 0)
+    _, group = np.unique(place, axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    base = columns["base"]
+    while True:
+        hit = np.zeros(int(group.max()) + 1 if group.size else 0, bool)
+        hit[group[chosen & stored]] = True
+        wider = chosen | (stored & hit[group]) | ((base >= 0) & chosen[base])
+        if np.array_equal(wider, chosen):
+            return wider
+        chosen = wider
+
+
+def lines_without(
+    journal: Bytes, index: Index, dropped: Column, moved: Places, why: str
+) -> Iterator[bytes | memoryview]:
+    """The lines of a journal in which these records have no elements, for the reason `why`, and
+    others lie where they were moved to.
+    """
+    places = {int(line): record for record, line in enumerate(index.records_at)}
+    for number in range(index.columns["line_kind"].size):
+        start, end = index.span(number)
+        raw = journal[start:end].data
+        record = places.get(number)
+        if record is None:
+            yield raw
+            continue
+        line = decode_record(raw)
+        if dropped[record]:
+            yield encoder.encode(msgspec.structs.replace(line, elements=None, why=why)) + b"\n"
+        elif (
+            isinstance(line.elements, Kept | Increment)
+            and (line.elements.shard, line.elements.offset) in moved
+        ):
+            moved_line = msgspec.structs.replace(line, elements=_moved(line.elements, moved))
+            yield encoder.encode(moved_line) + b"\n"
+        else:
+            yield raw
+
+
+def replace_journal(folder: Path, lines: Iterable[bytes | memoryview]) -> None:
+    """Replace the journal of a process folder, and take away its index. From that moment on what is
+    gone from it is gone for every reader. Raises OSError.
+    """
+    fresh = folder / f"{JOURNAL}.{os.getpid()}.tmp"
+    try:
+        with fresh.open("wb") as file:
+            for line in lines:
+                file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        (folder / INDEX).unlink(missing_ok=True)
+        fresh.replace(folder / JOURNAL)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise
+
+
+def _moved(place: Kept | Increment, moved: Places) -> Elements:
+    shard, offset = moved[place.shard, place.offset]
+    return msgspec.structs.replace(place, shard=shard, offset=offset)

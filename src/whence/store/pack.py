@@ -1,0 +1,353 @@
+"""Pack a run: its shards become small, as steps from those of a reference run. Everything else of
+it stays byte for byte, and so do the shards once they are unpacked.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from whence.dtypes import DTYPES
+from whence.errors import ElementsMissing, OutputExists, StoreFailed, UnreadableRun, UsageError
+from whence.records import Note
+from whence.store import index_builder, journal
+from whence.store.dropping import lines_without, replace_journal
+from whence.store.folder import JOURNAL, PACKED, is_run, process_folders, shard_name
+from whence.store.index import INCREMENT, KEPT, Column, Index
+from whence.store.packed_layout import Shards, as_they_are, closed_up
+from whence.store.packed_reference import (
+    PackedReference,
+    Packing,
+    ReferenceIdentity,
+    difference,
+    identify,
+    load_packing,
+    save_packing,
+)
+from whence.store.packed_shard import Base, PackedShard, Piece, packed_name, write_packed
+from whence.store.process_reader import ProcessReader
+from whence.store.reader import StoredRun
+from whence.store.recover import is_written
+from whence.store.shards import Bytes, map_file
+
+Tell = Callable[[int, int, str], None]
+_SHARD = re.compile(r"shard-(\d{5,})\.safetensors")
+_PACKED_SHARD = re.compile(r"shard-(\d{5,})\.packed")
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """What packing a run came to. nbytes, packed_nbytes: of its shards before and after. dropped:
+    records whose elements were not kept.
+    """
+
+    path: str
+    nbytes: int
+    packed_nbytes: int
+    dropped: int = 0
+
+
+class Dropping(NamedTuple):
+    """Of every record of a run whether its elements are dropped; why, as each of them says; and
+    what is kept, as the run says.
+    """
+
+    records: Column
+    why: str
+    kept: str
+
+
+def is_packed(path: str | Path) -> bool:
+    """Whether the run at `path` is packed."""
+    return (Path(path) / PACKED).exists()
+
+
+def refuse_packed(path: Path, what: str) -> None:
+    """Raise UsageError where a run is packed, and `what` cannot be done with it."""
+    if is_packed(path):
+        raise UsageError(f"{path} is packed and cannot be {what}: whence unpack {path} -o RUN")
+
+
+def pack(
+    run: StoredRun,
+    out: str | Path,
+    *,
+    reference: StoredRun | None = None,
+    partners: Column | None = None,
+    dropping: Dropping | None = None,
+    tell: Tell | None = None,
+) -> Packed:
+    """Write a run packed to the new folder `out`.
+
+    partners: of every record the record of `reference` that is nearest to it, -1 for none; where
+    both have as many bytes, the smallest of steps from it, its bytes compressed, and its bytes as
+    they are is kept. Every piece is decoded again and compared by hash before `out` stands. Raises
+    UsageError (packed already, or still written), OutputExists, StoreFailed, MissingDependency.
+    """
+    source, final = Path(run.path), Path(out)
+    refuse_packed(source, "packed again")
+    if reference is not None:
+        refuse_packed(Path(reference.path), "a reference")
+    for path in [run.path, *([reference.path] if reference is not None else [])]:
+        if is_written(Path(path)):
+            raise UsageError(f"a process still writes {path}: wait until it ends")
+    _check_free(final)
+    bases = _Bases(reference, partners)
+    unfinished = final.with_name(f".packing-{os.getpid()}-{final.name}")
+    before = after = 0
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, unfinished, symlinks=True, ignore=_shards_of(source))
+        for number, reader in enumerate(run.readers):
+            if tell is not None:
+                tell(number, len(run.readers), reader.folder.name)
+            sizes = _pack_process(reader, unfinished / reader.folder.name, bases, dropping)
+            before, after = before + sizes[0], after + sizes[1]
+        save_packing(
+            unfinished,
+            Packing(bases.identity(final), before, dropping.kept if dropping is not None else ""),
+        )
+        if final.exists():
+            final.rmdir()  # an empty folder
+        unfinished.rename(final)
+    except OSError as error:
+        raise StoreFailed(
+            f"cannot pack to {final}: {error.strerror or error}; nothing was left there"
+        ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return Packed(str(final), before, after, int(dropping.records.sum()) if dropping else 0)
+
+
+def unpack(path: str | Path, out: str | Path, *, reference: str | Path | None = None) -> Packed:
+    """Write a packed run as it was to the new folder `out`, every file byte for byte (without the
+    elements that were not kept).
+
+    reference: where the run lies that it is packed against, if it was moved. Raises UsageError
+    (not packed), OutputExists, UnreadableRun (the reference is another one, or a piece is damaged),
+    StoreFailed, MissingDependency.
+    """
+    source, final = Path(path), Path(out)
+    packing = _packing_of(source)
+    _check_free(final)
+    found = _found(source, packing, reference)
+    unfinished = final.with_name(f".unpacking-{os.getpid()}-{final.name}")
+    after = 0
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        _check_room(packing, source, final.parent)
+        shutil.copytree(source, unfinished, symlinks=True, ignore=_packed_of(source))
+        for folder in sorted(process_folders(source)):
+            for file in sorted(folder.glob("shard-*.packed")):
+                match = _PACKED_SHARD.fullmatch(file.name)
+                if match is None:
+                    continue
+                after += file.stat().st_size
+                target = unfinished / folder.name / shard_name(int(match[1]))
+                _write_whole(PackedShard(file, found.piece), target)
+        if final.exists():
+            final.rmdir()
+        unfinished.rename(final)
+    except OSError as error:
+        raise StoreFailed(
+            f"cannot unpack to {final}: {error.strerror or error}; nothing was left there"
+        ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return Packed(str(final), packing.nbytes, after)
+
+
+def relocate(path: str | Path, reference: str | Path) -> None:
+    """Tell a packed run where the run lies that it is packed against. Raises UsageError,
+    UnreadableRun (it is another one), StoreFailed.
+    """
+    run, place = Path(path), Path(reference)
+    packing = _packing_of(run)
+    if packing.reference is None:
+        raise UsageError(f"{run} is packed without a reference and needs none")
+    _check_is(packing, run, place)
+    moved = msgspec.structs.replace(
+        packing.reference,
+        path=str(place.resolve()),
+        relative=os.path.relpath(place.resolve(), run.resolve()),
+    )
+    try:
+        save_packing(run, msgspec.structs.replace(packing, reference=moved))
+    except OSError as error:
+        raise StoreFailed(f"cannot write to {run}: {error.strerror or error}") from error
+
+
+def _packing_of(run: Path) -> Packing:
+    packing = load_packing(run)
+    if packing is None:
+        raise UsageError(
+            f"{run} is {'not packed' if is_run(run) else 'no packed run'}: `whence pack` makes one"
+        )
+    return packing
+
+
+def _found(run: Path, packing: Packing, reference: str | Path | None) -> PackedReference:
+    if reference is None:
+        return PackedReference(run)
+    if packing.reference is not None:
+        _check_is(packing, run, Path(reference))
+    return PackedReference(run, Path(reference))
+
+
+def _check_is(packing: Packing, run: Path, place: Path) -> None:
+    """Raise UnreadableRun where another run lies at `place` than the one that is meant."""
+    assert packing.reference is not None
+    if why := difference(packing.reference, place):
+        raise UnreadableRun(
+            f"{place} is not run {packing.reference.short}, which {run} is packed against: {why}"
+        )
+
+
+def _check_room(packing: Packing, source: Path, parent: Path) -> None:
+    free = shutil.disk_usage(parent).free
+    needed = sum(
+        PackedShard(file, PackedReference(source).piece).whole_nbytes()
+        for folder in process_folders(source)
+        for file in folder.glob("shard-*.packed")
+    )
+    if needed > free:
+        raise StoreFailed(
+            f"unpacked, {source} has {needed} bytes (it says {packing.nbytes}), and {parent} has "
+            f"{free} free; choose another output path"
+        )
+
+
+def _write_whole(shard: PackedShard, target: Path) -> None:
+    try:
+        with target.open("xb") as file:
+            for part in shard.restore():
+                file.write(part.data)
+    except ElementsMissing as error:
+        raise UnreadableRun(f"cannot unpack: {error}") from error
+
+
+def _check_free(out: Path) -> None:
+    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+        raise OutputExists(f"{out} exists; choose another output path")
+
+
+def _shards_of(run: Path) -> Callable[[str, list[str]], set[str]]:
+    return functools.partial(_matching, run, _SHARD)
+
+
+def _packed_of(run: Path) -> Callable[[str, list[str]], set[str]]:
+    return functools.partial(_matching, run, _PACKED_SHARD)
+
+
+def _matching(run: Path, pattern: re.Pattern[str], folder: str, names: list[str]) -> set[str]:
+    """Names in a folder of the run that are not copied."""
+    if Path(folder) == run:
+        return {PACKED} & set(names)
+    return {name for name in names if Path(folder).parent == run and pattern.fullmatch(name)}
+
+
+class _Bases:
+    """Where the partner of each record lies in the reference."""
+
+    def __init__(self, reference: StoredRun | None, partners: Column | None) -> None:
+        self._reference = reference if partners is not None else None
+        self._partners = partners
+        self._readers = list(self._reference.readers) if self._reference is not None else []
+        self._firsts = [reader.record_base for reader in self._readers]
+
+    def base(self, record: int, nbytes: int) -> Base | None:
+        """The place of the partner's bytes, where it has as many."""
+        partner = int(self._partners[record]) if self._partners is not None else -1
+        if partner < 0 or not self._readers:
+            return None
+        process = bisect_right(self._firsts, partner) - 1
+        local = partner - self._firsts[process]
+        columns = self._readers[process].index.columns
+        is_stored = columns["elements"][local] in (KEPT, INCREMENT)
+        if not is_stored or int(columns["nbytes"][local]) != nbytes:
+            return None
+        return process, int(columns["shard"][local]), int(columns["offset"][local])
+
+    def piece(self, base: Base, nbytes: int) -> Bytes:
+        """Those bytes. Raises ElementsMissing."""
+        return self._readers[base[0]].shard(base[1]).data(base[2], nbytes)
+
+    def identity(self, packed: Path) -> ReferenceIdentity | None:
+        if self._reference is None:
+            return None
+        folders = [(r.folder.name, r.index.journal_bytes) for r in self._readers]
+        return identify(Path(self._reference.path), folders, packed)
+
+
+def _pack_process(
+    reader: ProcessReader, folder: Path, bases: _Bases, dropping: Dropping | None
+) -> tuple[int, int]:
+    """Pack the shards of one process into its copied folder. Returns bytes before and after."""
+    first, index = reader.record_base, reader.index
+    chosen = None
+    if dropping is not None:
+        chosen = dropping.records[first : first + reader.records]
+    pieces = _Pieces(reader, bases)
+    shards: Shards
+    if chosen is None or not chosen.any():
+        shards = as_they_are(reader.folder, index, pieces.at)
+    else:
+        shards, moved = closed_up(index, chosen, pieces.at, reader.info.header_bytes)
+        source = map_file(reader.folder / JOURNAL)
+        assert dropping is not None
+        note = journal.encoder.encode(Note("packed", dropping.kept)) + b"\n"
+        lines = lines_without(source, index, chosen, moved, dropping.why)
+        replace_journal(folder, _and(lines, note))
+        index_builder.build(map_file(folder / JOURNAL)).save(folder)
+    after = 0
+    for shard in shards:
+        file = folder / packed_name(shard.number)
+        try:
+            write_packed(file, shard.head, shard.data_bytes, iter(shard.pieces), bases.piece)
+        except ValueError as error:
+            raise StoreFailed(
+                f"cannot pack {reader.folder}: shard {shard.number}: {error}"
+            ) from error
+        after += file.stat().st_size
+    before = sum(file.stat().st_size for file in reader.folder.glob("shard-*.safetensors"))
+    return before, after
+
+
+def _and(lines: Iterator[bytes | memoryview], last: bytes) -> Iterator[bytes | memoryview]:
+    yield from lines
+    yield last
+
+
+class _Pieces:
+    """Makes the pieces of a process from its records."""
+
+    def __init__(self, reader: ProcessReader, bases: _Bases) -> None:
+        self._reader, self._bases = reader, bases
+
+    def at(self, record: int, offset: int) -> Piece:
+        """The stored bytes of a record, at a place of a shard."""
+        reader, columns = self._reader, self._reader.index.columns
+        nbytes = int(columns["nbytes"][record])
+        return Piece(
+            offset,
+            nbytes,
+            _width(reader.index, record, nbytes),
+            self._bases.base(record + reader.record_base, nbytes),
+            functools.partial(reader.bytes, record),
+        )
+
+
+def _width(index: Index, record: int, nbytes: int) -> int:
+    """Bytes of one real number of a record."""
+    dtype = DTYPES.get(index.names[index.columns["dtype"][record]])
+    if dtype is None:
+        return 1
+    width = dtype.itemsize // 2 if dtype.name.startswith("complex") else dtype.itemsize
+    return width if width in (1, 2, 4, 8) and nbytes % width == 0 else 1

@@ -1,0 +1,144 @@
+"""Object stores by URL (`s3://bucket/run`), through fsspec: each request tried again where the
+connection is cut, and then told in a sentence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from whence import extras
+from whence.errors import MissingDependency, UnreadableRun, UsageError
+
+T = TypeVar("T")
+TRIES = 4
+FIRST_WAIT_S = 0.2
+_FINAL = (FileNotFoundError, PermissionError, NotImplementedError, IsADirectoryError)
+
+
+def is_url(path: object) -> bool:
+    """Whether a path is a URL of an object store: "s3://bucket/run", and not "C:\\run"."""
+    scheme, marked, _ = str(path).partition("://")
+    return bool(marked) and len(scheme) > 1 and scheme.replace("+", "").isalnum()
+
+
+def refuse_url(path: object, what: str) -> None:
+    """Raise UsageError where a path of this machine is wanted and a URL is given, also one that was
+    made a Path of ("s3:/bucket/run").
+    """
+    if is_url(str(path).replace(":/", "://", 1).replace(":///", "://")):
+        raise UsageError(f"{path} is a URL; {what}")
+
+
+class Failed(Exception):
+    """A request failed for good. `str` says what was tried, and how often."""
+
+
+class Place:
+    """A folder of an object store. Raises MissingDependency where fsspec, or the package for this
+    kind of URL, is not installed; UnreadableRun for a URL that nothing understands.
+    """
+
+    def __init__(self, url: str) -> None:
+        core = extras.needed("fsspec", f"a run at {url}").core
+        self.url = url.rstrip("/")
+        try:
+            self._files, self._root = core.url_to_fs(self.url)
+        except ImportError as error:
+            raise MissingDependency(f"cannot open {url}: {error}") from error
+        except ValueError as error:
+            raise UnreadableRun(f"cannot open {url}: {error}") from error
+        self._root = self._root.rstrip("/")
+
+    def names(self, below: str = "") -> dict[str, int | None]:
+        """Files and folders directly in a folder: name -> bytes, None for a folder. Raises
+        Failed.
+        """
+
+        def listed() -> list[dict[str, Any]]:
+            self._files.invalidate_cache()
+            found: list[dict[str, Any]] = self._files.ls(self._path(below), detail=True)
+            return found
+
+        out: dict[str, int | None] = {}
+        for entry in self._tried(listed, f"list {self.url}/{below}"):
+            name = str(entry["name"]).rstrip("/").rpartition("/")[2]
+            if not name or name in (".", "..") or "?" in name:
+                continue
+            is_folder, size = entry["type"] == "directory", entry.get("size")
+            if not is_folder and size is None:  # a page of links says no sizes
+                size = self.size(f"{below}/{name}" if below else name)
+            out[name] = None if is_folder else int(size or 0)
+        return out
+
+    def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
+        """A file, or bytes [start, stop) of it, in one request. Raises Failed."""
+        what = f"read {self.url}/{name}" + (f" bytes {start} to {stop}" if stop else "")
+        data = self._tried(
+            lambda: self._files.cat_file(self._path(name), start=start, end=stop), what
+        )
+        return bytes(data)
+
+    def size(self, name: str) -> int:
+        """Bytes of a file. Raises Failed."""
+        return int(
+            self._tried(
+                lambda: self._files.info(self._path(name))["size"], f"look at {self.url}/{name}"
+            )
+        )
+
+    def exists(self, name: str = "") -> bool:
+        """Whether there is such a file or folder. Raises Failed."""
+        return bool(
+            self._tried(lambda: self._files.exists(self._path(name)), f"look at {self.url}/{name}")
+        )
+
+    def put(self, local: str, name: str) -> None:
+        """Write a local file, in parts where the store takes these. Raises Failed."""
+        path = self._path(name)
+
+        def upload() -> None:
+            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self._files.put_file(local, path)
+
+        self._tried(upload, f"write {self.url}/{name}")
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file. Raises Failed."""
+        path = self._path(name)
+
+        def upload() -> None:
+            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self._files.pipe_file(path, data)
+
+        self._tried(upload, f"write {self.url}/{name}")
+
+    def delete(self) -> None:
+        """Delete the folder with all that is in it. Raises Failed."""
+        self._tried(lambda: self._files.rm(self._root, recursive=True), f"delete {self.url}")
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def _tried(self, work: Callable[[], T], what: str) -> T:
+        for attempt in range(TRIES):
+            try:
+                return work()
+            except _FINAL as error:
+                raise Failed(f"cannot {what}: {_words(error)}") from error
+            except Exception as error:  # each kind of store has errors of its own for a cut line
+                if attempt + 1 == TRIES:
+                    raise Failed(
+                        f"cannot {what}: {_words(error)} ({TRIES} tries); check the connection and "
+                        "try again"
+                    ) from error
+            time.sleep(FIRST_WAIT_S * 2**attempt)
+        raise AssertionError("unreachable")
+
+
+def _words(error: Exception) -> str:
+    text = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    if isinstance(error, FileNotFoundError):
+        return f"it is not there ({text})"
+    return text

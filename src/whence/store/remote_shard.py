@@ -1,0 +1,209 @@
+"""A shard in an object store: read by ranges, in blocks that are kept for a while. Where it is read
+from front to back, the next blocks are fetched while the last are looked at.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from whence.errors import ElementsMissing
+from whence.store.remote import Failed, Place
+from whence.store.shards import MAX_HEADER_BYTES, Bytes
+
+BLOCK_BYTES = 1 << 20
+KEPT_BYTES = 128 << 20
+MOST_AHEAD = 16  # blocks that one request fetches ahead
+THREADS = 4
+_FEW = 4  # tensors of a shard; who reads more of them, reads on
+
+
+class Blocks:
+    """Blocks of the files of one run, those used last, and the threads that fetch them."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[str, int], Future[Bytes]] = OrderedDict()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="whence-remote")
+        self.requested: list[tuple[str, int, int]] = []
+        # Blocks asked for ahead that nobody has used yet. What is asked for ahead is paid with
+        # those that were used: of what is never looked at, half is fetched at most, and MOST_AHEAD.
+        self._unused: set[tuple[str, int]] = set()
+        self._credit = MOST_AHEAD
+
+    def read(self, name: str, size: int, start: int, stop: int, *, ahead: int) -> Bytes:
+        """Bytes [start, stop) of a file of `size` bytes; so many blocks behind it are asked for and
+        not waited for. Raises Failed.
+        """
+        first, last = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
+        end = -(-size // BLOCK_BYTES)
+        with self._lock:
+            # kept here while they are used, however many there are
+            wanted = self._ask(name, size, first, last)
+            for block in range(first, last):
+                if (name, block) in self._unused:
+                    self._unused.discard((name, block))
+                    self._credit += 2
+            if ahead and (name, last) not in self._known and self._credit > 0:
+                stop_ahead = min(end, last + min(ahead, self._credit))
+                fresh = {(name, b) for b in range(last, stop_ahead)} - self._known.keys()
+                self._ask(name, size, last, stop_ahead)
+                self._unused |= fresh
+                self._credit -= len(fresh)
+            self._forget(len(wanted) + ahead)
+        parts = [future.result() for future in wanted]
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return whole[start - first * BLOCK_BYTES : stop - first * BLOCK_BYTES]
+
+    def _ask(self, name: str, size: int, first: int, last: int) -> list[Future[Bytes]]:
+        """The blocks, asked for where they are not known, those beside each other together."""
+        missing: list[int] = []
+        for block in [*range(first, last), -1]:
+            if missing and (block != missing[-1] + 1 or (name, block) in self._known):
+                self._request(name, size, missing)
+                missing = []
+            if block >= 0 and not self._is_known(name, block):
+                missing.append(block)
+        out = []
+        for block in range(first, last):
+            self._known.move_to_end((name, block))
+            out.append(self._known[name, block])
+        return out
+
+    def _is_known(self, name: str, block: int) -> bool:
+        """Whether a block is here or on its way. What failed is asked for again."""
+        future = self._known.get((name, block))
+        if future is not None and future.done() and future.exception() is not None:
+            del self._known[name, block]
+            return False
+        return future is not None
+
+    def _request(self, name: str, size: int, blocks: list[int]) -> None:
+        # As many requests at once as there are threads: one stream rarely fills a line.
+        share = max(MOST_AHEAD // THREADS, -(-len(blocks) // THREADS))
+        for at in range(0, len(blocks), share):
+            part = blocks[at : at + share]
+            start = part[0] * BLOCK_BYTES
+            stop = min(size, (part[-1] + 1) * BLOCK_BYTES)
+            self.requested.append((name, start, stop))
+            futures: list[Future[Bytes]] = [Future() for _ in part]
+            for block, future in zip(part, futures, strict=True):
+                self._known[name, block] = future
+            self._threads.submit(self._fetch, name, start, stop, futures)
+
+    def _fetch(self, name: str, start: int, stop: int, futures: list[Future[Bytes]]) -> None:
+        try:
+            data = np.frombuffer(self._place.read(name, start, stop), np.uint8)
+            if data.size != stop - start:
+                raise Failed(
+                    f"cannot read {self._place.url}/{name}: wanted bytes {start} to {stop}, got "
+                    f"{data.size}; it was changed while it was read"
+                )
+        except BaseException as error:  # noqa: BLE001 - raised where the block is waited for
+            for future in futures:
+                future.set_exception(error)
+            return
+        for number, future in enumerate(futures):
+            future.set_result(data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
+
+    def _forget(self, used: int) -> None:
+        while len(self._known) > max(KEPT_BYTES // BLOCK_BYTES, used):
+            self._known.popitem(last=False)
+
+    def forget(self) -> None:
+        """Nothing: what is kept has a limit, and no file stands behind it that would give it
+        back.
+        """
+
+
+class RemoteShard:
+    """A shard that is read as if it were mapped."""
+
+    def __init__(self, blocks: Blocks, url: str, name: str, size: int | None) -> None:
+        self.path = PurePosixPath(f"{url}/{name}")
+        self._url, self._name, self._blocks = url, name, blocks
+        self._size = size
+        self._data_at = -1
+        self._next, self._ahead, self._reads = 0, 0, 0
+        self._lock = threading.Lock()
+
+    def data(self, offset: int, nbytes: int) -> Bytes:
+        """As `Shard.data`: read-only bytes. Raises ElementsMissing with what was wanted."""
+        size, data_at = self._opened()
+        start, stop = data_at + offset, data_at + offset + nbytes
+        if offset < 0 or nbytes < 0 or stop > size:
+            raise ElementsMissing(
+                f"{self._url}/{self._name}: wanted bytes {start} to {stop}, the file has {size}; "
+                "it was cut off: upload the run again"
+            )
+        if not nbytes:
+            return np.empty(0, np.uint8)
+        found = self._read(start, stop)
+        if found.__array_interface__["data"][0] % 16:
+            found = found.copy()  # as elements are in memory
+        found.flags.writeable = False
+        return found
+
+    def require(self, stop: int) -> None:
+        """Raise ElementsMissing where the data area ends before `stop`, or cannot be read."""
+        size, data_at = self._opened()
+        if data_at + stop > size:
+            self.data(0, stop)
+
+    def lost(self, offsets: Any, ends: Any) -> int:
+        """Of how many places the bytes cannot be had where `require` fails."""
+        del offsets
+        return int((ends > self.available()).sum())
+
+    def available(self) -> int:
+        """Bytes that the data area has, 0 where the file cannot be read."""
+        try:
+            size, data_at = self._opened()
+        except ElementsMissing:
+            return 0
+        return size - data_at
+
+    def forget(self) -> None:
+        """What is kept has a limit of its own."""
+
+    def _opened(self) -> tuple[int, int]:
+        """Bytes of the file, and where its data area starts."""
+        if self._size is None:
+            raise ElementsMissing(f"{self._url}/{self._name}: it is not there")
+        if self._data_at < 0:
+            length = (
+                int.from_bytes(self._read(0, 8).tobytes(), "little")
+                if self._size >= 8
+                else self._size
+            )
+            if length > min(self._size - 8, MAX_HEADER_BYTES):
+                raise ElementsMissing(
+                    f"{self._url}/{self._name}: wanted a header of {length} bytes, the file has "
+                    f"{self._size}; it was cut off"
+                )
+            self._data_at = 8 + length
+        return self._size, self._data_at
+
+    def _read(self, start: int, stop: int) -> Bytes:
+        assert self._size is not None
+        with self._lock:
+            if start >= self._data_at > 0:
+                self._reads += 1
+            goes_on = self._next - BLOCK_BYTES <= start <= self._next + BLOCK_BYTES
+            if goes_on and self._reads:
+                self._ahead = min(MOST_AHEAD, max(1, 2 * self._ahead))
+            elif self._reads > _FEW:  # all over the place, and most of it before long
+                self._ahead = MOST_AHEAD
+            else:
+                self._ahead = 0
+            self._next = stop
+        try:
+            return self._blocks.read(self._name, self._size, start, stop, ahead=self._ahead)
+        except Failed as error:
+            raise ElementsMissing(str(error)) from error

@@ -1,0 +1,219 @@
+"""Pack a run against another one, with all of its elements or with those that a policy keeps; and
+back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from whence.errors import UsageError, WhenceError
+
+if TYPE_CHECKING:
+    from whence.store import Dropping, Packed, StoredRun
+
+Column = np.ndarray[Any, np.dtype[Any]]
+_KEY = ("rank", "root", "phase", "scope", "op", "step", "micro", "occurrence")
+_ENOUGH = 0.5  # of the bytes: where names pair fewer, the runs are aligned
+DIFFERING = "differing"
+"""The policy that keeps the tensors of calls in which anything differs from the reference."""
+
+
+def pack(
+    target: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    against: str | os.PathLike[str] | None = None,
+    keep: str = "all",
+    keep_every: int = 1,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Packed | None:
+    """Write a run with its tensors as differences from those of a reference run (docs/pack.md); no
+    bit is lost. Every command opens it as it is while the reference can be found.
+
+    target: a run. output: a new folder; TARGET.packed where it is None. against: the run that
+    tensors are packed against; None compresses each alone. keep: "all", or "differing": of calls
+    whose tensors all equal those of the reference, and that are not called by one in which
+    something differs, the elements are dropped. keep_every: elements of
+    other steps than each N-th are dropped. Hashes and statistics stay. Of a target that is packed
+    already, `against` says where the reference lies now, and None is returned. Raises
+    UnreadableRun, UsageError, OutputExists, StoreFailed, MissingDependency.
+    """
+    from whence import store
+    from whence.store.delta import blosc
+
+    blosc()
+    for given in (target, output, against):
+        store.refuse_url(given, "runs are packed on this machine: copy it here first")
+    path = Path(os.fspath(target))
+    if store.is_packed(path) and against is not None and output is None:
+        store.relocate(path, os.fspath(against))
+        return None
+    run = store.open_run(path)
+    reference = store.open_run(os.fspath(against)) if against is not None else None
+    if reference is not None and Path(reference.path).resolve() == path.resolve():
+        raise UsageError(f"{path} cannot be packed against itself")
+    partners = _partners(reference, run) if reference is not None else None
+    dropping = _dropping(run, reference, partners, keep, keep_every)
+    out = Path(os.fspath(output)) if output is not None else path.with_name(f"{path.name}.packed")
+    return store.pack(
+        run, out, reference=reference, partners=partners, dropping=dropping, tell=progress
+    )
+
+
+def unpack(
+    packed: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    against: str | os.PathLike[str] | None = None,
+) -> Packed:
+    """Write a packed run as it was, byte for byte.
+
+    output: a new folder; where it is None, PACKED without ".packed", or with ".unpacked". against:
+    where the reference lies, if it was moved. Raises UsageError, UnreadableRun (the reference is
+    another one, or something is damaged), OutputExists, StoreFailed, MissingDependency.
+    """
+    from whence import store
+    from whence.store.delta import blosc
+
+    blosc()
+    path = Path(os.fspath(packed))
+    name = path.name.removesuffix(".packed")
+    default = path.with_name(name if name != path.name else f"{name}.unpacked")
+    return store.unpack(
+        path,
+        os.fspath(output) if output is not None else default,
+        reference=os.fspath(against) if against is not None else None,
+    )
+
+
+def _partners(reference: StoredRun, target: StoredRun) -> Column:
+    """Of every record of the target the record of the reference with equal bytes, else that of the
+    same name, else that which alignment pairs it with; -1 for none.
+    """
+    partners = np.full(len(target.records), -1, np.int64)
+    known: dict[Any, int] = {}
+    for key, record in _named(reference):
+        known.setdefault(key, record)
+    for key, record in _named(target):
+        if partners[record] < 0:
+            partners[record] = known.get(key, -1)
+    sizes = target.column("nbytes")
+    if sizes[partners >= 0].sum() < _ENOUGH * sizes.sum():
+        _align(reference, target, partners)
+    equal = {digest: n for n, digest in enumerate(_digests(reference)) if digest is not None}
+    for record, digest in enumerate(_digests(target)):
+        if digest is not None:
+            partners[record] = equal.get(digest, partners[record])
+    return partners
+
+
+def _named(run: StoredRun) -> Any:
+    """(name of a tensor of a call, record) of every reference of a run."""
+    calls = list(zip(*(run.column(name).tolist() for name in _KEY), strict=True))
+    at, slots, records = (
+        run.column(name).tolist() for name in ("ref_call", "ref_slot", "ref_record")
+    )
+    for call, slot, record in zip(at, slots, records, strict=True):
+        yield (calls[call], slot), record
+
+
+def _digests(run: StoredRun) -> list[tuple[int, int, int] | None]:
+    """Hash and size of the stored bytes of every record; None where either is not known."""
+    hashes, sizes, kinds = run.column("hash"), run.column("nbytes"), run.column("elements")
+    return [
+        (a, b, size) if (a or b) and kind == 1 else None
+        for (a, b), size, kind in zip(hashes.tolist(), sizes.tolist(), kinds.tolist(), strict=True)
+    ]
+
+
+def _align(reference: StoredRun, target: StoredRun, partners: Column) -> None:
+    """Partners of records that names do not pair, from an alignment of the runs. Where that fails
+    they have none, and are compressed alone.
+    """
+    from whence.workflows.compare import align_runs
+
+    try:
+        plan = align_runs(reference, target).plan
+    except WhenceError:
+        return
+    for pair in plan.pairs:
+        for slot in pair.slots:
+            record, partner = slot.target_record, slot.reference_record
+            if record < partners.size and partner < len(reference.records):
+                partners[record] = partner if partners[record] < 0 else partners[record]
+
+
+def _dropping(
+    run: StoredRun,
+    reference: StoredRun | None,
+    partners: Column | None,
+    keep: str,
+    keep_every: int,
+) -> Dropping | None:
+    """Which elements a policy drops; None where it keeps all."""
+    from whence.store import Dropping
+
+    if keep not in ("all", DIFFERING):
+        raise UsageError(f"keep={keep!r}: there are 'all' and {DIFFERING!r}")
+    if keep_every < 1:
+        raise UsageError(f"keep_every={keep_every}: it is a number of steps, at least 1")
+    wanted, words = np.ones(len(run.calls), bool), []
+    if keep == DIFFERING:
+        if reference is None or partners is None:
+            raise UsageError("what differs shows against a run only: name one (--against REF)")
+        wanted &= _differing_calls(run, reference, partners)
+        words.append(f"of calls in which a tensor differs from {reference.path}")
+    if keep_every > 1:
+        wanted &= run.column("step") % keep_every == 0
+        words.append(f"of every {keep_every}th step")
+    if not words:
+        return None
+    kept = _kept(run, wanted)
+    dropped = ~kept & (run.column("elements") != 0)
+    text = f"only elements {' and '.join(words)} were kept, by whence pack"
+    return Dropping(dropped, f"not kept: {text}", f"{text}: {int(dropped.sum())} tensors have none")
+
+
+def _differing_calls(run: StoredRun, reference: StoredRun, partners: Column) -> Column:
+    """The calls with a tensor whose hash or type is not its partner's, or is not known, and those
+    that such a call makes.
+    """
+    hashes, others = run.column("hash"), reference.column("hash")
+    dtypes, other_dtypes = run.column("dtype"), reference.column("dtype")
+    has = partners >= 0
+    equal = np.zeros(partners.size, bool)
+    mine, theirs = np.flatnonzero(has), partners[has]
+    equal[mine] = (
+        (hashes[mine] == others[theirs]).all(axis=1)
+        & hashes[mine].any(axis=1)
+        & (dtypes[mine] == other_dtypes[theirs])
+    )
+    differing = np.zeros(len(run.calls), bool)
+    np.logical_or.at(differing, run.column("ref_call"), ~equal[run.column("ref_record")])
+    # The code of a call between its children is replayed from what these returned.
+    parents = run.parents()
+    return differing | ((parents >= 0) & differing[parents])
+
+
+def _kept(run: StoredRun, wanted: Column) -> Column:
+    """Records that a wanted call refers to, or none at all does, and what these are made of."""
+    calls, records = run.column("ref_call"), run.column("ref_record")
+    kept = np.ones(len(run.records), bool)
+    kept[records] = False
+    kept[records[wanted[calls]]] = True
+    base = run.column("base")
+    for record in range(kept.size - 1, -1, -1):  # an increment stands behind what it continues
+        if kept[record] and base[record] >= 0:
+            kept[base[record]] = True
+    place = np.stack([run.column("shard"), run.column("offset")], axis=1)
+    stored = (place[:, 0] >= 0) & (run.column("nbytes") > 0)
+    _, group = np.unique(place, axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    shared = np.zeros(int(group.max()) + 1 if group.size else 0, bool)
+    shared[group[kept & stored]] = True
+    return kept | (stored & shared[group])

@@ -1,0 +1,126 @@
+"""Questions in SQL to the tables of a comparison, answered by DuckDB, which sees nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from whence import extras
+from whence.errors import UsageError
+from whence.results import Comparison
+
+if TYPE_CHECKING:
+    from whence.report.arrow import Table
+
+_BATCH = 2048
+_ALONE = (
+    "SET enable_external_access = false",
+    "SET autoinstall_known_extensions = false",
+    "SET autoload_known_extensions = false",
+    "SET python_enable_replacements = false",
+    "SET lock_configuration = true",
+)
+"""What DuckDB is told before it sees a statement of the user's: no file, no network, no extension,
+no variable of this program, and none of it can be changed again.
+"""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """An answer: names of its columns, and its rows in batches."""
+
+    columns: tuple[str, ...]
+    batches: Iterator[list[tuple[Any, ...]]]
+
+
+def comparison_tables(
+    comparison: str | os.PathLike[str] | Comparison,
+) -> dict[str, tuple[str, tuple[tuple[str, str], ...]]]:
+    """The tables of a comparison: what a row of each is, and its columns as (name, type). Raises
+    UnreadableRun.
+    """
+    return {name: (table.about, table.columns()) for name, table in _tables(comparison).items()}
+
+
+def to_parquet(
+    comparison: str | os.PathLike[str] | Comparison,
+    path: str | os.PathLike[str],
+    *,
+    table: str = "pairs",
+) -> int:
+    """Write a table of a comparison as a Parquet file, and return how many rows it has.
+
+    comparison: a folder that `compare` wrote, or what it returned. table: one of
+    `comparison_tables`. Raises UnreadableRun, UsageError, MissingDependency, StoreFailed.
+    """
+    from whence.report.arrow import write_parquet
+
+    return write_parquet(_opened(comparison), os.fspath(path), table)
+
+
+@contextmanager
+def query(comparison: str | os.PathLike[str] | Comparison, sql: str) -> Iterator[Answer]:
+    """Ask the tables of a comparison in SQL (DuckDB's dialect); the rows come in batches while the
+    context lasts.
+
+    The tables lie in a database of their own, in a temporary folder. A statement reads and writes
+    no file, loads no extension, and sees no variable. Raises UnreadableRun, UsageError (in DuckDB's
+    words), MissingDependency.
+    """
+    duckdb: Any = extras.needed("duckdb", "whence query")
+    from whence.report.arrow import reader
+
+    known = _tables(comparison)
+    with tempfile.TemporaryDirectory(prefix="whence-query-") as folder:
+        connection = duckdb.connect(str(Path(folder) / "tables.duckdb"))
+        try:
+            connection.execute("SET memory_limit = '1GB'")
+            for name in _asked_for(sql, known):
+                source = reader(known[name])
+                connection.register("source", source)
+                connection.execute(f'CREATE TABLE "{name}" AS SELECT * FROM source')
+                connection.unregister("source")
+            for setting in _ALONE:
+                connection.execute(setting)
+            try:
+                cursor = connection.execute(sql)
+            except duckdb.Error as error:
+                raise UsageError(
+                    f"{str(error).strip()}\n  --tables lists the tables and their columns"
+                ) from error
+            columns = tuple(column[0] for column in cursor.description or ())
+            yield Answer(columns, _rows(cursor, duckdb.Error) if columns else iter(()))
+        finally:
+            connection.close()
+
+
+def _rows(cursor: Any, error_of: type[Exception]) -> Iterator[list[tuple[Any, ...]]]:
+    try:
+        while rows := cursor.fetchmany(_BATCH):
+            yield rows
+    except error_of as error:
+        raise UsageError(str(error).strip()) from error
+
+
+def _asked_for(sql: str, known: dict[str, Table]) -> list[str]:
+    """The tables whose names stand in a statement; a name that is only a word costs time alone."""
+    words = {word.lower() for word in re.findall(r"\w+", sql)}
+    return [name for name in known if name in words]
+
+
+def _tables(comparison: str | os.PathLike[str] | Comparison) -> dict[str, Table]:
+    from whence.report.arrow import tables
+
+    return tables(_opened(comparison))
+
+
+def _opened(comparison: str | os.PathLike[str] | Comparison) -> Comparison:
+    from whence.workflows.saved_rows import without_plan
+
+    return comparison if isinstance(comparison, Comparison) else without_plan(comparison)

@@ -1,0 +1,74 @@
+"""Runs into an object store: a capture that is uploaded while its command runs, and one run at a
+time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from whence.errors import StoreFailed, UnreadableRun
+
+SPOOL = "WHENCE_SPOOL"
+"""The variable that names the folder in which runs lie that are uploaded."""
+
+
+def upload(run: str | os.PathLike[str], url: str, *, force: bool = False) -> int:
+    """Copy a run to an object store, and return of how many files it consists there.
+
+    url: of a folder (s3://bucket/run). force: replace a run that lies there. Raises UnreadableRun,
+    OutputExists, StoreFailed, MissingDependency.
+    """
+    from whence import store
+    from whence.store.upload import Upload
+
+    path = Path(os.fspath(run))
+    if not store.is_run(path):
+        raise UnreadableRun(f"{path} is no run: there is nothing to upload")
+    return Upload(path, url, force=force).finish()
+
+
+def uploaded(
+    url: str, force: bool, capture: Callable[[str], int], tell: Callable[[str], None]
+) -> int:
+    """Capture into a folder of this machine, and upload it meanwhile. Returns the exit code of the
+    capture.
+
+    capture: captures into the folder that it is given. The folder is deleted when all of it is in
+    the store. Raises OutputExists before anything is started; StoreFailed where the upload fails
+    and the command did not.
+    """
+    from whence import store
+    from whence.store.upload import Upload, delete_spool
+
+    spool = _spool(url)
+    upload = Upload(spool, url, force=force)
+    upload.start()
+    code = capture(str(spool))
+    if not store.is_run(spool):  # nothing was captured, which was told
+        return code
+    try:
+        files = upload.finish()
+    except StoreFailed as error:
+        if not code:
+            raise
+        tell(f"whence: {error}")
+        return code
+    delete_spool(spool)
+    tell(f"whence: uploaded to {url}: {files} files")
+    return code
+
+
+def _spool(url: str) -> Path:
+    """A new folder for the run on this machine."""
+    from whence.cache_folders import folder
+
+    chosen = os.environ.get(SPOOL)
+    parent = Path(chosen) if chosen else folder("spool")
+    if parent is None:
+        raise StoreFailed(
+            f"no folder can be written to in which {url} would be captured: set {SPOOL} to one"
+        )
+    name = url.rstrip("/").rpartition("/")[2] or "run"
+    return parent / f"{name}-{os.getpid()}"
