@@ -92,7 +92,7 @@ def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> Store
 
 class StoredRun(Named):
     """A `Run` read from disk. Calls and records are made when asked for; elements are
-    memory-mapped.
+    memory-mapped. chosen_ranks: those whose processes alone were opened, None for all.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class StoredRun(Named):
         *,
         ranks: Collection[int] | None = None,
     ) -> None:
-        self._path, self._info, self._processes, self._ranks = path, info, processes, ranks
+        self._path, self._info, self._processes, self.chosen_ranks = path, info, processes, ranks
         self._mirror = mirror_of(path)
         records = calls = shards = 0
         for process in processes:
@@ -125,7 +125,7 @@ class StoredRun(Named):
     def __reduce__(self) -> tuple[Callable[..., StoredRun], tuple[Any, ...]]:
         """To another process a run travels as its path; it is mapped again there."""
         about = self._mirror.described if self._mirror is not None else None
-        return _reopen, (self._path.absolute(), self._ranks, about)
+        return _reopen, (self._path.absolute(), self.chosen_ranks, about)
 
     @property
     def path(self) -> str:

@@ -1,5 +1,5 @@
-"""Where the elements of a tensor lie, as a worker can find them again: a run by its path, and a
-number in it.
+"""Where the elements of a tensor lie, as a worker can find them again: a run by its path or URL,
+and a number in it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from whence import store
 from whence.errors import UnreadableRun
 from whence.readers import ForeignRun, opening
 from whence.records import Over, Run
-from whence.store import StoredRun
+from whence.store import StoredRun, is_url
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -66,9 +66,9 @@ class Sources:
 
 def _source(run: Run) -> Source | None:
     if isinstance(run, StoredRun):
-        path, ranks = run.__reduce__()[1]  # as it travels
-        chosen = None if ranks is None else tuple(sorted(ranks))
-        return Source(str(path), chosen, False, len(run.records))
+        path = run.path if is_url(run.path) else str(Path(run.path).absolute())
+        ranks = None if run.chosen_ranks is None else tuple(sorted(run.chosen_ranks))
+        return Source(path, ranks, False, len(run.records))
     if isinstance(run, ForeignRun) and Path(run.path).exists():
         return Source(str(Path(run.path).absolute()), None, True, len(run.records))
     return None
