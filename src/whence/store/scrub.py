@@ -4,8 +4,6 @@ Figures and topology stay.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,6 +11,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from whence import disk
+from whence.disk import write_file
 from whence.errors import StoreFailed, UsageError
 from whence.records import Elements, Increment, Kept
 from whence.store import index_builder
@@ -27,7 +27,6 @@ from whence.store.folder import (
     indented,
     load_info,
     load_json,
-    replace_file,
     shard_name,
 )
 from whence.store.index import EXTERNAL, NONE, Column, Index
@@ -106,12 +105,12 @@ def _clean_rest(run: Path, anonymous: Anonymous) -> None:
         if file.is_file() and not file.is_symlink():
             data = file.read_bytes()
             if (cleaned := anonymous.file(data)) != data:
-                replace_file(file, cleaned)
+                write_file(file, cleaned)
     fields = load_json(run / RUN)
     fields_left = {name: anonymous.value(fields[name]) for name in _STAYS if name in fields}
     if isinstance(fields_left.get("settings"), dict):
         fields_left["settings"].pop("launched", None)  # processes of this machine
-    replace_file(
+    write_file(
         run / RUN, indented({**fields_left, "command": [], "environment": {}, "scrubbed": True})
     )
     folders = [
@@ -122,7 +121,7 @@ def _clean_rest(run: Path, anonymous: Anonymous) -> None:
         sorted(folders, key=lambda entry: entry[:3]), start=1
     ):
         nobody = msgspec.structs.replace(process, host=SCRUBBED, pid=number, boot="", pid_started=0)
-        replace_file(folder / PROCESS, indented(msgspec.to_builtins(nobody)))
+        write_file(folder / PROCESS, indented(msgspec.to_builtins(nobody)))
         new_name = f"rank{rank:05d}-{SCRUBBED}-{number}"
         if name != new_name:
             folder.rename(run / new_name)
@@ -133,7 +132,7 @@ def _scrub_process(
 ) -> int:
     recover_process(folder, process)
     journal = map_file(folder / JOURNAL)
-    index = index_builder.load_or_build(folder, journal)
+    index = index_builder.build(journal)  # what stands beside it may be of another journal
     columns = index.columns
     chosen = (
         np.ones(index.records_at.size, bool) if names is None else _matching(index, journal, names)
@@ -158,7 +157,7 @@ def _scrub_process(
 def _matches(folder: Path, process: ProcessInfo, names: Sequence[str]) -> bool:
     recover_process(folder, process)
     journal = map_file(folder / JOURNAL)
-    return bool(_matching(index_builder.load_or_build(folder, journal), journal, names).any())
+    return bool(_matching(index_builder.build(journal), journal, names).any())
 
 
 def _matching(index: Index, journal: Bytes, names: Sequence[str]) -> Column:
@@ -221,7 +220,7 @@ def _move(
     columns = index.columns
     going = set(np.unique(columns["shard"][chosen]).tolist()) - {-1}
     staying = np.flatnonzero(np.isin(columns["shard"], list(going)) & ~chosen)
-    number = int(columns["shard"].max()) + 1
+    number = int(columns["shard"].max(initial=-1)) + 1
     moved: dict[tuple[int, int], tuple[int, int]] = {}
     old: dict[int, Shard] = {}
     reserved = process.header_bytes or HEADER_BYTES
@@ -258,7 +257,7 @@ def _move(
 
 def _finish(writer: ShardWriter) -> None:
     writer.flush()
-    os.fsync(writer.fd)
+    disk.system.sync(writer.fd)
     writer.finish()
 
 
@@ -271,42 +270,33 @@ def _rewrite(
     anonymous: Anonymous | None,
 ) -> None:
     """Replace the journal. From that moment on the elements are gone for every reader."""
-    fresh = folder / f"{JOURNAL}.{os.getpid()}.tmp"
     places = {int(line): record for record, line in enumerate(index.records_at)}
-    try:
-        with fresh.open("wb") as file:
-            for number in range(index.columns["line_kind"].size):
-                start, end = index.span(number)
-                raw = journal[start:end].data
-                record = places.get(number)
-                if record is not None:
-                    line = decode_record(raw)
-                    if chosen[record]:
-                        raw = memoryview(
-                            encoder.encode(
-                                msgspec.structs.replace(line, elements=None, why=SCRUBBED)
-                            )
-                            + b"\n"
+    with disk.whole_file(folder / JOURNAL) as file:
+        for number in range(index.columns["line_kind"].size):
+            start, end = index.span(number)
+            raw = journal[start:end].data
+            record = places.get(number)
+            if record is not None:
+                line = decode_record(raw)
+                if chosen[record]:
+                    raw = memoryview(
+                        encoder.encode(msgspec.structs.replace(line, elements=None, why=SCRUBBED))
+                        + b"\n"
+                    )
+                elif (
+                    isinstance(line.elements, Kept | Increment)
+                    and (line.elements.shard, line.elements.offset) in moved
+                ):
+                    raw = memoryview(
+                        encoder.encode(
+                            msgspec.structs.replace(line, elements=_moved(line.elements, moved))
                         )
-                    elif (
-                        isinstance(line.elements, Kept | Increment)
-                        and (line.elements.shard, line.elements.offset) in moved
-                    ):
-                        raw = memoryview(
-                            encoder.encode(
-                                msgspec.structs.replace(line, elements=_moved(line.elements, moved))
-                            )
-                            + b"\n"
-                        )
-                file.write(raw if anonymous is None else anonymous.line(bytes(raw)))
-            file.flush()
-            os.fsync(file.fileno())
+                        + b"\n"
+                    )
+            file.write(raw if anonymous is None else anonymous.line(bytes(raw)))
+        file.flush()
+        disk.system.sync(file.fileno())
         (folder / INDEX).unlink(missing_ok=True)
-        fresh.replace(folder / JOURNAL)
-    except OSError:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise
 
 
 def _moved(place: Kept | Increment, moved: dict[tuple[int, int], tuple[int, int]]) -> Elements:
