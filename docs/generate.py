@@ -28,6 +28,7 @@ ROOT = Path(__file__).parent.parent
 OUTSIDE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
     "CHANGELOG.md": "changes.md",
 }
 """Files of the repository that are pages of the site under another name."""

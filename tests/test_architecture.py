@@ -24,6 +24,7 @@ OPEN = {
     "_version",
     "cache_folders",
     "config_files",
+    "disk",
     "display",
     "dtypes",
     "errors",
@@ -34,6 +35,7 @@ OPEN = {
 LAYERS = {
     "errors": set(),
     "_version": set(),
+    "disk": set(),
     "_kernels": set(),
     "cache_folders": {"errors"},
     "config_files": {"errors"},
@@ -374,6 +376,37 @@ def test_frameworks_are_imported_only_inside_functions():
             if heavy := {n.split(".")[0] for n in names} & HEAVY:
                 wrong.append(f"{name}: {heavy}")
     assert wrong == []
+
+
+WRITES = {
+    "writers": "into a folder that `convert` moves to its place when it is whole",
+    "workflows.probe.probe": "questions for a process of its own, in a folder that is deleted",
+    "workflows.upgrade": "what the environments of a comparison of releases need, made again",
+    "workflows.capture.collect_labels": "labels that other processes left",
+    "instrument": "copies of graphs for engines, and what torch.compile prints",
+    "replay.export.support": "goes into the tests that are written, without whence",
+    "replay.export.pytest_files": "into a folder that `disk.fresh_folder` moves to its place",
+    "cli._help": "on the terminal",
+    "cli.completion": "adds a line to a file of the shell",
+    "disk": "does it",
+    "_kernels": "below everything; the cache of its compiler",
+    "readers.encodings.hdf5_worker": "answers on its own standard output",
+}
+"""Who writes files by other means than `disk`, and why that leaves no half file."""
+WRITING = {"write_text", "write_bytes", "tofile", "pwrite", "fsync", "ftruncate"}
+
+
+def test_files_are_written_whole_by_one_module():
+    wrong = set()
+    for name, reading in read().items():
+        for call in reading.calls:
+            method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+            modes = [a.value for a in call.args if isinstance(a, ast.Constant)]
+            opens = method == "open" and any(str(m)[:1] in ("w", "a", "x") for m in modes)
+            if method in WRITING or opens:
+                wrong.add(name)
+    wrong = {n for n in wrong if not any(f"{n}.".startswith(f"{w}.") for w in WRITES)}
+    assert sorted(wrong) == []
 
 
 def _bare(kind, reading):

@@ -163,6 +163,7 @@ def test_the_list_of_all_pages_and_the_navigation_agree():
     places = {
         "../README.md": "index.md",
         "../CONTRIBUTING.md": "contributing.md",
+        "../SECURITY.md": "security.md",
         "../CHANGELOG.md": "changes.md",
         "decisions/": "decisions/index.md",
     }

@@ -7,6 +7,8 @@ of these is a `NotConfig` with one sentence.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import tomllib
 from typing import Any
@@ -15,10 +17,24 @@ import yaml
 
 _CHARACTERS = 16 << 20
 _DEPTH = 64
+_OPEN = 2 * _DEPTH
 _NODES = 1_000_000  # with aliases unfolded
 _DIGITS = 4300  # as many as Python itself takes
 # tomllib takes minutes for keys of many parts.
 _DEEP_KEY = re.compile(rf"^[ \t\[]*[^=\n#\"']*?(?:\.[^=.\n#\"']*){{{_DEPTH}}}", re.MULTILINE)
+
+
+def text_of(path: str | os.PathLike[str], encoding: str = "utf-8") -> str:
+    """The text of a file that a user writes. Raises OSError, also where it is larger than such a
+    file is, and UnicodeDecodeError.
+    """
+    with open(path, "rb") as file:  # noqa: PTH123 - of any path
+        data = file.read(4 * _CHARACTERS + 1)
+    if len(data) > 4 * _CHARACTERS:
+        raise OSError(
+            errno.EFBIG, f"larger than a file of this kind is ({4 * _CHARACTERS} bytes)", str(path)
+        )
+    return data.decode(encoding)
 
 
 class NotConfig(Exception):
@@ -32,6 +48,7 @@ class NotConfig(Exception):
 def yaml_tree(text: str) -> yaml.Node | None:
     """The nodes of a YAML text, with their lines; None of an empty one. Raises NotConfig."""
     _check_length(text)
+    _check_brackets(text)
     try:
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
@@ -94,6 +111,20 @@ def _check_length(text: str) -> None:
         raise NotConfig(
             f"{len(text)} characters are more than a file of this kind has ({_CHARACTERS})"
         )
+
+
+def _check_brackets(text: str) -> None:
+    """Raise NotConfig for more open brackets in a line than any config has: PyYAML looks at each of
+    them again at every character.
+    """
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count("[") + line.count("{") <= _OPEN:
+            continue
+        depth = 0
+        for character in line:
+            depth += (character in "[{") - (character in "]}")
+            if depth > _OPEN:
+                raise NotConfig("nested too deeply", number)
 
 
 def _unfolded(node: yaml.Node, known: dict[int, int], depth: int) -> int:

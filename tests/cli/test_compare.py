@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -130,8 +129,8 @@ def test_where_nothing_can_be_written_the_answer_stands(runs, capsys, monkeypatc
     assert (code, out[:5], err.count("\n")) == (1, "FAULT", 1) and err.startswith(
         "note: this comparison is not remembered for whence report"
     )
-    monkeypatch.setattr(Path, "write_text", refuse)
-    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr("whence.disk.System.open", refuse)
+    monkeypatch.setattr("whence.disk.System.make_folder", refuse)
     for form, start in (("text", "FAULT"), ("json", "{")):
         code, out, err = call(
             capsys,

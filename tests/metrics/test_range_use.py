@@ -3,9 +3,10 @@
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 from whence.metrics.range_use import FloatFormat, extent, fits
+
+torch = pytest.importorskip("torch")
 
 FORMATS = ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 

@@ -5,13 +5,14 @@ import zipfile
 import h5py
 import numpy as np
 import pytest
-import torch
 
 import whence
 from whence.api import open_run
 from whence.cli import execute
 from whence.errors import UnreadableRun
 from whence.readers.encodings import numpy_file
+
+torch = pytest.importorskip("torch")
 
 DRAW = np.random.default_rng(5)
 TENSORS = {f"layers.{i}.fc": DRAW.standard_normal((8, 8)).astype(np.float32) for i in range(5)}

@@ -162,3 +162,20 @@ def test_a_killed_run_is_recovered_first(tmp_path: Path) -> None:
     store.scrub(run)
     assert readable(run) == []
     assert "uncleanly" in store.open_run(run).ended
+
+
+def test_an_index_of_another_journal_does_not_guide_a_scrub(tmp_path: Path) -> None:
+    run = hand.new(tmp_path / "run")
+    with store.Writer(run, header_bytes=16 << 10) as writer:
+        for n in range(6):
+            hand.add(writer, hand.bits("float32", (16,), n), "float32")
+            writer.call(hand.call(n, Ref("output.0", n), scope=f"layers.{n}"))
+    journal = hand.only_process(run) / "journal.jsonl"
+    lines = journal.read_bytes().split(b"\n")
+    lines[4] = lines[4].replace(
+        b'"dtype"', b'"dtypo"'
+    )  # of the same length: the index still counts
+    journal.write_bytes(b"\n".join(lines))
+    store.scrub(run, force=True)
+    opened = store.open_run(run)
+    assert len(opened.records) == 2 and {r.why for r in opened.records} == {"scrubbed"}

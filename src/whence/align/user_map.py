@@ -28,7 +28,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import yaml
 
@@ -91,7 +90,7 @@ def load(path: str | os.PathLike[str]) -> Map:
     """Read a map. Raises UsageError with the line and the known keys."""
     name = os.fspath(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = config_files.text_of(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"no map at {name}: {error}; whence align REF TGT -o {name} writes one"

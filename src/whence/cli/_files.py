@@ -18,13 +18,13 @@ def check(path: str | Path | None, force: bool) -> None:
 
 def write(path: str | Path, text: str | Iterable[str], force: bool) -> None:
     """Write a text, or pieces of it as they are made. Raises OutputExists, StoreFailed."""
+    from whence import disk
     from whence.errors import StoreFailed
 
     check(path, force)
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with Path(path).open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines([text] if isinstance(text, str) else text)
+        disk.make_folders(Path(path).parent)
+        disk.write_file(path, text, through_link=True)
     except OSError as err:
         raise StoreFailed(f"cannot write {path}: {err.strerror or err}") from err
 

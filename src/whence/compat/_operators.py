@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from whence import disk
 from whence.records.slots import split_slot
 
 
@@ -69,7 +70,7 @@ def write(run: Path, path: Path) -> bool:
         "run": run.name,
         "records": records,
     }
-    path.write_text(json.dumps(whole, indent=1, default=str) + "\n", encoding="utf-8")
+    disk.write_file(path, json.dumps(whole, indent=1, default=str) + "\n")
     return True
 
 

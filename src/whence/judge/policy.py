@@ -198,7 +198,7 @@ def load(path: str | os.PathLike[str]) -> Policy:
             f"policy {place}: written as TOML or YAML, so it ends in .toml, .yaml or .yml"
         )
     try:
-        text = place.read_text(encoding="utf-8")
+        text = config_files.text_of(place)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"policy {place} cannot be read: {getattr(error, 'strerror', None) or error}"

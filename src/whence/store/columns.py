@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from whence import disk
 from whence.dtypes import DTYPES
 from whence.store.shards import Bytes
 
@@ -23,7 +24,7 @@ class FileBlocks:
     """
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = disk.system.open(path, os.O_RDONLY)
         self.size = os.fstat(self._fd).st_size
 
     def __len__(self) -> int:
@@ -71,14 +72,8 @@ def save(path: Path, columns: dict[str, Column], metadata: dict[str, str]) -> No
         end += nbytes
     text = orjson.dumps(header)
     text = text.ljust((len(text) + 8 + 63) // 64 * 64 - 8)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with fresh.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for _, column in ordered:
-                for part in column.parts:
-                    file.write(part.data)
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
+    with disk.whole_file(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, column in ordered:
+            for part in column.parts:
+                file.write(part.data)

@@ -4,14 +4,13 @@ them.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from whence import disk
 from whence.records import Elements, Increment, Kept
 from whence.store.folder import INDEX, JOURNAL
 from whence.store.index import Column, Index
@@ -71,19 +70,12 @@ def replace_journal(folder: Path, lines: Iterable[bytes | memoryview]) -> None:
     """Replace the journal of a process folder, and take away its index. From that moment on what is
     gone from it is gone for every reader. Raises OSError.
     """
-    fresh = folder / f"{JOURNAL}.{os.getpid()}.tmp"
-    try:
-        with fresh.open("wb") as file:
-            for line in lines:
-                file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+    with disk.whole_file(folder / JOURNAL) as file:
+        for line in lines:
+            file.write(line)
+        file.flush()
+        disk.system.sync(file.fileno())
         (folder / INDEX).unlink(missing_ok=True)
-        fresh.replace(folder / JOURNAL)
-    except OSError:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise
 
 
 def _moved(place: Kept | Increment, moved: Places) -> Elements:

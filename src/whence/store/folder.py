@@ -18,6 +18,8 @@ from typing import Any
 import msgspec
 import orjson
 
+from whence import disk
+from whence.disk import write_file
 from whence.errors import OutputExists, StoreFailed, UnknownVersion, UnreadableRun
 from whence.records import RunInfo
 from whence.store.remote import refuse_url
@@ -42,7 +44,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=False):
 
     boot, pid_started: tell a process from a later one with the same pid ("" and 0 where the system
     does not say). header_bytes: reserved at the front of every shard, the 8 bytes of its length
-    included.
+    included. world_size: how many ranks its launcher started, 0 where that is not known.
     """
 
     format: int
@@ -56,19 +58,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=False):
     align: int = 64
     hash: str = "xxh3_128"
     byteorder: str = "little"
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write `path` so that a crash leaves either the old or the new content. Raises OSError."""
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with fresh.open("wb") as file:
-            file.write(data)
-        fresh.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise
+    world_size: int = 0
 
 
 def shard_name(shard: int) -> str:
@@ -105,7 +95,8 @@ def create(path: str | Path, info: RunInfo, *, force: bool = False, together: bo
                 f"cannot put a run at {run}: it is a {_kind_of(run)}, not a folder; choose "
                 "another output path"
             )
-        if run.is_dir() and any(run.iterdir()):
+        # what a process that was killed as it began has left is in nobody's way
+        if run.is_dir() and not all(p.match(f"{RUN}.*.tmp") for p in run.iterdir()):
             if not is_run(run):
                 raise OutputExists(
                     f"{run} exists, is not empty and is not a whence run (no {RUN} of ours in "
@@ -118,12 +109,13 @@ def create(path: str | Path, info: RunInfo, *, force: bool = False, together: bo
                     "(in Python, force=True) to replace it"
                 )
             delete_run(run)
-        run.parent.mkdir(parents=True, exist_ok=True)
-        run.mkdir(mode=0o700, exist_ok=True)
+        disk.make_folders(run.parent)
+        if not run.exists():
+            disk.system.make_folder(run, 0o700)
         # somebody else's empty folder: usable, but not ours to close
         with contextlib.suppress(PermissionError):
             run.chmod(0o700)
-        replace_file(run / RUN, _encode_info({}, info))
+        write_file(run / RUN, _encode_info({}, info))
     except OSError as error:
         if is_new:
             with contextlib.suppress(OSError):
@@ -140,7 +132,7 @@ def _create_together(run: Path, info: RunInfo, force: bool) -> Path:
     if this one has no folder in it.
     """
     try:
-        run.parent.mkdir(parents=True, exist_ok=True)
+        disk.make_folders(run.parent)
         with _alone_in(run.parent):
             launched = {"parent": [os.getppid(), _pid_started(os.getppid())], "at": _since_boot()}
             existing = (
@@ -197,7 +189,7 @@ def update_info(path: str | Path, **fields: Any) -> None:
     except (OSError, ValueError) as error:
         raise UnreadableRun(f"cannot update {file}: {_reason(error)}") from error
     try:
-        replace_file(file, indented({**old, **fields}))
+        write_file(file, indented({**old, **fields}))
     except OSError as error:
         raise StoreFailed(f"cannot update {file}: {_reason(error)}") from error
 
@@ -267,10 +259,10 @@ def make_process_folder(run: Path, rank: int, info: ProcessInfo) -> Path:
     for attempt in range(10_000):
         folder = run / (name if attempt == 0 else f"{name}.{attempt}")
         try:
-            folder.mkdir(mode=0o700)
+            disk.system.make_folder(folder, 0o700)
         except FileExistsError:
             continue
-        replace_file(folder / PROCESS, indented(msgspec.to_builtins(info)))
+        write_file(folder / PROCESS, indented(msgspec.to_builtins(info)))
         return folder
     raise FileExistsError(f"{run / name} and 9999 folders after it exist")
 
@@ -296,7 +288,7 @@ def load_process(folder: Path) -> ProcessInfo:
 
 def this_process(rank: int, started: str, header_bytes: int) -> ProcessInfo:
     """ProcessInfo of the running process."""
-    pid = os.getpid()
+    pid, size = os.getpid(), os.environ.get("WORLD_SIZE", "")
     return ProcessInfo(
         FORMAT,
         rank,
@@ -306,6 +298,7 @@ def this_process(rank: int, started: str, header_bytes: int) -> ProcessInfo:
         _boot(),
         _pid_started(pid) or 0,
         header_bytes,
+        world_size=int(size) if size.isdecimal() and len(size) < 8 else 0,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 
+from whence import disk
 from whence.records import Call, Dumped, Elements, External, Increment, Kept, Record, Statistics
 from whence.store import journal as journal_file
 from whence.store import line_digests
@@ -257,7 +257,7 @@ def write(
     """Write the index of a journal into its folder, in memory that does not grow with records.
     Raises OSError.
     """
-    with tempfile.TemporaryFile(dir=folder, buffering=1 << 20) as file:
+    with disk.scratch_file(folder) as file:
         parts = _Spooled(file)
         builder = _Builder(parts, journal)
         _fill(builder, journal, tell)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from whence import disk
 from whence.dtypes import DTYPES
 from whence.errors import ElementsMissing, OutputExists, StoreFailed, UnreadableRun, UsageError
 from whence.records import Note
@@ -226,9 +227,7 @@ def _check_room(packing: Packing, source: Path, parent: Path) -> None:
 
 def _write_whole(shard: PackedShard, target: Path) -> None:
     try:
-        with target.open("xb") as file:
-            for part in shard.restore():
-                file.write(part.data)
+        disk.write_file(target, (part.data for part in shard.restore()))
     except ElementsMissing as error:
         raise UnreadableRun(f"cannot unpack: {error}") from error
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from whence import disk
 from whence.errors import ElementsMissing, UnreadableRun
-from whence.store.folder import JOURNAL, PACKED, PROCESS_FOLDER, indented, replace_file, shard_name
+from whence.store.folder import JOURNAL, PACKED, PROCESS_FOLDER, indented, shard_name
 from whence.store.packed_shard import FORMAT, Base
 from whence.store.shards import Bytes, Shard, map_file
 
@@ -77,7 +78,7 @@ def load_packing(run: Path) -> Packing | None:
 
 def save_packing(run: Path, packing: Packing) -> None:
     """Write packed.json. Raises OSError."""
-    replace_file(run / PACKED, indented(msgspec.to_builtins(packing)))
+    disk.write_file(run / PACKED, indented(msgspec.to_builtins(packing)))
 
 
 def identify(reference: Path, folders: list[tuple[str, int]], packed: Path) -> ReferenceIdentity:

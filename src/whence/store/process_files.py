@@ -15,13 +15,18 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from whence.records import Increment, Kept
+from whence import disk
+from whence.disk import write_all
+from whence.records import Call, Increment, Kept, Record
 from whence.store.folder import JOURNAL, shard_name
 from whence.store.journal import Line, encoded
-from whence.store.shards import STAGING_BYTES, Bytes, ShardWriter, write_all
+from whence.store.shards import STAGING_BYTES, Bytes, Room, ShardWriter
 
 FLUSH_S = 0.5
 JOURNAL_BYTES = 256 << 10
+LINE_BYTES = 4 << 10
+"""For so many bytes a line that waits to be encoded there is room; longer ones do not wait."""
+_MANY = 24  # references of a call, each 150 bytes at most with names of the usual length
 TOGETHER = 64
 """So many lines are encoded at once. More of them alive would set off the garbage collector."""
 
@@ -41,9 +46,10 @@ class ProcessFiles:
         self._lines: list[Line | msgspec.Raw] = []  # not encoded yet
         self._journal = bytearray()
         self._journal_end = 0
-        self._journal_fd = os.open(
-            folder / JOURNAL, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600
+        self._journal_fd = disk.system.open(
+            folder / JOURNAL, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600
         )
+        self._journal_room = Room(self._journal_fd)
         self._flushed_at = time.monotonic()
 
     @property
@@ -54,14 +60,17 @@ class ProcessFiles:
 
     def append(self, line: Line | msgspec.Raw) -> None:
         """Add a line to the journal that nothing changes any more (`journal.settled`), and hand the
-        lines to the kernel when they are many or old.
+        lines to the kernel when they are many or old. There is room for it when this returns.
         """
         lines = self._lines
         lines.append(line)
-        if len(lines) >= TOGETHER:
+        if len(lines) >= TOGETHER or _is_long(line):
             self._encode()
             if len(self._journal) > JOURNAL_BYTES or time.monotonic() - self._flushed_at > FLUSH_S:
                 self.flush()
+        self._journal_room.have(
+            self._journal_end + len(self._journal) + len(lines) * LINE_BYTES, JOURNAL_BYTES
+        )
 
     def _encode(self) -> None:
         text = encoded(self._lines)
@@ -139,15 +148,23 @@ class ProcessFiles:
     def sync(self) -> None:
         """Wait until what was flushed is on the medium."""
         if self._shard is not None:
-            os.fsync(self._shard.fd)
-        os.fsync(self._journal_fd)
+            disk.system.sync(self._shard.fd)
+        disk.system.sync(self._journal_fd)
 
     def finish(self) -> None:
         """Flush, and make the last shard a valid safetensors file."""
         self.flush()
+        disk.system.cut(self._journal_fd, self._journal_end)
         if self._shard is not None:
             self._shard.finish()
             self._shard = None
+
+    def give_up(self) -> None:
+        """Hand over what still can be, after a call failed: there is room for all that was
+        acknowledged.
+        """
+        with contextlib.suppress(OSError):
+            self.flush()
 
     def close(self) -> None:
         """Close the files as they are, and drop what is pending. Idempotent."""
@@ -158,6 +175,15 @@ class ProcessFiles:
             os.close(self._journal_fd)
             self._journal_fd = -1
         self._staging, self._journal, self._lines = bytearray(), bytearray(), []
+
+
+def _is_long(line: Line | msgspec.Raw) -> bool:
+    """Whether the text of a line may be longer than LINE_BYTES, for which room is kept."""
+    if isinstance(line, msgspec.Raw):
+        return len(memoryview(line)) > LINE_BYTES
+    if isinstance(line, Call):
+        return len(line.refs) > _MANY or bool(line.notes or line.placements or line.aliases)
+    return isinstance(line, Record) and bool(line.columns)
 
 
 def _check_linked(fd: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from whence.dtypes import DTYPES, Array, DType
 from whence.errors import ElementsMissing, UnreadableRun
-from whence.records import Note, Program
+from whence.records import Note, Program, RunInfo
 from whence.records.columns import Columns
 from whence.records.marks import WRITING
 from whence.store import index_builder, journal, line_digests
@@ -38,6 +38,7 @@ from whence.store.status import FAILED, RECOVERED, RUNNING, read_status
 
 T = TypeVar("T")
 AnyShard = Shard | PackedShard | RemoteShard
+_RANKS = 1 << 17  # more are named by no launcher
 _LINES = 4096  # that are decoded at once
 _MAPPED_BYTES = 128 << 20  # of shards that stay in memory for having been read
 _GROWN_BYTES = 32 << 20  # of tensors put together from increments that are kept for the next ones
@@ -365,3 +366,24 @@ def view_elements(data: Bytes, dtype: DType, shape: tuple[int, ...], record: int
     except ValueError as error:
         raise ElementsMissing(f"record {record}: {dtype.name} {shape}: {error}") from error
     return view
+
+
+def absent_ranks(
+    processes: Sequence[ProcessReader], info: RunInfo, chosen: Collection[int] | None
+) -> tuple[Note, ...]:
+    """A note of the ranks that their launcher started and that left nothing in the run. chosen: the
+    ranks that are read, None for all.
+    """
+    there = {process.info.rank for process in processes}
+    size = min(max((p.info.world_size for p in processes), default=0), _RANKS)
+    absent = sorted(set(range(size)) - there)
+    if not absent or chosen is not None or info.options.get("ranks") is not None:
+        return ()
+    some = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
+    return (
+        Note(
+            "ranks",
+            f"rank {some} of {size} left nothing in this run: it called no model, could not write, "
+            "or ended before",
+        ),
+    )

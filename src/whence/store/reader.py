@@ -39,7 +39,7 @@ from whence.store import journal
 from whence.store.folder import JOURNAL, ProcessInfo, load_info, load_process, process_folders
 from whence.store.index import INCREMENT, KEPT, NONE, Column
 from whence.store.journal import COLLECTIVE, NOTE, STEP
-from whence.store.process_reader import ProcessReader, view_elements
+from whence.store.process_reader import ProcessReader, absent_ranks, view_elements
 from whence.store.remote import is_url
 from whence.store.remote_run import Mirror, Mirrored, mirror, mirror_of
 from whence.store.shards import Bytes, map_file
@@ -186,7 +186,7 @@ class StoredRun(Named):
                 note
                 for p in self._processes
                 for note in (*p.decode(NOTE, journal.decode_note), *p.damaged_shards())
-            )
+            ) + absent_ranks(self._processes, self._info, self.chosen_ranks)
         return self._notes
 
     @property

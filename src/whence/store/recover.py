@@ -11,6 +11,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from whence import disk
+from whence.disk import write_file
 from whence.errors import StoreFailed, UnreadableRun
 from whence.store import index_builder
 from whence.store.folder import (
@@ -20,7 +22,6 @@ from whence.store.folder import (
     load_info,
     load_process,
     process_folders,
-    replace_file,
     shard_name,
 )
 from whence.store.index import INCREMENT, KEPT, Index
@@ -116,10 +117,14 @@ def recover_process(folder: Path, process: ProcessInfo) -> Recovered:
     cut = journal.size - index.journal_bytes
     if cut:
         if index.damage is not None and not index.damage.torn:
-            replace_file(folder / DAMAGED, journal[index.journal_bytes :].tobytes())
+            write_file(folder / DAMAGED, journal[index.journal_bytes :].tobytes())
         _refuse_link(folder / JOURNAL)
         del journal
-        os.truncate(folder / JOURNAL, index.journal_bytes)
+        fd = disk.system.open(folder / JOURNAL, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+        try:
+            disk.system.cut(fd, index.journal_bytes)
+        finally:
+            os.close(fd)
     finished = []
     lost = 0
     for number in _shards(folder, index):
@@ -151,7 +156,7 @@ def _finish(folder: Path, number: int, process: ProcessInfo, index: Index) -> tu
     """
     file = folder / shard_name(number)
     _refuse_link(file)
-    fd = os.open(file, os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
+    fd = disk.system.open(file, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     try:
         size = os.fstat(fd).st_size
         length = int.from_bytes(os.pread(fd, 8, 0), "little") if size >= 8 else 0

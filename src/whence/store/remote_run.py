@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from whence import disk
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.store.folder import INDEX, JOURNAL, PROCESS, PROCESS_FOLDER, RUN, STATUS
 from whence.store.remote import Failed, Place
@@ -124,6 +125,6 @@ def _copy(place: Place, path: Path) -> dict[str, dict[str, int]]:
 
 def _fetch(place: Place, name: str, target: Path, size: int) -> None:
     """Copy a file in parts."""
-    with target.open("xb") as file:
+    with disk.whole_file(target) as file:
         for start in range(0, size, _AT_ONCE):
             file.write(place.read(name, start, min(size, start + _AT_ONCE)))

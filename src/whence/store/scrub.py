@@ -4,7 +4,6 @@ Figures and topology stay.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,6 +11,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from whence import disk
+from whence.disk import write_file
 from whence.errors import StoreFailed, UsageError
 from whence.store import index_builder
 from whence.store import journal as journal_file
@@ -26,7 +27,6 @@ from whence.store.folder import (
     indented,
     load_info,
     load_json,
-    replace_file,
     shard_name,
 )
 from whence.store.index import EXTERNAL, NONE, Column, Index
@@ -107,12 +107,12 @@ def _clean_rest(run: Path, anonymous: Anonymous) -> None:
         if file.is_file() and not file.is_symlink():
             data = file.read_bytes()
             if (cleaned := anonymous.file(data)) != data:
-                replace_file(file, cleaned)
+                write_file(file, cleaned)
     fields = load_json(run / RUN)
     fields_left = {name: anonymous.value(fields[name]) for name in _STAYS if name in fields}
     if isinstance(fields_left.get("settings"), dict):
         fields_left["settings"].pop("launched", None)  # processes of this machine
-    replace_file(
+    write_file(
         run / RUN, indented({**fields_left, "command": [], "environment": {}, "scrubbed": True})
     )
     folders = [
@@ -123,7 +123,7 @@ def _clean_rest(run: Path, anonymous: Anonymous) -> None:
         sorted(folders, key=lambda entry: entry[:3]), start=1
     ):
         nobody = msgspec.structs.replace(process, host=SCRUBBED, pid=number, boot="", pid_started=0)
-        replace_file(folder / PROCESS, indented(msgspec.to_builtins(nobody)))
+        write_file(folder / PROCESS, indented(msgspec.to_builtins(nobody)))
         new_name = f"rank{rank:05d}-{SCRUBBED}-{number}"
         if name != new_name:
             folder.rename(run / new_name)
@@ -134,7 +134,7 @@ def _scrub_process(
 ) -> int:
     recover_process(folder, process)
     journal = map_file(folder / JOURNAL)
-    index = index_builder.load_or_build(folder, journal)
+    index = index_builder.build(journal)  # what stands beside it may be of another journal
     columns = index.columns
     chosen = (
         np.ones(index.records_at.size, bool) if names is None else _matching(index, journal, names)
@@ -162,7 +162,7 @@ def _scrub_process(
 def _matches(folder: Path, process: ProcessInfo, names: Sequence[str]) -> bool:
     recover_process(folder, process)
     journal = map_file(folder / JOURNAL)
-    return bool(_matching(index_builder.load_or_build(folder, journal), journal, names).any())
+    return bool(_matching(index_builder.build(journal), journal, names).any())
 
 
 def _matching(index: Index, journal: Bytes, names: Sequence[str]) -> Column:
@@ -207,7 +207,7 @@ def _move(
     columns = index.columns
     going = set(np.unique(columns["shard"][chosen]).tolist()) - {-1}
     staying = np.flatnonzero(np.isin(columns["shard"], list(going)) & ~chosen)
-    number = int(columns["shard"].max()) + 1
+    number = int(columns["shard"].max(initial=-1)) + 1
     moved: dict[tuple[int, int], tuple[int, int]] = {}
     old: dict[int, Shard] = {}
     reserved = process.header_bytes or HEADER_BYTES
@@ -244,7 +244,7 @@ def _move(
 
 def _finish(writer: ShardWriter) -> None:
     writer.flush()
-    os.fsync(writer.fd)
+    disk.system.sync(writer.fd)
     writer.finish()
 
 

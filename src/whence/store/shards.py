@@ -10,8 +10,8 @@ alignment, or bytes whose record was interrupted) is named as a U8 tensor for th
 
 from __future__ import annotations
 
-import ctypes
 import functools
+import math
 import mmap
 import os
 import stat
@@ -21,6 +21,8 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import orjson
 
+from whence import disk
+from whence.disk import write_all
 from whence.dtypes import DTYPES
 from whence.errors import ElementsMissing
 
@@ -42,16 +44,6 @@ ROOM_BYTES = 32 << 20
 """So many bytes more than are written now a shard asks the kernel for."""
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
-
-def write_all(fd: int, data: memoryview | bytes | bytearray, offset: int) -> None:
-    """pwrite all of `data`; a short write is continued, so that a full disk shows its errno.
-    Repeating it is harmless.
-    """
-    view = memoryview(data)
-    written_bytes = 0
-    while written_bytes < len(view):
-        written_bytes += os.pwrite(fd, view[written_bytes:], offset + written_bytes)
 
 
 def stored_as(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
@@ -108,25 +100,31 @@ class Header:
 
 
 class Room:
-    """Blocks of a growing file, asked for many at once: the kernel then finds them once in place of
-    page by page. The size of the file stays as it is, and what is too much goes when it is cut.
+    """Blocks of a growing file, asked for many at once: what waits in memory to be written there
+    then fits also when the disk has become full, and the kernel finds them once in place of page by
+    page. The size of the file stays as it is, and what is too much goes when it is cut.
     """
 
     def __init__(self, fd: int) -> None:
-        self._fd, self._end = fd, 0
-        self._reserve = getattr(ctypes.CDLL(None), "fallocate", None)  # Linux has it
+        self._fd = fd
+        self._end: float = 0  # infinite where the file system reserves nothing
 
-    def for_bytes_to(self, end: int) -> None:
-        """Have room up to `end`, where the system gives it."""
-        if end <= self._end or self._reserve is None:
+    def have(self, end: int, ahead: int) -> None:
+        """Have room up to `end`, and for `ahead` bytes more where there is that much. Raises
+        OSError where there is none.
+        """
+        if end <= self._end:
             return
-        start, self._end = self._end, end + ROOM_BYTES
-        if self._reserve(self._fd, _KEEP_SIZE, _long(start), _long(self._end - start)):
-            self._reserve = None  # full, or a file system that cannot
-
-
-_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
-_long = ctypes.c_int64
+        start = int(self._end)
+        for until in (end + ahead, end):
+            try:
+                can = disk.system.reserve(self._fd, start, until - start)
+            except OSError:
+                if until == end:
+                    raise
+            else:
+                self._end = until if can else math.inf
+                return
 
 
 class ShardWriter:
@@ -143,7 +141,7 @@ class ShardWriter:
         self.end = 0  # of the data, staged bytes included
         self._flushed_end = 0  # data bytes handed to the kernel
         self._staging = memoryview(staging if staging is not None else bytearray(STAGING_BYTES))
-        self.fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self.fd = disk.system.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         self._room = Room(self.fd)
         try:
             # Real bytes, so that the header can still be written at the end when the disk has
@@ -170,13 +168,14 @@ class ShardWriter:
         if nbytes >= DIRECT_BYTES:
             start = (self.end + PAGE - 1) & -PAGE
             self.flush()
-            self._room.for_bytes_to(self.header_bytes + start + nbytes)
+            self._room.have(self.header_bytes + start + nbytes, ROOM_BYTES)
             write_all(self.fd, data.data, self.header_bytes + start)
             # The gap before it has to be real bytes too, but pwrite behind the end of a file fills
             # it with zeros.
             self._flushed_end = self.end = start + nbytes
             return start
         start = (self.end + ALIGN - 1) & -ALIGN
+        self._room.have(self.header_bytes + start + nbytes, len(self._staging))
         place = start - self._flushed_end
         if place + nbytes > len(self._staging):
             self.flush()
@@ -214,7 +213,8 @@ class ShardWriter:
 
     def cut(self) -> None:
         """Give back what was written behind the last tensor that was `put`."""
-        os.ftruncate(self.fd, self.header_bytes + self._flushed_end)
+        disk.system.cut(self.fd, self.header_bytes + self._flushed_end)
+        self._room = Room(self.fd)
 
     def finish(self) -> None:
         """Make the file a valid safetensors file and close it."""
@@ -237,7 +237,7 @@ def finish_file(fd: int, header: Header, reserved: int) -> None:
     when the header does not fit.
     """
     text = header.encode(reserved)
-    os.ftruncate(fd, reserved + header.end)
+    disk.system.cut(fd, reserved + header.end)
     write_all(fd, text, 0)
 
 
@@ -291,14 +291,14 @@ def map_file(path: Path | str) -> Bytes:
     """A regular file as read-only memory-mapped bytes. Raises OSError. Never blocks on a pipe,
     never opens a device.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    fd = disk.system.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path} is not a regular file")
         if status.st_size == 0:
             return np.empty(0, np.uint8)
-        return np.frombuffer(mmap.mmap(fd, status.st_size, prot=mmap.PROT_READ), np.uint8)
+        return np.frombuffer(disk.system.map(fd, status.st_size), np.uint8)
     finally:
         os.close(fd)
 

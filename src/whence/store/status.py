@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from whence import disk
 from whence.store.folder import STATUS
 
 STATUS_BYTES = 4096
@@ -20,9 +21,9 @@ RUNNING, CLEAN, FAILED, RECOVERED = "running", "clean", "failed", "recovered"
 
 def write_status(folder: Path, ended: str, error: str = "") -> None:
     """Overwrite the status in place (allocating nothing once it exists). Raises OSError."""
-    fd = os.open(folder / STATUS, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fd = disk.system.open(folder / STATUS, os.O_CREAT | os.O_RDWR, 0o600)
     try:
-        os.pwrite(fd, _padded({"ended": ended, "error": error}), 0)
+        disk.write_all(fd, _padded({"ended": ended, "error": error}), 0)
     finally:
         os.close(fd)
 

@@ -55,12 +55,11 @@ class _Placed(NamedTuple):
 class Writer:
     """A `Sink` that writes the folder of one process in the run at `run_path` (made by `create`).
 
-    Nothing is made on disk before the first record, call, program, note or step. Safe to use from
-    several threads. Everything older than 0.5 s, everything before the last `step` or `flush`, and
-    everything but the last ~1 MB survives kill -9. When the medium fails, the call raises
-    StoreFailed, and every later call raises it again at once; what was journalled before stays
-    readable and the reason is left in status.json. A forked child that inherits a Writer gets
-    StoreFailed from it and cannot disturb the parent's files.
+    Nothing is made on disk before the first record, call, program, note or step. Thread-safe. What
+    is older than 0.5 s, before the last `step` or `flush`, or not of the last ~1 MB survives
+    kill -9; what a call returned from survives a full disk. When the medium fails, the call raises
+    StoreFailed, as does every later one, and status.json keeps the reason. A forked child gets
+    StoreFailed from a Writer that it inherits and cannot disturb the parent's files.
     """
 
     def __init__(
@@ -246,7 +245,6 @@ class Writer:
             if self._closed:
                 return
             self._closed = True
-            self._stop.set()
             files = self._files
             if self._failure:
                 self._let_go()
@@ -336,7 +334,8 @@ class Writer:
             + (f" after {self.count} records, which stay readable; " if self.count else "; ")
             + "free some space, choose another output path, or keep less (keep: stats, max_bytes)"
         )
-        self._stop.set()
+        if self._files is not None:
+            self._files.give_up()
         self._let_go()
         if self.folder is not None:
             leave_status(self.folder, FAILED, self._failure)
@@ -348,6 +347,7 @@ class Writer:
         raise StoreFailed(self._failure)
 
     def _let_go(self) -> None:
+        self._stop.set()
         if self._files is not None:
             self._files.close()
             self._files = None

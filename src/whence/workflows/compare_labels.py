@@ -207,11 +207,12 @@ def lost(label: Label) -> str:
 
 def write_table(rows: Sequence[TensorMatcher], folder: Path) -> None:
     """Write cmp_report.csv. Raises StoreFailed."""
+    from whence import disk
     from whence.errors import StoreFailed
     from whence.report.labels import labels_csv
 
     try:
-        (folder / "cmp_report.csv").write_text(labels_csv(map(_row, rows)), encoding="utf-8")
+        disk.write_file(folder / "cmp_report.csv", labels_csv(map(_row, rows)))
     except OSError as error:
         raise StoreFailed(
             f"cannot write {folder / 'cmp_report.csv'}: {error.strerror or error}"

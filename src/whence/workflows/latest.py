@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from whence import disk
 from whence.errors import UnreadableRun
 
 if TYPE_CHECKING:
@@ -49,16 +50,9 @@ def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None
         }
     )
     body = () if output is not None or why else everything_json(result)
-    fresh = folder / f"{_name()}.{os.getpid()}.{time.monotonic_ns()}.tmp"
     try:
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:  # noqa: PTH123 - pathlib opens no descriptors
-            file.write(head + b"\n")
-            file.writelines(body)
-        fresh.replace(folder / _name())
+        disk.write_file(folder / _name(), [head + b"\n", *body], mode=0o600)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
         return f"{folder}: {error.strerror or error}"
     _tidy(folder)
     return why

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from whence import disk
 from whence.errors import StoreFailed, UsageError
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ def cmp_report(
         show(result)
     path = Path(output) / f"{tool}_cmp_report_{time.strftime('%Y%m%d%H%M%S', time.gmtime())}.csv"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(view_csv("msit", rows), encoding="utf-8")
+        disk.make_folders(path.parent)
+        disk.write_file(path, view_csv("msit", rows))
     except OSError as error:
         raise StoreFailed(
             f"cannot write {path}: {error.strerror or error}; choose another -o"

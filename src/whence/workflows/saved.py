@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from whence import disk
 from whence.errors import OutputExists, StoreFailed, UnreadableRun
 
 if TYPE_CHECKING:
@@ -91,19 +92,16 @@ def write(result: Comparison, folder: Path) -> None:
 
     result = result.in_folder(str(folder))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        disk.make_folders(folder)
         parts: dict[str, Iterable[str | bytes]] = {
             "summary.json": [summary(result)],
             "report.csv": table_csv(result),
-            "report.json": everything_json(result),
         }
         if result.generation is not None:
             parts["generation.csv"] = [generation_csv(result)]
         parts |= {f"{view}.csv": [view_csv(view, rows)] for view, rows in result.views.items()}
-        for name, texts in parts.items():
-            with (folder / name).open("wb") as file:
-                for text in texts:
-                    file.write(text.encode() if isinstance(text, str) else text)
+        # last: a comparison is read from it
+        disk.write_together(folder, parts | {"report.json": everything_json(result)})
     except OSError as error:
         raise StoreFailed(
             f"cannot write the comparison to {folder}: {error.strerror or error}; choose another -o"
@@ -121,8 +119,9 @@ def load_comparison(path: str | os.PathLike[str]) -> Comparison:
         return msgspec.json.decode(file.read_bytes(), type=Comparison)
     except OSError as error:
         raise UnreadableRun(_no_comparison(place, error)) from error
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        why = f"{file} is not a comparison that this whence can read: {error}"
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, MemoryError) as error:
+        reason = "it is larger than memory" if isinstance(error, MemoryError) else error
+        why = f"{file} is not a comparison that this whence can read: {reason}"
         if place.is_dir():
             why += f"; compare again: whence compare REF TGT -o {place} --force"
         else:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from whence import disk
 from whence.errors import UsageError
 from whence.frameworks import host
 from whence.frameworks.array_protocols import to_host
@@ -288,11 +289,7 @@ def described(task: str, item: str, nanoseconds: int, file: str = "") -> dict[st
 
 def append(path: Path, text: str) -> None:
     """Add a line in one write, so that lines of several threads do not mix. Raises OSError."""
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.write(fd, text.encode("utf-8", "surrogateescape"))
-    finally:
-        os.close(fd)
+    disk.append_line(path, text.encode("utf-8", "surrogateescape"))
 
 
 class Ids:

@@ -97,7 +97,7 @@ def load(
     if max_tokens is not None and max_tokens < 1:
         raise UsageError(f"library-max {max_tokens}: a number of tokens, 1 or more")
     try:
-        data = config_files.yaml_value(file.read_text(encoding="utf-8"))
+        data = config_files.yaml_value(config_files.text_of(file))
         profile = msgspec.convert(data or {}, Profile, strict=False)
     except (OSError, UnicodeDecodeError, config_files.NotConfig, msgspec.ValidationError) as error:
         words = " ".join(str(error).split())

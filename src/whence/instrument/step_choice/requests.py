@@ -15,6 +15,8 @@ from types import FrameType
 
 import msgspec
 
+from whence import disk
+
 NAME = "trigger.json"
 """The file in a run's folder through which `whence trigger` asks."""
 _LOOK_S = 0.1
@@ -37,10 +39,7 @@ class Request(msgspec.Struct, frozen=True):
 
 def ask(run: str | os.PathLike[str], request: Request) -> None:
     """Ask all processes that write the run. Raises OSError."""
-    place = Path(run) / NAME
-    written = place.with_name(f"{NAME}.{os.getpid()}")
-    written.write_bytes(msgspec.json.encode(request))
-    written.replace(place)
+    disk.write_file(Path(run) / NAME, msgspec.json.encode(request))
 
 
 class RequestFile:

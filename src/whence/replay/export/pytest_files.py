@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whence import dtypes
+from whence import disk, dtypes
 from whence.errors import ElementsMissing, OutputExists, UsageError
 from whence.frameworks import operator_names, torch_schema
 from whence.records import Call, Run
@@ -102,9 +101,14 @@ class Folder:
                     f"{path} holds something else than tests written by whence; choose another "
                     "folder"
                 )
-            if path.is_dir():
-                shutil.rmtree(path)
-        path.mkdir(parents=True)
+        with disk.fresh_folder(path) as fresh:
+            nbytes = self._fill(fresh, factory, cpu_init)
+        left_out = {reason: tuple(names) for reason, names in self.left_out.items()}
+        functions = sum(map(len, self._texts.values()))
+        return Written(str(path), self.tests, len(self._texts), functions, nbytes, left_out)
+
+    def _fill(self, path: Path, factory: str, cpu_init: bool) -> int:
+        """Write every file into a folder; how many bytes of elements they hold."""
         for file, texts in self._texts.items():
             imports = ("import pytest\n" if any("pytest." in t for t in texts) else "") + (
                 "import torch\n" if _uses_torch(texts) else ""
@@ -125,16 +129,7 @@ class Folder:
             _CONFTEST.format(versions=comment_text(versions), factory=factory, cpu_init=cpu_init),
             encoding="utf-8",
         )
-        nbytes = self._write_data(path / "data.safetensors")
-        left_out = {reason: tuple(names) for reason, names in self.left_out.items()}
-        return Written(
-            str(path),
-            self.tests,
-            len(self._texts),
-            sum(map(len, self._texts.values())),
-            nbytes,
-            left_out,
-        )
+        return self._write_data(path / "data.safetensors")
 
     def _write_data(self, path: Path) -> int:
         header: dict[str, Any] = {}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whence import extras
+from whence import disk, extras
 from whence.records.slots import is_written
 from whence.report.plots.along import along
 from whence.report.plots.style import (
@@ -43,7 +43,7 @@ def write(page: Page, folder: Path) -> list[Path]:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise extras.missing("matplotlib", "a plot", error) from error
-    folder.mkdir(parents=True, exist_ok=True)
+    disk.make_folders(folder)
     files = []
     with mpl.rc_context({**mpl.rcParamsDefault, **RC, "backend": "agg"}):
         for name, size, draw in plots(page):
@@ -51,11 +51,9 @@ def write(page: Page, folder: Path) -> list[Path]:
             draw(figure)
             for form in FORMATS:
                 files.append(folder / f"{name}.{form}")
-                figure.savefig(
-                    files[-1],
-                    dpi=_DPI,
-                    metadata={"Date": None} if form == "svg" else {"Software": "whence"},
-                )
+                metadata = {"Date": None} if form == "svg" else {"Software": "whence"}
+                with disk.whole_file(files[-1]) as file:
+                    figure.savefig(file, format=form, dpi=_DPI, metadata=metadata)
     return files
 
 

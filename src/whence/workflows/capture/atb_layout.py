@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from whence import disk
 from whence.dtypes import Array
 from whence.records import Call, Run
 
@@ -125,7 +126,7 @@ def _tensors(run: Run, calls: Sequence[Call], folder: Path) -> bool:
                     continue
                 file = folder.joinpath(str(call.step), *path, when, f"{stem}{place}.bin")
                 file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(_encoded(array))
+                disk.write_file(file, _encoded(array))
                 wrote = True
     return wrote
 
@@ -180,14 +181,13 @@ def _topology(calls: Sequence[Call], place: Path, process: str, *, model: bool) 
     folder.mkdir(parents=True, exist_ok=True)
     for number, node in layers:
         file = folder / f"{node['opName']}.json"
-        file.write_text(json.dumps(node, indent=1) + "\n", encoding="utf-8")
+        disk.write_file(file, json.dumps(node, indent=1) + "\n")
         yield Layer(number, str(node["opType"]), named[number], file)
     if model:
         folder = place / "model" / process
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{root['modelName']}.json").write_text(
-            json.dumps(root, indent=1) + "\n", encoding="utf-8"
-        )
+        file = folder / f"{root['modelName']}.json"
+        disk.write_file(file, json.dumps(root, indent=1) + "\n")
 
 
 def _safe(name: str) -> str:

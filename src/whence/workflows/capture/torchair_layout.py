@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from whence import disk
 from whence.dtypes import Array
 from whence.records import Call, Run
 from whence.records.slots import split_slot
@@ -80,7 +81,8 @@ def _write(run_path: str | Path, place: Callable[[Call, int, str, str], Path]) -
                 continue
             file = place(call, graph, kind, slot)
             file.parent.mkdir(parents=True, exist_ok=True)
-            np.save(file, _widened(array))
+            with disk.whole_file(file) as out:
+                np.save(out, _widened(array))
 
 
 def _nodes(run: Run) -> Iterator[tuple[Call, int]]:

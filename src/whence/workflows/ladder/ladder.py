@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from whence import disk
 from whence.errors import CaptureError, OutputExists, StoreFailed, UsageError
 from whence.results import Ladder, Pass, Rung, RungKind, Status, VerdictKind
 from whence.workflows.ladder.climbers import FINE, Judgement
@@ -127,7 +128,7 @@ def _climb(
         result = rungs.climb(bisect_pass)
         if output is not None:
             try:
-                (place / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+                disk.write_file(place / FILE, msgspec.json.format(msgspec.json.encode(result)))
             except OSError as error:
                 raise StoreFailed(
                     f"cannot write {place / FILE}: {error.strerror or error}"

@@ -229,13 +229,17 @@ def _float(text: str) -> float:
 
 def _count(text: str) -> int | None:
     value = _float(text)
-    return int(value) if math.isfinite(value) else None
+    return max(-_MOST, min(int(value), _MOST)) if math.isfinite(value) else None
+
+
+_MOST = 1 << 63  # more elements has no tensor
 
 
 def _elements(shape: str) -> int:
     """Elements of shapes as "[2, 3]; [4]", "(2, 3)" or "2x3"."""
     parts = re.findall(r"[\[(]([\d,\sx]*)[\])]", shape) or [shape]
-    return sum(math.prod(int(n) for n in re.findall(r"\d+", part)) for part in parts)
+    counts = (math.prod(int(n[:18]) for n in re.findall(r"\d+", part)) for part in parts)
+    return min(sum(counts), _MOST)
 
 
 def diff(reference: Table, target: Table) -> Diff:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whence import extras
-from whence.errors import UsageError
+from whence.errors import StoreFailed, UsageError
 from whence.records import Run
 from whence.workflows.saved import as_run
 
@@ -62,7 +62,12 @@ def generate_tests(
             or "nothing matches"
         )
         raise UsageError(f"no test can be written of {opened.path}: {reasons}")
-    return folder.write(Path(output), factory=factory, cpu_init=cpu_init, force=force)
+    try:
+        return folder.write(Path(output), factory=factory, cpu_init=cpu_init, force=force)
+    except OSError as error:
+        raise StoreFailed(
+            f"cannot write {output}: {error.strerror or error}; nothing was left there"
+        ) from error
 
 
 def _write_operators(
@@ -108,9 +113,10 @@ def diff_results(
     each (docs/operators.md).
 
     reference, target: csv files, also those of the public tool, which have fewer columns. output: a
-    csv to write. Raises UnreadableRun for what is no such table, OutputExists.
+    csv to write. Raises UnreadableRun for what is no such table, OutputExists, StoreFailed.
     """
-    from whence.errors import OutputExists
+    from whence import disk
+    from whence.errors import OutputExists, StoreFailed
     from whence.report.operator_diff import tested_csv
     from whence.workflows.operator_tests import diff
 
@@ -118,6 +124,9 @@ def diff_results(
         raise OutputExists(f"{output} exists; --force replaces it")
     result = diff.diff(diff.read(Path(reference)), diff.read(Path(target)))
     if output is not None:
-        Path(output).parent.mkdir(parents=True, exist_ok=True)
-        Path(output).write_text(tested_csv(result), encoding="utf-8", newline="")
+        try:
+            disk.make_folders(Path(output).parent)
+            disk.write_file(output, tested_csv(result), through_link=True)
+        except OSError as error:
+            raise StoreFailed(f"cannot write {output}: {error.strerror or error}") from error
     return result

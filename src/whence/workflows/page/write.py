@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from whence import disk
 from whence.errors import OutputExists, StoreFailed, UnreadableRun, UsageError
 from whence.results import Evidence
 
@@ -48,8 +49,8 @@ def report_html(
         raise OutputExists(f"{file} exists; --force replaces it, or choose another -o")
     text = _html(page(comparison, details=details, tokens=tokens, runs=runs, progress=progress))
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        disk.make_folders(file.parent)
+        disk.write_file(file, text, through_link=True)
     except OSError as error:
         raise StoreFailed(f"cannot write the page to {file}: {error.strerror or error}") from error
     return file

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whence import extras
+from whence import disk, extras
 from whence.errors import (
     ElementsMissing,
     OutputExists,
@@ -110,9 +110,9 @@ def _written(case: Case, folder: Path) -> Path:
 
     text, tensors = script(case)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / FILES[0]).write_text(text, encoding="utf-8")
-        (folder / FILES[1]).write_bytes(save(tensors))
+        disk.make_folders(folder)
+        # the script last: it reads the tensors
+        disk.write_together(folder, {FILES[1]: save(tensors), FILES[0]: text})
     except OSError as error:
         raise StoreFailed(
             f"cannot write the script to {folder}: {error.strerror or error}"

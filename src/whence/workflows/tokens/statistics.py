@@ -188,7 +188,7 @@ def _read(path: Path) -> dict[str, Any]:
             f"thresholds {path}: written as TOML or YAML, so it ends in .toml, .yaml or .yml"
         )
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = config_files.text_of(path, "utf-8-sig")
         data = config_files.toml_value(text) if suffix == ".toml" else config_files.yaml_value(text)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from whence import disk
 from whence.errors import OutputExists, UsageError, WhenceError
 from whence.results import Release, Upgrade, Upgraded
 from whence.workflows.upgrade import captures, environments
@@ -129,7 +130,7 @@ def _prepare(folder: Path, first: str, second: str, catalogue: str, train: bool)
         inside = folder / "scripts" / captures.INSIDE
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(environments.INSIDE, inside, dirs_exist_ok=True, ignore=ignored)
-        file.write_bytes(msgspec.json.encode(asked))
+        disk.write_file(file, msgspec.json.encode(asked))
     except OSError as error:
         raise WhenceError(f"cannot write into {folder}: {error.strerror or error}") from error
 
@@ -208,8 +209,7 @@ class _Guard:
             found = pair.judge(name)
             with self._lock:
                 done[name] = found
-                with (self._folder / RESULTS).open("ab") as file:
-                    file.write(msgspec.json.encode(found) + b"\n")
+                disk.append_line(self._folder / RESULTS, msgspec.json.encode(found) + b"\n")
                 self._say(f"{len(done)}: {name} {found.kind}")
 
     def _pair(self) -> Pair:

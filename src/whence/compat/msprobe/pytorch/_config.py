@@ -61,16 +61,17 @@ def read(path: str | os.PathLike[str] | None, arguments: Mapping[str, Any]) -> S
     keys = ("task", "dump_path", "level", "rank", "step", "dump_enable", *_TASKS)
     without("config.json", {k: v for k, v in values.items() if k not in keys}, _NOTHING, keys)
     task, level = values.get("task") or "statistics", values.get("level") or "L1"
-    if task not in _KEEP:
+    if not isinstance(task, str) or task not in _KEEP:
         raise UsageError(
             f"config.json: task {task!r} is not there; {', '.join(_KEEP)} are (docs/switching.md)"
         )
-    if level not in _LEVELS:
+    if not isinstance(level, str) or level not in _LEVELS:
         raise UsageError(
             f"config.json: level {level!r} is not there; {', '.join(_LEVELS)} are "
             "(docs/switching.md)"
         )
     section = values.get(task) or {}
+    _check_types(values, section, task)
     own_keys = ("list", "data_mode")
     others = {
         k: v for k, v in section.items() if k not in own_keys and v not in ([], "", "statistics")
@@ -126,17 +127,33 @@ _TASKS = (
 
 
 def _load(path: str | os.PathLike[str] | None) -> dict[str, Any]:
+    from whence import config_files
     from whence.errors import UsageError
 
     if path is None:
         return {}
     try:
-        content = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError) as error:
+        content = json.loads(config_files.text_of(path, "utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"config_path {os.fspath(path)} cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise UsageError(f"config_path {os.fspath(path)} holds no JSON object")
     return content
+
+
+def _check_types(values: Mapping[str, Any], section: Any, task: str) -> None:
+    """Raise UsageError for what is not of the type that the key has."""
+    from whence.errors import UsageError
+
+    if not isinstance(section, dict):
+        raise UsageError(f"config.json: {task} is an object, not {section!r:.80}")
+    if not isinstance(values.get("dump_path") or "", str | os.PathLike):
+        raise UsageError(f"config.json: dump_path is a text, not {values['dump_path']!r:.80}")
+    for key in ("list", "data_mode"):
+        given = section.get(key) or []
+        listed = [given] if isinstance(given, str) else given
+        if not isinstance(listed, list | tuple) or not all(isinstance(n, str) for n in listed):
+            raise UsageError(f"config.json: {task}.{key} is a list of texts, not {given!r:.80}")
 
 
 def _slots(modes: Any) -> str:

@@ -1,0 +1,74 @@
+"""Spoilt inputs of everything that reads files of others, a sample of what `benchmarks/fuzz.py` tries; and those that were
+once read wrongly."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "data" / "corpus" / "regressions")]
+fuzz = pytest.importorskip("fuzz")
+regressions = pytest.importorskip("make")
+everything = os.environ.get("WHENCE_TESTS") == "all"
+INPUTS = 1000 if everything else 20
+
+
+@pytest.fixture(scope="module")
+def fuzzer():
+    made = fuzz.Fuzzer()
+    yield made
+    made.close()
+
+
+NAMES = (
+    "npy safetensors torch_tensors msprobe msit_torch polygraphy onnx_model onnx_tensors atb ge ascend_graph fx hf_debugger "
+    "llama_cpp paddle_params paddle_log paddle_program sglang run,_recovered run,_scrubbed run comparison map policy thresholds "
+    "msprobe_configuration library_of_labels csv_of_operator_tests checkpoint MCP_arguments torch_xray"
+)
+
+
+def test_every_reader_is_a_target(fuzzer):
+    from whence.readers import known
+
+    listed = {name.replace("_", " ") for name in NAMES.split()}
+    assert {name.replace("_", " ") for name in fuzzer.targets} == listed | {"run, compared"}
+    assert set(known()) <= set(fuzzer.targets)
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_a_spoilt_input_is_refused_in_our_own_words(fuzzer, name):
+    known = {target.replace(" ", "_"): target for target in fuzzer.targets}[name]
+    count = INPUTS // 10 if fuzzer.targets[known].share == 1 else INPUTS
+    wrong = [(number, said) for number in range(count) if (said := fuzzer.read(known, number))]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(("target", "name", "content"), regressions.INPUTS)
+def test_what_was_read_wrongly_once(fuzzer, target, name, content):
+    place = fuzzer.scratch / name
+    fuzzer.scratch.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(content if isinstance(content, bytes) else b"")
+    if isinstance(content, int):
+        os.truncate(place, content)
+    assert fuzzer.judged(fuzzer.targets[target].read, place) == ""
+
+
+def evil(path):
+    os.system("true")  # noqa: S605 - that is what is looked for
+
+
+def large(path):
+    exec("1")  # noqa: S102 - as above
+    (path.parents[2] / "written").write_text("outside")
+    {}["no error of ours"]
+
+
+def test_the_watch_notices_what_must_not_be(fuzzer, tmp_path):
+    file = fuzzer.scratch / "x"
+    fuzzer.scratch.mkdir(parents=True, exist_ok=True)
+    file.write_text("")
+    assert "os.system" in fuzzer.judged(evil, file)
+    said = fuzzer.judged(large, file)
+    assert "exec" in said and "to write" in said and "KeyError" in said
