@@ -60,7 +60,7 @@ def _no_decay_groups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def _average_beside(training: Training) -> None:
-    kept = copy.deepcopy(training.model)
+    kept = copy.deepcopy(training.model).to(training.device)
 
     @torch.no_grad()
     def after_step(training: Training) -> None:
@@ -181,7 +181,7 @@ def _smoothed(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def _weighted(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    weight = torch.linspace(0.8, 1.2, logits.shape[1])
+    weight = torch.linspace(0.8, 1.2, logits.shape[1], device=logits.device)
     return nn.functional.cross_entropy(logits.float(), labels, weight, label_smoothing=0.1)
 
 
@@ -208,7 +208,7 @@ def _frozen(name: str) -> Twist:
 
 
 def _average_taken(training: Training) -> None:
-    kept = [p.detach().clone() for p in training.model.parameters()]
+    kept = [p.detach().clone().to(training.device) for p in training.model.parameters()]
 
     @torch.no_grad()
     def after_step(training: Training) -> None:
@@ -247,7 +247,8 @@ def _scaled_after(training: Training) -> None:
 def _noise(training: Training) -> None:
     draw = torch.Generator().manual_seed(3)
     parameter = training.model.get_parameter("decoder.block.0.layer.2.DenseReluDense.wi.weight")
-    parameter.grad.add_(torch.randn(parameter.shape, generator=draw), alpha=1e-3)
+    noise = torch.randn(parameter.shape, generator=draw).to(parameter.device)
+    parameter.grad.add_(noise, alpha=1e-3)
 
 
 def fresh_faults() -> Iterator[Fault]:
