@@ -186,7 +186,7 @@ FOLDERS = {
         {"opening"},
     ],
     "workflows": [
-        {"upload", "saved", "latest", "notebook_progress", "range_measuring"},
+        {"upload", "saved", "latest", "notebook_progress", "range_measuring", "stop_writers"},
         {"saved_rows"},
         {
             "capture",

@@ -49,7 +49,7 @@ _GROUPS = {
     "Files": "--output --force --html --junit --view",
     "Pairing": "--plan --match --map --program",
     "Replay": "--no-replay --model --sample --budget --allow",
-    "More runs": "--again --third --watch",
+    "More runs": "--again --third --watch --stop",
     "Many cores": "--engine --workers --address --resume",
 }
 _RARE = "--tier --occurrences --sample --budget --workers --address"
@@ -196,6 +196,12 @@ _RARE = "--tier --occurrences --sample --budget --workers --address"
     "certain.",
 )
 @click.option(
+    "--stop",
+    is_flag=True,
+    help="With --watch: at a certain fault, end the programs of yours that write the runs on this "
+    "host.",
+)
+@click.option(
     "--html",
     metavar="FILE",
     type=click.Path(),
@@ -229,10 +235,12 @@ def command(
     how = {name: values[name] for name in _PASSED_ON}
     how |= {"replay": not values["no_replay"], "mapping": values["chart"]}
     how["program"] = values["program"] or None
+    if values["stop"] and not values["watch"]:
+        raise click.UsageError("--stop ends programs that are watched; add --watch")
     if values["watch"]:
         if values["engine"] != "local":
             raise click.UsageError("--watch compares in this process; leave --engine out")
-        result = _watched(reference, target, output, how)
+        result = _watched(reference, target, output, how, stop=values["stop"])
     else:
         how |= {name: values[name] for name in ("engine", "workers", "address", "resume")}
         result = _compared(reference, target, output, how)
@@ -296,7 +304,9 @@ def _compared(reference: str, target: str, output: str | None, how: dict[str, An
         return api.compare(reference, target, progress=count, **how)
 
 
-def _watched(reference: str, target: str, output: str | None, how: dict[str, Any]) -> Comparison:
+def _watched(
+    reference: str, target: str, output: str | None, how: dict[str, Any], *, stop: bool
+) -> Comparison:
     """The last of the comparisons. Those before it are a line on stderr each; each lies in `output`
     until the next one does.
     """
@@ -307,8 +317,14 @@ def _watched(reference: str, target: str, output: str | None, how: dict[str, Any
 
     say, close = _progress.teller()
     previous = None
+
+    def tell_stopped(sentence: str) -> None:
+        close()
+        click.echo(f"whence: {clean(sentence)}", err=True)
+
+    options = {**how, "stop": tell_stopped if stop else False}
     try:
-        for result in api.watch(reference, target, tell=say, **how):
+        for result in api.watch(reference, target, tell=say, **options):
             if previous is not None:
                 steps = len({(row.rank, row.step) for row in previous.rows})
                 click.echo(

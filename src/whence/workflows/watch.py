@@ -5,6 +5,7 @@ until the answer stands.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,6 +41,7 @@ def watch(
     force: bool = False,
     every: float = 1.0,
     tell: Callable[[str], None] | None = None,
+    stop: bool | Callable[[str], None] = False,
     **how: Any,
 ) -> Iterator[Comparison]:
     """Compare two runs while one or both are still being written: yields comparisons, the last of
@@ -48,11 +50,16 @@ def watch(
     Whenever a side has finished further steps, the steps that both have finished are compared; when
     nothing more is written, everything is. The last comparison is that one, or the first with a
     certain finding. A run that does not exist yet is waited for. every: seconds between two looks.
-    output: a folder that holds the latest comparison. tell: called with what is waited for. how:
-    arguments of `compare`. Raises what `compare` raises.
+    output: a folder that holds the latest comparison. tell: called with what is waited for.
+    stop: at the first certain finding, end the programs that still write the runs: those of this
+    user on this host, by SIGINT, after which they can close their runs; by SIGTERM where they
+    ignore it or go on for half a minute. A sentence for each says that it was ended, or why not and
+    what to do: on stderr, or to the function that `stop` is. how: arguments of `compare`. Raises
+    what `compare` raises.
     """
     from whence.workflows.compare import compare
     from whence.workflows.saved import check_output
+    from whence.workflows.stop_writers import stop_writers
 
     if output is not None:
         check_output(Path(output), force)
@@ -79,11 +86,13 @@ def watch(
                     else (reference_side.run, target_side.run)
                 )
                 result = compare(*runs, output=output, force=force or not first, **how)
+                is_certain = result.status == Status.DIFFERENT and any(
+                    finding.confidence == Confidence.CERTAIN for finding in result.findings
+                )
+                if stop and writing and is_certain:
+                    stop_writers((reference, target), stop if callable(stop) else _to_stderr)
                 yield result
-                if not writing or (
-                    result.status == Status.DIFFERENT
-                    and any(f.confidence == Confidence.CERTAIN for f in result.findings)
-                ):
+                if not writing or is_certain:
                     return
                 # A look costs more the longer the runs are; half of the time at most is spent on
                 # looking.
@@ -91,6 +100,10 @@ def watch(
             elif tell is not None:
                 tell(f"{reference_side.last + 1} and {target_side.last + 1} steps have ended")
         time.sleep(every)
+
+
+def _to_stderr(sentence: str) -> None:
+    print(f"whence: {sentence}", file=sys.stderr, flush=True)
 
 
 def _looked(path: str | os.PathLike[str], tell: Callable[[str], None] | None) -> _Look | None:
