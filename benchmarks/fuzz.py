@@ -51,10 +51,11 @@ class Watch:
     """What is done while an input is read, by the audit events of Python."""
 
     FORBIDDEN = frozenset(
-        {"os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "socket.connect"}
+        {"os.system", "os.exec", "os.fork", "os.forkpty", "socket.connect"}
         | {"socket.bind", "socket.getaddrinfo", "exec", "compile", "pickle.find_class"}
         | {"ctypes.dlopen", "marshal.loads", "code.__new__", "urllib.Request", "webbrowser.open"}
     )
+    STARTS = ("subprocess.Popen", "os.posix_spawn")  # one start is both since Python 3.13
     CHANGES = frozenset(
         {"os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.chmod"}
         | {"os.truncate", "os.chown", "shutil.rmtree", "shutil.move", "shutil.copyfile"}
@@ -93,7 +94,7 @@ class Watch:
             return  # a part of a package that is there, on first use; "import" says which
         elif event in self.FORBIDDEN:
             self.said.append(f"{event} {str(arguments)[:200]}")
-        elif event == "subprocess.Popen" and "hdf5_worker" not in str(arguments):
+        elif event in self.STARTS and "hdf5_worker" not in str(arguments):
             self.said.append(f"starts {str(arguments)[:200]}")
         elif event == "import" and arguments[0].partition(".")[0] not in sys.modules:
             self.said.append(f"imports {arguments[0]}")

@@ -35,13 +35,14 @@ OPEN = {
 LAYERS = {
     "errors": set(),
     "_version": set(),
+    "_python": {"errors"},
     "disk": set(),
     "_kernels": set(),
     "cache_folders": {"errors"},
     "config_files": {"errors"},
     "extras": {"errors"},
     "display": {"errors"},
-    "dtypes": {"errors"},
+    "dtypes": {"errors", "extras"},
     "records": {"display", "dtypes", "errors"},
     "results": {"records", "display", "dtypes", "errors"},
     "frameworks": {"_kernels"},
@@ -87,7 +88,7 @@ LAYERS = {
     "testing": {"api", "report"},
     "demo": {"__init__", "api"},
     "__main__": {"cli"},
-    "__init__": {"api"},
+    "__init__": {"_python", "api"},
 }
 # Lowest first. What stands in one group does not import each other.
 FOLDERS = {

@@ -72,6 +72,15 @@ def test_what_errors_tell_pip_to_install_is_what_the_extras_ask_for():
     }
 
 
+def test_the_numpy_that_is_refused_is_the_one_that_pip_refuses():
+    assert extras._NUMPY in PROJECT["dependencies"]
+
+
+def test_the_python_that_is_refused_is_the_one_that_pip_refuses():
+    assert PROJECT["requires-python"] == ">=3.11"
+    assert "sys.version_info < (3, 11)" in (ROOT / "src/whence/__init__.py").read_text()
+
+
 def test_nobody_is_told_to_install_whence_from_an_index():
     """No index has it, and another project might take the name there."""
     told = re.compile(r"""whence\[\w+\]|pip install (?:-U |--upgrade )*["']?whence\b(?!-)""")

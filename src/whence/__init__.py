@@ -7,7 +7,13 @@
 Importing it loads no framework; what a name needs is imported on first use.
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.version_info < (3, 11):  # noqa: UP036 - a checkout on PYTHONPATH, which pip has not refused
+    from whence._python import refuse
+
+    refuse()
 
 from whence._version import __version__ as __version__
 

@@ -13,7 +13,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from whence import dtypes
+from whence import dtypes, extras
+
+# Here, where everything that takes arrays comes by: only this much of numpy is loaded so far.
+extras.check_release("numpy", np.__version__)
 
 Array = npt.NDArray[np.generic]
 

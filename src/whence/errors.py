@@ -55,3 +55,9 @@ class ReplayRefused(WhenceError):
 
 class MissingDependency(WhenceError):
     """An optional package is needed; the message holds the pip command."""
+
+
+class Unsupported(WhenceError):
+    """This Python, or a package, is older than whence needs; the message says what is here, what is
+    needed, and what to do.
+    """

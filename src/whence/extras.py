@@ -7,12 +7,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import re
 import shlex
 import sys
 from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
-from whence.errors import MissingDependency
+from whence.errors import MissingDependency, Unsupported
 
 _REQUIREMENTS = {
     "torch": "torch>=2.6",
@@ -29,6 +30,8 @@ _REQUIREMENTS = {
 """What each extra of pyproject.toml asks for, by the name that is imported. pip is given this and
 not the extra: no package index has whence.
 """
+_NUMPY = "numpy>=2.0"
+"""What pyproject.toml asks for."""
 
 
 def is_here(name: str) -> bool:
@@ -67,6 +70,30 @@ def missing(name: str, what: str, error: Exception) -> MissingDependency:
 def install(name: str) -> str:
     """The command that installs an optional package."""
     return f"pip install '{_REQUIREMENTS.get(name, name)}'"
+
+
+def check_release(name: str, version: str) -> None:
+    """Raise Unsupported where this release of a package is older than whence needs. A version that
+    does not begin with two numbers passes: someone built it.
+    """
+    requirement = _NUMPY if name == "numpy" else _REQUIREMENTS.get(name, "")
+    bound = requirement.partition(">=")[2]
+    release, least = _release(version), _release(bound)
+    if release and least and release < least:
+        raise Unsupported(
+            f"{name} {version} is installed, and whence needs {name} {bound} or newer: "
+            f"pip install '{requirement}'"
+        )
+
+
+def check_imported(name: str) -> None:
+    """The same for a framework that this process has imported; one that it has not passes."""
+    check_release(name, str(getattr(sys.modules.get(name), "__version__", "")))
+
+
+def _release(version: str) -> tuple[int, int] | None:
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return (int(numbers[1]), int(numbers[2])) if numbers else None
 
 
 def whence_source() -> str:

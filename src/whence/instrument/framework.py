@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, cast
 
+from whence import extras
 from whence.errors import CaptureError, UsageError
 from whence.instrument import FRAMEWORKS
 from whence.instrument.options import CaptureOptions
@@ -132,7 +133,10 @@ def has_level(name: str, options: CaptureOptions) -> bool:
 
 
 def check(name: str, options: CaptureOptions) -> None:
-    """Raise UsageError for what cannot be done with programs of this framework."""
+    """Raise UsageError for what cannot be done with programs of this framework, Unsupported where
+    it is too old.
+    """
+    extras.check_imported(name)
     if not has_level(name, options):
         listed = " and ".join(n for n in FRAMEWORKS if options.level in framework(n).LEVELS)
         raise UsageError(

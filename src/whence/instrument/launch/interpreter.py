@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from whence import extras
-from whence.errors import CaptureError
+from whence.errors import CaptureError, Unsupported
 
 PROBE_TIMEOUT_S = 120
 
@@ -243,15 +243,16 @@ def check(interpreter: Interpreter, environment: Mapping[str, str]) -> dict[str,
         raise CaptureError(f"{python} does not run Python: {last}; nothing was started") from None
     if answer["error"]:
         exe = answer["executable"] or python
-        old = (
-            ""
-            if tuple(int(p) for p in answer["python"].split(".")[:2]) >= (3, 11)
-            else f" (whence needs Python 3.11, this is {answer['python']})"
-        )
+        if tuple(int(p) for p in answer["python"].split(".")[:2]) < (3, 11):
+            raise CaptureError(f"cannot capture what {exe} runs: {answer['error']}")
         raise CaptureError(
-            f"{exe} cannot import whence ({answer['error']}){old}:  {shlex.quote(exe)} -m pip "
+            f"{exe} cannot import whence ({answer['error']}):  {shlex.quote(exe)} -m pip "
             f"install {extras.whence_source()}"
         )
+    try:
+        extras.check_release("numpy", answer["versions"].get("numpy", ""))
+    except Unsupported as error:
+        raise CaptureError(f"cannot capture what {python} runs: {error}") from error
     return {"python": answer["python"], "whence": answer["whence"], **answer["versions"]}
 
 

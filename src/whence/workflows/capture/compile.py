@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whence import extras
 from whence.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def compile(  # noqa: A001 - the name that users know from torch
     from whence.instrument.torch.compiled import inductor_taps
     from whence.instrument.torch.compiled.listener import GraphListener, compiled_by
 
+    extras.check_imported("torch")
     inductor_taps.check(chosen.graph_mode)
     folder = os.fspath(path)
     session = open_session(folder, chosen, None)
@@ -100,6 +102,7 @@ def compile_backend(
     from whence.workflows.capture.setup import ExternalParameters, open_session
 
     chosen = make(**options, level="graph", graph_mode=mode)
+    extras.check_imported("torch")
     inductor_taps.check(chosen.graph_mode)
     destination = Path(path).absolute()
     folder = str(created(destination, chosen))

@@ -126,10 +126,13 @@ def check_patch(options: CaptureOptions, path: str) -> None:
 def listener_of(
     framework_name: str, session: Session, model: Any, folder: str, *, lasting: bool = False
 ) -> Listening:
-    """The listener of a framework. model: None listens to every one."""
-    from whence import store
+    """The listener of a framework. model: None listens to every one. Raises Unsupported where the
+    framework is too old.
+    """
+    from whence import extras, store
     from whence.instrument.framework import Surroundings, framework
 
+    extras.check_imported(framework_name)
     reading = _READING.get(framework_name, lambda: None)()
     around = Surroundings(
         folder, store.open_run, ExternalParameters, recorded_sequences, reading, lasting
