@@ -41,6 +41,8 @@ from whence.errors import WhenceError
 SECONDS = 10
 MEMORY = 768 << 20
 BATCH = 50
+# In memory: on a disk, making and removing an input's files takes longer than reading them.
+IN_MEMORY = Path("/dev/shm")
 
 
 class Hang(BaseException):
@@ -65,6 +67,8 @@ class Watch:
         self.scratch, self.canary = str(scratch), str(canary)
         # whence's own, for what is compiled once
         self.cache = str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "whence")
+        # asked for once: it writes a file the first time, under a lock the hook would wait for
+        self.temporary = tempfile.gettempdir() + "/whence-"
         self.armed = False
         self.said: list[str] = []
         sys.addaudithook(self)
@@ -105,7 +109,7 @@ class Watch:
 
     def _inside(self, path: str) -> bool:
         full = os.path.abspath(path)  # noqa: PTH100 - a link is not followed
-        return full.startswith((self.scratch, tempfile.gettempdir() + "/whence-", self.cache))
+        return full.startswith((self.scratch, self.temporary, self.cache))
 
 
 def _imports() -> bool:
@@ -126,7 +130,8 @@ class Fuzzer:
     """Inputs of all targets in one process, with a folder of its own."""
 
     def __init__(self, only: str = "") -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+        parent = IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else None
+        self.folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=parent))
         (self.folder / "seeds").mkdir()
         (self.folder / "outside").mkdir()
         self.canary = self.folder / "outside" / "canary"
@@ -149,8 +154,9 @@ class Fuzzer:
             signal.signal(moment, self._too_long)
         self.tracing = resource.getrlimit(resource.RLIMIT_DATA)
 
-    def _too_long(self, *_: object) -> None:
-        raise Hang
+    def _too_long(self, number: int, _: object) -> None:
+        waits = number == signal.SIGALRM
+        raise Hang(f"{10 * SECONDS} s" if waits else f"{SECONDS} s of a processor")
 
     def _fresh(self, seed: Path) -> Path:
         shutil.rmtree(self.scratch, ignore_errors=True)
@@ -194,8 +200,8 @@ class Fuzzer:
         except WhenceError as error:
             if any(word in str(error) for word in ("MemoryError", "RecursionError: maximum")):
                 watch.said.append(f"says {str(error)[:300]}")
-        except Hang:
-            watch.said.append(f"takes more than {SECONDS} s of a processor")
+        except Hang as hang:
+            watch.said.append(f"takes more than {hang}")
         except Exception as error:  # noqa: BLE001 - that is what is looked for
             where = traceback.extract_tb(error.__traceback__)
             ours = [f for f in where if "whence" in f.filename and "benchmarks" not in f.filename]
@@ -318,6 +324,7 @@ def run_all(asked, spans, state):
     todo_list = [job for job in jobs(asked, Counter()) if job not in finished]
     context = multiprocessing.get_context("spawn")
     todo, done = context.Queue(), context.Queue()
+    todo.cancel_join_thread()  # with --seconds, nobody takes what is left
     for job in todo_list:
         todo.put(job)
     for _ in range(asked.processes):

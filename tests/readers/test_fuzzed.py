@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from whence.errors import UnreadableRun
+from whence.readers.paddle import log_scan
+from whence.records import RunInfo
+from whence.store import anonymous, status
+
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "data" / "corpus" / "regressions")]
 fuzz = pytest.importorskip("fuzz")
@@ -72,3 +77,37 @@ def test_the_watch_notices_what_must_not_be(fuzzer, tmp_path):
     assert "os.system" in fuzzer.judged(evil, file)
     said = fuzzer.judged(large, file)
     assert "exec" in said and "to write" in said and "KeyError" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("run, recovered", 410), ("run, scrubbed", 855), ("paddle_log", 677)]
+)
+def test_inputs_of_several_files_that_were_once_read_wrongly(fuzzer, name, number):
+    assert fuzzer.read(name, number) == ""
+
+
+def test_a_pipe_in_place_of_the_status_is_not_waited_for(fuzzer, tmp_path):
+    os.mkfifo(tmp_path / "status.json")
+    states = []
+    assert fuzzer.judged(lambda folder: states.append(status.read_status(folder)), tmp_path) == ""
+    assert states == [("running", "")]
+
+
+def test_a_damaged_line_of_a_journal_cannot_be_cleaned():
+    clean = anonymous.Anonymous(RunInfo(), ["host"])
+    for line in (b'{"name": "\xff"}\n', b'{"name"\n'):
+        with pytest.raises(UnreadableRun, match="not clean"):
+            clean.line(line)
+
+
+def test_a_long_line_of_a_paddle_log_is_not_searched_from_each_of_its_characters(fuzzer, tmp_path):
+    counts = []
+
+    def scanned(path):
+        scan = log_scan.LogScan()
+        scan._line(b"a" * (32 << 20) + b" nullptr-")
+        scan._line(b"-" * 500 + b" fc_0.w_0: not initialized" + b" ." * 500)
+        counts.append(scan.stated)
+
+    assert fuzzer.judged(scanned, tmp_path) == ""
+    assert [state for _, state in counts[0]] == ["not initialized"]

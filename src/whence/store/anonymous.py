@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from whence.errors import UnreadableRun
 from whence.records import RunInfo
 
 GONE = "<scrubbed>"
@@ -120,9 +121,15 @@ class Anonymous:
 
     def line(self, raw: bytes) -> bytes:
         """A line of a journal, its newline included; the same bytes where nothing in it is
-        private.
+        private. Raises UnreadableRun where it is no JSON.
         """
-        fields = msgspec.json.decode(raw)
+        try:
+            fields = msgspec.json.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UnreadableRun(
+                f"a line of the journal is damaged ({error}), so private words in it cannot be "
+                "found; the run is not clean, do not share it"
+            ) from error
         if not isinstance(fields, dict):
             return b"{}\n"
         cleaned = {name: self._field(name, item) for name, item in fields.items()}

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from whence import disk
-from whence.store.folder import STATUS
+from whence.store.folder import STATUS, load_json
 
 STATUS_BYTES = 4096
 
@@ -37,8 +37,7 @@ def leave_status(folder: Path, ended: str, error: str = "") -> None:
 def read_status(folder: Path) -> tuple[str, str]:
     """(ended, error); ("running", "") when there is none or it cannot be understood."""
     try:
-        with (folder / STATUS).open("rb") as file:
-            fields = orjson.loads(file.read(STATUS_BYTES))
+        fields = load_json(folder / STATUS)
         ended, error = fields["ended"], fields["error"]
     except (OSError, ValueError, KeyError, TypeError):
         return RUNNING, ""

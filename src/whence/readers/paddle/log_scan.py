@@ -40,6 +40,7 @@ _BLOCKS = re.compile(rb"Op\((?:pd_op\.)?(?:while|if|conditional_block|select_inp
 _STATED = re.compile(
     rb"([^\s,:;=][^,:;=\n]{0,80}?)[ *:]{1,4}(?:is |= ?)?((?:not )?(?:nullptr|initialized|allocated))\b[ .!]*$"  # noqa: E501
 )
+_STATED_BYTES = 104  # the longest match of `_STATED`, without what a line ends with
 _STEP = re.compile(
     rb"[-=#>* ]{0,20}(?:step|run|iteration|iter)[ :=#]{0,3}(\d{1,9})[-=#<*: ]{0,20}", re.IGNORECASE
 )
@@ -48,6 +49,13 @@ _LABEL, _OPERATOR, _INPUTS, _OUTPUTS = b"===>:", b"Op(", b"), inputs:{", b"}, ou
 TABLE = b"| -- FP16 Calls --"
 _OF_NO_USE = (b"--- Running", b"Parameter containing")
 _EMPTY = b"Tensor(Not initialized)"
+
+
+def _stated(line: bytes) -> re.Match[bytes] | None:
+    """The end of a line that says of a tensor that it is a nullptr or initialized. Its start is not
+    searched: a line may be megabytes long.
+    """
+    return _STATED.search(line.rstrip(b" .!")[-_STATED_BYTES:])
 
 
 @dataclass(slots=True)
@@ -186,7 +194,7 @@ class LogScan:
                 self.points.append(_checked(match, self.step))
         elif _INPUTS in line and _OPERATOR in line:
             self._edge(line)
-        elif (state := _STATED.search(line)) is not None and _EMPTY not in line:
+        elif (state := _stated(line)) is not None and _EMPTY not in line:
             self.stated[_decoded(state[1].strip(b" *:-")), state[2].decode()] += 1
         elif is_log or not line.strip() or line.startswith(_OF_NO_USE):
             pass
