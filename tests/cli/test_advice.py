@@ -128,7 +128,7 @@ def test_a_full_disk_when_a_run_begins(place, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("whence.store.folder.replace_file", refuse)
+    monkeypatch.setattr("whence.store.folder.write_file", refuse)
     said = error(place, "run", "-o", "runs/new", "--", warm.TORCH, "-c", "1")
     assert "No space left on device; choose an output path in a writable folder with free" in said
     assert not (place / "runs/new").exists()
