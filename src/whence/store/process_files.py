@@ -49,6 +49,7 @@ class ProcessFiles:
         self._journal_fd = disk.system.open(
             folder / JOURNAL, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600
         )
+        self._has_room = False
         self._journal_room = Room(self._journal_fd)
         self._flushed_at = time.monotonic()
 
@@ -64,13 +65,28 @@ class ProcessFiles:
         """
         lines = self._lines
         lines.append(line)
-        if len(lines) >= TOGETHER or _is_long(line):
+        kind = line.__class__  # no call: this is done for every record and call of a program
+        if kind is Record:
+            long: object = line.columns  # type: ignore[union-attr]
+        elif kind is Call:
+            long = (
+                line.notes or line.placements or line.aliases or line.refs[_MANY:]  # type: ignore[union-attr]
+            )
+        else:
+            long = kind is msgspec.Raw and len(memoryview(line)) > LINE_BYTES  # type: ignore[arg-type]
+        if long or len(lines) >= TOGETHER:
             self._encode()
             if len(self._journal) > JOURNAL_BYTES or time.monotonic() - self._flushed_at > FLUSH_S:
                 self.flush()
-        self._journal_room.have(
-            self._journal_end + len(self._journal) + len(lines) * LINE_BYTES, JOURNAL_BYTES
-        )
+            self._have_room()
+        elif not self._has_room:
+            self._have_room()
+
+    def _have_room(self) -> None:
+        """Have blocks for what waits, and for as many lines as are encoded together."""
+        end = self._journal_end + len(self._journal) + (len(self._lines) + TOGETHER) * LINE_BYTES
+        self._journal_room.have(end, JOURNAL_BYTES)
+        self._has_room = True
 
     def _encode(self) -> None:
         text = encoded(self._lines)
@@ -175,15 +191,6 @@ class ProcessFiles:
             os.close(self._journal_fd)
             self._journal_fd = -1
         self._staging, self._journal, self._lines = bytearray(), bytearray(), []
-
-
-def _is_long(line: Line | msgspec.Raw) -> bool:
-    """Whether the text of a line may be longer than LINE_BYTES, for which room is kept."""
-    if isinstance(line, msgspec.Raw):
-        return len(memoryview(line)) > LINE_BYTES
-    if isinstance(line, Call):
-        return len(line.refs) > _MANY or bool(line.notes or line.placements or line.aliases)
-    return isinstance(line, Record) and bool(line.columns)
 
 
 def _check_linked(fd: int) -> None:

@@ -107,15 +107,15 @@ class Room:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._end: float = 0  # infinite where the file system reserves nothing
+        self.end: float = 0  # infinite where the file system reserves nothing
 
     def have(self, end: int, ahead: int) -> None:
         """Have room up to `end`, and for `ahead` bytes more where there is that much. Raises
         OSError where there is none.
         """
-        if end <= self._end:
+        if end <= self.end:
             return
-        start = int(self._end)
+        start = int(self.end)
         for until in (end + ahead, end):
             try:
                 can = disk.system.reserve(self._fd, start, until - start)
@@ -123,7 +123,7 @@ class Room:
                 if until == end:
                     raise
             else:
-                self._end = until if can else math.inf
+                self.end = until if can else math.inf
                 return
 
 
@@ -175,7 +175,8 @@ class ShardWriter:
             self._flushed_end = self.end = start + nbytes
             return start
         start = (self.end + ALIGN - 1) & -ALIGN
-        self._room.have(self.header_bytes + start + nbytes, len(self._staging))
+        if self.header_bytes + start + nbytes > self._room.end:
+            self._room.have(self.header_bytes + start + nbytes, len(self._staging))
         place = start - self._flushed_end
         if place + nbytes > len(self._staging):
             self.flush()
