@@ -197,7 +197,7 @@ def whole_file(
         with _written(fresh, mode) as file:
             yield file
         system.rename(fresh, final)
-    except BaseException:
+    except BaseException:  # Ctrl-C too leaves nothing beside the file
         with contextlib.suppress(OSError):
             fresh.unlink()
         raise
@@ -242,7 +242,7 @@ def write_together(folder: Path, files: Mapping[str, str | bytes | Parts]) -> No
         (folder / mark).unlink(missing_ok=True)
         for name, fresh in ready.items():
             system.rename(fresh, folder / name)
-    except BaseException:
+    except BaseException:  # Ctrl-C too leaves nothing beside the file
         for fresh in ready.values():
             with contextlib.suppress(OSError):
                 fresh.unlink()
@@ -275,6 +275,6 @@ def fresh_folder(path: Path) -> Iterator[Path]:
         if path.exists():
             shutil.rmtree(path)
         system.rename(fresh, path)
-    except BaseException:
+    except BaseException:  # Ctrl-C too leaves nothing beside the file
         shutil.rmtree(fresh, ignore_errors=True)
         raise

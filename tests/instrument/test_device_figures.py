@@ -87,3 +87,12 @@ def test_without_triton_device_tensors_are_described_on_the_host(monkeypatch):
     reader = DeviceReader()
     assert not reader.reads(torch.device("cuda", 0))
     assert reader.problem == ""
+
+
+def test_what_begins_at_no_word_is_left_to_the_host():
+    from whence.instrument.torch.device_figures import layout
+
+    words = torch.zeros(4000, dtype=torch.int16)
+    for count in (4000, 512, 122):
+        assert layout(words[1:count], "int16") is None
+        assert layout(words[4:count], "int16") is not None

@@ -46,9 +46,11 @@ class Place:
         try:
             self._files, self._root = core.url_to_fs(self.url)
         except ImportError as error:
-            raise MissingDependency(f"cannot open {url}: {error}") from error
+            raise MissingDependency(
+                f"cannot open {url}: {error}; install what it names with pip"
+            ) from error
         except ValueError as error:
-            raise UnreadableRun(f"cannot open {url}: {error}") from error
+            raise UnreadableRun(f"cannot open {url}: {error}; check its scheme") from error
         self._root = self._root.rstrip("/")
 
     def names(self, below: str = "") -> dict[str, int | None]:

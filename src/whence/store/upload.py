@@ -129,8 +129,8 @@ class Upload:
         return file.relative_to(self.run).as_posix()
 
     def _shards(self, folder: Path) -> list[tuple[int, Path]]:
-        found = ((_SHARD.fullmatch(file.name), file) for file in folder.iterdir())
-        return sorted((int(match[1]), file) for match, file in found if match is not None)
+        names = ((_SHARD.fullmatch(file.name), file) for file in folder.iterdir())
+        return sorted((int(match[1]), file) for match, file in names if match is not None)
 
 
 def delete_spool(run: Path) -> None:

@@ -65,10 +65,10 @@ def _sources(paired: PairedRuns) -> tuple[Source, Source] | None:
         below = run
         while type(below) is type(paired.reference) and isinstance(below, Over):
             below = below.base
-        found = Sources(run).of(0) if len(run.records) else None
-        if not isinstance(below, StoredRun) or found is None:
+        first_record = Sources(run).of(0) if len(run.records) else None
+        if not isinstance(below, StoredRun) or first_record is None:
             return None
-        sources.append(found[0])
+        sources.append(first_record[0])
     return sources[0], sources[1]
 
 

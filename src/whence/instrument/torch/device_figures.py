@@ -47,10 +47,11 @@ def layout(tensor: Any, dtype: str) -> Layout | None:
 
     dtype: of the figures that are wanted, "" for none.
     """
-    found = _layout(tensor.nbytes, dtype)
-    if found is None or (found.nbytes >= host.DIGEST_BYTES and tensor.data_ptr() % _ALIGNED):
+    nbytes = tensor.nbytes
+    # A device refuses to read a 64-bit word that does not begin at one.
+    if nbytes >= host.DIGEST_BYTES and tensor.data_ptr() % _ALIGNED:
         return None
-    return found
+    return _layout(nbytes, dtype)
 
 
 @functools.lru_cache(maxsize=1 << 12)
