@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from whence.api import probe as probe
     from whence.api import ranges as ranges
     from whence.api import ranks as ranks
+    from whence.api import relocate as relocate
     from whence.api import report_html as report_html
     from whence.api import repro as repro
     from whence.api import tokens as tokens
@@ -61,8 +62,8 @@ __all__ = [
     "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compare_live", "compile",
     "convert", "diff_results", "diverge", "doctor", "end_dump", "export_check", "generate_tests",
     "label", "ladder", "load_comparison", "locate", "map_weights", "nans", "narrow", "new_id",
-    "open_run", "pack", "probe", "ranges", "ranks", "record", "recording", "report_html", "repro",
-    "task", "tokens", "trace", "unpack", "watch",
+    "open_run", "pack", "probe", "ranges", "ranks", "record", "recording", "relocate",
+    "report_html", "repro", "task", "tokens", "trace", "unpack", "watch",
 ]  # fmt: skip
 
 

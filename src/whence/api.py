@@ -41,7 +41,7 @@ from whence.workflows.msit_report import cmp_report
 from whence.workflows.nans import nans
 from whence.workflows.operator_tests.generate import diff_results, generate_tests
 from whence.workflows.operator_tests.operators import chosen_operators, signatures
-from whence.workflows.pack import pack, unpack
+from whence.workflows.pack import is_packed, pack, relocate, unpack
 from whence.workflows.page.write import page, plots, report_html
 from whence.workflows.probe.narrow import narrow
 from whence.workflows.probe.probe import attach_probe, probe, probe_command
@@ -100,6 +100,7 @@ __all__ = [
     "free_output",
     "generate_tests",
     "include",
+    "is_packed",
     "keep_latest",
     "label",
     "labels_are_taken",
@@ -131,6 +132,7 @@ __all__ = [
     "record",
     "recording",
     "recover",
+    "relocate",
     "repeat_command",
     "report_html",
     "repro",

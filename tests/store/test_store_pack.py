@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import whence
+from inside import whence as run_whence
 from whence import api, store
 from whence.dtypes import DTYPES
 from whence.errors import ElementsMissing, OutputExists, UnreadableRun, UsageError
@@ -185,7 +186,12 @@ def test_a_reference_that_is_gone_is_named_and_can_be_found_again(pair, tmp_path
         api.unpack(small, tmp_path / "again")
     api.unpack(small, tmp_path / "again", against=tmp_path / "hidden")
     assert files(tmp_path / "again") == files(target)
-    assert api.pack(small, against=tmp_path / "hidden") is None
+    with pytest.raises(UsageError, match="packed"):
+        api.pack(small, against=tmp_path / "hidden")
+    assert (
+        "its reference lies at hidden"
+        in run_whence(tmp_path, "pack", small, "--against", "hidden").stdout
+    )
     equal_runs(target, small)
 
 
@@ -195,7 +201,7 @@ def test_another_run_is_no_reference(pair, tmp_path):
     api.pack(target, small, against=reference)
     other = written(tmp_path / "other", seed=99)
     with pytest.raises(UnreadableRun, match="is not run"):
-        api.pack(small, against=other)
+        api.relocate(small, other)
     with pytest.raises(UnreadableRun, match="is not run"):
         api.unpack(small, tmp_path / "again", against=other)
     shutil.rmtree(reference)

@@ -45,14 +45,18 @@ from whence.cli import _progress
     help="Keep the elements of every N-th step only; hashes and statistics stay.",
 )
 def command(run: str, against: str | None, output: str | None, keep: str, keep_every: int) -> int:
-    """Words -> `api.pack`."""
+    """Words -> `api.pack`, or `api.relocate`."""
     from whence import api
-    from whence.report.pack import packed
+    from whence.report.pack import packed, relocated
 
+    if against is not None and output is None and api.is_packed(run):
+        api.relocate(run, against)
+        click.echo(relocated(run, against))
+        return 0
     with _progress.shown() as count:
         result = api.pack(
             run, output, against=against, keep=keep, keep_every=keep_every, progress=count
         )
-    for line in packed(result, run, against or ""):
+    for line in packed(result, against or ""):
         click.echo(line)
     return 0

@@ -20,10 +20,13 @@ class Packed(Protocol):
     def dropped(self) -> int: ...
 
 
-def packed(result: Packed | None, run: str, against: str) -> list[str]:
-    """What was packed; of None, where the reference of a packed run was found."""
-    if result is None:
-        return [f"{clean(run)}: its reference lies at {clean(against)}"]
+def relocated(run: str, reference: str) -> str:
+    """Where the reference of a packed run lies now."""
+    return f"{clean(run)}: its reference lies at {clean(reference)}"
+
+
+def packed(result: Packed, against: str) -> list[str]:
+    """What was packed. against: the reference, or ""."""
     ratio = result.nbytes / result.packed_nbytes if result.packed_nbytes else 1.0
     lines = [
         f"written to {clean(result.path)}: tensors take {size(result.packed_nbytes)} in place of "

@@ -31,7 +31,7 @@ def pack(
     keep: str = "all",
     keep_every: int = 1,
     progress: Callable[[int, int, str], None] | None = None,
-) -> Packed | None:
+) -> Packed:
     """Write a run with its tensors as differences from those of a reference run (docs/pack.md); no
     bit is lost. Every command opens it as it is while the reference can be found.
 
@@ -39,9 +39,8 @@ def pack(
     tensors are packed against; None compresses each alone. keep: "all", or "differing": of calls
     whose tensors all equal those of the reference, and that are not called by one in which
     something differs, the elements are dropped. keep_every: elements of
-    other steps than each N-th are dropped. Hashes and statistics stay. Of a target that is packed
-    already, `against` says where the reference lies now, and None is returned. Raises
-    UnreadableRun, UsageError, OutputExists, StoreFailed, MissingDependency.
+    other steps than each N-th are dropped. Hashes and statistics stay. Raises UnreadableRun,
+    UsageError (it is packed already, among others), OutputExists, StoreFailed, MissingDependency.
     """
     from whence import store
     from whence.store.delta import blosc
@@ -50,9 +49,6 @@ def pack(
     for given in (target, output, against):
         store.refuse_url(given, "runs are packed on this machine: copy it here first")
     path = Path(os.fspath(target))
-    if store.is_packed(path) and against is not None and output is None:
-        store.relocate(path, os.fspath(against))
-        return None
     run = store.open_run(path)
     reference = store.open_run(os.fspath(against)) if against is not None else None
     if reference is not None and Path(reference.path).resolve() == path.resolve():
@@ -63,6 +59,24 @@ def pack(
     return store.pack(
         run, out, reference=reference, partners=partners, dropping=dropping, tell=progress
     )
+
+
+def is_packed(run: str | os.PathLike[str]) -> bool:
+    """Whether a run is packed."""
+    from whence import store
+
+    return store.is_packed(os.fspath(run))
+
+
+def relocate(packed: str | os.PathLike[str], reference: str | os.PathLike[str]) -> None:
+    """Tell a packed run where the run lies now that it is packed against.
+
+    Raises UsageError (it is not packed, or without a reference), UnreadableRun (`reference` is
+    another run), StoreFailed.
+    """
+    from whence import store
+
+    store.relocate(os.fspath(packed), os.fspath(reference))
 
 
 def unpack(
