@@ -25,12 +25,15 @@ nothing is written but the result rows and the scratch.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +52,7 @@ COMPILE_SECONDS = {
     "join_units": 2,
 }
 ENTRIES = tuple(COMPILE_SECONDS)
+_MOST_COMPILE_S = 300.0
 ITEMSIZE = (4, 2, 2, 1, 1, 1, 1, 8, 8, 8, 2, 2, 4, 4)
 """Bytes of one element by `DType.code`."""
 
@@ -1645,8 +1649,8 @@ def loaded(*entries: str) -> bool:
 
 
 def load(*entries: str, report=None) -> None:
-    """Make the kernels callable in this process: from disk, or compiled and written there. entries:
-    all when none is named.
+    """Make the kernels callable in this process: from disk, where they are compiled to first if
+    they are not there. entries: all when none is named.
 
     report: told one line before a compilation, by default on standard error. Safe to call from
     several threads, any number of times. Raises ImportError when numba is missing.
@@ -1666,36 +1670,70 @@ def load(*entries: str, report=None) -> None:
                 print(line, file=sys.stderr, flush=True)
             else:
                 report(line)
-        if _marked:
-            _decorate(folder)
-        scratch = np.zeros(SCRATCH_BYTES, np.uint8)
-        address = scratch.ctypes.data
-        if "describe" in entries and "describe" not in _loaded:
-            globals()["describe"](address, 0, 0, 1)
-            _loaded.add("describe")
-        for entry in {"describe_many", "join_units"}.intersection(entries) - _loaded:
-            globals()[entry](address, 0, address, address, address)
-            _loaded.add(entry)
-        for entry in {"compare", "compare_wide"}.intersection(entries) - _loaded:
-            globals()[entry](
-                address,
-                0,
-                2,
-                1e-3,
-                1e-5,
-                THRESHOLDS.ctypes.data,
-                address,
-                address,
-                address,
-                address,
-            )
-            _loaded.add(entry)
+            if folder is not None:
+                _compile_to_disk(missing)
+        _make_callable(entries, folder)
         if folder is not None:
             try:
                 for entry in entries:
                     _marker(folder, entry).touch()
             except OSError:
                 pass  # a full disk: compiled again next time
+
+
+def compile_here(*entries: str) -> None:
+    """Compile these kernels in this process, and keep them on disk."""
+    _make_callable(entries, cache_dir())
+
+
+def _compile_to_disk(entries: Sequence[str]) -> None:
+    """Have a process of its own compile these kernels and write them.
+
+    A process that has just compiled a kernel calls other copies of its inner functions than one
+    that loads it from disk, and their sums round otherwise in the last digit. All processes load
+    from disk, so all give the same figures. Where the other process fails, this one compiles.
+    """
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; "
+        f"from whence import _kernels; _kernels.compile_here(*{tuple(entries)!r})"
+    )
+    with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
+        subprocess.run(
+            [sys.executable, "-I", "-S", "-c", code],  # no hooks of a program that is captured
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_MOST_COMPILE_S,
+            check=False,
+        )
+
+
+def _make_callable(entries: Sequence[str], folder: Path | None) -> None:
+    """Load these kernels from the folder, or compile them here where it does not have them."""
+    if _marked:
+        _decorate(folder)
+    scratch = np.zeros(SCRATCH_BYTES, np.uint8)
+    address = scratch.ctypes.data
+    if "describe" in entries and "describe" not in _loaded:
+        globals()["describe"](address, 0, 0, 1)
+        _loaded.add("describe")
+    for entry in {"describe_many", "join_units"}.intersection(entries) - _loaded:
+        globals()[entry](address, 0, address, address, address)
+        _loaded.add(entry)
+    for entry in {"compare", "compare_wide"}.intersection(entries) - _loaded:
+        globals()[entry](
+            address,
+            0,
+            2,
+            1e-3,
+            1e-5,
+            THRESHOLDS.ctypes.data,
+            address,
+            address,
+            address,
+            address,
+        )
+        _loaded.add(entry)
 
 
 def warmup(report=print) -> float:

@@ -84,9 +84,9 @@ def test_a_killed_worker_loses_nothing(runs, tmp_path, many_tasks, monkeypatch):
 
     def start(self, work, attempt):
         starts.append(work.number)
-        original(self, work, attempt)
         if work.number in (1, 3) and attempt < task.ATTEMPTS:
-            os.kill(self._process.pid, signal.SIGKILL)
+            os.kill(self._process.pid, signal.SIGKILL)  # first: it would be done before the signal
+        original(self, work, attempt)
 
     monkeypatch.setattr(processes._Worker, "start", start)
     assert compared(runs, tmp_path / "out", engine="processes", workers=2) == local
@@ -99,9 +99,9 @@ def test_a_task_that_ends_every_worker_is_an_error_of_that_task(
     original = processes._Worker.start
 
     def start(self, work, attempt):
-        original(self, work, attempt)
         if work.number == 0:
             os.kill(self._process.pid, signal.SIGKILL)
+        original(self, work, attempt)
 
     monkeypatch.setattr(processes._Worker, "start", start)
     result = whence.compare(runs / "a", runs / "b", replay=False, engine="processes", workers=1)
@@ -130,8 +130,8 @@ def test_what_could_not_be_measured_is_no_pass(tmp_path, many_tasks, monkeypatch
     original = processes._Worker.start
 
     def start(self, work, attempt):
-        original(self, work, attempt)
         os.kill(self._process.pid, signal.SIGKILL)
+        original(self, work, attempt)
 
     monkeypatch.setattr(processes._Worker, "start", start)
     assert whence.compare(tmp_path / "a", tmp_path / "b", **how).status == "undecided"

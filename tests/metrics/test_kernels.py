@@ -102,3 +102,29 @@ def test_numba_settings_are_left_as_they_were():
         "assert numba.config.CACHE_DIR == before",
         **({"HOME": os.environ["HOME"]} if "HOME" in os.environ else {}),
     )
+
+
+FIGURES = """
+import numpy as np
+from whence import metrics
+random = np.random.default_rng(0)
+codes = random.integers(0, 256, (16, 33), np.uint8)
+pairs = [(codes, np.roll(codes, 1)), (codes * np.float32(0.3), codes * np.float32(0.31))]
+print(metrics.measure_many(pairs, tier="full", threads=1, kernels=True))
+"""
+
+
+@pytest.mark.slow
+def test_the_process_that_compiles_gives_the_figures_of_all_others(tmp_path):
+    """It would not if it called what it compiled: copies of inner functions round otherwise."""
+    runs = [run(FIGURES, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
+    assert "compiling" in runs[0].stderr and "compiling" not in runs[1].stderr
+    assert runs[0].stdout == runs[1].stdout
+
+
+def test_a_process_that_cannot_start_another_compiles_itself(tmp_path):
+    code = (
+        "import sys; from whence import _kernels; sys.executable = '/nonexistent'; "
+        "_kernels.load('join_units'); print(_kernels.loaded('join_units'))"
+    )
+    assert run(code, NUMBA_CACHE_DIR=str(tmp_path)).stdout == "True\n"

@@ -179,11 +179,14 @@ class WidePairs:
         self._never = kernels is Kernels.NARROW
         self._is_ready = kernels in (True, Kernels.ALL) or _kernels.compiled("compare_wide")
         self._nbytes = 0
+        self.were_given = False
 
     def get_kernel(self, nbytes: int) -> bool:
         """Does the next pair of this kind get it? nbytes: of both sides."""
         self._nbytes += nbytes
-        return not self._never and (self._is_ready or self._nbytes > KERNELS_FROM_BYTES)
+        is_given = not self._never and (self._is_ready or self._nbytes > KERNELS_FROM_BYTES)
+        self.were_given |= is_given
+        return is_given
 
 
 def is_wide(reference: DType, target: DType, size: int, tier: str) -> bool:

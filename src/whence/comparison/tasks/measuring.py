@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -53,8 +51,6 @@ _Results = list[Measured | str]
 def perform(payload: bytes) -> bytes:
     """Measure the pairs of a task, in a worker."""
     work = msgspec.msgpack.decode(payload, type=_Work)
-    if work.kernels is not None:
-        _compile_elsewhere()
     reference, target = opened(work.reference), opened(work.target)
     results: dict[int, Measured | str] = {}
     readable: list[int] = []
@@ -213,7 +209,6 @@ def _passes(pairs: Sequence[_Pair], tier: str) -> list[Kernels | None]:
     """The passes that each pair gets where all are measured in one process."""
     if not extras.is_here("numba"):  # then none has them
         return [None] * len(pairs)
-    _compile_elsewhere()
     wide = metrics.WidePairs()
     passes: list[Kernels | None] = []
     for pair in pairs:
@@ -223,17 +218,9 @@ def _passes(pairs: Sequence[_Pair], tier: str) -> list[Kernels | None]:
             and not wide.get_kernel(pair.nbytes)
         )
         passes.append(Kernels.NARROW if is_narrow else Kernels.ALL)
+    # Here, and not by every worker, where they are not yet on disk.
+    _kernels.load("compare", *(("compare_wide",) if wide.were_given else ()))
     return passes
-
-
-def _compile_elsewhere() -> None:
-    """Have the kernels on disk before they are loaded: code that a process has just compiled rounds
-    otherwise in the last digit than the same code from disk, and workers must agree.
-    """
-    if not _kernels.compiled():
-        subprocess.run(
-            [sys.executable, "-m", "whence", "warmup"], stdout=subprocess.DEVNULL, check=False
-        )
 
 
 def _here(
