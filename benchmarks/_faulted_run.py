@@ -81,6 +81,7 @@ def _start(name, place, fault, captured, rank_of, pipe):
     if pid:
         return pid, out, log
     try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a library may have set its own
         signal.alarm(SECONDS)
         os.dup2(log.fileno(), 2)
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - until the end
