@@ -64,10 +64,9 @@ def lay_out_ge(run_path: str | Path, folder: Path) -> None:
 
 
 def _write(run_path: str | Path, place: Callable[[Call, int, str, str], Path]) -> None:
-    import numpy as np
-
     from whence import store
     from whence.errors import ElementsMissing
+    from whence.writers.support import encodings
 
     run = store.open_run(run_path)
     for call, graph in _nodes(run):
@@ -82,7 +81,7 @@ def _write(run_path: str | Path, place: Callable[[Call, int, str, str], Path]) -
             file = place(call, graph, kind, slot)
             file.parent.mkdir(parents=True, exist_ok=True)
             with disk.whole_file(file) as out:
-                np.save(out, _widened(array))
+                encodings.write_numpy(out, _widened(array))
 
 
 def _nodes(run: Run) -> Iterator[tuple[Call, int]]:
