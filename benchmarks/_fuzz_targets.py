@@ -63,7 +63,7 @@ def shown(path: Path) -> None:
 
     try:
         asked = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):  # the client's library says so
+    except (OSError, ValueError, RecursionError, MemoryError):  # the client's library says so
         return
     if not isinstance(asked, dict):
         return

@@ -129,6 +129,13 @@ def is_floating(name: str) -> bool:
     return name in DTYPES and DTYPES[name].is_floating
 
 
+def is_whole(name: str) -> bool:
+    """Is this the name of a type of whole numbers or booleans? A name that whence does not know is
+    none.
+    """
+    return name in DTYPES and DTYPES[name].kind in ("int", "uint", "bool")
+
+
 def of(array: Array) -> DType:
     """The dtype of a numpy array (ml_dtypes included). Raises KeyError for object, string, datetime
     and structured arrays.

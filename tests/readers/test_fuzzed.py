@@ -2,17 +2,20 @@
 once read wrongly."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+import whence
 from whence.errors import UnreadableRun
 from whence.readers.paddle import log_scan
 from whence.records import RunInfo
 from whence.store import anonymous, status
 
 ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "data" / "golden" / "0.1.0"
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "data" / "corpus" / "regressions")]
 fuzz = pytest.importorskip("fuzz")
 regressions = pytest.importorskip("make")
@@ -91,6 +94,21 @@ def test_a_pipe_in_place_of_the_status_is_not_waited_for(fuzzer, tmp_path):
     states = []
     assert fuzzer.judged(lambda folder: states.append(status.read_status(folder)), tmp_path) == ""
     assert states == [("running", "")]
+
+
+def test_a_status_of_no_known_word_is_a_run_that_did_not_end(fuzzer, tmp_path):
+    """Its length is not bounded, and what is written in its place is 4 KB."""
+    (tmp_path / "status.json").write_text('{"ended": "%s", "error": ""}' % ("x" * 5000))
+    assert status.read_status(tmp_path) == ("running", "")
+
+
+def test_records_of_an_unknown_dtype_are_compared(fuzzer, tmp_path):
+    shutil.copytree(GOLDEN / "modules", tmp_path / "run")
+    (journal,) = (tmp_path / "run").glob("*/journal.jsonl")
+    journal.write_bytes(journal.read_bytes().replace(b'"float32"', b'"floa2"'))
+    compared = fuzzer.targets["run, compared"].read
+    assert fuzzer.judged(compared, tmp_path / "run") == ""
+    assert whence.compare(GOLDEN / "modules", tmp_path / "run").status == "undecided"
 
 
 def test_a_damaged_line_of_a_journal_cannot_be_cleaned():

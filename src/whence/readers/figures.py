@@ -84,7 +84,11 @@ def described_when_shown(run: Run, *, every: bool) -> Run:
 
 
 def _nbytes(run: Run) -> int:
-    return sum(r.count * dtypes.named(r.dtype).itemsize for r in run.records if not r.why)
+    return sum(
+        r.count * dtypes.named(r.dtype).itemsize
+        for r in run.records
+        if not r.why and r.dtype in dtypes.DTYPES
+    )
 
 
 def _described(run: Run, record: Record, kernels: bool | None) -> Record:

@@ -16,7 +16,7 @@ from whence.store.folder import STATUS, load_json
 
 STATUS_BYTES = 4096
 
-RUNNING, CLEAN, FAILED, RECOVERED = "running", "clean", "failed", "recovered"
+ENDS = RUNNING, CLEAN, FAILED, RECOVERED = "running", "clean", "failed", "recovered"
 
 
 def write_status(folder: Path, ended: str, error: str = "") -> None:
@@ -35,13 +35,13 @@ def leave_status(folder: Path, ended: str, error: str = "") -> None:
 
 
 def read_status(folder: Path) -> tuple[str, str]:
-    """(ended, error); ("running", "") when there is none or it cannot be understood."""
+    """(one of `ENDS`, error); ("running", "") when there is none or it cannot be understood."""
     try:
         fields = load_json(folder / STATUS)
         ended, error = fields["ended"], fields["error"]
     except (OSError, ValueError, KeyError, TypeError):
         return RUNNING, ""
-    if not isinstance(ended, str) or not isinstance(error, str):
+    if ended not in ENDS or not isinstance(error, str):
         return RUNNING, ""
     return ended, error
 

@@ -231,7 +231,7 @@ def _fits(record: Record, batch: Batch, least: int) -> bool:
     if (
         len(shape) not in (2, 3)
         or not record.count
-        or not dtypes.named(record.dtype).is_floating
+        or not dtypes.is_floating(record.dtype)
         or shape[-1] < least
     ):
         return False

@@ -80,9 +80,7 @@ def program_piece(
         for i, axis, n in program.fixed
         if (s := program.inputs[i]) in inputs
     )
-    floating = [
-        k for s in (*inputs, *params) if (k := kinds.get(s, "")) and dtypes.named(k).is_floating
-    ]
+    floating = [k for s in (*inputs, *params) if dtypes.is_floating(k := kinds.get(s, ""))]
     return msgspec.structs.replace(
         program,
         id=id_,

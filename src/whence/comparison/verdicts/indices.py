@@ -101,7 +101,7 @@ class Indices:
     ) -> Verdict:
         """The verdict of a call whose indices differ. others: its other outputs."""
         if not any(
-            dtypes.named(self._paired.reference.records[s.reference_record].dtype).is_floating
+            dtypes.is_floating(self._paired.reference.records[s.reference_record].dtype)
             for s in inputs
         ):
             return verdict  # whole numbers that depend on whole numbers differ by no rounding
@@ -164,7 +164,7 @@ class Indices:
 
     def _is_index(self, slot: SlotPair) -> bool:
         kinds = {run.records[r].dtype for run, r in self._of(slot)}
-        return all(dtypes.named(k).kind in ("int", "uint", "bool") for k in kinds)
+        return all(dtypes.is_whole(kind) for kind in kinds)
 
     def _of(self, slot: SlotPair) -> tuple[tuple[Run, int], tuple[Run, int]]:
         return (self._paired.reference, slot.reference_record), (

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from whence import dtypes
+from whence import dtypes, judge
 from whence.comparison.paired_runs import PairedRuns
 from whence.records.slots import is_of_child, split_child
 from whence.records.training import OPTIMIZER
@@ -59,8 +59,8 @@ def _meet(paired: PairedRuns, index: int) -> bool:
     if before is None or behind is None:
         return False
     parted, left = _apart(paired, before), _apart(paired, behind)
-    u = dtypes.DTYPES[paired.reference.records[behind.reference_record].dtype].unit_roundoff
-    if parted is None or left is None or u is None:
+    u = judge.unit_roundoff(paired.reference.records[behind.reference_record].dtype)
+    if parted is None or left is None or not u:
         return False
     return left <= _ROUNDINGS * u and left <= _SHRUNK * parted
 

@@ -179,7 +179,7 @@ def _is_used(run: Run, call: Call, slot: str) -> bool:
 
 
 def _is_plain_float(dtype: str) -> bool:
-    return dtypes.named(dtype).is_floating and judge.unit_roundoff(dtype) <= 2.0**-8
+    return dtypes.is_floating(dtype) and judge.unit_roundoff(dtype) <= 2.0**-8
 
 
 def _by_form(verdict: Verdict, call: Call, errors: PairErrors) -> Verdict:

@@ -203,7 +203,7 @@ def _misdrawn(paired: PairedRuns, slot: SlotPair, draw: ProgramDraw, target: Pro
 def _drawn_again(paired: PairedRuns, slot: SlotPair, call: Call, earlier: dict[str, _Drawn]) -> str:
     """Did the target draw numbers that it had drawn before, where the reference drew others?"""
     drawn, drawn_in_target = paired.records(slot)
-    is_floating = dtypes.named(drawn_in_target.dtype).is_floating
+    is_floating = dtypes.is_floating(drawn_in_target.dtype)
     bits = judge.chance_bits(drawn_in_target.statistics, is_floating=is_floating)
     if not drawn_in_target.hash or not drawn.hash or bits < DRAWN_AGAIN_BITS:
         return ""
