@@ -4,12 +4,14 @@ once read wrongly."""
 import os
 import shutil
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 import whence
 from whence.errors import UnreadableRun
+from whence.readers.ascend import graph_text
 from whence.readers.paddle import log_scan
 from whence.records import RunInfo
 from whence.store import anonymous, status
@@ -100,6 +102,17 @@ def test_a_status_of_no_known_word_is_a_run_that_did_not_end(fuzzer, tmp_path):
     """Its length is not bounded, and what is written in its place is 4 KB."""
     (tmp_path / "status.json").write_text('{"ended": "%s", "error": ""}' % ("x" * 5000))
     assert status.read_status(tmp_path) == ("running", "")
+
+
+def test_a_large_graph_of_zeros_takes_no_more_than_itself(tmp_path):
+    graph = tmp_path / "ge_proto_00000001_Build.txt"
+    graph.write_bytes(b'graph { name: "x" }')
+    os.truncate(graph, 1 << 28)
+    tracemalloc.start()
+    with pytest.raises(UnreadableRun, match="binary"):
+        graph_text.messages(graph)
+    assert tracemalloc.get_traced_memory()[1] < 1.1 * (1 << 28)
+    tracemalloc.stop()
 
 
 def test_records_of_an_unknown_dtype_are_compared(fuzzer, tmp_path):

@@ -202,9 +202,13 @@ def messages(path: Path) -> list[tuple[str, list[Message]]]:
             raise UnreadableRun(
                 f"{path.name} has more than {_BYTES} bytes; a graph that large is not read"
             )
-        text = path.read_text("utf-8", "backslashreplace")
+        data = path.read_bytes()
     except OSError as error:
         raise UnreadableRun(f"cannot read {path.name}: {error.strerror or error}") from error
+    if b"\0" in data:  # before it takes several times its size as text
+        raise UnreadableRun(f"{path.name} is binary, not the text of a graph")
+    text = data.decode("utf-8", "backslashreplace")
+    del data
     if path.suffix == ".json":
         try:
             message = json.loads(text)
