@@ -80,3 +80,28 @@ def test_other_betas_are_named(tmp_path):
         reference, trained(tmp_path / "target", fused=True, betas=(0.9, 0.9989))
     )
     assert result.findings[0].phase == "optimizer" and "betas" in result.findings[0].sentence
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_step_that_was_fused_on_both_sides_is_replayed(tmp_path, seed):
+    """Elements near zero are some ulps off the step that is not fused, by which it is replayed."""
+
+    def run(name, weight_decay):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 64))
+        nn.init.normal_(model[0].weight, std=0.001)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), 5e-5, fused=True, weight_decay=weight_decay
+        )
+        with whence.capture(model, tmp_path / name):
+            for _ in range(2):
+                model(torch.arange(64)).pow(2).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return tmp_path / name
+
+    result = whence.compare(run("reference", 0.01), run("target", 0.3))
+    first = result.findings[0]
+    assert first.phase == "optimizer" and first.confidence == "certain", answer.answer(result)
+    assert "weight_decay is 0.01 in the reference, 0.3" in first.sentence
+    assert not [v for v in result.verdicts if "reproduce" in v.sentence]

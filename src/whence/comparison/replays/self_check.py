@@ -26,7 +26,7 @@ from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.records import Call, Program, Run, marks
 from whence.records.marks import Mark
-from whence.records.program import GRADIENTS
+from whence.records.program import GRADIENTS, OPTIMIZER_STEP
 
 _ORDERED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
@@ -199,7 +199,8 @@ def _is_from_elsewhere(run: Run, recording: Recording) -> bool:
 
 def _other_pieces(call: Call, program: Program) -> str:
     """Why a call may round otherwise than its program in one piece: it was compiled (which fuses),
-    joined from several calls, ran on other kernels, or is a backward pass. "" where it may not.
+    joined from several calls, ran on other kernels, is a backward pass, or a step of an optimizer.
+    "" where it may not.
     """
     if marks.has_mark(program, Mark.TRANSLATED):
         return marks.mark(Mark.TRANSLATED, marks.mark_value(program, Mark.TRANSLATED))
@@ -207,6 +208,8 @@ def _other_pieces(call: Call, program: Program) -> str:
         return marks.mark(Mark.JOINED, "several calls")
     if program.operations and program.operations[-1].name == GRADIENTS:
         return "a backward pass, which may add its gradients in another order"
+    if program.operations and program.operations[-1].name == OPTIMIZER_STEP:
+        return "a step of an optimizer, whose fused kernels round in other places"
     return "recorded from compiled code" if marks.is_hidden_by_compiler(call) else ""
 
 
