@@ -4,6 +4,7 @@ docs/format.md.
 
 from __future__ import annotations
 
+from whence.store.announced import announce
 from whence.store.discard import discard, reasons
 from whence.store.external import Candidates, find_external
 from whence.store.folder import FORMAT, ProcessInfo, create, is_run, update_info
@@ -28,6 +29,7 @@ __all__ = [
     "SetAside",
     "StoredRun",
     "Writer",
+    "announce",
     "create",
     "discard",
     "find_external",
