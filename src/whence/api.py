@@ -42,7 +42,7 @@ from whence.workflows.nans import nans
 from whence.workflows.operator_tests.generate import diff_results, generate_tests
 from whence.workflows.operator_tests.operators import chosen_operators, signatures
 from whence.workflows.pack import is_packed, pack, relocate, unpack
-from whence.workflows.page.write import page, plots, report_html
+from whence.workflows.page.write import page, page_beside, plots, report_html
 from whence.workflows.probe.narrow import narrow
 from whence.workflows.probe.probe import attach_probe, probe, probe_command
 from whence.workflows.query import comparison_tables, query, to_parquet
@@ -121,6 +121,7 @@ __all__ = [
     "opened_dump",
     "pack",
     "page",
+    "page_beside",
     "parity",
     "planted",
     "plots",

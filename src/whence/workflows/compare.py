@@ -105,11 +105,11 @@ def compare(
         )
     _check_again(reference, again)
     declared = load_policy(policy) if isinstance(policy, (str, os.PathLike)) else policy
-    folder = Path(output) if output is not None else None
+    place = os.fspath(output) if output is not None else None
     chosen = Workers(engine, workers, address, resume)
-    chosen.check(folder)
-    if folder is not None:
-        check_output(folder, force, resume=resume)
+    chosen.check(place)
+    if place is not None:
+        check_output(place, force, resume=resume)
     if html is not None and Path(html).exists() and not force:
         raise OutputExists(f"{os.fspath(html)} exists; --force replaces it, or choose another page")
     runs = _both_opened(reference, target)
@@ -134,7 +134,7 @@ def compare(
     }
     with (
         notebook_progress.counting(progress) as count,
-        started(chosen, folder, (a, b), about) as engine_of_tasks,
+        started(chosen, place, (a, b), about) as engine_of_tasks,
     ):
         options = CompareOptions(
             replay=replay,
@@ -168,12 +168,12 @@ def compare(
             "model": model,
         }
         result = msgspec.structs.replace(result, asked=_plain(arguments))
-        if folder is not None:
-            write(result, folder)
+        if place is not None:
+            write(result, place)
     if html is not None:
         from whence.workflows.page.write import report_html
 
-        report_html(folder if folder is not None else result, html, force=force, runs=runs)
+        report_html(place if place is not None else result, html, force=force, runs=runs)
     return result
 
 
