@@ -14,7 +14,9 @@ import numpy as np
 from whence.errors import UsageError, WhenceError
 
 if TYPE_CHECKING:
+    from whence.records import Run
     from whence.store import Dropping, Packed, StoredRun
+    from whence.store.packed_reference import PackingState
 
 Column = np.ndarray[Any, np.dtype[Any]]
 _KEY = ("rank", "root", "phase", "scope", "op", "step", "micro", "occurrence")
@@ -66,6 +68,15 @@ def is_packed(run: str | os.PathLike[str]) -> bool:
     from whence import store
 
     return store.is_packed(os.fspath(run))
+
+
+def packing_state(run: Run) -> PackingState | None:
+    """How a run is packed, against what, and whether that was found; None where it is not packed.
+    Raises UnreadableRun.
+    """
+    from whence import store
+
+    return store.packing_state(run) if isinstance(run, store.StoredRun) else None
 
 
 def relocate(packed: str | os.PathLike[str], reference: str | os.PathLike[str]) -> None:
