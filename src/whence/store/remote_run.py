@@ -90,15 +90,15 @@ def mirror(url: str) -> Mirror:
     """
     place, path = Place(url), Path(tempfile.mkdtemp(prefix="whence-remote-"))
     try:
-        made = Mirror(path, Mirrored(place.url, _copy(place, path)))
+        mirrored = Mirror(path, Mirrored(place.url, _copy(place, path)))
     except Failed as error:
         shutil.rmtree(path, ignore_errors=True)
         raise UnreadableRun(str(error)) from error
     except UnreadableRun:
         shutil.rmtree(path, ignore_errors=True)
         raise
-    weakref.finalize(made, shutil.rmtree, str(path), ignore_errors=True)
-    return made
+    weakref.finalize(mirrored, shutil.rmtree, str(path), ignore_errors=True)
+    return mirrored
 
 
 def _copy(place: Place, path: Path) -> dict[str, dict[str, int]]:

@@ -212,11 +212,11 @@ def _differing_calls(run: StoredRun, reference: StoredRun, partners: Column) -> 
     dtypes, other_dtypes = run.column("dtype"), reference.column("dtype")
     has = partners >= 0
     equal = np.zeros(partners.size, bool)
-    mine, theirs = np.flatnonzero(has), partners[has]
-    equal[mine] = (
-        (hashes[mine] == others[theirs]).all(axis=1)
-        & hashes[mine].any(axis=1)
-        & (dtypes[mine] == other_dtypes[theirs])
+    paired, partner_of = np.flatnonzero(has), partners[has]
+    equal[paired] = (
+        (hashes[paired] == others[partner_of]).all(axis=1)
+        & hashes[paired].any(axis=1)
+        & (dtypes[paired] == other_dtypes[partner_of])
     )
     differing = np.zeros(len(run.calls), bool)
     np.logical_or.at(differing, run.column("ref_call"), ~equal[run.column("ref_record")])
