@@ -187,7 +187,9 @@ FOLDERS = {
         {"opening"},
     ],
     "workflows": [
-        {"upload", "saved", "latest", "notebook_progress", "range_measuring", "stop_writers"},
+        {"upload", "latest", "notebook_progress", "range_measuring", "stop_writers"},
+        {"saved_at_url"},
+        {"saved"},
         {"saved_rows"},
         {
             "capture",

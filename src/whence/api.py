@@ -41,8 +41,8 @@ from whence.workflows.msit_report import cmp_report
 from whence.workflows.nans import nans
 from whence.workflows.operator_tests.generate import diff_results, generate_tests
 from whence.workflows.operator_tests.operators import chosen_operators, signatures
-from whence.workflows.pack import is_packed, pack, relocate, unpack
-from whence.workflows.page.write import page, plots, report_html
+from whence.workflows.pack import is_packed, pack, packing_state, relocate, unpack
+from whence.workflows.page.write import page, page_beside, plots, report_html
 from whence.workflows.probe.narrow import narrow
 from whence.workflows.probe.probe import attach_probe, probe, probe_command
 from whence.workflows.query import comparison_tables, query, to_parquet
@@ -120,7 +120,9 @@ __all__ = [
     "open_to_show",
     "opened_dump",
     "pack",
+    "packing_state",
     "page",
+    "page_beside",
     "parity",
     "planted",
     "plots",

@@ -65,8 +65,10 @@ def test_a_url_is_refused_where_a_folder_is_wanted(tmp_path, bucket):
     with pytest.raises(UsageError, match="whence upload"), whence.recording(f"{bucket}/run"):
         pass
     local = written(tmp_path / "run", tensors=1)
+    with pytest.raises(UsageError, match="file of this machine"):
+        whence.report_html(whence.compare(str(local), str(local)), f"{bucket}/page.html")
     with pytest.raises(UsageError, match="folder of this machine"):
-        whence.compare(str(local), str(local), output=f"{bucket}/cmp")
+        next(iter(whence.watch(str(local), str(local), output=f"{bucket}/cmp")))
     with pytest.raises(UsageError, match="copy it here"):
         api.pack(f"{bucket}/run")
     for path in (tmp_path / "a:b", "a:/b", "/x/y:/z", None):

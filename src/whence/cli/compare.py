@@ -63,7 +63,8 @@ _RARE = "--tier --occurrences --sample --budget --workers --address"
     "--output",
     metavar="CMP",
     type=click.Path(),
-    help="Folder for summary.json, report.csv and report.json.  [default: nothing is written]",
+    help="Folder for summary.json, report.csv and report.json, or its URL in an object store.  "
+    "[default: nothing is written]",
 )
 @_options.REPLACE_COMPARISON
 @_answers.options("text")
@@ -230,7 +231,7 @@ def command(
     if values["view"] and output is None:
         raise click.UsageError("--view writes CMP/NAME.csv; name the folder with -o CMP")
     if output is not None:
-        api.check_output(Path(output), force, resume=values["resume"])
+        api.check_output(output, force, resume=values["resume"])
     _files.check(values["html"], force)
     how = {name: values[name] for name in _PASSED_ON}
     how |= {"replay": not values["no_replay"], "mapping": values["chart"]}
@@ -283,7 +284,7 @@ def _write(result: Comparison, output: str | None, form: str, *, is_written: boo
 
     if output is not None:
         if not is_written:
-            api.write(result, Path(output))
+            api.write(result, output)
         click.echo(written_to(result, output), err=form != "text")
 
 
@@ -334,7 +335,7 @@ def _watched(
             if output is not None:
                 # said behind the last answer, where it still is so
                 with contextlib.suppress(WhenceError):
-                    api.write(result, Path(output))
+                    api.write(result, output)
             previous = result
     finally:
         close()

@@ -19,7 +19,6 @@ Exit code: 0 when it was written, 3 when there is no such comparison.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -103,8 +102,7 @@ def command(
         _answers.put(_answers.said(result, form or "github", annotations) if answers else "")
         _answers.junit(result, junit)
     elif plots is None and output is None and parquet is None:
-        place = Path(chosen) if isinstance(chosen, str) else Path()
-        output = str(place / "report.html" if place.is_dir() else place.with_suffix(".html"))
+        output = str(api.page_beside(chosen))
     count, close = _progress.bar()
     how: dict[str, Any] = {
         "details": details,

@@ -84,6 +84,7 @@ def command(
             f"one tensor is shown as text or json; for --format {form} use --name {name}"
         )
     from whence import api
+    from whence.report.pack import state as packed_state
     from whence.report.run import Choice, other_meaning
 
     numbers = tuple(part.strip() for part in (ids or "").split(",") if part.strip())
@@ -92,6 +93,8 @@ def command(
     choice = Choice(pattern, numbers, step)
     if name and (sentence := other_meaning(run, name, choice)):
         click.echo(f"whence: {sentence}", err=True)
+    if packing := api.packing_state(run):
+        click.echo(f"whence: {packed_state(packing)}", err=True)
     lines = _lines(
         run,
         choice,

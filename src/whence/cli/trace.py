@@ -44,6 +44,8 @@ def command(comparison: str, tensor: str, form: str) -> int:
 
 
 def _is_path(word: str) -> bool:
-    """Is a word a path, or meant as one, and no tensor (which may have / in its name too)?"""
+    """Is a word a path or a URL, or meant as one, and no tensor (which may have / in its name
+    too)?
+    """
     place = Path(word)
-    return place.exists() or (place.parent != Path() and place.parent.exists())
+    return "://" in word or place.exists() or (place.parent != Path() and place.parent.exists())

@@ -20,6 +20,33 @@ class Packed(Protocol):
     def dropped(self) -> int: ...
 
 
+class State(Protocol):
+    """How a run is packed (`store.PackingState`)."""
+
+    @property
+    def reference(self) -> str: ...
+    @property
+    def found(self) -> str: ...
+    @property
+    def problem(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def packed_nbytes(self) -> int: ...
+    @property
+    def kept(self) -> str: ...
+
+
+def state(packing: State) -> str:
+    """That a run is packed: against what, how much it takes, and what it needs to be read."""
+    sizes = f"tensors take {size(packing.packed_nbytes)} in place of {size(packing.nbytes)}"
+    kept = f"; {clean(packing.kept)}" if packing.kept else ""
+    if packing.problem:
+        return f"this run is packed: {sizes}{kept}. {clean(packing.problem)}"
+    against = f" against {clean(packing.found)}" if packing.found else ", each tensor alone"
+    return f"this run is packed{against}: {sizes}{kept}"
+
+
 def relocated(run: str, reference: str) -> str:
     """Where the reference of a packed run lies now."""
     return f"{clean(run)}: its reference lies at {clean(reference)}"

@@ -4,11 +4,12 @@ docs/format.md.
 
 from __future__ import annotations
 
+from whence.store.announced import announce
 from whence.store.discard import discard, reasons
 from whence.store.external import Candidates, find_external
 from whence.store.folder import FORMAT, ProcessInfo, create, is_run, update_info
 from whence.store.mistaken import what_instead
-from whence.store.pack import Dropping, Packed, is_packed, pack, relocate, unpack
+from whence.store.pack import Dropping, Packed, is_packed, pack, packing_state, relocate, unpack
 from whence.store.reader import StoredRun, open_run
 from whence.store.recover import Recovered, is_written, recover
 from whence.store.remote import is_url, refuse_url
@@ -28,6 +29,7 @@ __all__ = [
     "SetAside",
     "StoredRun",
     "Writer",
+    "announce",
     "create",
     "discard",
     "find_external",
@@ -37,6 +39,7 @@ __all__ = [
     "is_written",
     "open_run",
     "pack",
+    "packing_state",
     "reasons",
     "recover",
     "refuse_url",

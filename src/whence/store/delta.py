@@ -94,12 +94,12 @@ def decode_frame(frame: Bytes, nbytes: int) -> Bytes:
         )
     if nbytes > MOST_RATIO * frame.size:
         raise ValueError(f"{frame.size} bytes claim to make {nbytes}")
-    made = np.empty(nbytes, np.uint8)
+    decoded = np.empty(nbytes, np.uint8)
     try:
-        blosc().decompress(frame[:takes].tobytes(), made)
+        blosc().decompress(frame[:takes].tobytes(), decoded)
     except RuntimeError as error:
         raise ValueError(f"a chunk cannot be decompressed: {error}") from error
-    return made
+    return decoded
 
 
 def add_steps(steps: Bytes, base: Bytes, width: int) -> Bytes:

@@ -27,6 +27,7 @@ from whence.store.packed_layout import Shards, as_they_are, closed_up
 from whence.store.packed_reference import (
     PackedReference,
     Packing,
+    PackingState,
     ReferenceIdentity,
     difference,
     identify,
@@ -37,6 +38,7 @@ from whence.store.packed_shard import Base, PackedShard, Piece, packed_name, wri
 from whence.store.process_reader import ProcessReader
 from whence.store.reader import StoredRun
 from whence.store.recover import is_written
+from whence.store.remote_run import mirror_of
 from whence.store.shards import Bytes, map_file
 
 Tell = Callable[[int, int, str], None]
@@ -68,6 +70,33 @@ class Dropping(NamedTuple):
 def is_packed(path: str | Path) -> bool:
     """Whether the run at `path` is packed."""
     return (Path(path) / PACKED).exists()
+
+
+def packing_state(run: StoredRun) -> PackingState | None:
+    """How an opened run is packed; None where it is not. Raises UnreadableRun where what it says of
+    that is damaged.
+    """
+    folder = run.readers[0].folder.parent
+    packing = load_packing(folder)
+    if packing is None:
+        return None
+    mirror = mirror_of(folder)
+    sizes = (
+        [n for files in mirror.described.files.values() for n in files.values()]
+        if mirror is not None
+        else [f.stat().st_size for p in process_folders(folder) for f in p.glob("shard-*.packed")]
+    )
+    place, problem = None, ""
+    if packing.reference is not None:
+        place, problem = PackedReference(folder).found()
+    return PackingState(
+        packing.reference.path if packing.reference is not None else "",
+        str(place) if place is not None else "",
+        problem.replace(str(folder), run.path),
+        packing.nbytes,
+        sum(sizes),
+        packing.kept,
+    )
 
 
 def refuse_packed(path: Path, what: str) -> None:

@@ -56,6 +56,20 @@ class Packing(msgspec.Struct, frozen=True):
     format: int = FORMAT
 
 
+class PackingState(msgspec.Struct, frozen=True):
+    """How a run is packed, and whether it can be read. reference: the path that it says, "" where
+    tensors are compressed alone. found: where that run was found, "" for nowhere. problem: why not,
+    and what to do. nbytes, packed_nbytes: of its shards before and now. kept: as `Packing`.
+    """
+
+    reference: str
+    found: str
+    problem: str
+    nbytes: int
+    packed_nbytes: int
+    kept: str
+
+
 def load_packing(run: Path) -> Packing | None:
     """How a run is packed; None where it is not. Raises UnreadableRun."""
     file = run / PACKED
@@ -119,6 +133,12 @@ class PackedReference:
         self._folders: list[Path] | None = None
         self._problem = ""
         self._shards: dict[tuple[int, int], Shard] = {}
+
+    def found(self) -> tuple[Path | None, str]:
+        """Where the reference lies; None, and where it was looked for, if it was not found."""
+        if self._folders is None and not self._problem:
+            self._find()
+        return (self._folders[0].parent if self._folders else None), self._problem
 
     def piece(self, base: Base, nbytes: int) -> Bytes:
         """So many bytes of a shard of the reference. Raises ElementsMissing, saying where the

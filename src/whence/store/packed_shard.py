@@ -107,16 +107,16 @@ def write_packed(
         _, head_frames = encode(head, 1, None)
         columns["sizes"] = [data_bytes, head.size]
         spool.flush()
-        made = {
+        file_columns = {
             name: whole_column(_array(name, values))
             for name, values in columns.items()
             if name not in ("head", "data")
         }
-        made["head"] = whole_column(np.concatenate(head_frames))
-        made["data"] = Column(
+        file_columns["head"] = whole_column(np.concatenate(head_frames))
+        file_columns["data"] = Column(
             np.dtype("|u1"), (columns["chunk_at"][-1],), _parts_of(spool, columns["chunk_at"][-1])
         )
-        save(path, made, {"format": str(FORMAT)})
+        save(path, file_columns, {"format": str(FORMAT)})
 
 
 _WITH_BASE = (Codec.DELTA, Codec.SAME)

@@ -4,8 +4,10 @@ connection is cut, and then told in a sentence.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from whence import extras
@@ -13,8 +15,9 @@ from whence.errors import MissingDependency, UnreadableRun, UsageError
 
 T = TypeVar("T")
 TRIES = 4
+AT_ONCE = 16  # small requests that wait side by side
 FIRST_WAIT_S = 0.2
-_FINAL = (FileNotFoundError, PermissionError, NotImplementedError, IsADirectoryError)
+_FINAL = (PermissionError, NotImplementedError, IsADirectoryError)
 
 
 def is_url(path: object) -> bool:
@@ -33,6 +36,10 @@ def refuse_url(path: object, what: str) -> None:
 
 class Failed(Exception):
     """A request failed for good. `str` says what was tried, and how often."""
+
+
+class Absent(Failed):
+    """There is no such file."""
 
 
 class Place:
@@ -64,15 +71,28 @@ class Place:
             return found
 
         out: dict[str, int | None] = {}
+        without_size: list[str] = []  # a page of links says none
         for entry in self._tried(listed, f"list {self.url}/{below}"):
             name = str(entry["name"]).rstrip("/").rpartition("/")[2]
             if not name or name in (".", "..") or "?" in name:
                 continue
             is_folder, size = entry["type"] == "directory", entry.get("size")
-            if not is_folder and size is None:  # a page of links says no sizes
-                size = self.size(f"{below}/{name}" if below else name)
+            if not is_folder and size is None:
+                without_size.append(name)
             out[name] = None if is_folder else int(size or 0)
-        return out
+        sizes = self.together(
+            [functools.partial(self.size, _joined(below, name)) for name in without_size]
+        )
+        return out | dict(zip(without_size, sizes, strict=True))
+
+    def together(self, requests: Sequence[Callable[[], T]]) -> list[T]:
+        """Answers of requests that wait for the store side by side. Raises what one of them
+        raises.
+        """
+        if len(requests) < 2:
+            return [request() for request in requests]
+        with ThreadPoolExecutor(min(AT_ONCE, len(requests))) as threads:
+            return list(threads.map(lambda request: request(), requests))
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
         """A file, or bytes [start, stop) of it, in one request. Raises Failed."""
@@ -127,6 +147,8 @@ class Place:
         for attempt in range(TRIES):
             try:
                 return work()
+            except FileNotFoundError as error:
+                raise Absent(f"cannot {what}: it is not there ({_words(error)})") from error
             except _FINAL as error:
                 raise Failed(f"cannot {what}: {_words(error)}") from error
             except Exception as error:  # each kind of store has errors of its own for a cut line
@@ -139,8 +161,9 @@ class Place:
         raise AssertionError("unreachable")
 
 
+def _joined(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
 def _words(error: Exception) -> str:
-    text = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-    if isinstance(error, FileNotFoundError):
-        return f"it is not there ({text})"
-    return text
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -8,6 +8,7 @@ import functools
 import shutil
 import tempfile
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -15,12 +16,12 @@ import msgspec
 from whence import disk
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.store.folder import INDEX, JOURNAL, PROCESS, PROCESS_FOLDER, RUN, STATUS
-from whence.store.remote import Failed, Place
-from whence.store.remote_shard import Blocks, RemoteShard
+from whence.store.remote import Absent, Failed, Place
+from whence.store.remote_shard import Blocks, FileRange, RemoteShard
 
 _AT_ONCE = 64 << 20
 _MOST_BESIDE = 64 << 20  # a file beside run.json that is larger is none of ours, and left there
-_OF_A_PROCESS = (PROCESS, STATUS, JOURNAL, INDEX)
+_OF_A_PROCESS = (PROCESS, JOURNAL, INDEX)
 
 
 class Mirrored(msgspec.Struct, frozen=True):
@@ -55,6 +56,10 @@ class Mirror:
         size = self.described.files.get(folder, {}).get(name)
         return RemoteShard(self._blocks, self.url, f"{folder}/{name}", size)
 
+    def announce(self, ranges: Iterable[FileRange]) -> None:
+        """As `Blocks.announce`."""
+        self._blocks.announce(ranges)
+
     def packed(self, folder: str, name: str) -> Path | None:
         """A packed shard, copied now; None where there is none. Raises ElementsMissing."""
         size = self.described.files.get(folder, {}).get(name)
@@ -85,15 +90,15 @@ def mirror(url: str) -> Mirror:
     """
     place, path = Place(url), Path(tempfile.mkdtemp(prefix="whence-remote-"))
     try:
-        made = Mirror(path, Mirrored(place.url, _copy(place, path)))
+        mirrored = Mirror(path, Mirrored(place.url, _copy(place, path)))
     except Failed as error:
         shutil.rmtree(path, ignore_errors=True)
         raise UnreadableRun(str(error)) from error
     except UnreadableRun:
         shutil.rmtree(path, ignore_errors=True)
         raise
-    weakref.finalize(made, shutil.rmtree, str(path), ignore_errors=True)
-    return made
+    weakref.finalize(mirrored, shutil.rmtree, str(path), ignore_errors=True)
+    return mirrored
 
 
 def _copy(place: Place, path: Path) -> dict[str, dict[str, int]]:
@@ -105,22 +110,36 @@ def _copy(place: Place, path: Path) -> dict[str, dict[str, int]]:
             f"no run at {place.url}: it has no {RUN} (found: {found}); a dump of another tool is "
             "copied here before it is read"
         )
+    folders = [name for name in sorted(names) if PROCESS_FOLDER.fullmatch(name)]
+    processes = place.together([functools.partial(_process, place, name) for name in folders])
     shards: dict[str, dict[str, int]] = {}
-    for name, size in sorted(names.items()):
-        if size is not None:
-            if name == RUN or size <= _MOST_BESIDE:
-                _fetch(place, name, path / name, size)
-        elif PROCESS_FOLDER.fullmatch(name):
-            (path / name).mkdir()
-            shards[name] = {}
-            # the journal first: what it speaks of was written before it
-            inner = sorted(place.names(name).items(), key=lambda item: item[0] != JOURNAL)
-            for file, nbytes in inner:
-                if nbytes is not None and file.startswith("shard-"):
-                    shards[name][file] = nbytes
-                elif nbytes is not None and file in _OF_A_PROCESS:
-                    _fetch(place, f"{name}/{file}", path / name / file, nbytes)
+    small = {
+        name: size
+        for name, size in names.items()
+        if size is not None and (name == RUN or size <= _MOST_BESIDE)
+    }
+    for folder, (status, sizes) in zip(folders, processes, strict=True):
+        (path / folder).mkdir()
+        if status is not None:
+            disk.write_file(path / folder / STATUS, [status])
+        shards[folder] = {name: n for name, n in sizes.items() if name.startswith("shard-")}
+        small |= {f"{folder}/{name}": n for name, n in sizes.items() if name in _OF_A_PROCESS}
+    place.together(
+        [functools.partial(_fetch, place, name, path / name, size) for name, size in small.items()]
+    )
     return shards
+
+
+def _process(place: Place, folder: str) -> tuple[bytes | None, dict[str, int]]:
+    """The status of a process, and the sizes of its files as they are after that: who says that it
+    ended has a journal that is whole.
+    """
+    try:
+        status = place.read(f"{folder}/{STATUS}")
+    except Absent:
+        status = None
+    sizes = {name: size for name, size in place.names(folder).items() if size is not None}
+    return status, sizes
 
 
 def _fetch(place: Place, name: str, target: Path, size: int) -> None:

@@ -1,14 +1,16 @@
-"""A shard in an object store: read by ranges, in blocks that are kept for a while. Where it is read
-from front to back, the next blocks are fetched while the last are looked at.
+"""A shard in an object store: read by ranges, in blocks that are kept for a while. What was
+announced is fetched ahead of who reads it; where nothing was, and a shard is read from front to
+back, so are the next blocks.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,9 +20,30 @@ from whence.store.shards import MAX_HEADER_BYTES, Bytes
 
 BLOCK_BYTES = 1 << 20
 KEPT_BYTES = 128 << 20
-MOST_AHEAD = 16  # blocks that one request fetches ahead
+MOST_AHEAD = 16  # blocks that are asked for ahead at once
 THREADS = 4
+MOST_OF_A_REQUEST = MOST_AHEAD // THREADS
 _FEW = 4  # tensors of a shard; who reads more of them, reads on
+Block = tuple[str, int]  # of a file, by its number
+
+
+class FileRange(NamedTuple):
+    """Bytes [start, stop) of a file of `size` bytes."""
+
+    name: str
+    size: int
+    start: int
+    stop: int
+
+
+class _Part(NamedTuple):
+    """A block, in the bytes that a request brought: where it begins there."""
+
+    brought: Bytes
+    begin: int
+
+    def block(self) -> Bytes:
+        return self.brought[self.begin : self.begin + BLOCK_BYTES]
 
 
 class Blocks:
@@ -29,44 +52,90 @@ class Blocks:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, int], Future[Bytes]] = OrderedDict()
+        self._known: OrderedDict[Block, Future[_Part]] = OrderedDict()
+        self._sizes: dict[str, int] = {}
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="whence-remote")
         self.requested: list[tuple[str, int, int]] = []
-        # Blocks asked for ahead that nobody has used yet. What is asked for ahead is paid with
-        # those that were used: of what is never looked at, half is fetched at most, and MOST_AHEAD.
-        self._unused: set[tuple[str, int]] = set()
+        # Blocks asked for ahead that nobody has used yet. What is guessed is paid with blocks that
+        # were used: of what is never looked at, half is fetched at most, and MOST_AHEAD.
+        self._unused: set[Block] = set()
         self._credit = MOST_AHEAD
+        self._announced: deque[Block] = deque()
+
+    def announce(self, ranges: Iterable[FileRange]) -> None:
+        """Say what is read next, in this order. At most twice MOST_AHEAD blocks of it are here
+        before they are used.
+        """
+        with self._lock:
+            self._unused.clear()
+            blocks: dict[Block, None] = {}
+            for name, size, start, stop in ranges:
+                self._sizes[name] = size
+                first, last = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
+                blocks.update(dict.fromkeys((name, block) for block in range(first, last)))
+            self._announced = deque(blocks)
+            self._fetch_announced()
 
     def read(self, name: str, size: int, start: int, stop: int, *, ahead: int) -> Bytes:
-        """Bytes [start, stop) of a file of `size` bytes; so many blocks behind it are asked for and
-        not waited for. Raises Failed.
+        """Bytes [start, stop) of a file of `size` bytes. Where nothing was announced, so many
+        blocks behind it are asked for and not waited for. Raises Failed.
         """
         first, last = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
-        end = -(-size // BLOCK_BYTES)
         with self._lock:
+            self._sizes[name] = size
             # kept here while they are used, however many there are
-            wanted = self._ask(name, size, first, last)
+            wanted = self._ask(name, first, last)
             for block in range(first, last):
                 if (name, block) in self._unused:
                     self._unused.discard((name, block))
                     self._credit += 2
-            if ahead and (name, last) not in self._known and self._credit > 0:
-                stop_ahead = min(end, last + min(ahead, self._credit))
-                fresh = {(name, b) for b in range(last, stop_ahead)} - self._known.keys()
-                self._ask(name, size, last, stop_ahead)
-                self._unused |= fresh
-                self._credit -= len(fresh)
-            self._forget(len(wanted) + ahead)
+            if self._announced:
+                self._fetch_announced()
+            elif ahead and (name, last) not in self._known and self._credit > 0:
+                self._guess(name, last, min(ahead, self._credit))
+            self._forget(len(wanted) + len(self._unused))
         parts = [future.result() for future in wanted]
-        whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return whole[start - first * BLOCK_BYTES : stop - first * BLOCK_BYTES]
+        brought, begin = parts[0]
+        if any(part.brought is not brought for part in parts):
+            brought, begin = np.concatenate([part.block() for part in parts]), 0
+            self._keep_together(name, first, brought)
+        begin -= first * BLOCK_BYTES
+        return brought[begin + start : begin + stop]
 
-    def _ask(self, name: str, size: int, first: int, last: int) -> list[Future[Bytes]]:
+    def _keep_together(self, name: str, first: int, joined: Bytes) -> None:
+        """Keep blocks as they were joined, so that who reads them next need not join them."""
+        with self._lock:
+            for number in range(-(-joined.size // BLOCK_BYTES)):
+                if (name, first + number) in self._known:
+                    future: Future[_Part] = Future()
+                    future.set_result(_Part(joined, number * BLOCK_BYTES))
+                    self._known[name, first + number] = future
+
+    def _guess(self, name: str, first: int, number: int) -> None:
+        stop = min(-(-self._sizes[name] // BLOCK_BYTES), first + number)
+        fresh = {(name, block) for block in range(first, stop)} - self._known.keys()
+        self._ask(name, first, stop)
+        self._unused |= fresh
+        self._credit -= len(fresh)
+
+    def _fetch_announced(self) -> None:
+        """Ask for the next of what was announced, those beside each other together."""
+        while self._announced and len(self._unused) < MOST_AHEAD:
+            fresh: list[Block] = []
+            while self._announced and len(fresh) < MOST_AHEAD:
+                block = self._announced.popleft()
+                if not self._is_known(*block):
+                    fresh.append(block)
+            self._unused.update(fresh)
+            for name, first, stop in _rows(sorted(fresh)):
+                self._ask(name, first, stop)
+
+    def _ask(self, name: str, first: int, last: int) -> list[Future[_Part]]:
         """The blocks, asked for where they are not known, those beside each other together."""
         missing: list[int] = []
         for block in [*range(first, last), -1]:
             if missing and (block != missing[-1] + 1 or (name, block) in self._known):
-                self._request(name, size, missing)
+                self._request(name, missing)
                 missing = []
             if block >= 0 and not self._is_known(name, block):
                 missing.append(block)
@@ -84,20 +153,20 @@ class Blocks:
             return False
         return future is not None
 
-    def _request(self, name: str, size: int, blocks: list[int]) -> None:
+    def _request(self, name: str, blocks: list[int]) -> None:
         # As many requests at once as there are threads: one stream rarely fills a line.
-        share = max(MOST_AHEAD // THREADS, -(-len(blocks) // THREADS))
+        share = max(MOST_OF_A_REQUEST, -(-len(blocks) // THREADS))
         for at in range(0, len(blocks), share):
             part = blocks[at : at + share]
             start = part[0] * BLOCK_BYTES
-            stop = min(size, (part[-1] + 1) * BLOCK_BYTES)
+            stop = min(self._sizes[name], (part[-1] + 1) * BLOCK_BYTES)
             self.requested.append((name, start, stop))
-            futures: list[Future[Bytes]] = [Future() for _ in part]
+            futures: list[Future[_Part]] = [Future() for _ in part]
             for block, future in zip(part, futures, strict=True):
                 self._known[name, block] = future
             self._threads.submit(self._fetch, name, start, stop, futures)
 
-    def _fetch(self, name: str, start: int, stop: int, futures: list[Future[Bytes]]) -> None:
+    def _fetch(self, name: str, start: int, stop: int, futures: list[Future[_Part]]) -> None:
         try:
             data = np.frombuffer(self._place.read(name, start, stop), np.uint8)
             if data.size != stop - start:
@@ -110,7 +179,7 @@ class Blocks:
                 future.set_exception(error)
             return
         for number, future in enumerate(futures):
-            future.set_result(data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
+            future.set_result(_Part(data, number * BLOCK_BYTES))
 
     def _forget(self, used: int) -> None:
         while len(self._known) > max(KEPT_BYTES // BLOCK_BYTES, used):
@@ -120,6 +189,17 @@ class Blocks:
         """Nothing: what is kept has a limit, and no file stands behind it that would give it
         back.
         """
+
+
+def _rows(blocks: list[Block]) -> list[tuple[str, int, int]]:
+    """(file, first block, behind the last) of blocks in rising order that lie beside each other."""
+    rows: list[tuple[str, int, int]] = []
+    for name, block in blocks:
+        if rows and rows[-1][0] == name and rows[-1][2] == block:
+            rows[-1] = name, rows[-1][1], block + 1
+        else:
+            rows.append((name, block, block + 1))
+    return rows
 
 
 class RemoteShard:
@@ -135,13 +215,7 @@ class RemoteShard:
 
     def data(self, offset: int, nbytes: int) -> Bytes:
         """As `Shard.data`: read-only bytes. Raises ElementsMissing with what was wanted."""
-        size, data_at = self._opened()
-        start, stop = data_at + offset, data_at + offset + nbytes
-        if offset < 0 or nbytes < 0 or stop > size:
-            raise ElementsMissing(
-                f"{self._url}/{self._name}: wanted bytes {start} to {stop}, the file has {size}; "
-                "it was cut off: upload the run again"
-            )
+        _, _, start, stop = self.range(offset, nbytes)
         if not nbytes:
             return np.empty(0, np.uint8)
         found = self._read(start, stop)
@@ -149,6 +223,19 @@ class RemoteShard:
             found = found.copy()  # as elements are in memory
         found.flags.writeable = False
         return found
+
+    def range(self, offset: int, nbytes: int) -> FileRange:
+        """Where bytes of the data area lie in the file. Raises ElementsMissing with what was
+        wanted.
+        """
+        size, data_at = self._opened()
+        start, stop = data_at + offset, data_at + offset + nbytes
+        if offset < 0 or nbytes < 0 or stop > size:
+            raise ElementsMissing(
+                f"{self._url}/{self._name}: wanted bytes {start} to {stop}, the file has {size}; "
+                "it was cut off: upload the run again"
+            )
+        return FileRange(self._name, size, start, stop)
 
     def require(self, stop: int) -> None:
         """Raise ElementsMissing where the data area ends before `stop`, or cannot be read."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,14 +105,14 @@ def compare(
         )
     _check_again(reference, again)
     declared = load_policy(policy) if isinstance(policy, (str, os.PathLike)) else policy
-    folder = Path(output) if output is not None else None
+    place = os.fspath(output) if output is not None else None
     chosen = Workers(engine, workers, address, resume)
-    chosen.check(folder)
-    if folder is not None:
-        check_output(folder, force, resume=resume)
+    chosen.check(place)
+    if place is not None:
+        check_output(place, force, resume=resume)
     if html is not None and Path(html).exists() and not force:
         raise OutputExists(f"{os.fspath(html)} exists; --force replaces it, or choose another page")
-    runs = _opened(reference, "<reference arrays>"), _opened(target, "<target arrays>")
+    runs = _both_opened(reference, target)
     third_run = _opened(third) if third is not None else None
     a, b, program_files = programs.apply_programs(*runs, programs.open_programs(program, _opened))
     a, b = partial_prints.alike(*program_flow.with_agreeing_inputs(a, b))
@@ -132,7 +134,7 @@ def compare(
     }
     with (
         notebook_progress.counting(progress) as count,
-        started(chosen, folder, (a, b), about) as engine_of_tasks,
+        started(chosen, place, (a, b), about) as engine_of_tasks,
     ):
         options = CompareOptions(
             replay=replay,
@@ -166,12 +168,12 @@ def compare(
             "model": model,
         }
         result = msgspec.structs.replace(result, asked=_plain(arguments))
-        if folder is not None:
-            write(result, folder)
+        if place is not None:
+            write(result, place)
     if html is not None:
         from whence.workflows.page.write import report_html
 
-        report_html(folder if folder is not None else result, html, force=force, runs=runs)
+        report_html(place if place is not None else result, html, force=force, runs=runs)
     return result
 
 
@@ -190,6 +192,21 @@ def _check(
         raise UsageError(f"budget {budget}: seconds, 0 or more")
     if unknown := [name for name in view_names if name not in views()]:
         raise UsageError(f"view {unknown[0]!r}: {', '.join(views())}")
+
+
+def _both_opened(reference: Any, target: Any) -> tuple[Run, Run]:
+    """Both runs; where one lies in an object store, side by side."""
+    from whence import store
+
+    works = (
+        functools.partial(_opened, reference, "<reference arrays>"),
+        functools.partial(_opened, target, "<target arrays>"),
+    )
+    if not any(isinstance(run, str) and store.is_url(run) for run in (reference, target)):
+        return works[0](), works[1]()
+    with ThreadPoolExecutor(2) as threads:
+        first, second = [threads.submit(work) for work in works]
+        return first.result(), second.result()
 
 
 def _opened(run: str | os.PathLike[str] | Run | Mapping[str, Any], words: str = "<arrays>") -> Run:

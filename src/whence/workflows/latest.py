@@ -28,6 +28,13 @@ _MOST_HEAD = 1 << 16
 _MOST_ROWS = 1_000_000  # of a comparison that is kept without being asked to: some 300 MB
 
 
+def _place(output: str | os.PathLike[str]) -> str:
+    """Where a comparison lies, as it is found from any folder."""
+    from whence.store import is_url
+
+    return os.fspath(output) if is_url(output) else str(Path(output).resolve())
+
+
 def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None) -> str:
     """Keep a comparison as the last one of the working folder. output: where it was written to.
     Returns "", or why it was not kept.
@@ -42,7 +49,7 @@ def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None
         return "no cache folder can be written"
     head = orjson.dumps(
         {
-            "folder": str(Path(output).resolve()) if output is not None else None,
+            "folder": _place(output) if output is not None else None,
             "status": result.status,
             "reference": result.reference,
             "target": result.target,

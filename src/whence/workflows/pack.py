@@ -14,7 +14,9 @@ import numpy as np
 from whence.errors import UsageError, WhenceError
 
 if TYPE_CHECKING:
+    from whence.records import Run
     from whence.store import Dropping, Packed, StoredRun
+    from whence.store.packed_reference import PackingState
 
 Column = np.ndarray[Any, np.dtype[Any]]
 _KEY = ("rank", "root", "phase", "scope", "op", "step", "micro", "occurrence")
@@ -66,6 +68,15 @@ def is_packed(run: str | os.PathLike[str]) -> bool:
     from whence import store
 
     return store.is_packed(os.fspath(run))
+
+
+def packing_state(run: Run) -> PackingState | None:
+    """How a run is packed, against what, and whether that was found; None where it is not packed.
+    Raises UnreadableRun.
+    """
+    from whence import store
+
+    return store.packing_state(run) if isinstance(run, store.StoredRun) else None
 
 
 def relocate(packed: str | os.PathLike[str], reference: str | os.PathLike[str]) -> None:
@@ -201,11 +212,11 @@ def _differing_calls(run: StoredRun, reference: StoredRun, partners: Column) -> 
     dtypes, other_dtypes = run.column("dtype"), reference.column("dtype")
     has = partners >= 0
     equal = np.zeros(partners.size, bool)
-    mine, theirs = np.flatnonzero(has), partners[has]
-    equal[mine] = (
-        (hashes[mine] == others[theirs]).all(axis=1)
-        & hashes[mine].any(axis=1)
-        & (dtypes[mine] == other_dtypes[theirs])
+    paired, partner_of = np.flatnonzero(has), partners[has]
+    equal[paired] = (
+        (hashes[paired] == others[partner_of]).all(axis=1)
+        & hashes[paired].any(axis=1)
+        & (dtypes[paired] == other_dtypes[partner_of])
     )
     differing = np.zeros(len(run.calls), bool)
     np.logical_or.at(differing, run.column("ref_call"), ~equal[run.column("ref_record")])

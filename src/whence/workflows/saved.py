@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -54,13 +55,20 @@ UNFINISHED = "unfinished.journal"
 """In the folder of a comparison: what its workers finished, until it is done."""
 
 
-def check_output(folder: Path, force: bool, *, resume: bool = False) -> None:
-    """Raise OutputExists when a comparison cannot go into this folder; called before anything is
-    computed. resume: what a comparison left there that was not finished may be gone on with.
+def check_output(output: str | Path, force: bool, *, resume: bool = False) -> None:
+    """Raise OutputExists when a comparison cannot go into this folder, or to this URL; called
+    before anything is computed. resume: what a comparison left there that was not finished may be
+    gone on with.
     """
     from whence import store
 
-    store.refuse_url(folder, "a comparison is written to a folder of this machine")
+    if isinstance(output, str) and store.is_url(output):
+        from whence.workflows.saved_at_url import check_output_at
+
+        check_output_at(output, force=force, resume=resume)
+        return
+    folder = Path(output)
+    store.refuse_url(folder, "what this command compares is written to a folder of this machine")
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -83,14 +91,27 @@ def check_output(folder: Path, force: bool, *, resume: bool = False) -> None:
         )
 
 
-def write(result: Comparison, folder: Path) -> None:
-    """Write a comparison's files. Raises StoreFailed saying which could not be written and why."""
+def write(result: Comparison, output: str | Path) -> None:
+    """Write a comparison's files into a folder, or to a URL of an object store. Raises StoreFailed
+    saying which could not be written and why.
+    """
+    from whence import store
+
+    result = result.in_folder(str(output))
+    if isinstance(output, str) and store.is_url(output):
+        from whence.workflows.saved_at_url import write_at
+
+        write_at(output, functools.partial(_write_files, result))
+    else:
+        _write_files(result, Path(output))
+
+
+def _write_files(result: Comparison, folder: Path) -> None:
     from whence.report.files import everything_json, table_csv
     from whence.report.generation import generation_csv
     from whence.report.summary import summary
     from whence.report.views import view_csv
 
-    result = result.in_folder(str(folder))
     try:
         disk.make_folders(folder)
         parts: dict[str, Iterable[str | bytes]] = {
@@ -109,10 +130,22 @@ def write(result: Comparison, folder: Path) -> None:
 
 
 def load_comparison(path: str | os.PathLike[str]) -> Comparison:
-    """A comparison written before (its folder or its report.json). Raises UnreadableRun."""
-
+    """A comparison written before (its folder or its report.json, or the URL of either). Raises
+    UnreadableRun.
+    """
+    from whence import store
     from whence.results import Comparison
 
+    if isinstance(path, str) and store.is_url(path):
+        from whence.workflows.saved_at_url import report_at
+
+        try:
+            return msgspec.json.decode(report_at(path), type=Comparison)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise UnreadableRun(
+                f"{path} holds no comparison that this whence can read: {error}; compare again: "
+                f"whence compare REF TGT -o {path} --force"
+            ) from error
     place = Path(path)
     file = place / "report.json" if place.is_dir() else place
     try:

@@ -30,8 +30,11 @@ def without_plan(path: str | os.PathLike[str]) -> Comparison:
     """A comparison written before, for its tables: its plan is empty, and its rows and verdicts are
     decoded each time they are looked at. Raises UnreadableRun.
     """
+    from whence.store import is_url
     from whence.workflows.saved import load_comparison
 
+    if is_url(os.fspath(path)):
+        return load_comparison(path)
     place = Path(path)
     file = place / "report.json" if place.is_dir() else place
     try:

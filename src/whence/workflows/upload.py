@@ -42,7 +42,7 @@ def uploaded(
     from whence import store
     from whence.store.upload import Upload, delete_spool
 
-    spool = _spool(url)
+    spool = spool_folder(url)
     upload = Upload(spool, url, force=force)
     upload.start()
     code = capture(str(spool))
@@ -60,15 +60,13 @@ def uploaded(
     return code
 
 
-def _spool(url: str) -> Path:
-    """A new folder for the run on this machine."""
+def spool_folder(url: str) -> Path:
+    """A folder of this machine for what is uploaded to a URL, not made yet. Raises StoreFailed."""
     from whence.cache_folders import folder
 
     chosen = os.environ.get(SPOOL)
     parent = Path(chosen) if chosen else folder("spool")
     if parent is None:
-        raise StoreFailed(
-            f"no folder can be written to in which {url} would be captured: set {SPOOL} to one"
-        )
+        raise StoreFailed(f"no folder can be written to for what goes to {url}: set {SPOOL} to one")
     name = url.rstrip("/").rpartition("/")[2] or "run"
     return parent / f"{name}-{os.getpid()}"

@@ -31,13 +31,13 @@ class Workers(msgspec.Struct, frozen=True):
     address: str | None = None
     resume: bool = False
 
-    def check(self, folder: Path | None) -> None:
+    def check(self, output: str | None) -> None:
         """Raise UsageError where that cannot be."""
         from whence.engines import create
         from whence.errors import UsageError
 
         create(self.engine, workers=self.workers, address=self.address)
-        if self.resume and folder is None:
+        if self.resume and output is None:
             raise UsageError("resume (--resume) needs the folder of the comparison: -o CMP")
         if self.resume and self.engine == "local":
             raise UsageError("resume (--resume) is for engine processes or ray: --engine processes")
@@ -45,7 +45,7 @@ class Workers(msgspec.Struct, frozen=True):
 
 @contextmanager
 def started(
-    chosen: Workers, folder: Path | None, runs: tuple[Run, Run], options: Mapping[str, object]
+    chosen: Workers, output: str | None, runs: tuple[Run, Run], options: Mapping[str, object]
 ) -> Iterator[Engine | None]:
     """The engine, for a block that ends with the answer written.
 
@@ -53,15 +53,17 @@ def started(
     comparison.
     """
     from whence.engines import Journal, create
+    from whence.store import is_url
 
     if chosen.engine == "local":
         yield None
         return
     journal = None
-    if folder is not None:
+    # What workers finish is kept beside the answer; a URL takes no file that grows.
+    if output is not None and not is_url(output):
         about = {"whence": __version__, "reference": _words(runs[0]), "target": _words(runs[1])}
         about |= {name: _option(value) for name, value in options.items()}
-        journal = Journal(folder / UNFINISHED, about, resume=chosen.resume)
+        journal = Journal(Path(output) / UNFINISHED, about, resume=chosen.resume)
     engine = create(chosen.engine, workers=chosen.workers, address=chosen.address, journal=journal)
     assert engine is not None
     try:

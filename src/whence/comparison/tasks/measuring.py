@@ -13,7 +13,7 @@ import msgspec
 
 from whence import _kernels, extras, metrics
 from whence.comparison.options import CompareOptions
-from whence.comparison.tasks.sources import Source, Sources, opened
+from whence.comparison.tasks.sources import Source, Sources, announce, opened
 from whence.dtypes import DTYPES, Array, DType
 from whence.engines import Engine, Outcome, Task
 from whence.errors import ElementsMissing
@@ -54,6 +54,8 @@ def perform(payload: bytes) -> bytes:
     reference, target = opened(work.reference), opened(work.target)
     results: dict[int, Measured | str] = {}
     readable: list[int] = []
+    for side, run in enumerate((reference, target)):
+        announce(run, (pair[side] for pair in work.pairs))
 
     def arrays() -> Iterator[tuple[Array, Array]]:
         for place, (a, b) in enumerate(work.pairs):
@@ -233,6 +235,8 @@ def _here(
     """Measure on threads of this process."""
     missing: dict[Key, Measured] = {}
     readable: list[Key] = []
+    for side, run in enumerate(runs):
+        announce(run, (key[side] for key in keys))
 
     def arrays() -> Iterator[tuple[Array, Array]]:
         for key in keys:

@@ -5,6 +5,7 @@ and a number in it.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -52,16 +53,39 @@ class Sources:
         """(run on disk, number in it) whose elements a tensor has unchanged; None where it was made
         from others, or lies in memory.
         """
-        run: Run = self._run
-        while isinstance(run, Over) and not isinstance(run, ForeignRun):
-            below = run.below(record)
-            if below is None:
-                return None
-            run, record = below
+        lowest = _lowest(self._run, record)
+        if lowest is None:
+            return None
+        run, record = lowest
         if id(run) not in self._known:
             self._known[id(run)] = _source(run)
         source = self._known[id(run)]
         return None if source is None else (source, record)
+
+
+def announce(run: Run, records: Iterable[int]) -> None:
+    """Say which elements are looked at next, in this order, where a store fetches them ahead."""
+    if not is_url(run.path):
+        return
+    by_run: dict[int, tuple[StoredRun, list[int]]] = {}
+    for record in records:
+        lowest = _lowest(run, record)
+        if lowest is not None and isinstance(lowest[0], StoredRun):
+            by_run.setdefault(id(lowest[0]), (lowest[0], []))[1].append(lowest[1])
+    for stored, numbers in by_run.values():
+        store.announce(stored, numbers)
+
+
+def _lowest(run: Run, record: int) -> tuple[Run, int] | None:
+    """The run, and the number in it, whose elements a tensor has unchanged; None where it was made
+    from others.
+    """
+    while isinstance(run, Over) and not isinstance(run, ForeignRun):
+        below = run.below(record)
+        if below is None:
+            return None
+        run, record = below
+    return run, record
 
 
 def _source(run: Run) -> Source | None:

@@ -19,6 +19,18 @@ if TYPE_CHECKING:
 _DETAILS = 40
 
 
+def page_beside(comparison: str | Comparison) -> Path:
+    """Where the page of a comparison goes that was not told where: into its folder, or beside its
+    file; into the working folder for one that lies in an object store or in memory.
+    """
+    from whence.store import is_url
+
+    if not isinstance(comparison, str) or is_url(comparison):
+        return Path("report.html")
+    place = Path(comparison)
+    return place / "report.html" if place.is_dir() else place.with_suffix(".html")
+
+
 def report_html(
     comparison: str | os.PathLike[str] | Comparison,
     output: str | os.PathLike[str],
@@ -39,6 +51,9 @@ def report_html(
     progress: called with (done, of, what). Raises UnreadableRun, UsageError, OutputExists,
     StoreFailed.
     """
+    from whence.store import refuse_url
+
+    refuse_url(output, "a page is written to a file of this machine")
     file = Path(output)
     if file.is_dir():
         raise OutputExists(
@@ -104,6 +119,7 @@ def page(
     import msgspec
 
     from whence.results import Comparison
+    from whence.store import is_url
     from whence.workflows.page.measure import page_of
     from whence.workflows.page.vocabulary import is_tokenizer
     from whence.workflows.saved import load_comparison
@@ -117,15 +133,17 @@ def page(
         measured = page_of(comparison, details=details, runs=runs, tokenizer=words, tell=progress)
         return msgspec.structs.replace(measured, texts=texts)
     place = Path(comparison)
+    is_far = is_url(os.fspath(comparison))
     if (
-        place.is_file()
+        not is_far
+        and place.is_file()
         and texts is None
         and (standalone_texts := _texts_or_none(place)) is not None
     ):
         return _of_texts(standalone_texts)
     measured = page_of(
-        load_comparison(place),
-        folder=os.fspath(place),
+        load_comparison(os.fspath(comparison)),
+        folder="" if is_far else os.fspath(place),
         details=details,
         runs=runs,
         tokenizer=words,
