@@ -78,9 +78,9 @@ class CallTimes:
 
 def own_stretches(
     times: CallTimes, columns: Mapping[str, Any], names: Sequence[str], given: Column
-) -> tuple[Column, Column]:
-    """(container, stretch) of every stretch that made a tensor, in the order of execution. given:
-    records that a caller chose and no operator made.
+) -> tuple[Column, Column, Column]:
+    """(container, stretch, when it ends) of every stretch that made a tensor, in the order of
+    execution. given: records that a caller chose and no operator made.
 
     A stretch made what the next child reads, or the container returns, and nobody had before: that
     was not visible, or not seen at a boundary, when the stretch ended.
@@ -103,11 +103,11 @@ def own_stretches(
         own = part.own(visible, seen)
         found.append((part.calls[own], part.ends[own], part.to_child[own]))
     made_by, ends, of_child = (np.concatenate(column) for column in zip(*found, strict=True))
-    first_at = np.unique(ends, return_index=True)[1]
+    ends, first_at = np.unique(ends, return_index=True)
     made_by, of_child = made_by[first_at].astype(np.int64), of_child[first_at].astype(bool)
     containers = np.where(of_child, times.parent[made_by], made_by)
     stretches = np.where(of_child, times.stretch[made_by], times.children[made_by])
-    return containers, stretches
+    return containers, stretches, ends
 
 
 @dataclass(frozen=True)
