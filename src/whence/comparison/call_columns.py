@@ -5,6 +5,7 @@ a special one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
@@ -16,14 +17,14 @@ from whence import judge
 from whence.comparison.options import CompareOptions
 from whence.comparison.own_tensors import CallTimes, Column, own_stretches
 from whence.records import Call, Run
-from whence.records.slots import is_input, is_written
+from whence.records.slots import is_input, is_written, slot_kind
 from whence.results import CallPair, Evidence, Measured, Row, SlotPair, Verdict, VerdictKind
 from whence.results.sequence import MadeOnDemand
 from whence.store import StoredRun
 from whence.store.line_digests import KINDS as CALL_KINDS
 from whence.store.line_digests import Says
 
-_RULE = "exact key"
+RULE = "exact key"
 _SAME = Measured("same", True, {"rel_l2": 0.0, "max_abs_err": 0.0})
 _SLOTS = 1 << 20  # that are looked at at once
 _GROWTH: dict[str, float | None] = {"e_in": 0.0, "e_out": 0.0, "growth": 0.0}
@@ -87,6 +88,57 @@ class CallColumns:
         self.labels = int(np.count_nonzero(is_label))
         return self.labels in (0, self.order.size)
 
+    def are_modules(self) -> bool:
+        """Is every call one of a module?"""
+        return bool((self._process.said["call_kind"] == CALL_KINDS.index("module")).all())
+
+    def have_programs(self) -> Column:
+        """Which calls have a program."""
+        has_program: Column = (self._process.said["call_says"] & Says.PROGRAM) > 0
+        return has_program
+
+    def records_of(self, some: Column) -> Column:
+        """The records of some calls."""
+        of_some = np.repeat(some, np.diff(self.columns["refs_at"]))
+        records: Column = self.columns["ref_record"][of_some]
+        return records
+
+    def forms(self, some: Column) -> tuple[Column, Column]:
+        """(first call, number) of the innermost calls of each module, among some, whose tensors are
+        of one kind, dtype and shape.
+        """
+        columns = self.columns
+        calls = np.flatnonzero(some & (self.times.children == 0))
+        starts = columns["refs_at"][calls]
+        counts = columns["refs_at"][calls + 1] - starts
+        code = counts.astype(np.int64)
+        for name in ("root", "scope", "op_type"):
+            code = _joint(code, columns[name][calls])
+        kinds = [slot_kind(name) for name in self.names]
+        of_slot = np.array([kinds.index(kind) for kind in kinds])[columns["ref_slot"]]
+        of_record = self._record_forms()
+        for place in range(int(counts.max(initial=0))):
+            has_it = counts > place
+            refs = starts[has_it] + place
+            part = np.zeros(calls.size, np.int64)
+            part[has_it] = 1 + _joint(of_slot[refs], of_record[columns["ref_record"][refs]])
+            code = _joint(code, part)
+        _, first, number = np.unique(code, return_index=True, return_counts=True)
+        in_order = np.argsort(first)
+        return calls[first[in_order]], number[in_order]
+
+    def _record_forms(self) -> Column:
+        """By record, one number for its dtype and shape."""
+        at, extents = self.columns["shape_at"], self.columns["shape"]
+        axes = np.diff(at)
+        code = _joint(self.columns["dtype"], axes)
+        for axis in range(int(axes.max(initial=0))):
+            has_it = axes > axis
+            part = np.zeros(axes.size, np.int64)
+            part[has_it] = 1 + np.unique(extents[at[:-1][has_it] + axis], return_inverse=True)[1]
+            code = _joint(code, part)
+        return code
+
     def steps(self) -> list[Call]:
         """A call of each step of each root."""
         both = np.stack([self.columns["root"], self.columns["step"]])
@@ -114,7 +166,7 @@ class CallColumns:
             part = self._part(start, stop)
             for call, slots in zip(part.calls, part.slots(), strict=True):
                 yield CallPair(
-                    call, call, _RULE, "", tuple([SlotPair(s, s, r, r) for s, r in slots])
+                    call, call, RULE, "", tuple([SlotPair(s, s, r, r) for s, r in slots])
                 )
 
         return MadeOnDemand(self.order.size, made)
@@ -130,7 +182,22 @@ class CallColumns:
             begin = start - (int(ends[first - 1]) if first else 0)
             return islice(rows, begin, begin + stop - start)
 
-        return MadeOnDemand(self.columns["ref_slot"].size, made)
+        examples = itertools.chain.from_iterable(self._row_examples(others))
+        return MadeOnDemand(self.columns["ref_slot"].size, made, list(examples))
+
+    def _row_examples(self, others: Mapping[int, Sequence[Row]]) -> Iterator[Sequence[Row]]:
+        """Rows that are measured as all others are: those of some pairs, and of one equal pair with
+        a tensor before the first of them that it may come before.
+        """
+        has_rows = np.diff(self._row_ends, prepend=0) > 0
+        equal = next((p for p in np.flatnonzero(has_rows).tolist() if p not in others), None)
+        for pair, rows in others.items():
+            if equal is not None and equal < pair:
+                yield list(self._rows_of(equal, equal + 1, {}))
+                equal = None
+            yield rows
+        if equal is not None:
+            yield list(self._rows_of(equal, equal + 1, {}))
 
     @cached_property
     def _row_ends(self) -> Column:
@@ -163,7 +230,7 @@ class CallColumns:
                 shape = tuple(extents[begin:end])
                 yield Row(
                     index, name, op_type, step, rank, occurrence, slot, slot, record, record,
-                    dtype, dtype, shape, shape, VerdictKind.IDENTICAL, _RULE, _SAME,
+                    dtype, dtype, shape, shape, VerdictKind.IDENTICAL, RULE, _SAME,
                 )  # fmt: skip
 
     def _part(self, start: int, stop: int) -> _Part:
@@ -260,6 +327,13 @@ class CallColumns:
         is_made = np.zeros(columns["dtype"].size, bool)
         is_made[columns["ref_record"][written]] = True
         return exact[~is_made[exact]]
+
+
+def _joint(first: Column, second: Column) -> Column:
+    """One number for each pair of numbers, from 0 on."""
+    pairs = first.astype(np.int64) * (int(second.max(initial=0)) + 1) + second
+    numbers: Column = np.unique(pairs, return_inverse=True)[1]
+    return numbers
 
 
 def _has_a_slot_twice(refs_at: Column, slots: Column) -> bool:

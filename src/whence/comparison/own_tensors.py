@@ -19,6 +19,7 @@ _DEEPEST = 200  # calls inside each other
 _NARROW = 1 << 27  # calls whose times are numbers of 32 bits
 _CALLS = 1 << 19  # whose tensors are looked at at once
 _STEP = 4  # of time between two events, so that others fit between
+_BEFORE = 2  # an event, in time
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,28 @@ class CallTimes:
     @cached_property
     def stretch(self) -> Column:
         """Which child of its parent each call is."""
-        by_parent = self.order[np.argsort(self.parent[self.order], kind="stable")]
+        by_parent = self._by_parent
         parents = self.parent[by_parent]
         starts = np.flatnonzero(np.diff(parents, prepend=-2))
         counts = np.diff(np.append(starts, parents.size))
         stretch = np.empty_like(self.order)
         stretch[by_parent] = np.arange(parents.size) - np.repeat(starts, counts)
         return stretch
+
+    @cached_property
+    def _by_parent(self) -> Column:
+        """The calls, children of one call together and in order."""
+        by_parent: Column = self.order[np.argsort(self.parent[self.order], kind="stable")]
+        return by_parent
+
+    def ends(self, containers: Column, stretches: Column) -> Column:
+        """When stretches of containers end: right before a child begins, or the container ends."""
+        by_parent = self._by_parent
+        starts = np.searchsorted(self.parent[by_parent], containers)
+        children = by_parent[np.minimum(starts + stretches, by_parent.size - 1)]
+        is_last = stretches >= self.children[containers]
+        ends: Column = np.where(is_last, self.end[containers], self.begin[children]) - _BEFORE
+        return ends
 
     @cached_property
     def children(self) -> Column:
@@ -140,7 +156,7 @@ class _Tensors:
         inputs, read, written = (test[slots] for test in tests)
         begin, end = times.begin[calls], times.end[calls]
         to_child = inputs & (times.parent[calls] >= 0)
-        ends = np.where(to_child, begin, end) - 2
+        ends = np.where(to_child, begin, end) - _BEFORE
         return _Tensors(
             columns["ref_record"][refs], calls, begin, end, ends,
             inputs, read, written, is_leaf[calls], to_child,

@@ -84,7 +84,8 @@ class Replayer:
 
     Needs torch; without it every call is refused with the pip command. allow: vendor namespaces
     whose operators may be run. model: the user's, for calls of the reference without a usable
-    program. The other options are those of `BothSides`.
+    program. beside: how many more calls than `paired` the comparison judges. The other options are
+    those of `BothSides`.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Replayer:
         allow: Sequence[str] = (),
         spread: Callable[[int], Array | None] = lambda _: None,
         model: Models | None = None,
+        beside: int = 0,
     ) -> None:
         self.reference = ReplaySource(reference, allow, model)
         self.target = ReplaySource(target, allow)
@@ -113,7 +115,7 @@ class Replayer:
             spread,
         )
         self._lowered = LoweredPrecision(reference, as_run)
-        self.outputs = max(len(paired), 1)
+        self.outputs = max(len(paired) + beside, 1)
         self.refused: Counter[str] = Counter()
         # By call of the target, what its programs chose: a backward pass runs the operators of the
         # forward pass once more.
