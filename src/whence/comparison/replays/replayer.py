@@ -83,9 +83,8 @@ class Replayer:
     """Figures of calls from replay.
 
     Needs torch; without it every call is refused with the pip command. allow: vendor namespaces
-    whose operators may be run. model: the user's, for calls of the reference without a usable
-    program. beside: how many more calls than `paired` the comparison judges. The other options are
-    those of `BothSides`.
+    whose operators may be run. model: the user's, for calls without a usable program. beside: how
+    many calls more than `paired` are judged. The other options are those of `BothSides`.
     """
 
     def __init__(
@@ -117,8 +116,7 @@ class Replayer:
         self._lowered = LoweredPrecision(reference, as_run)
         self.outputs = max(len(paired) + beside, 1)
         self.refused: Counter[str] = Counter()
-        # By call of the target, what its programs chose: a backward pass runs the operators of the
-        # forward pass once more.
+        # By call of the target, what programs chose: a backward pass runs the operators again.
         self._choices: defaultdict[Hashable, dict[int, Any]] = defaultdict(dict)
         self._ahead: dict[int, ReplayResult] = {}
 
