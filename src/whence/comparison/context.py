@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from whence import align, extras
 from whence.comparison.inputs.positions_masks import PositionsAndMasks
 from whence.comparison.inputs.root_inputs import RootInputs
+from whence.comparison.left_out import NONE_LEFT_OUT, LeftOut
 from whence.comparison.options import CompareOptions
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.prepare import rewritten_modules
@@ -133,8 +134,11 @@ def context_of(
     *,
     again: Sequence[Run] = (),
     third: Run | None = None,
+    left_out: LeftOut = NONE_LEFT_OUT,
 ) -> Context:
-    """Align and measure two runs. again, third: as `compare_runs` takes them."""
+    """Align and measure two runs. again, third: as `compare_runs` takes them. left_out: equal calls
+    that both runs lack.
+    """
     timing: dict[str, float] = {}
 
     def progress(number: int, of: int, words: str) -> None:
@@ -158,7 +162,7 @@ def context_of(
         finer = prepared.like_reference(third, options) if third is not None else None
         third_run = ThirdRunJudge(aligned_reference, aligned_target, finer, tell=progress)
     plan = put_together(prepared.aligned.plan, aligned_reference.calls, aligned_target.calls)
-    paired = PairedRuns(aligned_reference, aligned_target, plan, options, progress)
+    paired = PairedRuns(aligned_reference, aligned_target, plan, options, progress, left_out)
     errors = PairErrors(paired, options.policy, repeated)
     with timed(timing, "measure"):
         paired.measure()

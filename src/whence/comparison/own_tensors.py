@@ -19,6 +19,7 @@ _DEEPEST = 200  # calls inside each other
 _NARROW = 1 << 27  # calls whose times are numbers of 32 bits
 _CALLS = 1 << 19  # whose tensors are looked at at once
 _STEP = 4  # of time between two events, so that others fit between
+_BEFORE = 2  # an event, in time
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,28 @@ class CallTimes:
     @cached_property
     def stretch(self) -> Column:
         """Which child of its parent each call is."""
-        by_parent = self.order[np.argsort(self.parent[self.order], kind="stable")]
+        by_parent = self._by_parent
         parents = self.parent[by_parent]
         starts = np.flatnonzero(np.diff(parents, prepend=-2))
         counts = np.diff(np.append(starts, parents.size))
         stretch = np.empty_like(self.order)
         stretch[by_parent] = np.arange(parents.size) - np.repeat(starts, counts)
         return stretch
+
+    @cached_property
+    def _by_parent(self) -> Column:
+        """The calls, children of one call together and in order."""
+        by_parent: Column = self.order[np.argsort(self.parent[self.order], kind="stable")]
+        return by_parent
+
+    def ends(self, containers: Column, stretches: Column) -> Column:
+        """When stretches of containers end: right before a child begins, or the container ends."""
+        by_parent = self._by_parent
+        starts = np.searchsorted(self.parent[by_parent], containers)
+        children = by_parent[np.minimum(starts + stretches, by_parent.size - 1)]
+        is_last = stretches >= self.children[containers]
+        ends: Column = np.where(is_last, self.end[containers], self.begin[children]) - _BEFORE
+        return ends
 
     @cached_property
     def children(self) -> Column:
@@ -78,9 +94,9 @@ class CallTimes:
 
 def own_stretches(
     times: CallTimes, columns: Mapping[str, Any], names: Sequence[str], given: Column
-) -> tuple[Column, Column]:
-    """(container, stretch) of every stretch that made a tensor, in the order of execution. given:
-    records that a caller chose and no operator made.
+) -> tuple[Column, Column, Column]:
+    """(container, stretch, when it ends) of every stretch that made a tensor, in the order of
+    execution. given: records that a caller chose and no operator made.
 
     A stretch made what the next child reads, or the container returns, and nobody had before: that
     was not visible, or not seen at a boundary, when the stretch ended.
@@ -103,11 +119,11 @@ def own_stretches(
         own = part.own(visible, seen)
         found.append((part.calls[own], part.ends[own], part.to_child[own]))
     made_by, ends, of_child = (np.concatenate(column) for column in zip(*found, strict=True))
-    first_at = np.unique(ends, return_index=True)[1]
+    ends, first_at = np.unique(ends, return_index=True)
     made_by, of_child = made_by[first_at].astype(np.int64), of_child[first_at].astype(bool)
     containers = np.where(of_child, times.parent[made_by], made_by)
     stretches = np.where(of_child, times.stretch[made_by], times.children[made_by])
-    return containers, stretches
+    return containers, stretches, ends
 
 
 @dataclass(frozen=True)
@@ -140,7 +156,7 @@ class _Tensors:
         inputs, read, written = (test[slots] for test in tests)
         begin, end = times.begin[calls], times.end[calls]
         to_child = inputs & (times.parent[calls] >= 0)
-        ends = np.where(to_child, begin, end) - 2
+        ends = np.where(to_child, begin, end) - _BEFORE
         return _Tensors(
             columns["ref_record"][refs], calls, begin, end, ends,
             inputs, read, written, is_leaf[calls], to_child,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from whence import align, judge
+from whence.comparison.left_out import NONE_LEFT_OUT, LeftOut
 from whence.comparison.options import CompareOptions
 from whence.comparison.prepare.masks import UnifiedMasks, hide_the_same, unify_masks
 from whence.comparison.tasks import measuring
@@ -44,7 +45,8 @@ class PairedRuns:
     calls: the reference's. pair_of: call of the reference -> index of its pair. slots: of each
     pair, by slot of the reference. target: with its masks in the reference's form (`unify_masks`);
     shown: as it is. kids, target_kids: children of every call. written: records that some call of
-    the reference wrote. measured: by pair of records. stated: as `CompareOptions` has it.
+    the reference wrote. measured: by pair of records. left_out: equal calls that are not among
+    these. stated: as `CompareOptions` has it.
     """
 
     def __init__(
@@ -54,8 +56,9 @@ class PairedRuns:
         plan: Plan,
         options: CompareOptions,
         progress: Callable[[int, int, str], None],
+        left_out: LeftOut = NONE_LEFT_OUT,
     ) -> None:
-        self.reference = reference
+        self.reference, self.left_out = reference, left_out
         self._options, self.progress = options, progress
         self.stated = options.stated
         self.calls = reference.calls

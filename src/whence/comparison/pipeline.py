@@ -13,6 +13,7 @@ from whence.comparison.answer import assemble, generation
 from whence.comparison.answer.effect import effect
 from whence.comparison.answer.next_steps import next_steps
 from whence.comparison.context import Context, context_of, followed, timed
+from whence.comparison.differing_part import DifferingPart, differing_part
 from whence.comparison.options import CompareOptions
 from whence.comparison.ranks.target_alone import with_ranks
 from whence.comparison.verdicts import (
@@ -30,7 +31,7 @@ from whence.comparison.verdicts.causes.explained import explained
 from whence.comparison.verdicts.patched import declare_patched
 from whence.comparison.verdicts.ranks import RankFaults
 from whence.comparison.verdicts.source_lines import placed
-from whence.records import Run
+from whence.records import Call, Run
 from whence.records.views import CachedRun
 from whence.results import Comparison, Verdict
 from whence.store import StoredRun
@@ -123,27 +124,60 @@ def compare_runs(
     alone = not again and third is None and not not_replayed
     if alone and (equal := equal_runs.answer(reference, target, options)) is not None:
         return _taken_further(equal, reference, target)
+    part = differing_part(reference, target, options) if alone else None
+    if part is not None:
+        answer = _compared_in_part(part, reference, target, options)
+        if answer is not None:
+            return _taken_further(answer, reference, target)
     reference, target = (
         CachedRun(run) if isinstance(run, StoredRun) else run for run in (reference, target)
     )
     context = context_of(reference, target, options, again=again, third=third)
+    prepared, result = context.prepared, _answered(context, not_replayed)
+    result = _with_tokens(
+        result, context, prepared.read_reference, prepared.read_target, context.paired.calls
+    )
+    with timed(context.timing, "ranks"):
+        result = with_ranks(result, reference, target)
+    return _taken_further(result, prepared.read_reference, prepared.read_target)
+
+
+def _compared_in_part(
+    part: DifferingPart, reference: Run, target: Run, options: CompareOptions
+) -> Comparison | None:
+    """The comparison of runs whose stages look at a part of them; None where a stage would have
+    taken the whole otherwise.
+    """
+    context = context_of(part.reference, part.target, options, left_out=part.left_out)
+    if not part.fits(context):
+        return None
+    result = part.whole(_answered(context, ()))
+    if not part.columns.may_hold_tokens():
+        return msgspec.structs.replace(result, effect=effect(context.paired, context.errors))
+    read = CachedRun(reference)
+    return _with_tokens(result, context, read, CachedRun(target), read.calls)
+
+
+def _answered(context: Context, not_replayed: Sequence[str]) -> Comparison:
     with timed(context.timing, "judge"):
         verdicts = judge_regions(context)
-    result = assemble.comparison(context, verdicts, not_replayed)
+    return assemble.comparison(context, verdicts, not_replayed)
+
+
+def _with_tokens(
+    result: Comparison, context: Context, reference: Run, target: Run, calls: Sequence[Call]
+) -> Comparison:
+    """The answer with what both runs generated, and what the differences come to at the outputs.
+    calls: of the reference, which the answer speaks of.
+    """
     with timed(context.timing, "tokens"):
-        prepared = context.prepared
-        generated, unknown = generation.generated(
-            prepared.read_reference, prepared.read_target, result, context.paired.calls
-        )
-    result = msgspec.structs.replace(
+        generated, unknown = generation.generated(reference, target, result, calls)
+    return msgspec.structs.replace(
         result,
         generation=generated,
         notes=(*result.notes, *unknown),
         effect=effect(context.paired, context.errors, generated),
     )
-    with timed(context.timing, "ranks"):
-        result = with_ranks(result, reference, target)
-    return _taken_further(result, prepared.read_reference, prepared.read_target)
 
 
 def _taken_further(result: Comparison, reference: Run, target: Run) -> Comparison:

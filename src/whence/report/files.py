@@ -74,8 +74,8 @@ def table_csv(result: Comparison) -> Iterator[str]:
     """`report.csv` in parts: one line per pair of records; a cell holds a number, or is empty where
     there is none (`why` says why).
     """
-    # rows that are made on demand are measured alike
-    rows = result.rows[:1] if isinstance(result.rows, MadeOnDemand) else result.rows
+    examples = result.rows.examples if isinstance(result.rows, MadeOnDemand) else None
+    rows = result.rows if examples is None else examples
     metrics: dict[str, object] = {}
     for row in rows:
         if not row.measured.values.keys() <= metrics.keys():

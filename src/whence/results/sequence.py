@@ -16,13 +16,19 @@ _BATCH = 4096  # items that are made at once
 class MadeOnDemand(Sequence[T]):
     """A sequence whose items are made each time they are asked for; equal to a tuple of them.
 
-    made: the items from one place to another, in turn.
+    made: the items from one place to another, in turn. examples: some items, in order, of which
+    each other item is like one that comes before it; None where these are not known.
     """
 
-    __slots__ = ("_length", "_made")
+    __slots__ = ("_length", "_made", "examples")
 
-    def __init__(self, length: int, made: Callable[[int, int], Iterator[T]]) -> None:
-        self._length, self._made = length, made
+    def __init__(
+        self,
+        length: int,
+        made: Callable[[int, int], Iterator[T]],
+        examples: Sequence[T] | None = None,
+    ) -> None:
+        self._length, self._made, self.examples = length, made, examples
 
     def __len__(self) -> int:
         return self._length

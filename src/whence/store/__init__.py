@@ -13,9 +13,10 @@ from whence.store.pack import Dropping, Packed, is_packed, pack, packing_state, 
 from whence.store.reader import StoredRun, open_run
 from whence.store.recover import Recovered, is_written, recover
 from whence.store.remote import is_url, refuse_url
-from whence.store.same_lines import say_the_same
+from whence.store.same_lines import differing_tensors, say_the_same
 from whence.store.scrub import Scrubbed, scrub
 from whence.store.set_aside import SetAside
+from whence.store.some_lines import some_calls, some_records
 from whence.store.writer import Writer
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Writer",
     "announce",
     "create",
+    "differing_tensors",
     "discard",
     "find_external",
     "is_packed",
@@ -46,6 +48,8 @@ __all__ = [
     "relocate",
     "say_the_same",
     "scrub",
+    "some_calls",
+    "some_records",
     "unpack",
     "update_info",
     "what_instead",

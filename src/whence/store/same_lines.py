@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from whence.store.process_reader import ProcessReader
 from whence.store.reader import StoredRun
@@ -22,24 +23,44 @@ def say_the_same(reference: StoredRun, target: StoredRun) -> bool:
     )
 
 
+def differing_tensors(reference: StoredRun, target: StoredRun) -> npt.NDArray[np.bool_] | None:
+    """Which tensors differ in their hash, of two runs of one process each that otherwise say the
+    same as `say_the_same` has it; None where they do not.
+    """
+    (a,), (b,) = reference.readers, target.readers
+    if not _are_sound(a, b) or not _have_equal_lines(a, b) or not _have_equal_forms(a, b):
+        return None
+    differ: npt.NDArray[np.bool_] = (a.index.columns["hash"] != b.index.columns["hash"]).any(axis=1)
+    return differ
+
+
 def _say_the_same(a: ProcessReader, b: ProcessReader) -> bool:
-    if a.index.damage is not None or b.index.damage is not None:
-        return False
-    digests = a.index.columns["hash"]
-    if not np.logical_or(digests[:, 0], digests[:, 1]).all():
-        return False
     return (
-        np.array_equal(a.index.columns["line_kind"], b.index.columns["line_kind"])
-        and _have_equal_tensors(a, b)
-        and np.array_equal(a.said["line_digest"], b.said["line_digest"])
+        _are_sound(a, b)
+        and np.array_equal(a.index.columns["hash"], b.index.columns["hash"])
+        and _have_equal_forms(a, b)
+        and _have_equal_lines(a, b)
     )
 
 
-def _have_equal_tensors(a: ProcessReader, b: ProcessReader) -> bool:
+def _are_sound(*readers: ProcessReader) -> bool:
+    """Is no journal damaged, and was the hash of every tensor taken?"""
+    digests = [reader.index.columns["hash"] for reader in readers]
+    return all(reader.index.damage is None for reader in readers) and all(
+        np.logical_or(hashes[:, 0], hashes[:, 1]).all() for hashes in digests
+    )
+
+
+def _have_equal_lines(a: ProcessReader, b: ProcessReader) -> bool:
+    return np.array_equal(
+        a.index.columns["line_kind"], b.index.columns["line_kind"]
+    ) and np.array_equal(a.said["line_digest"], b.said["line_digest"])
+
+
+def _have_equal_forms(a: ProcessReader, b: ProcessReader) -> bool:
+    """Are all tensors of equal dtype and shape?"""
     columns, others = a.index.columns, b.index.columns
-    if not all(
-        np.array_equal(columns[name], others[name]) for name in ("hash", "shape", "shape_at")
-    ):
+    if not all(np.array_equal(columns[name], others[name]) for name in ("shape", "shape_at")):
         return False
     numbers = {name: number for number, name in enumerate(a.index.names)}
     as_in_a = np.array([numbers.get(name, -1) for name in b.index.names], np.int32)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import time
 from pathlib import Path
@@ -58,7 +59,8 @@ def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None
     )
     body = () if output is not None or why else everything_json(result)
     try:
-        disk.write_file(folder / _name(), [head + b"\n", *body], mode=0o600)
+        # part by part: the whole of a large one would take as much memory as its file
+        disk.write_file(folder / _name(), itertools.chain((head + b"\n",), body), mode=0o600)
     except OSError as error:
         return f"{folder}: {error.strerror or error}"
     _tidy(folder)

@@ -101,7 +101,16 @@ class CallCoverage:
         )
         if not paired.measured:  # a dump without tensors
             measured, root_ok = 0, False
-        return Coverage(len(selected), number, measured, replayed, programs, root_ok, inside)
+        beside = paired.left_out
+        return Coverage(
+            len(selected) + beside.calls,
+            number + beside.calls,
+            measured + beside.calls,
+            replayed + (beside.calls if replayer is not None else 0),
+            programs + beside.programs,
+            root_ok,
+            inside,
+        )
 
     def _whole_known(self, call: Call, handed_on: Set[int]) -> bool:
         """Were the outputs of a root that stands for a whole dump measured?

@@ -73,6 +73,7 @@ def _models(paired: PairedRuns, outputs: Sequence[_Output]) -> tuple[str, ...]:
     """Names of what was called on its own, that with the most calls inside first."""
     names = {output.call.root for output in outputs}
     calls = Counter(call.root for call in paired.calls if call.root in names)
+    calls.update({name: paired.left_out.roots.get(name, 0) for name in calls})
     return tuple(name for name, _ in calls.most_common())
 
 

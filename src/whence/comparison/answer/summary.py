@@ -44,13 +44,14 @@ def counts(paired: PairedRuns, per_call: Mapping[int, str]) -> dict[str, int]:
     """How many calls have each verdict; a root that only stands for the whole of a dump is
     none.
     """
-    return dict(
-        Counter(
-            verdict
-            for call, verdict in per_call.items()
-            if not marks.has_mark(paired.calls[call], Mark.PUT_TOGETHER)
-        )
+    numbers = Counter(
+        verdict
+        for call, verdict in per_call.items()
+        if not marks.has_mark(paired.calls[call], Mark.PUT_TOGETHER)
     )
+    if paired.left_out.identical:
+        numbers[VerdictKind.IDENTICAL] += paired.left_out.identical
+    return dict(numbers)
 
 
 def unmatched(plan: Plan) -> int:
@@ -141,7 +142,10 @@ def unmeasured_notes(
 def gaps(paired: PairedRuns, unmeasured_pairs: Mapping[tuple[int, int], str], partly: int) -> Gaps:
     """What was not compared, in words. partly: of how many tensors text shows a part."""
     return Gaps(
-        calls=(len(paired.calls), len(paired.target.calls)),
+        calls=(
+            len(paired.calls) + paired.left_out.calls,
+            len(paired.target.calls) + paired.left_out.calls,
+        ),
         tensor=_first_unmeasured(paired, unmeasured_pairs),
         output=_unmeasured_output(paired, unmeasured_pairs),
         partly=partly,

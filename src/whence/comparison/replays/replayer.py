@@ -83,8 +83,8 @@ class Replayer:
     """Figures of calls from replay.
 
     Needs torch; without it every call is refused with the pip command. allow: vendor namespaces
-    whose operators may be run. model: the user's, for calls of the reference without a usable
-    program. The other options are those of `BothSides`.
+    whose operators may be run. model: the user's, for calls without a usable program. beside: how
+    many calls more than `paired` are judged. The other options are those of `BothSides`.
     """
 
     def __init__(
@@ -98,6 +98,7 @@ class Replayer:
         allow: Sequence[str] = (),
         spread: Callable[[int], Array | None] = lambda _: None,
         model: Models | None = None,
+        beside: int = 0,
     ) -> None:
         self.reference = ReplaySource(reference, allow, model)
         self.target = ReplaySource(target, allow)
@@ -113,10 +114,9 @@ class Replayer:
             spread,
         )
         self._lowered = LoweredPrecision(reference, as_run)
-        self.outputs = max(len(paired), 1)
+        self.outputs = max(len(paired) + beside, 1)
         self.refused: Counter[str] = Counter()
-        # By call of the target, what its programs chose: a backward pass runs the operators of the
-        # forward pass once more.
+        # By call of the target, what programs chose: a backward pass runs the operators again.
         self._choices: defaultdict[Hashable, dict[int, Any]] = defaultdict(dict)
         self._ahead: dict[int, ReplayResult] = {}
 

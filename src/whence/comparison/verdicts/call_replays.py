@@ -61,6 +61,7 @@ class CallReplays:
                 allow=options.allow,
                 spread=repeated.elementwise,
                 model=options.model,
+                beside=paired.left_out.calls,
             )
         self.padded = PaddedRows(paired)
         self.formulas = Formulas(self.replayer.sides) if self.replayer is not None else None

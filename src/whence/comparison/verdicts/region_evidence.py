@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from whence import judge
 from whence.comparison.inputs.positions_masks import PositionsAndMasks
+from whence.comparison.left_out import operator_form
 from whence.comparison.paired_runs import PairedCall
 from whence.comparison.programs.program_flow import PLACED
 from whence.comparison.verdicts.pair_errors import PairErrors
@@ -17,7 +18,7 @@ from whence.comparison.verdicts.parameters import Parameters
 from whence.comparison.verdicts.unseen_inputs import UnseenInputs
 from whence.records import Call, Region, marks
 from whence.records.marks import Mark, has_mark
-from whence.records.slots import is_input, is_own_input, is_written, param_name, slot_kind
+from whence.records.slots import is_input, is_own_input, is_written, param_name
 from whence.results import SlotPair, VerdictKind
 
 _FEW_OPERATORS = 12  # of a program that is one layer and no network
@@ -182,7 +183,7 @@ class LeafEvidenceCollector:
         """How many leaves of each form gave bitwise equal results, of those that were printed or
         captured whole.
         """
-        counts: Counter[Hashable] = Counter()
+        counts = self.paired.left_out.repeats()
         for index, slots in enumerate(self.paired.slots):
             outputs = [s for s in slots.values() if is_written(s.reference_slot)]
             pair = self.paired.pair(index)
@@ -199,17 +200,7 @@ class LeafEvidenceCollector:
         return counts
 
     def _form(self, pair: PairedCall) -> Hashable:
-        """What calls that one kernel computes have in common: operators, and kinds of all that
-        they read and leave.
-        """
-        records = [
-            (slot_kind(r.slot), self.paired.reference.records[r.record]) for r in pair.call.refs
-        ]
-        return (
-            pair.call.op_type,
-            pair.partner.op_type,
-            tuple((kind, r.dtype, r.shape) for kind, r in records),
-        )
+        return operator_form(pair.call, pair.partner, self.paired.reference.records)
 
     def _shape_clash(self, inputs: Sequence[SlotPair], outputs: Iterable[SlotPair]) -> str:
         """Which output has another shape although all inputs agree in theirs, in words."""

@@ -33,9 +33,7 @@ class StaleTensors:
         call, slot = place
         now = _record(call, slot)
         for step in range(call.step - 1, max(call.step - 1 - _STEPS_BACK, -1), -1):
-            earlier = self._calls.get(_key(call, step))
-            before = _record(earlier, slot) if earlier is not None else None
-            if now is not None and before is not None and self._is_same(now, before):
+            if now is not None and self._is_that_of(step, call, slot, now):
                 return f"it is bitwise that of step {step}: stale"
         return ""
 
@@ -54,12 +52,22 @@ class StaleTensors:
             return None
         return self._paired.target.calls[self._paired.plan.pairs[index].target], pair.target_slot
 
-    def _is_same(self, now: int, before: int) -> bool:
+    def _is_that_of(self, step: int, call: Call, slot: str, now: int) -> bool:
+        """Is a tensor of a call bitwise what the call left in a slot in an earlier step?"""
+        target, earlier = self._paired.target, self._calls.get(_key(call, step))
+        before = _record(earlier, slot) if earlier is not None else None
+        if before == now:
+            return False
         try:
-            a, b = (self._paired.target.array(record) for record in (now, before))
+            a = target.array(now)
+            b = (
+                target.array(before)
+                if before is not None
+                else self._paired.left_out.target_elements(call, step, slot)
+            )
         except ElementsMissing:
             return False
-        if now == before or a.shape != b.shape or a.size < _TELLING or a.tobytes() != b.tobytes():
+        if b is None or a.shape != b.shape or a.size < _TELLING or a.tobytes() != b.tobytes():
             return False
         return bool(np.any(a != a.reshape(-1)[0]))
 
