@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import whence
+from whence import store
 from whence.errors import UnreadableRun
 from whence.readers.ascend import graph_text
 from whence.readers.paddle import log_scan
@@ -102,6 +103,15 @@ def test_a_status_of_no_known_word_is_a_run_that_did_not_end(fuzzer, tmp_path):
     """Its length is not bounded, and what is written in its place is 4 KB."""
     (tmp_path / "status.json").write_text('{"ended": "%s", "error": ""}' % ("x" * 5000))
     assert status.read_status(tmp_path) == ("running", "")
+
+
+def test_a_run_json_that_could_not_be_written_again_is_not_read(tmp_path):
+    shutil.copytree(GOLDEN / "modules", tmp_path / "run")
+    about = tmp_path / "run" / "run.json"
+    deep = "[" * 600 + "]" * 600
+    about.write_text(about.read_text().replace("{", f'{{"more": {deep}, ', 1))
+    with pytest.raises(UnreadableRun, match="nested"):
+        store.scrub(tmp_path / "run", force=True)
 
 
 def test_a_large_graph_of_zeros_takes_no_more_than_itself(tmp_path):

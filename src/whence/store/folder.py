@@ -345,6 +345,10 @@ def load_json(file: Path) -> dict[str, Any]:
     fields = orjson.loads(file.read_bytes())
     if not isinstance(fields, dict):
         raise ValueError(f"expected a JSON object, found {type(fields).__name__}")
+    try:
+        orjson.dumps(fields)
+    except TypeError as error:  # it reads deeper nesting than it writes
+        raise ValueError("nested too deeply to be written again") from error
     return fields
 
 
