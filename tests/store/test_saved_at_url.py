@@ -12,7 +12,7 @@ from by_hand_store import add, call, new
 
 import whence
 from whence import api, store
-from whence.errors import OutputExists, StoreFailed, UnreadableRun
+from whence.errors import OutputExists, StoreFailed, UnreadableRun, UsageError
 from whence.records import Ref
 from whence.store import remote
 from whence.store.remote import Place
@@ -116,3 +116,11 @@ def test_the_commands_take_a_url(tmp_path, runs):
     again = command("compare", *runs, "-o", url)
     assert again.returncode == 3
     assert "--force" in again.stderr
+
+
+def test_what_is_written_here_refuses_a_url(runs):
+    result = whence.compare(*runs, replay=False)
+    with pytest.raises(UsageError, match="plots are written to a folder of this machine"):
+        api.plots(result, "memory://plots")
+    with pytest.raises(UsageError, match="a Parquet file is written to this machine"):
+        api.to_parquet(result, "memory://pairs.parquet")

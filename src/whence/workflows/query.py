@@ -60,7 +60,9 @@ def to_parquet(
     `comparison_tables`. Raises UnreadableRun, UsageError, MissingDependency, StoreFailed.
     """
     from whence.report.arrow import write_parquet
+    from whence.store import refuse_url
 
+    refuse_url(path, "a Parquet file is written to this machine")
     return write_parquet(_opened(comparison), os.fspath(path), table)
 
 

@@ -90,7 +90,9 @@ def plots(
     matplotlib.
     """
     from whence.report.plots import write as write_plots
+    from whence.store import refuse_url
 
+    refuse_url(folder, "plots are written to a folder of this machine")
     place = Path(folder)
     if place.exists() and (not place.is_dir() or any(place.iterdir())) and not force:
         raise OutputExists(
