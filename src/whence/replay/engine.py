@@ -20,10 +20,9 @@ from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.frameworks.torch_arrays import TORCH, from_host, to_host
 from whence.records import Program
-from whence.records.program import Operand
 from whence.records.slots import is_of_child
 from whence.replay.allowed_operators import OperatorName
-from whence.replay.binding import Dependencies, bind_program, dependencies
+from whence.replay.binding import BoundProgram, Dependencies, bind_program, dependencies
 from whence.replay.choices import Choices
 from whence.replay.dtype_policy import DtypePolicy, HeldParameters, floating_dtype, hold, laid_out
 from whence.replay.execution import Execution, Watch
@@ -187,7 +186,7 @@ class Loaded:
         slots = enumerate(self.program.inputs)
         tensors = [prepare(k, inputs[slot]) if slot in inputs else None for k, slot in slots]
         private = {slot: self._private(slot, t) for slot, t in params.tensors.items()}
-        _differentiate(self._bound.differentiated, tensors, private)
+        leaves = _differentiate(self._bound, tensors, private)
         key = (_forms(tensors), _forms(private.values()), tuple(private), stepwise, part.outputs)
         checked_length = self._within_budget.get(key) if child is None else None
         execution = Execution(
@@ -202,6 +201,7 @@ class Loaded:
             lenient,
             watch,
             choices,
+            leaves,
         )
         enter = None
         if child is not None:
@@ -303,18 +303,28 @@ class Loaded:
             self.notes.append(text)
 
 
-def _differentiate(wanted: Iterable[Operand], inputs: list[Any], params: dict[str, Any]) -> None:
-    """Have autograd follow what is done with these inputs and params; one that is missing is told
-    elsewhere. Raises ReplayRefused for a tensor that has no gradient.
+def _differentiate(
+    bound: BoundProgram, inputs: list[Any], params: dict[str, Any]
+) -> dict[int, Any]:
+    """Have autograd follow what is done with the inputs and params whose gradients are made; one
+    that is missing is told elsewhere. Returns the leaves of the graph, by id of the tensor in
+    `inputs` or `params` that comes of each. Raises ReplayRefused for one that has no gradient.
     """
-    for kind, place in wanted:
+    leaves = {}
+    for kind, place in bound.differentiated:
         tensors: Any = inputs if kind == "in" else params
         tensor = inputs[place] if kind == "in" else params.get(place)
         if tensor is None:
             continue
         if not (tensor.is_floating_point() or tensor.is_complex()):
             raise ReplayRefused(f"{kind} {place} has no gradient: it is {tensor.dtype}")
-        tensors[place] = tensor.detach().requires_grad_()
+        leaf = followed = tensor.detach().requires_grad_()
+        if (kind, place) in bound.written_roots:  # torch writes into no leaf
+            with torch.enable_grad():
+                followed = leaf.clone()
+        tensors[place] = followed
+        leaves[id(followed)] = leaf
+    return leaves
 
 
 def _forms(tensors: Iterable[Any]) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -41,7 +41,8 @@ class Execution:
     """One run of a program. Results are freed after their last use.
 
     constants, inputs, params: tensors; an input that is not there is None. budget: None where an
-    equal run stayed within it. length: the most terms that one element was summed from so far.
+    equal run stayed within it. leaves: by id of an input or param that is differentiated, the leaf
+    that it comes of. length: the most terms that one element was summed from so far.
     """
 
     bound: BoundProgram
@@ -55,6 +56,7 @@ class Execution:
     lenient: bool = False
     watch: Watch | None = None
     choices: Choices | None = None
+    leaves: Mapping[int, Any] = field(default_factory=dict)
     results: list[list[Any] | None] = field(default_factory=list)
     held_constants: dict[int, Any] = field(default_factory=dict)
     length: int = 1
@@ -208,6 +210,7 @@ class Execution:
         """The gradients of `wanted`, from those of `results`, by torch's own derivatives of the
         operations before this one.
         """
+        wanted = [self.leaves.get(id(tensor), tensor) for tensor in wanted]
         pairs = [(r, g.to(r.dtype)) for r, g in zip(results, gradients) if r.requires_grad]
         rows = [g.numel() // max(1, g.shape[-1]) if g.dim() else 1 for _, g in pairs]
         widths = [g.shape[-1] if g.dim() else 1 for _, g in pairs]
