@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import uuid
 
 import numpy as np
 import pytest
@@ -21,14 +20,10 @@ fsspec = pytest.importorskip("fsspec")
 
 
 @pytest.fixture
-def bucket(tmp_path, monkeypatch):
-    """A folder of the object store of this process."""
+def bucket(bucket, tmp_path, monkeypatch):
+    """The same, with a folder of its own for what goes there."""
     monkeypatch.setenv("WHENCE_SPOOL", str(tmp_path / "spool"))
-    name = f"bucket-{uuid.uuid4().hex}"
-    yield f"memory://{name}"
-    files = fsspec.filesystem("memory")
-    if files.exists(f"/{name}"):
-        files.rm(f"/{name}", recursive=True)
+    return bucket
 
 
 @pytest.fixture

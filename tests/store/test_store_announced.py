@@ -5,7 +5,6 @@ opened as it was at one moment.
 from __future__ import annotations
 
 import threading
-import uuid
 
 import numpy as np
 import pytest
@@ -20,16 +19,6 @@ from whence.store.remote import Place
 from whence.store.status import RUNNING, write_status
 
 fsspec = pytest.importorskip("fsspec")
-
-
-@pytest.fixture
-def bucket():
-    """A folder of the object store of this process."""
-    name = f"bucket-{uuid.uuid4().hex}"
-    yield f"memory://{name}"
-    files = fsspec.filesystem("memory")
-    if files.exists(f"/{name}"):
-        files.rm(f"/{name}", recursive=True)
 
 
 def written(path, *, tensors, shift=0.0, shard_bytes=1 << 30):

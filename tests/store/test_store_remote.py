@@ -8,7 +8,6 @@ import pickle
 import shutil
 import threading
 import time
-import uuid
 from pathlib import Path
 
 import numpy as np
@@ -25,16 +24,6 @@ from whence.store.remote import Failed, Place
 from whence.store.upload import Upload
 
 fsspec = pytest.importorskip("fsspec")
-
-
-@pytest.fixture
-def bucket():
-    """A folder of the object store of this process."""
-    name = f"bucket-{uuid.uuid4().hex}"
-    yield f"memory://{name}"
-    files = fsspec.filesystem("memory")
-    if files.exists(f"/{name}"):
-        files.rm(f"/{name}", recursive=True)
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-"""Calls of two equal forms whose tensors are all equal, and which a comparison does not look at one
-by one: what an answer says of all calls counts them in.
+"""Calls whose tensors are all equal in both runs, and which a comparison does not look at one by
+one: what an answer says of all calls counts them in.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ class LeftOut:
 
     programs: of these, how many have a program. identical: how many have a tensor, or made one
     between their children. roots: how many each root has. repeats: how many innermost ones of each
-    form (`operator_form`) gave results. target_elements: what a call of the
-    target holds in a slot in another step, None where that step's call is not left out. Raises
-    ElementsMissing.
+    form (`operator_form`) gave results. target_elements: what a call of the target holds in a slot
+    in another step, None where that step's call is not left out; raises ElementsMissing.
     """
 
     calls: int = 0

@@ -307,10 +307,10 @@ def _differentiate(
     bound: BoundProgram, inputs: list[Any], params: dict[str, Any]
 ) -> dict[int, Any]:
     """Have autograd follow what is done with the inputs and params whose gradients are made; one
-    that is missing is told elsewhere. Returns the leaves of the graph, by id of the tensor in
-    `inputs` or `params` that comes of each. Raises ReplayRefused for one that has no gradient.
+    that is missing is told elsewhere. Returns the leaf of each that the program writes, by id of
+    its copy in `inputs` or `params`. Raises ReplayRefused for one that has no gradient.
     """
-    leaves = {}
+    leaves: dict[int, Any] = {}
     for kind, place in bound.differentiated:
         tensors: Any = inputs if kind == "in" else params
         tensor = inputs[place] if kind == "in" else params.get(place)
@@ -318,12 +318,11 @@ def _differentiate(
             continue
         if not (tensor.is_floating_point() or tensor.is_complex()):
             raise ReplayRefused(f"{kind} {place} has no gradient: it is {tensor.dtype}")
-        leaf = followed = tensor.detach().requires_grad_()
+        leaf = tensors[place] = tensor.detach().requires_grad_()
         if (kind, place) in bound.written_roots:  # torch writes into no leaf
             with torch.enable_grad():
-                followed = leaf.clone()
-        tensors[place] = followed
-        leaves[id(followed)] = leaf
+                tensors[place] = leaf.clone()
+            leaves[id(tensors[place])] = leaf
     return leaves
 
 

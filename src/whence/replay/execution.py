@@ -41,8 +41,9 @@ class Execution:
     """One run of a program. Results are freed after their last use.
 
     constants, inputs, params: tensors; an input that is not there is None. budget: None where an
-    equal run stayed within it. leaves: by id of an input or param that is differentiated, the leaf
-    that it comes of. length: the most terms that one element was summed from so far.
+    equal run stayed within it. leaves: by id of an input or param that is differentiated and
+    written, the leaf that it is a copy of. length: the most terms that one element was summed from
+    so far.
     """
 
     bound: BoundProgram

@@ -47,7 +47,8 @@ def write_at(url: str, write_files: Callable[[Path], None]) -> None:
             place.put(str(file), file.name)
     except Failed as error:
         raise StoreFailed(
-            f"the comparison is not whole at {url}: {error}; all of it is at {spool}"
+            f"the comparison is not whole at {url}: {error}; all of it is at {spool}: take that "
+            "folder, or compare again when the store answers"
         ) from error
     shutil.rmtree(spool, ignore_errors=True)
 
