@@ -10,6 +10,7 @@ import random
 import re
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -208,6 +209,7 @@ def _zip(draw: random.Random, data: bytes, other: bytes) -> bytes:
         KeyError,
         EOFError,
         IndexError,
+        zlib.error,
     ):
         return _bytes(draw, data, other)
     return out.getvalue()
