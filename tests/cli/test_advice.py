@@ -4,6 +4,7 @@ it is, and what to do.
 
 import errno
 import os
+import re
 import shutil
 
 import numpy as np
@@ -122,6 +123,16 @@ def test_a_comparison_that_was_cut_off(place):
     assert "empty.npy is empty: it was cut off or never written" in error(
         place, "show", "empty.npy"
     )
+
+
+def test_a_comparison_with_a_number_of_more_than_64_bits(place):
+    file = place / "cmp" / "report.json"
+    text = file.read_text()
+    assert '"calls":' in text
+    file.write_text(re.sub(r'"calls":\s*\d+', '"calls":' + "1" + "0" * 40, text, count=1))
+    said = error(place, "report", "cmp")
+    assert "64-bit" in said
+    assert "compare again: whence compare REF TGT -o cmp --force" in said
 
 
 def test_a_full_disk_when_a_run_begins(place, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from whence.judge.policy import Policy
     from whence.records import Run
     from whence.results import Comparison
+
+_LONG_NUMBER = re.compile(rb"\d{19}")  # digits that 64 bits may not hold
 
 
 def as_run(run: str | os.PathLike[str] | Run) -> Run:
@@ -134,13 +137,12 @@ def load_comparison(path: str | os.PathLike[str]) -> Comparison:
     UnreadableRun.
     """
     from whence import store
-    from whence.results import Comparison
 
     if isinstance(path, str) and store.is_url(path):
         from whence.workflows.saved_at_url import report_at
 
         try:
-            return msgspec.json.decode(report_at(path), type=Comparison)
+            return _decoded(report_at(path))
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise UnreadableRun(
                 f"{path} holds no comparison that this whence can read: {error}; compare again: "
@@ -149,7 +151,7 @@ def load_comparison(path: str | os.PathLike[str]) -> Comparison:
     place = Path(path)
     file = place / "report.json" if place.is_dir() else place
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Comparison)
+        return _decoded(file.read_bytes())
     except OSError as error:
         raise UnreadableRun(_no_comparison(place, error)) from error
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, MemoryError) as error:
@@ -160,6 +162,26 @@ def load_comparison(path: str | os.PathLike[str]) -> Comparison:
         else:
             why += "; give a folder that `whence compare -o` wrote, or its report.json"
         raise UnreadableRun(why) from error
+
+
+def _decoded(report: bytes) -> Comparison:
+    """The comparison that `report.json` holds. Raises MsgspecError, RecursionError,
+    UnicodeDecodeError.
+
+    A whole number that no writer of JSON takes back (more than 64 bits) is refused here, before
+    anything is made of the rest.
+    """
+    from whence.results import Comparison
+
+    comparison = msgspec.json.decode(report, type=Comparison)
+    if _LONG_NUMBER.search(report):
+        import orjson
+
+        try:
+            orjson.dumps(msgspec.json.decode(report))
+        except TypeError as error:
+            raise msgspec.ValidationError(str(error)) from error
+    return comparison
 
 
 def _no_comparison(place: Path, error: OSError) -> str:
