@@ -21,12 +21,14 @@ YAML = {
     "time": "allow: !!timestamp never",
     "base 60": "allow: 1" + ":59" * 100_000,
     "float": f"allow: 1.{LONG}",
+    "hexadecimal": "allow: 0x" + "f" * 4000,
     "object": "!!python/object/apply:os.getcwd []",
     "control": "\0",
 }
 TOML = {
     "deep": "a = " + "[" * 100_000,
     "number": f"a = {LONG}",
+    "hexadecimal": "a = [{b = 0x" + "f" * 4000 + "}]",
     "keys": ".".join("a" * 20_000) + " = 1",
     "table": "[" + ".".join("a" * 9_000) + "]",
     "inline": "a = " + "{b = " * 5000,

@@ -20,6 +20,7 @@ _DEPTH = 64
 _OPEN = 2 * _DEPTH
 _NODES = 1_000_000  # with aliases unfolded
 _DIGITS = 4300  # as many as Python itself takes
+_BITS = 1023  # as many as a float takes
 # tomllib takes minutes for keys of many parts.
 _DEEP_KEY = re.compile(rf"^[ \t\[]*[^=\n#\"']*?(?:\.[^=.\n#\"']*){{{_DEPTH}}}", re.MULTILINE)
 
@@ -72,7 +73,7 @@ def yaml_value(text: str) -> Any:
     if tree is None:
         return None
     try:
-        return yaml.SafeLoader("").construct_document(tree)
+        value = yaml.SafeLoader("").construct_document(tree)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise NotConfig(
@@ -87,6 +88,8 @@ def yaml_value(text: str) -> Any:
         raise NotConfig(
             f"a value that cannot be read: {str(error)[:120] or type(error).__name__}"
         ) from error
+    _check_numbers(value)
+    return value
 
 
 def toml_value(text: str) -> dict[str, Any]:
@@ -95,7 +98,7 @@ def toml_value(text: str) -> dict[str, Any]:
     if found := _DEEP_KEY.search(text):
         raise NotConfig("nested too deeply", text.count("\n", 0, found.start()) + 1)
     try:
-        return tomllib.loads(text)
+        table = tomllib.loads(text)
     except RecursionError as error:
         raise NotConfig("nested too deeply") from error
     except tomllib.TOMLDecodeError as error:
@@ -104,6 +107,23 @@ def toml_value(text: str) -> dict[str, Any]:
         raise NotConfig(
             f"a value that cannot be read: {str(error)[:120] or type(error).__name__}"
         ) from error
+    _check_numbers(table)
+    return table
+
+
+def _check_numbers(value: Any) -> None:
+    """Raise NotConfig for a whole number that is larger than any float: hexadecimal ones are read
+    whatever their length, and neither a float nor the words of an error can be made of them.
+    """
+    if isinstance(value, int) and value.bit_length() > _BITS:
+        raise NotConfig(f"a value that cannot be read: a whole number of {value.bit_length()} bits")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_numbers(key)
+            _check_numbers(item)
+    elif isinstance(value, (list, tuple, set)):
+        for item in value:
+            _check_numbers(item)
 
 
 def _check_length(text: str) -> None:
