@@ -21,6 +21,7 @@ from whence import disk, store
 from whence.errors import ElementsMissing, OutputExists, StoreFailed, UnknownVersion, UnreadableRun
 from whence.records import Note, Ref, RunInfo
 from whence.store import folder
+from whence.store.index import KEPT
 from whence.store.shards import Shard
 
 
@@ -606,6 +607,18 @@ def test_a_broken_index_is_not_used(tmp_path: Path) -> None:
                 opened.calls[i]
     index.write_bytes(b"")
     assert len(store.open_run(run).records) == 20
+
+
+def test_a_wrong_shard_number_in_an_index_costs_one_note(tmp_path: Path) -> None:
+    run = written(tmp_path / "run")
+    (process,) = store.open_run(run).readers
+    columns = process.index.columns
+    shards = columns["shard"].copy()
+    shards[np.flatnonzero(columns["elements"] == KEPT)[0]] = 2**31 - 2
+    columns["shard"] = shards
+    process.shard_count = int(shards.max()) + 1  # a number for each would take 16 GiB
+    (note,) = process.damaged_shards()
+    assert note.text.startswith("elements of 1 of ")
 
 
 def test_a_hundred_thousand_records_open_without_making_them(tmp_path: Path) -> None:

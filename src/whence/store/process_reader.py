@@ -153,18 +153,18 @@ class ProcessReader:
         is_stored = (columns["elements"] == KEPT) | (columns["elements"] == INCREMENT)
         shards = np.where(is_stored, columns["shard"], self.shard_count)
         ends = columns["offset"] + columns["nbytes"]
-        last = np.zeros(self.shard_count + 1, np.int64)
-        np.maximum.at(last, shards, ends)
+        numbers = np.unique(shards[np.flatnonzero(np.diff(shards, prepend=-1))])
+        last = np.zeros(numbers.size, np.int64)  # a number may be any, where an index is damaged
+        np.maximum.at(last, np.searchsorted(numbers, shards), ends)
         notes = []
-        for number in np.unique(shards[np.flatnonzero(np.diff(shards, prepend=-1))]).tolist():
+        for number, end in zip(numbers.tolist(), last.tolist(), strict=True):
             if number == self.shard_count:  # of those that are stored elsewhere
                 continue
             shard = self.shard(number)
             try:
-                shard.require(int(last[number]))
+                shard.require(end)
             except ElementsMissing as error:
-                in_shard = shards == number
-                lost = shard.lost(columns["offset"][in_shard], ends[in_shard])
+                lost = shard.lost(columns["offset"][shards == number], ends[shards == number])
                 text = f"elements of {lost} of {self.records} tensors cannot be read: {error}"
                 notes.append(Note("error", text))
         return notes
