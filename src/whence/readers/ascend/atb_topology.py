@@ -4,11 +4,12 @@ between them.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from whence.readers.encodings.json_file import json_of
 
 _BYTES = 256 << 20
 _DEPTH = 32
@@ -55,7 +56,7 @@ def read(path: Path) -> Model | None:
     try:
         if path.stat().st_size > _BYTES:
             return None
-        tree = json.loads(path.read_bytes())
+        tree = json_of(path)
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(tree, dict) or not isinstance(tree.get("nodes"), list):

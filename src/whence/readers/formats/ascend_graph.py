@@ -17,6 +17,7 @@ from whence.readers.ascend import atb_topology, graph_text
 from whence.readers.ascend.atb_topology import Operation
 from whence.readers.assembly.builder import Building
 from whence.readers.encodings import limits
+from whence.readers.encodings.json_file import json_of
 from whence.readers.source import Place
 from whence.records import Run
 
@@ -96,7 +97,7 @@ def _add(building: Building, path: Path) -> None:
             raise UnreadableRun(
                 f"it has {path.stat().st_size} bytes; a graph stays below {limits.JSON_BYTES // 16}"
             )
-        tree = json.loads(path.read_bytes())
+        tree = json_of(path)
         if not isinstance(tree, dict):
             raise UnreadableRun("it is not the graph of a model")
         if isinstance(tree.get("children"), list):

@@ -13,7 +13,6 @@ read without torch, and not unpickled.
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
@@ -27,6 +26,7 @@ from whence.readers.assembly.builder import Building
 from whence.readers.assembly.call_order import ordered
 from whence.readers.assembly.named_tensors import natural
 from whence.readers.encodings import limits, torch_file
+from whence.readers.encodings.json_file import json_of
 from whence.readers.encodings.pickle_values import TorchTensor
 from whence.readers.source import Place
 from whence.records import Run, Statistics
@@ -291,7 +291,7 @@ def _tree(path: Path, building: Building) -> dict[str, str]:
     """
     try:
         limit = path.stat().st_size
-        top = json.loads(path.read_bytes()) if limit < limits.JSON_BYTES else None
+        top = json_of(path) if limit < limits.JSON_BYTES else None
     except (OSError, ValueError, RecursionError) as error:
         building.note(
             "error",

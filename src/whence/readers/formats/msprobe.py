@@ -9,7 +9,6 @@ where. Layout as written by 26.2.0.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,6 +18,7 @@ from whence.readers.ascend.msprobe_calls import CallReader, IndexFile, parent_na
 from whence.readers.assembly import call_order
 from whence.readers.assembly.builder import Building
 from whence.readers.encodings import limits
+from whence.readers.encodings.json_file import json_of
 from whence.readers.source import Place
 from whence.records import Run
 
@@ -98,7 +98,7 @@ def _json(place: Place, name: str, *, needed: bool = True) -> dict[str, Any]:
                 f"{name} has {path.stat().st_size} bytes, more than {limits.JSON_BYTES}; dump "
                 "fewer steps or calls"
             )
-        data = json.loads(path.read_bytes())
+        data = json_of(path)
     except OSError as error:
         raise UnreadableRun(f"cannot read {name}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
