@@ -73,12 +73,17 @@ class _Loss:
 
     def may_lead_to(self, tensor: Any) -> bool:
         """Can the code have made this tensor? What a model returned is no loss, unless it is a
-        number: a module computed it.
+        number: a module computed it. Whether code then did something to it, only its operators
+        tell.
         """
         edge = edge_of(tensor)
         if edge is None or edge.node < self.first_node:
             return False
-        return not tensor.dim() or not any(edge in model.edges for model in self.models)
+        return not self.has_model_returned(edge) or (not tensor.dim() and not self.recorder.over)
+
+    def has_model_returned(self, edge: Any) -> bool:
+        """Did one of its models return this tensor?"""
+        return any(edge in model.edges for model in self.models)
 
     def part(self, results: list[tuple[str, Any]], names: Mapping[str, str] | None) -> _Loss:
         """The loss that leads to these tensors. names: its slots, by those of the inputs here that
@@ -255,8 +260,13 @@ class LossCode:
         """Write the call of the loss, of these, from which a backward pass begins at these tensors.
         Returns it as a call that waits for its backward pass, None where there is nothing.
         """
-        for loss in reversed(losses):
-            starts = [t for t in tensors if loss.may_lead_to(t)]
+        for place, loss in reversed([*enumerate(losses)]):
+            starts = [
+                tensor
+                for tensor in tensors
+                if loss.may_lead_to(tensor)
+                and not any(x.has_model_returned(edge_of(tensor)) for x in losses[place + 1 :])
+            ]
             if starts and (
                 len(losses) == 1 or loss.recorder.over or loss.recorder.knows(starts[0])
             ):
