@@ -48,10 +48,18 @@ def undone(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
     if not differing and not taken and not skipped:
         return verdicts
     out, steps = dict(verdicts), dict(gradients_of_steps(paired))
-    for key, slots in differing.items():
+    factors = {key: _factor(paired, slots) for key, slots in differing.items()}
+    # A number alone may be off by any factor: what it is a sum of shows in its gradients.
+    otherwise = {
+        _micro_batch(call)
+        for call, factor in ((paired.calls[key[0]], factor) for key, factor in factors.items())
+        if factor is None and call.op == LOSS and _step(call) not in skipped
+    }
+    for key, factor in factors.items():
         call, verdict = paired.calls[key[0]], verdicts[key]
-        factor = _factor(paired, slots)
-        place = call.rank, call.root, call.step
+        if call.op == LOSS and _micro_batch(call) in otherwise:
+            continue
+        place = _step(call)
         step = steps.get(place)
         if factor is not None and (place in skipped or (step is not None and step.agree(factor))):
             words = f"{factor:.6g} times the reference's, which does not reach the optimiser"
@@ -65,11 +73,19 @@ def undone(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
             out[key] = verdict.withdrawn(VerdictKind.UNDETERMINED, f"{words}; {verdict.sentence}")
     for key in taken:
         call, verdict = paired.calls[key[0]], verdicts[key]
-        step = steps.get((call.rank, call.root, call.step))
+        step = steps.get(_step(call))
         if step is not None and step.is_moved and _are_taken_alike(paired, verdict.pair):
             words = "gradients are scaled here, and a loss in the other run: they leave alike"
             out[key] = verdict.withdrawn(VerdictKind.NOISE, f"{words}; {verdict.sentence}")
     return out
+
+
+def _step(call: Call) -> tuple[int, str, int]:
+    return call.rank, call.root, call.step
+
+
+def _micro_batch(call: Call) -> tuple[int, str, int, int]:
+    return call.rank, call.root, call.step, call.micro
 
 
 def _with_scalers(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
@@ -121,7 +137,7 @@ def _of_skipped(call: Call, verdict: Verdict, skipped: set[tuple[int, str, int]]
     """
     if verdict.verdict not in GUILTY:
         return ""
-    if call.phase == BACKWARD and (call.rank, call.root, call.step) in skipped:
+    if call.phase == BACKWARD and _step(call) in skipped:
         return "a loss scaler left this step out, whose gradients are not finite at its scale"
     before = any(
         (rank, root) == (call.rank, call.root) and step < call.step for rank, root, step in skipped
@@ -194,13 +210,20 @@ def _of_loss(paired: PairedRuns, key: tuple[int, int], verdict: Verdict) -> Iter
 
 
 def _factor(paired: PairedRuns, slots: Sequence[SlotPair]) -> float | None:
-    """How many times the reference's these tensors are; None where they are off by more than a
+    """How many times the reference's these tensors are; None where they are off by more than one
     factor.
     """
-    pairs = [paired.arrays(s) for s in slots]
-    if None in pairs:
+    known = []
+    for slot in slots:
+        arrays = paired.arrays(slot)
+        if arrays is None:
+            return None
+        if not any(array.any() for array in arrays):  # what is zero is so at any scale
+            continue
+        fitted = fit([arrays], [(1.0, 1.0)])
+        if fitted is None or fitted.residual > _FACTOR * abs(fitted.scale):
+            return None
+        known.append(fitted.scale)
+    if not known or not known[0] or max(known) - min(known) > _FACTOR * abs(known[0]):
         return None
-    known = fit([pair for pair in pairs if pair is not None], [(1.0, 1.0)] * len(pairs))
-    if known is None or not known.scale or known.residual > _FACTOR * abs(known.scale):
-        return None
-    return known.scale
+    return known[0]
