@@ -10,6 +10,8 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from whence import align, extras
 from whence.comparison.inputs.positions_masks import PositionsAndMasks
 from whence.comparison.inputs.root_inputs import RootInputs
@@ -18,6 +20,7 @@ from whence.comparison.options import CompareOptions
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.prepare import rewritten_modules
 from whence.comparison.prepare.labels import plain
+from whence.comparison.prepare.loss_place import losses_apart, losses_apart_like
 from whence.comparison.prepare.stored_precision import StoredPrecisionRun, as_computed
 from whence.comparison.prepare.whole_model import put_together
 from whence.comparison.verdicts.pair_errors import PairErrors
@@ -72,7 +75,7 @@ class PreparedRuns:
 
     def like_reference(self, run: Run, options: CompareOptions) -> CachedRun:
         """A further run of the reference's program in the form that the reference has."""
-        run = with_figures(run)
+        run = losses_apart_like(self.read_reference.base, with_figures(run))
         if self.aligned.reference is self.read_reference:
             return CachedRun(run)
         aligned = align.align(
@@ -89,12 +92,16 @@ class PreparedRuns:
 def prepare(reference: Run, target: Run, options: CompareOptions) -> PreparedRuns:
     """Align two runs. Reads what the alignment needs, measures nothing."""
     within = functools.partial(inside, allow=options.allow) if options.replay else None
-    read_reference = CachedRun(as_computed(with_figures(reference)))
-    read_target = CachedRun(as_computed(with_figures(target)))
+    reference, target, sentences = losses_apart(with_figures(reference), with_figures(target))
+    read_reference = CachedRun(as_computed(reference))
+    read_target = CachedRun(as_computed(target))
     aligned = align.align(
         read_reference, read_target, match=options.match, user_map=options.chart, inside=within
     )
     aligned = rewritten_modules.judged_by_module(aligned, options.match, options.chart)
+    if sentences:
+        plan = msgspec.structs.replace(aligned.plan, notes=(*sentences, *aligned.plan.notes))
+        aligned = align.Aligned(aligned.reference, aligned.target, plan)
     return PreparedRuns(
         read_reference,
         read_target,

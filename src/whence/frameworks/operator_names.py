@@ -19,3 +19,12 @@ CHOOSES = {
     "median": 1, "nanmedian": 1, "mode": 1, "cummax": 1, "cummin": 1, "max_pool2d_with_indices": 1,
     "max_pool3d_with_indices": 1, "adaptive_max_pool2d": 1, "adaptive_max_pool3d": 1,
 }  # fmt: skip
+
+VIEWS = frozenset((
+    "view", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "t",
+    "alias", "detach", "split", "chunk", "unbind", "as_strided", "narrow", "unfold", "diagonal",
+    "view_as_real", "view_as_complex", "lift_fresh", "split_with_sizes", "movedim", "reshape",
+    "_reshape_alias", "_unsafe_view", "real", "imag", "swapaxes", "mT", "flatten", "unflatten",
+    "squeeze_", "unsqueeze_", "contiguous",
+))  # fmt: skip
+"""Operators whose result shows the memory of their first tensor, or may."""

@@ -17,7 +17,7 @@ import xxhash
 
 from whence import dtypes
 from whence.errors import ReplayRefused
-from whence.frameworks.operator_names import base_name
+from whence.frameworks.operator_names import VIEWS, base_name
 from whence.records import Call, Operation, Program, Record
 from whence.records.marks import Mark, mark
 from whence.records.program import map_operands
@@ -30,13 +30,6 @@ operators looked at.
 
 _UNWRITTEN = ("aten.empty", "aten.new_empty")
 _STRIDED = "aten.empty_strided.default"
-_VIEWS = frozenset((
-    "view", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "t",
-    "alias", "detach", "split", "chunk", "unbind", "as_strided", "narrow", "unfold", "diagonal",
-    "view_as_real", "view_as_complex", "lift_fresh", "split_with_sizes", "movedim", "reshape",
-    "_reshape_alias", "_unsafe_view", "real", "imag", "swapaxes", "mT", "flatten", "unflatten",
-    "squeeze_", "unsqueeze_", "contiguous",
-))  # fmt: skip
 
 
 def compose(
@@ -189,7 +182,7 @@ class _Composer:
         self._default, self._inference = program.default_dtype, self._inference or program.inference
         self._under_grad = self._under_grad or program.under_grad
         first = next(iter(inputs.values()), None)
-        shared = self._group_of(first, refs) if base_name(call.op) in _VIEWS else None
+        shared = self._group_of(first, refs) if base_name(call.op) in VIEWS else None
         for slot, place in program.outputs:
             if slot not in refs:
                 continue

@@ -233,16 +233,12 @@ def align_runs(
     mapping, match: as `compare` takes them. Raises UnreadableRun, UsageError.
     """
     from whence import align
-    from whence.comparison.verdicts.sparse_target.inner_tensors import inside
-    from whence.readers.figures import with_figures
+    from whence.comparison.context import prepare
+    from whence.comparison.options import CompareOptions
 
-    return align.align(
-        with_figures(as_run(reference)),
-        with_figures(as_run(target)),
-        match=match,
-        user_map=align.load_map(mapping) if mapping is not None else None,
-        inside=inside,
-    )
+    chart = align.load_map(mapping) if mapping is not None else None
+    options = CompareOptions(match=match, chart=chart)
+    return prepare(as_run(reference), as_run(target), options).aligned
 
 
 def _check_again(

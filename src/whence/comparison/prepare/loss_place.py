@@ -1,0 +1,323 @@
+"""Losses that one run computes inside the model and the other behind it.
+
+`model(ids, labels=labels).loss` in one run, a loss of the model's logits in the other: both are
+right, and call by call they have nothing in common, neither a result that both models return nor a
+gradient that arrives at both. So the loss becomes one call in both runs, from what the model's
+layers returned to the number at which the backward pass begins, and one call back. Each has a
+program of the recorded operators, which is checked against its own recording before it is used, as
+every program is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from whence.comparison.prepare.loss_gradients import loss_gradients
+from whence.comparison.prepare.loss_program import (
+    LossNotMoved,
+    LossProgram,
+    TrainedCall,
+    loss_program,
+    without_loss,
+)
+from whence.comparison.prepare.training_calls import TrainingCalls, models_of
+from whence.records import Call, Over, Program, Record, Run
+from whence.records.slots import is_input, is_of_child, is_output
+from whence.records.training import LOSS
+
+_REGION = "region"
+_SPACE = 3
+_NEW = -1  # the id of a call that no capture has written
+
+
+@dataclass(frozen=True)
+class LossPlace:
+    """What differs between one run's model and the other's.
+
+    losses: outputs that only this run's returns; lone: scopes of its children that only this run
+    has; others_inputs: what the other run's is given. names: of inputs of its loss, as both runs
+    have them; unread: names of tensors that its loss does not read, and the other run's does.
+    """
+
+    losses: frozenset[str]
+    lone: frozenset[str]
+    others_inputs: frozenset[str]
+    names: Mapping[str, str]
+    unread: frozenset[str]
+
+
+class LossApart(Over):
+    """A run whose losses are calls of their own, from the model's layers on. places: by root."""
+
+    def __init__(
+        self,
+        base: Run,
+        calls: Sequence[Call],
+        programs: Mapping[str, Program],
+        places: Mapping[str, LossPlace],
+    ) -> None:
+        super().__init__(base, calls)
+        self.programs, self.places = programs, places
+
+
+def losses_apart(reference: Run, target: Run) -> tuple[Run, Run, tuple[str, ...]]:
+    """Both runs with losses in one form, and what was done, in sentences; the runs themselves where
+    they have their losses in one place, or where a loss cannot be taken out of its model.
+    """
+    models = models_of(reference), models_of(target)
+    roots = [
+        root
+        for root in models[0]
+        if root in models[1] and _outputs(models[0][root]) != _outputs(models[1][root])
+    ]
+    if not roots:
+        return reference, target, ()
+    trainings = TrainingCalls(_spaced(reference)), TrainingCalls(_spaced(target))
+    places: tuple[dict[str, LossPlace], dict[str, LossPlace]] = ({}, {})
+    sentences = []
+    for root in roots:
+        try:
+            both = _places(trainings, (models[0][root], models[1][root]))
+        except LossNotMoved as refused:
+            sentences.append(_refused(root, refused))
+            continue
+        if both is not None:
+            places[0][root], places[1][root] = both
+            inside, behind = ("reference", "target")[:: 1 if both[0].losses else -1]
+            sentences.append(
+                f"the loss is computed inside {root} in the {inside}, behind it in the {behind}: "
+                "compared as one call, from what the layers return on"
+            )
+    if not places[0]:
+        return reference, target, tuple(sentences)
+    try:
+        moved = [_moved(t, p) for t, p in zip(trainings, places, strict=True)]
+    except LossNotMoved as refused:
+        return reference, target, (_refused(", ".join(places[0]), refused),)
+    return moved[0], moved[1], tuple(sentences)
+
+
+def losses_apart_like(reference: Run, run: Run) -> Run:
+    """A further run of the reference in the form that the reference was brought to."""
+    while isinstance(reference, Over):
+        if isinstance(reference, LossApart):
+            try:
+                return _moved(TrainingCalls(_spaced(run)), reference.places)
+            except LossNotMoved:
+                return run
+        reference = reference.base
+    return run
+
+
+def _refused(root: str, refused: LossNotMoved) -> str:
+    return (
+        f"the loss is computed inside {root} in one run and behind it in the other, and is not "
+        f"compared as one: {refused}"
+    )
+
+
+def _outputs(models: Iterable[Call]) -> set[str]:
+    return {ref.slot for call in models for ref in call.refs if is_output(ref.slot)}
+
+
+def _inputs(models: Iterable[Call]) -> frozenset[str]:
+    return frozenset(ref.slot for call in models for ref in call.refs if is_input(ref.slot))
+
+
+def _places(
+    trainings: tuple[TrainingCalls, TrainingCalls], models: tuple[list[Call], list[Call]]
+) -> tuple[LossPlace, LossPlace] | None:
+    """What differs between the models of two runs; None where it is no loss. Raises
+    LossNotMoved.
+    """
+    outputs = [_outputs(calls) for calls in models]
+    losses = [
+        frozenset(
+            slot
+            for slot in outputs[k] - outputs[1 - k]
+            if any(trainings[k].is_loss(call, slot) for call in models[k])
+        )
+        for k in (0, 1)
+    ]
+    if bool(losses[0]) == bool(losses[1]):
+        return None
+    scopes = [
+        {kid.scope for kid in training.children(calls[0])}
+        for training, calls in zip(trainings, models, strict=True)
+    ]
+    lone = [frozenset(scopes[k] - scopes[1 - k]) if losses[k] else frozenset[str]() for k in (0, 1)]
+    first = [
+        t.trained(calls[0], loss, alone)
+        for t, calls, loss, alone in zip(trainings, models, losses, lone, strict=True)
+    ]
+    programs = [loss_program(trained) for trained in first]
+    read = [{ref.slot for ref in p.refs if is_input(ref.slot)} for p in programs]
+    unread = [(read[1 - k] - read[k]) & first[k].readable().keys() for k in (0, 1)]
+    of_layers = [{n for slot, n in p.read.items() if is_of_child(slot)} for p in programs]
+    if any(of_layers) and not of_layers[0] & of_layers[1]:
+        raise LossNotMoved("nothing that a layer returned is read in both runs")
+    alone = [
+        {
+            ref.slot: first[k].run.records[ref.record]
+            for ref in programs[k].refs
+            if ref.slot in read[k] - read[1 - k] - unread[1 - k]
+        }
+        for k in (0, 1)
+    ]
+    names = _names(alone[0], alone[1])
+    return (
+        LossPlace(losses[0], lone[0], _inputs(models[1]), names[0], frozenset(unread[0])),
+        LossPlace(losses[1], lone[1], _inputs(models[0]), names[1], frozenset(unread[1])),
+    )
+
+
+def _names(
+    alone: Mapping[str, Record], alone_target: Mapping[str, Record]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Names of the inputs that both runs call otherwise, labels above all: what has the same
+    elements is the same input, then what has the same form, in order.
+    """
+    renamed: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    for is_equal in (_has_same_elements, _has_same_form):
+        for slot, record in alone.items():
+            if slot in renamed[0]:
+                continue
+            partner = next(
+                (s for s, r in alone_target.items() if s not in renamed[1] and is_equal(record, r)),
+                "",
+            )
+            if partner:
+                inside = slot if not slot.startswith("input.loss.") else partner
+                renamed[0][slot] = renamed[1][partner] = inside
+    return renamed
+
+
+def _has_same_elements(a: Record, b: Record) -> bool:
+    return bool(a.hash) and a.hash == b.hash and _has_same_form(a, b)
+
+
+def _has_same_form(a: Record, b: Record) -> bool:
+    return (a.dtype, a.shape) == (b.dtype, b.shape)
+
+
+def _moved(training: TrainingCalls, places: Mapping[str, LossPlace]) -> Run:
+    """The run with these losses as calls of their own. Raises LossNotMoved."""
+    run = training.run
+    replaced: dict[int, Call | None] = {}
+    behind: dict[int, Call] = {}  # new calls, by the id of the call that they follow
+    programs = dict(run.programs)
+    for root, calls in models_of(run).items():
+        if root not in places:
+            continue
+        place = places[root]
+        for model in calls:
+            trained = training.trained(model, place.losses, place.lone)
+            loss = loss_program(trained).renamed(place.names).shown(trained, place.unread)
+            programs[loss.program.id] = loss.program
+            call = _loss_call(trained, loss, training.last_order(model))
+            if trained.loss is None:
+                behind[model.id] = call
+            else:
+                replaced[call.id] = call
+            if place.losses:
+                replaced[model.id], program = without_loss(trained, loss, place.others_inputs)
+                programs[program.id] = program
+                replaced.update({trained.children[k].id: None for k in trained.lone})
+            gradients = loss_gradients(trained, loss)
+            if gradients is not None:
+                programs.update({program.id: program for program in gradients.programs})
+                replaced.update(gradients.replaced)
+    return LossApart(run, _numbered(run, replaced, behind), programs, places)
+
+
+def _loss_call(trained: TrainedCall, loss: LossProgram, last_order: int) -> Call:
+    """The call of a loss; a new one behind the model where the run has none."""
+    model = trained.model
+    call = trained.loss
+    if call is None:
+        call = Call(
+            _NEW,
+            "",
+            model.root,
+            model.step,
+            last_order + 2,
+            rank=model.rank,
+            micro=model.micro,
+            op=LOSS,
+            occurrence=model.occurrence,
+            op_type=LOSS,
+            number=f"{_REGION}_{LOSS}",
+            leaf=True,
+            training=True,
+        )
+    written = {s: p for s, p in call.placements.items() if is_output(s)}
+    return msgspec.structs.replace(
+        call,
+        refs=loss.refs,
+        placements={**loss.placements, **written},
+        program=loss.program.id,
+        no_program="",
+    )
+
+
+def _region(loss: Call) -> Call:
+    """The region around a new call of a loss: code that belongs to no module, as in a capture."""
+    return msgspec.structs.replace(
+        loss,
+        order=loss.order - 1,
+        op=_REGION,
+        kind=_REGION,
+        op_type=_REGION,
+        number=_REGION,
+        leaf=False,
+        training=False,
+        refs=(),
+        placements={},
+        program="",
+    )
+
+
+def _numbered(
+    run: Run, replaced: Mapping[int, Call | None], behind: Mapping[int, Call]
+) -> list[Call]:
+    """All calls with ids by their place. behind: new losses, by the id of the call in front."""
+    remaining: list[Call] = []
+    number: dict[int, int] = {}
+    losses: list[int] = []
+    for call in run.calls:
+        kept = replaced.get(call.id, call)
+        if kept is not None:
+            number[call.id] = len(remaining)
+            remaining.append(kept)
+        if (loss := behind.get(call.id)) is not None:
+            losses.append(len(remaining))
+            remaining += [loss, _region(loss)]
+    calls = [
+        msgspec.structs.replace(call, id=place, parent=number.get(call.parent, -1))
+        for place, call in enumerate(remaining)
+    ]
+    for place in losses:
+        calls[place] = msgspec.structs.replace(calls[place], parent=place + 1)
+    return calls
+
+
+def _spaced(run: Run) -> Run:
+    """The run with room for two calls between any two in the order of execution."""
+    spaced = Over(
+        run,
+        [
+            msgspec.structs.replace(
+                call,
+                order=_SPACE * call.order,
+                forward=_SPACE * call.forward if call.forward >= 0 else -1,
+            )
+            for call in run.calls
+        ],
+    )
+    spaced.collectives = [
+        msgspec.structs.replace(each, order=_SPACE * each.order) for each in spaced.collectives
+    ]
+    return spaced

@@ -1,0 +1,94 @@
+"""The calls of a training by what they belong to: a model's call, its loss, its backward pass."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+from whence.comparison.prepare.loss_program import LossNotMoved, TrainedCall
+from whence.records import Call, Run, children
+from whence.records.slots import is_input
+from whence.records.training import BACKWARD, LOSS
+
+
+def models_of(run: Run) -> dict[str, list[Call]]:
+    """Calls of models in training, by root."""
+    models = defaultdict[str, list[Call]](list)
+    for call in run.calls:
+        is_model = call.parent == -1 and call.kind == "module" and not (call.scope or call.op)
+        if is_model and call.training and call.phase != BACKWARD:
+            models[call.root].append(call)
+    return models
+
+
+class _Place(NamedTuple):
+    """A micro-batch of one model on one process."""
+
+    rank: int
+    root: str
+    step: int
+    micro: int
+
+
+def _place(call: Call) -> _Place:
+    return _Place(call.rank, call.root, call.step, call.micro)
+
+
+class TrainingCalls:
+    """The calls of a training by what they belong to."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self._below = run, children(run.calls)
+        self._losses = defaultdict[_Place, list[Call]](list)
+        self._losses_backward = defaultdict[_Place, list[Call]](list)
+        self._parts = defaultdict[tuple[int, int], list[Call]](list)  # by rank and forward call
+        for call in run.calls:
+            if call.op == LOSS and call.kind == "module":
+                is_back = call.phase == BACKWARD
+                (self._losses_backward if is_back else self._losses)[_place(call)].append(call)
+            elif call.phase == BACKWARD and call.forward >= 0:
+                self._parts[call.rank, call.forward].append(call)
+
+    def children(self, call: Call) -> list[Call]:
+        """The calls right below a call, in order."""
+        return [self.run.calls[k] for k in self._below.get(call.id, ())]
+
+    def last_order(self, call: Call) -> int:
+        """The order of the last call that began inside of a call."""
+        below = self._below.get(call.id)
+        return self.last_order(self.run.calls[below[-1]]) if below else call.order
+
+    def trained(self, model: Call, losses: frozenset[str], lone: frozenset[str]) -> TrainedCall:
+        """A call of a model with what belongs to its loss. Raises LossNotMoved."""
+        kids, place = self.children(model), _place(model)
+        behind, back = self._losses[place], self._losses_backward[place]
+        if len(behind) > 1 or len(back) > 1:
+            raise LossNotMoved(f"step {place.step} has several losses")
+        lone_places = frozenset(k for k, kid in enumerate(kids) if kid.scope in lone)
+        return TrainedCall(
+            self.run,
+            model,
+            kids,
+            lone_places,
+            losses,
+            behind[0] if behind else None,
+            back[0] if back else None,
+            self._parts[model.rank, model.order],
+            [part for k in lone_places for part in self._parts[model.rank, kids[k].order]],
+        )
+
+    def is_loss(self, model: Call, slot: str) -> bool:
+        """Does the backward pass begin at this output of a model, or what is computed of it?"""
+        record = next((ref.record for ref in model.refs if ref.slot == slot), -1)
+        if any(
+            ref.record == record and is_input(ref.slot)
+            for loss in self._losses[_place(model)]
+            for ref in loss.refs
+        ):
+            return True
+        gradient = f"input.grad.{slot}"
+        return any(
+            ref.slot == gradient
+            for part in self._parts[model.rank, model.order]
+            for ref in part.refs
+        )

@@ -1,0 +1,196 @@
+"""A loss that one run computes inside the model and the other behind it is one computation."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import whence
+from whence.report import answer
+
+pytestmark = pytest.mark.torch
+
+TOKENS = 24
+
+
+class Net(nn.Module):
+    """A small decoder that returns what models of transformers return.
+
+    kind: what it does between its head and the loss: "capped" logits, an "auxiliary" loss of what
+    a layer returned beside, a loss that is a "module", one that also reads what the head "reads".
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.embedding = nn.Embedding(TOKENS, 16)
+        self.layer = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+        self.gate = nn.Linear(16, 4)
+        self.head = nn.Linear(16, TOKENS)
+
+    def forward(self, ids, labels=None):
+        hidden = self.layer(self.embedding(ids))
+        gate = self.gate(hidden.detach())
+        logits = self.head(hidden)
+        if self.kind == "capped":
+            logits = 3 * torch.tanh(logits / 3)
+        out = {"logits": logits, "gate": gate, "hidden": hidden}
+        if labels is None:
+            return out
+        if self.kind == "module":
+            loss = nn.CrossEntropyLoss()(logits.view(-1, TOKENS), labels.view(-1))
+        else:
+            loss = F.cross_entropy(logits.view(-1, TOKENS), labels.view(-1))
+        loss += beside(self.kind, out)
+        return {"loss": loss, **out}
+
+
+def beside(kind, out, weight=0.1):
+    """What the loss has beside the cross entropy."""
+    if kind == "auxiliary":
+        return weight * out["gate"].softmax(-1).pow(2).mean()
+    return weight * out["hidden"].pow(2).mean() if kind == "reads" else 0.0
+
+
+def inside(net, ids, labels):
+    return net(ids, labels)["loss"]
+
+
+def behind(net, ids, labels):
+    out = net(ids)
+    loss = F.cross_entropy(out["logits"].flatten(0, 1).float(), labels.flatten())
+    return loss + beside(net.kind, out)
+
+
+def by_hand(net, ids, labels):
+    out = net(ids)
+    logs = out["logits"].log_softmax(-1)
+    loss = -logs.gather(-1, labels[..., None]).mean()
+    return loss + beside(net.kind, out)
+
+
+def smoothed(net, ids, labels):
+    out = net(ids)
+    logits = out["logits"].flatten(0, 1)
+    loss = F.cross_entropy(logits, labels.flatten(), label_smoothing=0.01)
+    return loss + beside(net.kind, out)
+
+
+def without_auxiliary(net, ids, labels):
+    out = net(ids)
+    return F.cross_entropy(out["logits"].flatten(0, 1), labels.flatten()) + 0 * out["gate"].sum()
+
+
+def half_detached(net, ids, labels):
+    out = net(ids)
+    logits = 0.5 * out["logits"] + 0.5 * out["logits"].detach()
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten()) + beside(net.kind, out)
+
+
+def trained(path, kind, loss, *, divided=1, change=lambda net: None, keep="full"):
+    torch.manual_seed(0)
+    net = Net(kind)
+    change(net)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+    draw = torch.Generator().manual_seed(1)
+    with whence.capture(net, path, keep=keep):
+        for _ in range(2):
+            for _ in range(2):
+                ids, labels = torch.randint(0, TOKENS, (2, 3, 6), generator=draw)
+                value = loss(net, ids, labels)
+                (value / divided if divided > 1 else value).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return path
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory):
+    """Runs with the loss inside, and behind the model, by kind."""
+    folder = tmp_path_factory.mktemp("losses")
+    kinds = ("plain", "capped", "auxiliary", "module", "reads")
+    return {
+        (kind, place.__name__): trained(folder / f"{kind}-{place.__name__}", kind, place)
+        for kind in kinds
+        for place in (inside, behind)
+    }
+
+
+KINDS = ("plain", "capped", "auxiliary", "module")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("first", ["inside", "behind"])
+def test_the_same_loss_in_another_place_is_the_same(kind, first, references):
+    second = "behind" if first == "inside" else "inside"
+    result = whence.compare(references[kind, first], references[kind, second])
+    assert result.status == "same", answer.answer(result)
+    assert not result.findings
+    assert not result.plan.unmatched_reference
+    assert not result.plan.unmatched_target
+    words = (
+        f"the loss is computed inside Net in the {'reference' if first == 'inside' else 'target'}"
+    )
+    assert any(note.startswith(words) for note in result.plan.notes)
+
+
+def test_what_is_written_differently_too_is_the_same(references, tmp_path):
+    for kind in ("plain", "auxiliary"):
+        target = trained(tmp_path / kind, kind, by_hand)
+        result = whence.compare(references[kind, "inside"], target)
+        assert result.status == "same", answer.answer(result)
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "phase", "name"),
+    [
+        ("plain", smoothed, "forward", "Net/loss"),
+        ("capped", smoothed, "forward", "Net/loss"),
+        ("module", smoothed, "forward", "Net/loss"),
+        ("auxiliary", without_auxiliary, "forward", "Net/loss"),
+        ("plain", half_detached, "backward", "Net"),
+    ],
+)
+def test_another_loss_is_named(kind, loss, phase, name, references, tmp_path):
+    target = trained(tmp_path / "t", kind, loss)
+    result = whence.compare(references[kind, "inside"], target)
+    first = result.findings[0]
+    assert (first.name, first.phase or "forward", first.step) == (name, phase, 0)
+    assert first.confidence == "certain"
+    result = whence.compare(target, references[kind, "inside"])
+    assert result.findings[0].name == name
+
+
+def test_a_fault_elsewhere_is_named_elsewhere(references, tmp_path):
+    def change(net):
+        net.layer[1] = nn.GELU(approximate="tanh")
+
+    target = trained(tmp_path / "t", "capped", behind, change=change)
+    result = whence.compare(references["capped", "inside"], target)
+    assert result.findings[0].name == "layer.1"
+    assert not any("loss" in finding.name for finding in result.findings)
+
+
+def test_a_scale_behind_the_model_belongs_to_the_loss(references, tmp_path):
+    runs = [trained(tmp_path / p.__name__, "plain", p, divided=2) for p in (inside, behind)]
+    assert whence.compare(*runs).status == "same"
+    result = whence.compare(runs[0], references["plain", "behind"])
+    assert result.findings[0].name == "Net/loss"
+
+
+def test_further_runs_are_brought_to_the_same_form(references, tmp_path):
+    again = trained(tmp_path / "again", "capped", inside)
+    target = trained(tmp_path / "t", "capped", smoothed)
+    result = whence.compare(references["capped", "inside"], target, again=[again])
+    assert result.findings[0].name == "Net/loss"
+
+
+def test_a_gradient_that_is_not_of_the_loss_alone_is_said(references):
+    result = whence.compare(references["reads", "inside"], references["reads", "behind"])
+    assert result.status == "undecided", answer.answer(result)
+    assert "is not of the loss alone" in answer.answer(result)
+
+
+def test_statistics_tell_the_place_of_the_loss_too(tmp_path):
+    runs = [trained(tmp_path / p.__name__, "plain", p, keep="stats") for p in (inside, behind)]
+    assert not whence.compare(*runs).findings
