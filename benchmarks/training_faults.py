@@ -1,8 +1,8 @@
 """Is whence silent about trainings that are done otherwise and compute the same, and does it name
 what is wrong in one?
 
-    python benchmarks/training_faults.py [--clean | --faults] [--fresh] [--only REGEX]
-        [--json FILE] [-v]
+    python benchmarks/training_faults.py [--clean | --faults] [--fresh | --places]
+        [--only REGEX] [--json FILE] [-v]
     python benchmarks/training_faults.py --device cuda    # and clean pairs of processor and device
 
 Four small models (Llama, Mixtral, ViT, ResNet of transformers, random weights) train two steps of
@@ -15,6 +15,9 @@ are elsewhere alone, "missed" where there is none.
 --fresh takes a second set, of models and optimisers that no rule was set with when it was drawn: a
 GPT-2 with a tied head, T5, ConvNeXt, a U-Net and an LSTM, with AdamW, Adafactor, Lion, RMSprop and
 Nesterov's momentum.
+
+--places takes a third set, of losses that one training computes inside the model and the other
+behind it.
 
 Needs transformers, and a C++ compiler for the compiled pairs. Exit code 1 where a clean pair has a
 finding or something crashes.
@@ -37,6 +40,7 @@ from typing import Any
 from _training.clean import Clean, device_pairs, pairs
 from _training.faults import Fault, faults
 from _training.fresh import fresh_faults, fresh_pairs
+from _training.loss_places import place_faults, place_pairs
 from _training.training import train, training_of
 
 import whence
@@ -107,16 +111,22 @@ def main() -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--clean", action="store_true", help="clean pairs only")
     which.add_argument("--faults", action="store_true", help="planted faults only")
-    parser.add_argument("--fresh", action="store_true", help="the second set of trainings")
+    sets = parser.add_mutually_exclusive_group()
+    sets.add_argument("--fresh", action="store_true", help="the second set of trainings")
+    sets.add_argument("--places", action="store_true", help="losses in two places")
     parser.add_argument("--only", metavar="REGEX", default="")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("-v", "--verbose", action="store_true", help="every finding in words")
     parser.add_argument("--device", default="cpu", help="where the trainings run")
     chosen = parser.parse_args()
+    if chosen.places:
+        clean, wrong = place_pairs(), place_faults()
+    else:
+        clean, wrong = (fresh_pairs(), fresh_faults()) if chosen.fresh else (pairs(), faults())
     cases: list[Clean | Fault] = [
-        *(() if chosen.faults else fresh_pairs() if chosen.fresh else pairs()),
+        *(() if chosen.faults else clean),
         *(() if chosen.faults or chosen.device == "cpu" else device_pairs()),
-        *(() if chosen.clean else fresh_faults() if chosen.fresh else faults()),
+        *(() if chosen.clean else wrong),
     ]
     rows = []
     with tempfile.TemporaryDirectory() as scratch:

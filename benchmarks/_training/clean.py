@@ -63,7 +63,7 @@ def optimizer(**options: Any) -> Twist:
 # ---- losses that compute the same
 
 
-def _token_loss_by_hand(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def token_loss_by_hand(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     logits, labels = logits.float()[:, :-1], labels[:, 1:]
     kept = labels != IGNORED
     picked = logits.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
@@ -71,7 +71,7 @@ def _token_loss_by_hand(logits: torch.Tensor, labels: torch.Tensor) -> torch.Ten
     return (lost * kept).sum() / kept.sum()
 
 
-def _token_loss_summed(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def token_loss_summed(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     wanted = nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:].flatten()
     total = nn.functional.cross_entropy(
         logits.flatten(0, 1).float(), wanted, ignore_index=IGNORED, reduction="sum"
@@ -135,7 +135,7 @@ def _own_gradients(training: Training, loss: torch.Tensor) -> None:
 # ---- models
 
 
-def _attention(training: Training) -> None:
+def eager_attention(training: Training) -> None:
     training.model.set_attn_implementation("eager")
 
 
@@ -174,9 +174,9 @@ def pairs() -> Iterator[Clean]:
         reference=optimizer(foreach=True),
     )
     for autocast in (False, True):
-        yield Clean("sdpa / eager attention", "llama", "adamw", _attention, autocast)
-        yield Clean("sdpa / eager attention", "mixtral", "adamw", _attention, autocast)
-    yield Clean("sdpa / eager attention", "vit", "sgd", _attention)
+        yield Clean("sdpa / eager attention", "llama", "adamw", eager_attention, autocast)
+        yield Clean("sdpa / eager attention", "mixtral", "adamw", eager_attention, autocast)
+    yield Clean("sdpa / eager attention", "vit", "sgd", eager_attention)
     yield Clean("1 / 2 threads", "llama", "adamw", otherwise(threads=2))
     yield Clean("1 / 2 threads", "resnet", "adamw", otherwise(threads=2))
     yield Clean("1 / 2 threads", "vit", "sgd", otherwise(threads=2), autocast=True)
@@ -194,9 +194,9 @@ def pairs() -> Iterator[Clean]:
     yield Clean("gradients zeroed in place", "vit", "adamw", zeroed)
     yield Clean("GradScaler disabled", "resnet", "sgd", _scaler)
     yield Clean("GradScaler disabled", "mixtral", "adamw", _scaler, autocast=True)
-    yield Clean("loss by hand", "llama", "adamw", otherwise(loss=_token_loss_by_hand))
+    yield Clean("loss by hand", "llama", "adamw", otherwise(loss=token_loss_by_hand))
     yield Clean("loss by hand", "vit", "sgd", otherwise(loss=_class_loss_by_hand))
-    yield Clean("sum of losses divided", "mixtral", "adamw", otherwise(loss=_token_loss_summed))
+    yield Clean("sum of losses divided", "mixtral", "adamw", otherwise(loss=token_loss_summed))
     yield Clean("loss outside / inside", "llama", "sgd", otherwise(loss=None))
     yield Clean("loss outside / inside", "mixtral", "adamw", otherwise(loss=None))
     by_share = otherwise(accumulate=lambda loss: loss * (1.0 / MICRO_BATCHES))

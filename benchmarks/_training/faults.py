@@ -68,7 +68,7 @@ class Fault:
 # ---- losses
 
 
-def _token_loss(**wrong: Any) -> Twist:
+def other_token_loss(**wrong: Any) -> Twist:
     """A loss of tokens with another argument."""
     shift = wrong.pop("shift", 1)
 
@@ -81,7 +81,7 @@ def _token_loss(**wrong: Any) -> Twist:
     return otherwise(loss=loss)
 
 
-def _class_loss(**wrong: Any) -> Twist:
+def other_class_loss(**wrong: Any) -> Twist:
     def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         arguments = {"label_smoothing": 0.1, **wrong}
         return nn.functional.cross_entropy(logits.float(), labels, **arguments)
@@ -89,14 +89,14 @@ def _class_loss(**wrong: Any) -> Twist:
     return otherwise(loss=loss)
 
 
-def _padding_counted(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def padding_counted(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The sum over tokens that count, over the number of all."""
     scores, wanted = logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
     total = nn.functional.cross_entropy(scores, wanted, ignore_index=IGNORED, reduction="sum")
     return total / wanted.numel()
 
 
-def _padding_ignored(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def padding_ignored(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Ignores the token of padding instead of the labels that count for nothing."""
     scores, wanted = logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
     wanted = torch.where(wanted == IGNORED, 5, wanted)
@@ -106,7 +106,7 @@ def _padding_ignored(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
 # ---- modules
 
 
-def _swapped(name: str, change: Callable[[nn.Module], nn.Module]) -> Twist:
+def swapped(name: str, change: Callable[[nn.Module], nn.Module]) -> Twist:
     def twist(training: Training) -> None:
         layers.swap(training.model, name, change)
 
@@ -115,7 +115,7 @@ def _swapped(name: str, change: Callable[[nn.Module], nn.Module]) -> Twist:
 
 def _dropout(name: str, scale: float) -> Twist:
     """Dropout behind a layer."""
-    return _swapped(name, lambda layer: layers.Behind(layer, layers.FixedDropout(32, scale)))
+    return swapped(name, lambda layer: layers.Behind(layer, layers.FixedDropout(32, scale)))
 
 
 def _frozen(name: str) -> Twist:
@@ -247,9 +247,9 @@ def _scheduled(factor: float) -> Twist:
     return twist
 
 
-_LOSS = r".*/loss"
+LOSS = r".*/loss"
 _UP = "model.layers.1.mlp.up_proj"
-_ACTIVATION = "model.layers.0.mlp.act_fn"
+ACTIVATION = "model.layers.0.mlp.act_fn"
 _ANY_PARAMETER = r".*/[\w]+"
 _ANY_SUM = r".*/sum of .*\.grad"
 
@@ -264,16 +264,16 @@ def faults() -> Iterator[Fault]:
 
 def _in_losses() -> Iterator[Fault]:
     text, image = ("llama", "adamw"), ("vit", "sgd")
-    loss = {"name": _LOSS, "phase": FORWARD}
-    yield Fault("sum of losses for mean", *text, _token_loss(reduction="sum"), **loss)
-    counted = otherwise(loss=_padding_counted)
+    loss = {"name": LOSS, "phase": FORWARD}
+    yield Fault("sum of losses for mean", *text, other_token_loss(reduction="sum"), **loss)
+    counted = otherwise(loss=padding_counted)
     yield Fault("mean over ignored tokens too", *text, counted, **loss)
-    other = otherwise(loss=_padding_ignored)
+    other = otherwise(loss=padding_ignored)
     yield Fault("tokens of padding ignored", "llama", "sgd", other, **loss)
-    yield Fault("labels not shifted", "mixtral", "sgd", _token_loss(shift=0), **loss)
-    yield Fault("labels shifted by two", *text, _token_loss(shift=2), **loss, autocast=True)
-    yield Fault("no label smoothing", *image, _class_loss(label_smoothing=0.0), **loss)
-    smoothed = _class_loss(label_smoothing=0.12)
+    yield Fault("labels not shifted", "mixtral", "sgd", other_token_loss(shift=0), **loss)
+    yield Fault("labels shifted by two", *text, other_token_loss(shift=2), **loss, autocast=True)
+    yield Fault("no label smoothing", *image, other_class_loss(label_smoothing=0.0), **loss)
+    smoothed = other_class_loss(label_smoothing=0.12)
     yield Fault("label smoothing 0.12", "resnet", "adamw", smoothed, **loss, autocast=True)
     whole = otherwise(accumulate=lambda value: value)
     yield Fault("loss not divided", "vit", "adamw", whole, **loss)
@@ -285,10 +285,10 @@ def _in_losses() -> Iterator[Fault]:
 
 
 def _in_modules() -> Iterator[Fault]:
-    back = {"name": _ACTIVATION + r"(\..*)?", "phase": BACKWARD}
+    back = {"name": ACTIVATION + r"(\..*)?", "phase": BACKWARD}
 
     def wrong(kind: str) -> Twist:
-        return _swapped(_ACTIVATION, lambda _: layers.CustomSiLU(kind))
+        return swapped(ACTIVATION, lambda _: layers.CustomSiLU(kind))
 
     yield Fault("backward by hand, sign", "llama", "adamw", wrong("sign"), **back)
     yield Fault("backward by hand, term missing", "llama", "sgd", wrong("term"), **back)
@@ -301,11 +301,11 @@ def _in_modules() -> Iterator[Fault]:
     front = {"phase": FORWARD}
     yield Fault(
         "detached branch", "llama", "adamw",
-        _swapped("model.layers.1.self_attn.k_proj", layers.Detached),
+        swapped("model.layers.1.self_attn.k_proj", layers.Detached),
         r"model\.layers\.1\.self_attn(\..*)?", **front,
     )  # fmt: skip
     yield Fault(
-        "detached branch", "vit", "sgd", _swapped("vit.layers.1.layernorm_after", layers.Detached),
+        "detached branch", "vit", "sgd", swapped("vit.layers.1.layernorm_after", layers.Detached),
         r"vit\.layers\.1(\..*)?", **front,
     )  # fmt: skip
     yield Fault(
@@ -323,7 +323,7 @@ def _in_modules() -> Iterator[Fault]:
         "gradient of the padding token", "llama", "sgd", _padding_gradient(None),
         r"model\.embed_tokens", BACKWARD,
     )  # fmt: skip
-    low = _swapped("model.layers.1.input_layernorm", layers.LowNorm)
+    low = swapped("model.layers.1.input_layernorm", layers.LowNorm)
     yield Fault(
         "norm in bf16", "llama", "adamw", low, r"model\.layers\.1\.input_layernorm", **front,
         autocast=True,
