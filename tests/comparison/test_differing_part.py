@@ -16,6 +16,7 @@ from whence import store
 from whence.comparison import differing_part, pipeline
 from whence.comparison.call_columns import CallColumns
 from whence.comparison.kept_calls import kept_calls
+from whence.comparison.options import CompareOptions
 from whence.records import Call, Ref, RunInfo, Statistics
 from whence.results.sequence import MadeOnDemand
 
@@ -194,6 +195,23 @@ def test_a_stale_tensor_is_one_of_a_step_that_is_left_out(tmp_path, monkeypatch)
     monkeypatch.setattr(differing_part._Beside, "_target_elements", lambda *_: None)
     blind, _, _ = _answers(reference, target, monkeypatch)
     assert sum("stale" in v.sentence for v in blind.verdicts) < len(stale)
+
+
+def test_what_both_parts_say_is_held_once(tmp_path):
+    reference = _written(tmp_path / "a")
+    target = _written(tmp_path / "b", how="rounding", which=lambda slot: slot == "output")
+    runs = store.open_run(reference), store.open_run(target)
+    part = differing_part.differing_part(*runs, CompareOptions())
+    assert all(
+        ours.refs is theirs.refs
+        for ours, theirs in zip(part.reference.calls, part.target.calls, strict=True)
+    )
+    for side in (part.reference, part.target):
+        slots = [ref.slot for call in side.calls for ref in call.refs]
+        for texts in (slots, [c.scope for c in side.calls], [c.root for c in side.calls]):
+            assert len({id(text) for text in texts}) == len(set(texts))
+        shapes = [record.shape for record in side.records]
+        assert len({id(shape) for shape in shapes}) == len(set(shapes))
 
 
 @pytest.mark.parametrize("fault", [_scaled, _rolled])

@@ -66,7 +66,7 @@ def test_what_lies_there_is_kept(bucket, runs):
     api.upload(runs[0], f"{bucket}/run")
     with pytest.raises(OutputExists, match="holds a run"):
         whence.compare(*runs, output=f"{bucket}/run", force=True)
-    with pytest.raises(UnreadableRun, match="no comparison at"):
+    with pytest.raises(UnreadableRun, match="is a run, not a comparison"):
         whence.load_comparison(f"{bucket}/run")
     with pytest.raises(StoreFailed, match="--resume"):
         whence.compare(*runs, output=f"{bucket}/c", engine="processes", resume=True)

@@ -146,7 +146,7 @@ def test_a_packed_run_is_read_where_it_lies(tmp_path, bucket):
 
 
 def test_what_is_not_there_is_told(tmp_path, bucket):
-    with pytest.raises(UnreadableRun, match="not there"):
+    with pytest.raises(UnreadableRun, match="nothing is there; check the spelling"):
         store.open_run(f"{bucket}/none")
     Place(f"{bucket}/other").write("x.txt", b"1")
     with pytest.raises(UnreadableRun, match=r"no run\.json"):

@@ -9,11 +9,12 @@ import uuid
 
 import numpy as np
 import pytest
-from by_hand_store import same
+from by_hand_store import call, same
 
 import whence
 from whence import api, store
-from whence.errors import ElementsMissing
+from whence.errors import ElementsMissing, UnreadableRun
+from whence.records import Ref
 from whence.store import remote
 
 pytest.importorskip("s3fs", reason="s3fs is not installed: pip install s3fs")
@@ -107,6 +108,30 @@ def test_large_shards_go_in_parts_and_a_server_that_stops_is_told(s3, tmp_path, 
     stop()
     with pytest.raises(ElementsMissing, match="tries"):
         run.array(0)
+
+
+def test_a_comparison_lies_in_a_bucket(s3, tmp_path, monkeypatch):
+    url, stop = s3
+    monkeypatch.setenv("WHENCE_SPOOL", str(tmp_path / "spool"))
+    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.01)
+    for name, shift in (("ref", 0.0), ("tgt", 0.5)):
+        with store.Writer(store.create(tmp_path / name, _info())) as writer:
+            data = np.arange(1000, dtype=np.float32) + np.float32(shift)
+            record = writer.record("float32", data.shape, data.view(np.uint8), b"", None, None)
+            writer.call(call(0, Ref("output.0", record), scope="layer"))
+        api.upload(tmp_path / name, f"{url}/{name}")
+    made = whence.compare(f"{url}/ref", f"{url}/tgt", output=f"{url}/cmp")
+    assert whence.load_comparison(f"{url}/cmp").status == made.status
+    whence.report_html(f"{url}/cmp", tmp_path / "page.html")
+    with pytest.raises(UnreadableRun, match=r"no comparison at .*it has no report\.json"):
+        whence.load_comparison(f"{url}/none")
+    with pytest.raises(UnreadableRun, match="is a run, not a comparison"):
+        whence.load_comparison(f"{url}/ref")
+    with pytest.raises(UnreadableRun, match="is a comparison, not a run"):
+        api.open_run(f"{url}/cmp")
+    stop()
+    with pytest.raises(UnreadableRun, match="tries"):
+        whence.load_comparison(f"{url}/cmp")
 
 
 def _info():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from whence.cli import _files
+from whence.cli import _files, _options
 
 if TYPE_CHECKING:
     from whence.results import Comparison
@@ -37,7 +37,7 @@ def options(default: str | None) -> Callable[[Any], Any]:
     junit = click.option(
         "--junit",
         metavar="FILE",
-        type=click.Path(),
+        type=_options.HERE,
         help="Also write JUnit XML, with one test case per compared call.",
     )
     return lambda command: form(annotations(junit(command)))

@@ -2,7 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
+
+
+class _Here(click.Path):
+    """A path of this machine: a URL would be taken for a folder of its name."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if param is not None and isinstance(value, str) and "://" in value:
+            from whence.records.places import refuse_url
+
+            is_option = isinstance(param, click.Option)
+            name = param.opts[-1] if is_option else param.metavar or str(param.name).upper()
+            refuse_url(
+                value,
+                f"{name} takes paths of this machine alone: copy to or from the store yourself",
+            )
+        return super().convert(value, param, ctx)
+
+
+HERE = _Here()
+"""The type of options and arguments that can be no URL: what is written, but for runs and
+comparisons, and what is changed where it lies.
+"""
 
 TEXT_OR_JSON = click.option(
     "--format",
@@ -13,13 +37,13 @@ TEXT_OR_JSON = click.option(
     help="What goes to stdout.",
 )
 KEEP_RUNS = click.option(
-    "--keep", metavar="DIR", type=click.Path(), help="Keep the runs in this new folder."
+    "--keep", metavar="DIR", type=HERE, help="Keep the runs in this new folder."
 )
 OUTPUT_FILE = click.option(
     "-o",
     "--output",
     metavar="FILE",
-    type=click.Path(),
+    type=HERE,
     help="Write to this file instead of the terminal.",
 )
 REPLACE_FILE = click.option("--force", is_flag=True, help="Replace FILE if it exists.")

@@ -205,7 +205,7 @@ _RARE = "--tier --occurrences --sample --budget --workers --address"
 @click.option(
     "--html",
     metavar="FILE",
-    type=click.Path(),
+    type=_options.HERE,
     help="Also write the HTML page of `whence report`.",
 )
 @click.option(

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import click
 
-from whence.cli import _progress
+from whence.cli import _options, _progress
 
 
 @click.command("convert", help=__doc__)
 @click.argument("source", metavar="SRC", type=click.Path())
-@click.argument("destination", metavar="DST", type=click.Path())
+@click.argument("destination", metavar="DST", type=_options.HERE)
 @click.option(
     "--to",
     required=True,

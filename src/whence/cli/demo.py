@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import click
 
+from whence.cli import _options
 from whence.demo import FAULTS, MODELS
 
 
@@ -41,7 +42,7 @@ from whence.demo import FAULTS, MODELS
     "-o",
     "--output",
     metavar="DIR",
-    type=click.Path(),
+    type=_options.HERE,
     help="Keep the runs and the comparisons in this folder.",
 )
 def command(plant: str, fault: str | None, seed: int, model: str, output: str | None) -> int:

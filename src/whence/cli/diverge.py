@@ -34,7 +34,7 @@ from whence.cli import _answers, _files, _options
     multiple=True,
     help="A run of the reference with other threads or kernels; repeatable.",
 )
-@click.option("--plot", metavar="FILE.svg", type=click.Path(), help="Draw losses and drift.")
+@click.option("--plot", metavar="FILE.svg", type=_options.HERE, help="Draw losses and drift.")
 @click.option("--force", is_flag=True, help="Replace FILE.svg.")
 @_options.TEXT_OR_JSON
 def command(

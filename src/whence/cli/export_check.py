@@ -39,7 +39,7 @@ from whence.cli import _answers, _options
     "-o",
     "--output",
     metavar="CMP",
-    type=click.Path(),
+    type=_options.HERE,
     help="Folder for the comparison, and for both runs below it.  [default: nothing is written]",
 )
 @_options.REPLACE_COMPARISON

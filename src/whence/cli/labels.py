@@ -27,7 +27,7 @@ from whence.cli.compare import CODES
     "-o",
     "--output",
     metavar="CMP",
-    type=click.Path(),
+    type=_options.HERE,
     help="Folder for summary.json, report.csv, report.json and cmp_report.csv.  [default: "
     "nothing is written]",
 )

@@ -40,7 +40,7 @@ from whence.cli import _answers, _options, _progress
     "--output",
     metavar="DIR",
     required=True,
-    type=click.Path(),
+    type=_options.HERE,
     help="Folder for runs, comparisons and ladder.json; it must not exist yet.",
 )
 @click.option("--force", is_flag=True, help="Replace DIR if it holds a ladder.")

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from whence.cli import _answers, _files
+from whence.cli import _answers, _files, _options
 
 _CODES = {"same": 0, "different": 1, "undecided": 2}
 
@@ -48,7 +48,7 @@ def command() -> None:
     default="./output",
     show_default=True,
     metavar="FOLDER",
-    type=click.Path(),
+    type=_options.HERE,
     help="Folder for compare_result_*.csv.",
 )
 @click.option(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import click
 
+from whence.cli import _options
 from whence.cli._answers import width
 
 
@@ -67,7 +68,7 @@ def list_command(
     "--output",
     required=True,
     metavar="TESTS_DIR",
-    type=click.Path(),
+    type=_options.HERE,
     help="A new folder for the tests and their data.",
 )
 @click.option(
@@ -133,7 +134,7 @@ def generate_command(run_path: str, output: str, **options: object) -> int:
 @click.argument("reference", metavar="REF_CSV", type=click.Path())
 @click.argument("target", metavar="TGT_CSV", type=click.Path())
 @click.option(
-    "-o", "--output", metavar="RESULT_CSV", type=click.Path(), help="Also write the joined table."
+    "-o", "--output", metavar="RESULT_CSV", type=_options.HERE, help="Also write the joined table."
 )
 @click.option("--force", is_flag=True, help="Replace RESULT_CSV.")
 def diff_command(reference: str, target: str, output: str | None, force: bool) -> int:

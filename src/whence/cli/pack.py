@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import click
 
-from whence.cli import _progress
+from whence.cli import _options, _progress
 
 
 @click.command("pack", help=__doc__)
@@ -26,7 +26,7 @@ from whence.cli import _progress
     help="The run whose tensors are nearest; without it, each tensor is compressed alone.",
 )
 @click.option(
-    "-o", "--output", metavar="DIR", type=click.Path(), help="New folder.  [default: RUN.packed]"
+    "-o", "--output", metavar="DIR", type=_options.HERE, help="New folder.  [default: RUN.packed]"
 )
 @click.option(
     "--keep",

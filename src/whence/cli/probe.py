@@ -67,7 +67,7 @@ from whence.cli import _options, _progress
 @click.option(
     "--twice", is_flag=True, help="Run CMD in two processes one after the other, and compare both."
 )
-@click.option("--html", metavar="FILE", type=click.Path(), help="Also write the answer as a page.")
+@click.option("--html", metavar="FILE", type=_options.HERE, help="Also write the answer as a page.")
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @click.option(
     "--to",

@@ -11,7 +11,7 @@ from whence.cli import _options
 
 
 @click.command("recover", help=__doc__)
-@click.argument("run", type=click.Path())
+@click.argument("run", type=_options.HERE)
 @_options.WHILE_WRITTEN
 def command(run: str, force: bool) -> int:
     """Words -> `api.recover`."""

@@ -23,7 +23,7 @@ from typing import Any
 
 import click
 
-from whence.cli import _answers, _files, _help, _progress
+from whence.cli import _answers, _files, _help, _options, _progress
 
 _GROUPS = {
     "Page": "--output --details --tokens",
@@ -38,7 +38,7 @@ _GROUPS = {
     "-o",
     "--output",
     metavar="FILE",
-    type=click.Path(),
+    type=_options.HERE,
     help="File for the page.  [default: CMP/report.html, or ./report.html without CMP]",
 )
 @click.option(
@@ -59,13 +59,13 @@ _GROUPS = {
 @click.option(
     "--plots",
     metavar="DIR",
-    type=click.Path(),
+    type=_options.HERE,
     help="Write the main plots as PNG and SVG to this new folder (needs matplotlib).",
 )
 @click.option(
     "--parquet",
     metavar="FILE",
-    type=click.Path(),
+    type=_options.HERE,
     help="Write a table of it as a Parquet file (needs pyarrow).",
 )
 @click.option(

@@ -28,7 +28,7 @@ from whence.cli import _answers, _options, _progress
     "--output",
     required=True,
     metavar="DIR",
-    type=click.Path(),
+    type=_options.HERE,
     help="Folder for repro.py and repro.safetensors.",
 )
 @click.option(

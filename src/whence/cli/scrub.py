@@ -14,7 +14,7 @@ from whence.cli import _options
 
 
 @click.command("scrub", help=__doc__)
-@click.argument("run", type=click.Path())
+@click.argument("run", type=_options.HERE)
 @click.option(
     "--name",
     "names",

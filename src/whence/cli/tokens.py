@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from whence.cli import _help
+from whence.cli import _help, _options
 from whence.cli._answers import width
 
 CODES = {"pass": 0, "fail": 1, "undecided": 2}
@@ -36,8 +36,8 @@ _GROUPS = {
 
 
 @click.command("tokens", cls=_help.Grouped, help=__doc__, groups=_GROUPS)
-@click.argument("reference", metavar="REF", required=False, type=click.Path())
-@click.argument("target", metavar="TGT", required=False, type=click.Path())
+@click.argument("reference", metavar="REF", required=False, type=_options.HERE)
+@click.argument("target", metavar="TGT", required=False, type=_options.HERE)
 @click.option(
     "--full",
     type=click.FloatRange(0, 1),

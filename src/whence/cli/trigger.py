@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import click
 
+from whence.cli import _options
+
 
 @click.command("trigger", help=__doc__)
-@click.argument("run", metavar="RUN", type=click.Path())
+@click.argument("run", metavar="RUN", type=_options.HERE)
 @click.option("--steps", type=click.IntRange(1), metavar="K", help="How many steps.")
 @click.option("--on", is_flag=True, help="Every step from now on.")
 @click.option("--off", is_flag=True, help="Nothing any more.")

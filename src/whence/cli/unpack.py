@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import click
 
+from whence.cli import _options
+
 
 @click.command("unpack", help=__doc__)
-@click.argument("packed", metavar="PACKED", type=click.Path())
+@click.argument("packed", metavar="PACKED", type=_options.HERE)
 @click.option(
     "--against",
     metavar="REF",
@@ -25,7 +27,7 @@ import click
     "-o",
     "--output",
     metavar="DIR",
-    type=click.Path(),
+    type=_options.HERE,
     help="New folder.  [default: PACKED without .packed]",
 )
 def command(packed: str, against: str | None, output: str | None) -> int:

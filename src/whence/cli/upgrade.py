@@ -46,7 +46,12 @@ def _seconds(_ctx: Any, _parameter: Any, text: str) -> float:
 @click.argument("first")
 @click.argument("second")
 @click.option(
-    "-o", "--output", required=True, metavar="DIR", help="Environments, results and scripts."
+    "-o",
+    "--output",
+    required=True,
+    metavar="DIR",
+    type=_options.HERE,
+    help="Environments, results and scripts.",
 )
 @click.option(
     "--models",

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import click
 
+from whence.cli import _options
+
 
 @click.command("upload", help=__doc__)
-@click.argument("run", metavar="RUN", type=click.Path())
+@click.argument("run", metavar="RUN", type=_options.HERE)
 @click.argument("url")
 @click.option("--force", is_flag=True, help="Replace a run that lies there.")
 def command(run: str, url: str, force: bool) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from whence.cli import _answers, _files
+from whence.cli import _answers, _files, _options
 
 _MATCHES = {"exact": "exact", "fuzzy": "auto", "order": "order"}
 _CODES = {"same": 0, "different": 1, "undecided": 2}
@@ -26,7 +26,7 @@ def command() -> None:
 
 @command.command("summary")
 @click.argument("dump", metavar="X.h5", type=click.Path())
-@click.argument("output", metavar="OUT", type=click.Path())
+@click.argument("output", metavar="OUT", type=_options.HERE)
 @click.option("--force", is_flag=True, help="Replace OUT.")
 def summary_command(dump: str, output: str, force: bool) -> int:
     """Write min, max, mean and std of every tensor: as a table, or as CSV when OUT ends in .csv."""
@@ -47,7 +47,7 @@ def summary_command(dump: str, output: str, force: bool) -> int:
 @command.command("compare")
 @click.argument("bench", metavar="BENCH.h5", type=click.Path())
 @click.argument("target", metavar="TARGET.h5", type=click.Path())
-@click.argument("output", metavar="RESULT.csv", type=click.Path())
+@click.argument("output", metavar="RESULT.csv", type=_options.HERE)
 @click.option(
     "--golden",
     metavar="FILE",
@@ -135,7 +135,7 @@ def jprof_command(dump: str, cpu_init: bool, blacklist: bool, factory: str, forc
 @command.command("summary_diff_check")
 @click.argument("target", metavar="XPU.csv", type=click.Path())
 @click.argument("reference", metavar="GPU.csv", type=click.Path())
-@click.argument("output", metavar="RESULT.csv", type=click.Path())
+@click.argument("output", metavar="RESULT.csv", type=_options.HERE)
 @click.option("--force", is_flag=True, help="Replace RESULT.csv.")
 def diff_command(target: str, reference: str, output: str, force: bool) -> int:
     """Compare what the tests measured on two devices, the reference second. Exit code: 0 the same,

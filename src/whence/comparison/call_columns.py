@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,8 @@ from whence.comparison.options import CompareOptions
 from whence.comparison.own_tensors import CallTimes, Column, own_stretches
 from whence.records import Call, Run
 from whence.records.slots import is_input, is_written, slot_kind
-from whence.results import CallPair, Evidence, Measured, Row, SlotPair, Verdict, VerdictKind
+from whence.results import CallPair, Evidence, Measured, Row, Verdict, VerdictKind
+from whence.results.columns import PairColumns, RowColumns, VerdictColumns
 from whence.results.sequence import MadeOnDemand
 from whence.store import StoredRun
 from whence.store.line_digests import KINDS as CALL_KINDS
@@ -26,6 +26,8 @@ from whence.store.line_digests import Says
 
 RULE = "exact key"
 _SAME = Measured("same", True, {"rel_l2": 0.0, "max_abs_err": 0.0})
+_PAIR = CallPair(-1, -1, RULE)
+_ROW = Row(-1, "", "", 0, 0, 0, "", "", -1, -1, "", "", (), (), VerdictKind.IDENTICAL, RULE, _SAME)
 _SLOTS = 1 << 20  # that are looked at at once
 _GROWTH: dict[str, float | None] = {"e_in": 0.0, "e_out": 0.0, "growth": 0.0}
 _KINDS = ("module", "label", "region")
@@ -116,7 +118,7 @@ class CallColumns:
             code = _joint(code, columns[name][calls])
         kinds = [slot_kind(name) for name in self.names]
         of_slot = np.array([kinds.index(kind) for kind in kinds])[columns["ref_slot"]]
-        of_record = self._record_forms()
+        of_record = self._record_forms(np.arange(columns["dtype"].size))
         for place in range(int(counts.max(initial=0))):
             has_it = counts > place
             refs = starts[has_it] + place
@@ -127,15 +129,15 @@ class CallColumns:
         in_order = np.argsort(first)
         return calls[first[in_order]], number[in_order]
 
-    def _record_forms(self) -> Column:
+    def _record_forms(self, records: Column) -> Column:
         """By record, one number for its dtype and shape."""
-        at, extents = self.columns["shape_at"], self.columns["shape"]
-        axes = np.diff(at)
-        code = _joint(self.columns["dtype"], axes)
+        starts, extents = self.columns["shape_at"][records], self.columns["shape"]
+        axes = self.columns["shape_at"][records + 1] - starts
+        code = _joint(self.columns["dtype"][records], axes)
         for axis in range(int(axes.max(initial=0))):
             has_it = axes > axis
             part = np.zeros(axes.size, np.int64)
-            part[has_it] = 1 + np.unique(extents[at[:-1][has_it] + axis], return_inverse=True)[1]
+            part[has_it] = 1 + np.unique(extents[starts[has_it] + axis], return_inverse=True)[1]
             code = _joint(code, part)
         return code
 
@@ -162,12 +164,10 @@ class CallColumns:
     def pairs(self) -> Sequence[CallPair]:
         """The pairs of the plan."""
 
-        def made(start: int, stop: int) -> Iterator[CallPair]:
+        def made(start: int, stop: int) -> PairColumns:
             part = self._part(start, stop)
-            for call, slots in zip(part.calls, part.slots(), strict=True):
-                yield CallPair(
-                    call, call, RULE, "", tuple([SlotPair(s, s, r, r) for s, r in slots])
-                )
+            counts, records = part.counts.tolist(), part.records.tolist()
+            return PairColumns(_PAIR, part.calls, counts, part.slots, records)
 
         return MadeOnDemand(self.order.size, made)
 
@@ -175,12 +175,11 @@ class CallColumns:
         """A row for every tensor of every call. instead: of some pairs the rows they have."""
         others = instead or {}
 
-        def made(start: int, stop: int) -> Iterator[Row]:
+        def made(start: int, stop: int) -> RowColumns:
             ends = self._row_ends
             first, last = np.searchsorted(ends, [start, stop - 1], side="right").tolist()
-            rows = self._rows_of(first, last + 1, others)
             begin = start - (int(ends[first - 1]) if first else 0)
-            return islice(rows, begin, begin + stop - start)
+            return self._rows_of(first, last + 1, others, slice(begin, begin + stop - start))
 
         examples = itertools.chain.from_iterable(self._row_examples(others))
         return MadeOnDemand(self.columns["ref_slot"].size, made, list(examples))
@@ -193,11 +192,11 @@ class CallColumns:
         equal = next((p for p in np.flatnonzero(has_rows).tolist() if p not in others), None)
         for pair, rows in others.items():
             if equal is not None and equal < pair:
-                yield list(self._rows_of(equal, equal + 1, {}))
+                yield list(self._rows_of(equal, equal + 1, {}, slice(None)))
                 equal = None
             yield rows
         if equal is not None:
-            yield list(self._rows_of(equal, equal + 1, {}))
+            yield list(self._rows_of(equal, equal + 1, {}, slice(None)))
 
     @cached_property
     def _row_ends(self) -> Column:
@@ -205,8 +204,11 @@ class CallColumns:
         ends: Column = np.cumsum(np.diff(self.columns["refs_at"])[self.order])
         return ends
 
-    def _rows_of(self, start: int, stop: int, others: Mapping[int, Sequence[Row]]) -> Iterator[Row]:
-        part, names, columns = self._part(start, stop), self.names, self.columns
+    def _rows_of(
+        self, start: int, stop: int, others: Mapping[int, Sequence[Row]], some: slice
+    ) -> RowColumns:
+        """Some of the rows of the pairs from one to another. others: by pair."""
+        part, columns = self._part(start, stop), self.columns
         told = zip(
             range(start, stop),
             (s or r for s, r in zip(part.named("scope"), part.named("root"), strict=True)),
@@ -214,33 +216,37 @@ class CallColumns:
             *(columns[name][part.calls].tolist() for name in ("step", "rank", "occurrence")),
             strict=True,
         )
-        extents, at = self._extents, self.columns["shape_at"]
-        records = part.records
-        dtypes = iter([names[n] for n in columns["dtype"][records].tolist()])
-        shapes = zip(at[records].tolist(), at[records + 1].tolist(), strict=True)
-        for (index, name, op_type, *place), slots in zip(told, part.slots(), strict=True):
-            step, rank, occurrence = place
-            if index in others:
-                for _ in slots:
-                    next(dtypes), next(shapes)
-                yield from others[index]
-                continue
-            for slot, record in slots:
-                dtype, (begin, end) = next(dtypes), next(shapes)
-                shape = tuple(extents[begin:end])
-                yield Row(
-                    index, name, op_type, step, rank, occurrence, slot, slot, record, record,
-                    dtype, dtype, shape, shape, VerdictKind.IDENTICAL, RULE, _SAME,
-                )  # fmt: skip
+        call = np.repeat(np.arange(stop - start), part.counts)[some]
+        records = part.records[some]
+        form, examples = self._forms_of(records)
+        before = (np.cumsum(part.counts) - part.counts - (some.start or 0)).tolist()
+        instead = {
+            place: row
+            for pair, first in zip(range(start, stop), before, strict=True)
+            if pair in others
+            for place, row in enumerate(others[pair], first)
+            if 0 <= place < records.size
+        }
+        return RowColumns(
+            _ROW, list(told), [self._form(record) for record in examples.tolist()],
+            call.tolist(), part.slots[some], records.tolist(), form.tolist(), instead,
+        )  # fmt: skip
+
+    def _forms_of(self, records: Column) -> tuple[Column, Column]:
+        """(number of the dtype and shape of each record, a record of each number)."""
+        _, examples, form = np.unique(
+            self._record_forms(records), return_index=True, return_inverse=True
+        )
+        return form, records[examples]
+
+    def _form(self, record: int) -> tuple[str, tuple[int, ...]]:
+        """dtype and shape of a record."""
+        columns = self.columns
+        begin, end = columns["shape_at"][record : record + 2].tolist()
+        return self.names[columns["dtype"][record]], tuple(columns["shape"][begin:end].tolist())
 
     def _part(self, start: int, stop: int) -> _Part:
         return _Part(self.columns, self.names, self.order[start:stop])
-
-    @cached_property
-    def _extents(self) -> list[int]:
-        """Extents of all records, one after the other."""
-        extents: list[int] = self.columns["shape"].tolist()
-        return extents
 
     # ---- what is judged
 
@@ -258,9 +264,11 @@ class CallColumns:
         others = instead or {}
         judged = self._judged(stretches if stretches is not None else self.own[:2])
 
-        def made(start: int, stop: int) -> Iterator[Verdict]:
-            for key in zip(*(column[start:stop].tolist() for column in judged), strict=True):
-                yield others.get(key) or self.equal(*key)
+        def made(start: int, stop: int) -> VerdictColumns:
+            pairs, parts = (column[start:stop].tolist() for column in judged)
+            keys = zip(pairs, parts, strict=True)
+            instead = {place: others[key] for place, key in enumerate(keys) if key in others}
+            return VerdictColumns(self.equal(-1, -1), self.equal(-1, 0), pairs, parts, instead)
 
         return MadeOnDemand(judged[0].size, made)
 
@@ -352,24 +360,19 @@ def _has_a_slot_twice(refs_at: Column, slots: Column) -> bool:
 class _Part:
     """Some calls with their tensors, taken from the columns at once.
 
-    records: of all their tensors, one call after the other.
+    counts: how many tensors each has. slots, records: of these, one call after the other.
     """
 
     def __init__(self, columns: Mapping[str, Any], names: Sequence[str], calls: Column) -> None:
         self.calls: list[int] = calls.tolist()
         self._columns, self._names = columns, names
         starts, ends = columns["refs_at"][calls], columns["refs_at"][calls + 1]
-        self._counts = ends - starts
-        places = np.arange(int(self._counts.sum()))
-        places += np.repeat(ends - np.cumsum(self._counts), self._counts)
-        self._slots, self.records = columns["ref_slot"][places], columns["ref_record"][places]
+        self.counts = ends - starts
+        places = np.arange(int(self.counts.sum()))
+        places += np.repeat(ends - np.cumsum(self.counts), self.counts)
+        self.records = columns["ref_record"][places]
+        self.slots = [names[n] for n in columns["ref_slot"][places].tolist()]
 
     def named(self, column: str) -> list[str]:
         """A column of names of these calls."""
         return [self._names[n] for n in self._columns[column][self.calls].tolist()]
-
-    def slots(self) -> Iterator[Iterator[tuple[str, int]]]:
-        """(slot, record) of each tensor, call by call; each is read before the next."""
-        names = [self._names[n] for n in self._slots.tolist()]
-        refs = zip(names, self.records.tolist(), strict=True)
-        return (islice(refs, count) for count in self._counts.tolist())

@@ -34,10 +34,13 @@ Said = TypeVar("Said", Finding, Remark, Verdict, Undecided)
 class PartOfRun(Over):
     """Some calls and records of a run on disk, under numbers of their own.
 
-    numbers: by record of this run, its number in `base`.
+    numbers: by record of this run, its number in `base`. like: the calls of the other run, whose
+    references are held once where they are the same.
     """
 
-    def __init__(self, run: StoredRun, calls: Column, records: Column) -> None:
+    def __init__(
+        self, run: StoredRun, calls: Column, records: Column, like: Sequence[Call] = ()
+    ) -> None:
         place_of = np.full(len(run.calls), -1, np.int64)
         place_of[calls] = np.arange(calls.size)
         places = np.full(len(run.records), -1, np.int64)
@@ -49,6 +52,8 @@ class PartOfRun(Over):
                 _force(call, "parent", int(place_of[call.parent]))
             for ref in call.refs:
                 _force(ref, "record", int(places[ref.record]))
+            if like and call.refs == like[number].refs:
+                _force(call, "refs", like[number].refs)
             own_calls.append(call)
         for number, record in enumerate(some_records(run, records)):
             _force(record, "id", number)
@@ -197,12 +202,11 @@ def differing_part(reference: Run, target: Run, options: CompareOptions) -> Diff
     for program in runs[0].programs.values():
         is_used[list(program.constants)] = True
     records = np.flatnonzero(is_used)
-    parts = [PartOfRun(run, calls, records) for run in runs]
-    if not all(_is_plain(call) for part in parts for call in part.calls):
+    first = PartOfRun(runs[0], calls, records)
+    second = PartOfRun(runs[1], calls, records, first.calls)
+    if not all(_is_plain(call) for part in (first, second) for call in part.calls):
         return None
-    return DifferingPart(
-        parts[0], parts[1], columns, kept, _Beside(*runs, columns, kept).left_out()
-    )
+    return DifferingPart(first, second, columns, kept, _Beside(*runs, columns, kept).left_out())
 
 
 class _Beside:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,6 +26,7 @@ from whence.instrument.patch_points import parse_fault, parse_point
 from whence.instrument.rungs import every_rung, framework_of
 from whence.instrument.step_choice.conditions import conditions_of
 from whence.instrument.step_choice.windows import Ranges, StepRange, checked, read_steps
+from whence.records.places import absolute
 
 SLOTS = ("both", "input", "output")
 KEEP = ("full", "stats", "none")
@@ -342,8 +342,7 @@ def _size(value: Any) -> Any:
 
 
 def _path(value: Any) -> str:
-    # a child may run elsewhere
-    return str(Path(value).absolute()) if value else ""
+    return absolute(value) if value else ""  # a child may run elsewhere
 
 
 _READ: dict[str, Callable[[Any], Any]] = {

@@ -11,8 +11,11 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from whence.report import column_text
+from whence.report.column_text import extents, line
 from whence.report.tables import cell
 from whence.results import Comparison, Measured, Row
+from whence.results.columns import PairColumns, RowColumns, VerdictColumns
 from whence.results.sequence import MadeOnDemand
 
 T = TypeVar("T")
@@ -59,12 +62,26 @@ _BATCH = 4096  # items that are written at once
 
 
 def _array_json(items: Sequence[Any]) -> Iterator[bytes]:
-    for place, batch in enumerate(_batches(items)):
-        yield (b"," if place else b"[") + msgspec.json.encode(batch)[1:-1]
+    for place, part in enumerate(_parts(items)):
+        yield (b"," if place else b"[") + _items_json(part)
     yield b"]" if items else b"[]"
 
 
-def _batches(items: Iterable[T]) -> Iterator[list[T]]:
+def _items_json(part: Iterable[Any]) -> bytes:
+    if isinstance(part, RowColumns):
+        return column_text.rows_json(part).encode()
+    if isinstance(part, PairColumns):
+        return column_text.pairs_json(part).encode()
+    if isinstance(part, VerdictColumns):
+        return column_text.verdicts_json(part).encode()
+    return msgspec.json.encode(list(part))[1:-1]
+
+
+def _parts(items: Sequence[T]) -> Iterator[Iterable[T]]:
+    """The items, some at a time, as columns where they are made as these."""
+    if isinstance(items, MadeOnDemand):
+        yield from items.parts()
+        return
     left = iter(items)
     while batch := list(islice(left, _BATCH)):
         yield batch
@@ -80,21 +97,27 @@ def table_csv(result: Comparison) -> Iterator[str]:
     for row in rows:
         if not row.measured.values.keys() <= metrics.keys():
             metrics |= row.measured.values
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow((*_FIXED, *metrics, "max_abs_index"))
-    for batch in _batches(result.rows):
-        # what was measured of equal pairs is one object
-        measured = {id(row.measured): row.measured for row in batch}
-        ends = dict(zip(measured, _ends(list(measured.values()), tuple(metrics)), strict=True))
-        starts = zip(*_names(batch), strict=True)
-        writer.writerows(
-            start + ends[id(row.measured)] for start, row in zip(starts, batch, strict=True)
-        )
-        yield out.getvalue()
-        out.seek(0)
-        out.truncate()
-    yield out.getvalue()
+    yield line((*_FIXED, *metrics, "max_abs_index"))
+    figures = tuple(metrics)
+    for part in _parts(result.rows):
+        if isinstance(part, RowColumns):
+            (end,) = _ends([part.like.measured], figures)
+            others = map(line, _cells(list(part.others.values()), figures))
+            of_others = dict(zip(part.others, others, strict=True))
+            yield column_text.rows_csv(part, line(end), of_others)
+        else:
+            out = io.StringIO()
+            csv.writer(out, lineterminator="\n").writerows(_cells(list(part), figures))
+            yield out.getvalue()
+
+
+def _cells(rows: Sequence[Row], metrics: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """The cells of each row."""
+    # what was measured of equal pairs is one object
+    measured = {id(row.measured): row.measured for row in rows}
+    ends = dict(zip(measured, _ends(list(measured.values()), metrics), strict=True))
+    starts = zip(*_names(rows), strict=True)
+    return (start + ends[id(row.measured)] for start, row in zip(starts, rows, strict=True))
 
 
 def _names(rows: Sequence[Row]) -> Iterator[list[Any]]:
@@ -109,8 +132,8 @@ def _names(rows: Sequence[Row]) -> Iterator[list[Any]]:
     yield _each(cell, [row.target_slot for row in rows])
     yield [row.reference_dtype for row in rows]
     yield [row.target_dtype for row in rows]
-    yield _each(_shape, [row.reference_shape for row in rows])
-    yield _each(_shape, [row.target_shape for row in rows])
+    yield _each(extents, [row.reference_shape for row in rows])
+    yield _each(extents, [row.target_shape for row in rows])
     yield [row.rule for row in rows]
 
 
@@ -121,7 +144,7 @@ def _ends(measured: Sequence[Measured], metrics: Sequence[str]) -> list[tuple[st
         [m.tier for m in measured],
         [cell(m.why or "; ".join(f"{k}: {v}" for k, v in m.whys.items())) for m in measured],
         *(_figures([m.values.get(metric) for m in measured]) for metric in metrics),
-        [_shape(m.max_abs_index or ()) for m in measured],
+        [extents(m.max_abs_index or ()) for m in measured],
     )
     return list(zip(*columns, strict=True))
 
@@ -130,10 +153,6 @@ def _each(make: Callable[[Any], str], values: Sequence[Hashable]) -> list[str]:
     """A column of texts. Names and shapes repeat from step to step; each is made once."""
     known = {value: make(value) for value in set(values)}
     return [known[value] for value in values]
-
-
-def _shape(extents: tuple[int, ...]) -> str:
-    return "x".join(map(str, extents))
 
 
 def _figures(values: Sequence[float | None]) -> list[str]:

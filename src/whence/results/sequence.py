@@ -4,7 +4,7 @@ for every tensor, and hardly a reader for any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
@@ -16,7 +16,8 @@ _BATCH = 4096  # items that are made at once
 class MadeOnDemand(Sequence[T]):
     """A sequence whose items are made each time they are asked for; equal to a tuple of them.
 
-    made: the items from one place to another, in turn. examples: some items, in order, of which
+    made: the items from one place to another, in turn, or as columns (`whence.results.columns`).
+    examples: some items, in order, of which
     each other item is like one that comes before it; None where these are not known.
     """
 
@@ -25,7 +26,7 @@ class MadeOnDemand(Sequence[T]):
     def __init__(
         self,
         length: int,
-        made: Callable[[int, int], Iterator[T]],
+        made: Callable[[int, int], Iterable[T]],
         examples: Sequence[T] | None = None,
     ) -> None:
         self._length, self._made, self.examples = length, made, examples
@@ -44,8 +45,13 @@ class MadeOnDemand(Sequence[T]):
         return tuple(self[place] for place in places)
 
     def __iter__(self) -> Iterator[T]:
+        for part in self.parts():
+            yield from part
+
+    def parts(self) -> Iterator[Iterable[T]]:
+        """The items as they are made, many at once."""
         for start in range(0, self._length, _BATCH):
-            yield from self._made(start, min(start + _BATCH, self._length))
+            yield self._made(start, min(start + _BATCH, self._length))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (tuple, MadeOnDemand)):

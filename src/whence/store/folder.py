@@ -22,7 +22,7 @@ from whence import disk
 from whence.disk import write_file
 from whence.errors import OutputExists, StoreFailed, UnknownVersion, UnreadableRun
 from whence.records import RunInfo
-from whence.store.remote import refuse_url
+from whence.records.places import refuse_url
 
 FORMAT = 1
 """The version of the run format this code reads and writes (docs/format.md)."""

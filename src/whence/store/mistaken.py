@@ -17,10 +17,7 @@ def what_instead(path: str | Path) -> str:
         return ""
     comparison = place.parent if place.name in COMPARISON else place
     if all((comparison / name).is_file() for name in COMPARISON):
-        return (
-            f"is a comparison, not a run: `whence report {comparison}` shows it; where a run is "
-            "wanted, give one of the two that were compared"
-        )
+        return is_a_comparison(comparison)
     if (place / PROCESS).is_file() and (place / JOURNAL).exists() and is_run(place.parent):
         return f"is what one process wrote of the run {place.parent}; give that run"
     names = runs_in(place)
@@ -29,6 +26,14 @@ def what_instead(path: str | Path) -> str:
         more = f" and {len(names) - _MOST} more" if names[_MOST:] else ""
         return f"is a folder of runs, not a run; give one of them: {listed}{more}"
     return ""
+
+
+def is_a_comparison(place: str | Path) -> str:
+    """As `what_instead`, of a path or URL where a comparison lies."""
+    return (
+        f"is a comparison, not a run: `whence report {place}` shows it; where a run is wanted, "
+        "give one of the two that were compared"
+    )
 
 
 def runs_in(folder: Path) -> list[str]:

@@ -35,12 +35,12 @@ from whence.records import (
 )
 from whence.records.columns import Columns
 from whence.records.lookup import Named
+from whence.records.places import is_url
 from whence.store import journal
 from whence.store.folder import JOURNAL, ProcessInfo, load_info, load_process, process_folders
 from whence.store.index import INCREMENT, KEPT, NONE, Column
 from whence.store.journal import COLLECTIVE, NOTE, STEP
 from whence.store.process_reader import ProcessReader, absent_ranks, view_elements
-from whence.store.remote import is_url
 from whence.store.remote_run import Mirror, Mirrored, mirror, mirror_of
 from whence.store.shards import Bytes, map_file
 

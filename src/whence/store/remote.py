@@ -5,33 +5,23 @@ connection is cut, and then told in a sentence.
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
-from whence import extras
-from whence.errors import MissingDependency, UnreadableRun, UsageError
+from whence import disk, extras
+from whence.errors import MissingDependency, UnreadableRun
 
 T = TypeVar("T")
 TRIES = 4
+_NOT_THERE = (404, 410)  # of HTTP
+_PART = 64 << 20
 AT_ONCE = 16  # small requests that wait side by side
 FIRST_WAIT_S = 0.2
 _FINAL = (PermissionError, NotImplementedError, IsADirectoryError)
-
-
-def is_url(path: object) -> bool:
-    """Whether a path is a URL of an object store: "s3://bucket/run", and not "C:\\run"."""
-    scheme, marked, _ = str(path).partition("://")
-    return bool(marked) and len(scheme) > 1 and scheme.replace("+", "").isalnum()
-
-
-def refuse_url(path: object, what: str) -> None:
-    """Raise UsageError where a path of this machine is wanted and a URL is given, also one that was
-    made a Path of ("s3:/bucket/run").
-    """
-    if is_url(str(path).replace(":/", "://", 1).replace(":///", "://")):
-        raise UsageError(f"{path} is a URL; {what}")
 
 
 class Failed(Exception):
@@ -102,6 +92,21 @@ class Place:
         )
         return bytes(data)
 
+    def fetch(self, name: str, target: Path, size: int) -> None:
+        """Copy a file of so many bytes to this machine, in parts. Raises Failed, also where another
+        number of bytes comes, as from a server that answers no ranges.
+        """
+        with disk.whole_file(target) as file:
+            for start in range(0, size, _PART):
+                stop = min(size, start + _PART)
+                part = self.read(name, start, stop)
+                if len(part) != stop - start:
+                    raise Failed(
+                        f"cannot read {self.url}/{name} bytes {start} to {stop}: {len(part)} bytes "
+                        "came; is it written just now, or does the server answer no ranges?"
+                    )
+                file.write(part)
+
     def size(self, name: str) -> int:
         """Bytes of a file. Raises Failed."""
         return int(
@@ -148,22 +153,39 @@ class Place:
             try:
                 return work()
             except FileNotFoundError as error:
-                raise Absent(f"cannot {what}: it is not there ({_words(error)})") from error
+                if not _is_cut(error):
+                    raise Absent(f"cannot {what}: it is not there ({_words(error)})") from error
+                if attempt + 1 == TRIES:
+                    raise _given_up(what, error.__cause__ or error) from error
             except _FINAL as error:
                 raise Failed(f"cannot {what}: {_words(error)}") from error
             except Exception as error:  # each kind of store has errors of its own for a cut line
                 if attempt + 1 == TRIES:
-                    raise Failed(
-                        f"cannot {what}: {_words(error)} ({TRIES} tries); check the connection and "
-                        "try again"
-                    ) from error
+                    raise _given_up(what, error) from error
             time.sleep(FIRST_WAIT_S * 2**attempt)
         raise AssertionError("unreachable")
+
+
+def _given_up(what: str, error: BaseException) -> Failed:
+    return Failed(
+        f"cannot {what}: {_words(error)} ({TRIES} tries); check the connection and try again"
+    )
+
+
+def _is_cut(error: FileNotFoundError) -> bool:
+    """Whether a file is said not to be there because nobody could be asked: fsspec says so of
+    HTTP.
+    """
+    cause = error.__cause__
+    aiohttp = sys.modules.get("aiohttp")
+    if aiohttp is not None and isinstance(cause, aiohttp.ClientError):
+        return getattr(cause, "status", 0) not in _NOT_THERE
+    return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
 
 
 def _joined(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

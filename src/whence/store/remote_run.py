@@ -16,10 +16,10 @@ import msgspec
 from whence import disk
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.store.folder import INDEX, JOURNAL, PROCESS, PROCESS_FOLDER, RUN, STATUS
+from whence.store.mistaken import COMPARISON, is_a_comparison
 from whence.store.remote import Absent, Failed, Place
 from whence.store.remote_shard import Blocks, FileRange, RemoteShard
 
-_AT_ONCE = 64 << 20
 _MOST_BESIDE = 64 << 20  # a file beside run.json that is larger is none of ours, and left there
 _OF_A_PROCESS = (PROCESS, JOURNAL, INDEX)
 
@@ -69,7 +69,7 @@ class Mirror:
         try:
             if not target.exists():
                 fresh = target.with_suffix(".part")
-                _fetch(self._place, f"{folder}/{name}", fresh, size)
+                self._place.fetch(f"{folder}/{name}", fresh, size)
                 fresh.rename(target)
         except Failed as error:
             raise ElementsMissing(str(error)) from error
@@ -103,13 +103,14 @@ def mirror(url: str) -> Mirror:
 
 def _copy(place: Place, path: Path) -> dict[str, dict[str, int]]:
     """Copy all but the shards of a run, and give the sizes of these."""
-    names = place.names()
-    if RUN not in names:
-        found = ", ".join(sorted(names)[:5]) or "nothing"
+    try:
+        names = place.names()
+    except Absent as error:
         raise UnreadableRun(
-            f"no run at {place.url}: it has no {RUN} (found: {found}); a dump of another tool is "
-            "copied here before it is read"
-        )
+            f"no run at {place.url}: nothing is there; check the spelling"
+        ) from error
+    if RUN not in names:
+        raise UnreadableRun(_instead(place.url, names))
     folders = [name for name in sorted(names) if PROCESS_FOLDER.fullmatch(name)]
     processes = place.together([functools.partial(_process, place, name) for name in folders])
     shards: dict[str, dict[str, int]] = {}
@@ -125,9 +126,23 @@ def _copy(place: Place, path: Path) -> dict[str, dict[str, int]]:
         shards[folder] = {name: n for name, n in sizes.items() if name.startswith("shard-")}
         small |= {f"{folder}/{name}": n for name, n in sizes.items() if name in _OF_A_PROCESS}
     place.together(
-        [functools.partial(_fetch, place, name, path / name, size) for name, size in small.items()]
+        [functools.partial(place.fetch, name, path / name, size) for name, size in small.items()]
     )
     return shards
+
+
+def _instead(url: str, names: Iterable[str]) -> str:
+    """What lies at a URL that is no run, by the names there."""
+    folder, _, name = url.rpartition("/")
+    if name in COMPARISON and list(names) == [name]:
+        return f"{url} {is_a_comparison(folder)}"
+    if set(COMPARISON) <= set(names):
+        return f"{url} {is_a_comparison(url)}"
+    found = ", ".join(sorted(names)[:5]) or "nothing"
+    return (
+        f"no run at {url}: it has no {RUN} (found: {found}); a dump of another tool is copied here "
+        "before it is read"
+    )
 
 
 def _process(place: Place, folder: str) -> tuple[bytes | None, dict[str, int]]:
@@ -140,10 +155,3 @@ def _process(place: Place, folder: str) -> tuple[bytes | None, dict[str, int]]:
         status = None
     sizes = {name: size for name, size in place.names(folder).items() if size is not None}
     return status, sizes
-
-
-def _fetch(place: Place, name: str, target: Path, size: int) -> None:
-    """Copy a file in parts."""
-    with disk.whole_file(target) as file:
-        for start in range(0, size, _AT_ONCE):
-            file.write(place.read(name, start, min(size, start + _AT_ONCE)))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from whence.records import Run
     from whence.results import Comparison
 
-_LONG_NUMBER = re.compile(rb"\d{19}")  # digits that 64 bits may not hold
+_LONG_NUMBER = re.compile(rb"(?<![\w.])-?\d{19}")  # digits that 64 bits may not hold
 
 
 def as_run(run: str | os.PathLike[str] | Run) -> Run:
@@ -139,29 +139,51 @@ def load_comparison(path: str | os.PathLike[str]) -> Comparison:
     from whence import store
 
     if isinstance(path, str) and store.is_url(path):
-        from whence.workflows.saved_at_url import report_at
+        from whence.workflows.saved_at_url import report_here
 
-        try:
-            return _decoded(report_at(path))
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise UnreadableRun(
-                f"{path} holds no comparison that this whence can read: {error}; compare again: "
-                f"whence compare REF TGT -o {path} --force"
-            ) from error
+        with report_here(path) as copy:
+            return decoded_report(copy, path)
     place = Path(path)
     file = place / "report.json" if place.is_dir() else place
     try:
-        return _decoded(file.read_bytes())
+        return decoded_report(file, str(path))
     except OSError as error:
         raise UnreadableRun(_no_comparison(place, error)) from error
+
+
+def decoded_report(file: Path, path: str) -> Comparison:
+    """The comparison in a `report.json`. path: as the user named it. Raises UnreadableRun where it
+    is none, and OSError.
+    """
+    try:
+        return _decoded(file.read_bytes())
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, MemoryError) as error:
-        reason = "it is larger than memory" if isinstance(error, MemoryError) else error
-        why = f"{file} is not a comparison that this whence can read: {reason}"
-        if place.is_dir():
-            why += f"; compare again: whence compare REF TGT -o {place} --force"
-        else:
-            why += "; give a folder that `whence compare -o` wrote, or its report.json"
-        raise UnreadableRun(why) from error
+        raise UnreadableRun(not_readable(path, error)) from error
+
+
+def not_readable(path: str, error: Exception) -> str:
+    """What to say of a `report.json` that could not be decoded. path: as the user named it."""
+    reason = "it is larger than memory" if isinstance(error, MemoryError) else error
+    why = f"{path} is not a comparison that this whence can read: {reason}"
+    if path.endswith(".json"):
+        return f"{why}; give a folder that `whence compare -o` wrote, or its report.json"
+    return f"{why}; compare again: whence compare REF TGT -o {path} --force"
+
+
+def is_comparison(path: str) -> bool:
+    """Whether a comparison that was written lies at a path or URL, and no run. Raises UnreadableRun
+    where an object store does not answer.
+    """
+    from whence import store
+
+    if store.is_url(path):
+        from whence.workflows.saved_at_url import holds_comparison
+
+        return holds_comparison(path)
+    place = Path(path)
+    if place.name == "report.json":
+        return place.is_file()
+    return (place / "report.json").is_file() and not (place / "run.json").exists()
 
 
 def _decoded(report: bytes) -> Comparison:

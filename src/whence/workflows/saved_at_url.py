@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from whence.errors import OutputExists, StoreFailed, UnreadableRun
+from whence.store.folder import RUN
 from whence.store.remote import Absent, Failed, Place
 from whence.workflows.upload import spool_folder
 
@@ -24,7 +27,7 @@ def check_output_at(url: str, *, force: bool, resume: bool) -> None:
         )
     place = Place(url)
     try:
-        if place.exists("run.json"):
+        if place.exists(RUN):
             raise OutputExists(f"{url} holds a run; choose another -o")
         if not force and place.exists(REPORT):
             raise OutputExists(
@@ -53,18 +56,54 @@ def write_at(url: str, write_files: Callable[[Path], None]) -> None:
     shutil.rmtree(spool, ignore_errors=True)
 
 
-def report_at(url: str) -> bytes:
-    """The `report.json` of a comparison at a URL, or the file that the URL names. Raises
-    UnreadableRun.
+def holds_comparison(url: str) -> bool:
+    """Whether a comparison lies at a URL, or the URL is that of its `report.json`. Raises
+    UnreadableRun where the store does not answer.
     """
-    folder, _, name = url.rstrip("/").rpartition("/")
-    place, file = (Place(folder), name) if name.endswith(".json") else (Place(url), REPORT)
+    place, file = _report(url)
     try:
-        return place.read(file)
-    except Absent as error:
-        raise UnreadableRun(
-            f"no comparison at {url}: it has no {REPORT}, which whence compare REF TGT -o {url} "
-            "writes"
-        ) from error
+        return place.exists(file)
     except Failed as error:
         raise UnreadableRun(str(error)) from error
+
+
+@contextmanager
+def report_here(url: str) -> Iterator[Path]:
+    """A copy of the `report.json` of a comparison at a URL, in a temporary folder that goes with
+    the context. Raises UnreadableRun.
+    """
+    place, file = _report(url)
+    with tempfile.TemporaryDirectory(prefix="whence-remote-") as folder:
+        copy = Path(folder) / REPORT
+        try:
+            place.fetch(file, copy, place.size(file))
+        except Absent as error:
+            raise UnreadableRun(_no_comparison(url)) from error
+        except Failed as error:
+            raise UnreadableRun(str(error)) from error
+        yield copy
+
+
+def _no_comparison(url: str) -> str:
+    """Why there is no comparison at a URL, and what to do."""
+    if url.endswith(".json"):
+        return (
+            f"no comparison at {url}: there is no such file; give the URL that whence compare -o "
+            "was given, or that of its report.json"
+        )
+    try:
+        if Place(url).exists(RUN):
+            return (
+                f"{url} is a run, not a comparison; compare it with another run: whence compare "
+                f"{url} TGT -o CMP"
+            )
+    except Failed:  # then nothing is known of it
+        pass
+    return (
+        f"no comparison at {url}: it has no {REPORT}, which whence compare REF TGT -o {url} writes"
+    )
+
+
+def _report(url: str) -> tuple[Place, str]:
+    folder, _, name = url.rstrip("/").rpartition("/")
+    return (Place(folder), name) if name.endswith(".json") else (Place(url), REPORT)

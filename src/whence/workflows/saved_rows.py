@@ -34,20 +34,33 @@ def without_plan(path: str | os.PathLike[str]) -> Comparison:
     from whence.workflows.saved import load_comparison
 
     if is_url(os.fspath(path)):
-        return load_comparison(path)
+        from whence.workflows.saved_at_url import report_here
+
+        with report_here(os.fspath(path)) as copy:  # its pages outlast its name
+            return _of_file(copy, os.fspath(path))
     place = Path(path)
-    file = place / "report.json" if place.is_dir() else place
     try:
-        with file.open("rb") as opened:
-            text = mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
-    except (OSError, ValueError):
+        return _of_file(place / "report.json" if place.is_dir() else place, os.fspath(path))
+    except OSError:
         return load_comparison(place)  # says what is there instead
+
+
+def _of_file(file: Path, path: str) -> Comparison:
+    """As `without_plan`. path: as the user named it. Raises UnreadableRun, and OSError
+    where the file cannot be opened.
+    """
+    from whence.workflows.saved import decoded_report, not_readable
+
+    if not file.stat().st_size:
+        return decoded_report(file, path)  # says so
+    with file.open("rb") as opened:
+        text = mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
     plan = text.find(_PLAN)
     rows = text.find(_ROWS, plan + len(_PLAN))
     verdicts = text.find(_VERDICTS, rows)
     behind = text.find(_BEHIND, verdicts + len(_VERDICTS))
     if min(plan, rows, verdicts, behind) < 0:
-        return load_comparison(place)  # written by hand, or by another whence
+        return decoded_report(file, path)  # written by hand, or by another whence
     rest = text[:plan] + b',"plan":{"pairs":[]}' + _ROWS + _VERDICTS + text[behind:]
     try:
         result = msgspec.json.decode(rest, type=Comparison)
@@ -57,10 +70,7 @@ def without_plan(path: str | os.PathLike[str]) -> Comparison:
             verdicts=_items(text, verdicts + len(_VERDICTS), behind, Verdict),
         )
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise UnreadableRun(
-            f"{file} is not a comparison that this whence can read: {error}; compare again: whence "
-            f"compare REF TGT -o {place} --force"
-        ) from error
+        raise UnreadableRun(not_readable(path, error)) from error
 
 
 def _items(text: mmap.mmap, start: int, stop: int, form: type[T]) -> MadeOnDemand[T]:

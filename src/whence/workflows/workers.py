@@ -89,6 +89,7 @@ def _words(run: Run) -> str:
     """What tells a run from another one: where it lies, and a digest of its tensors and calls, or
     of its files' names, sizes and times.
     """
+    from whence.records.places import absolute
     from whence.store import StoredRun
 
     digest = xxhash.xxh3_64()
@@ -105,5 +106,5 @@ def _words(run: Run) -> str:
                 digest.update(
                     f"{file.relative_to(place)} {status.st_size} {status.st_mtime_ns}\n".encode()
                 )
-    path = os.path.abspath(run.path)  # noqa: PTH100 - as it was written, links and all
-    return f"{path} ({len(run.calls)} calls, {len(run.records)} tensors, {digest.hexdigest()})"
+    counts = f"{len(run.calls)} calls, {len(run.records)} tensors"
+    return f"{absolute(run.path)} ({counts}, {digest.hexdigest()})"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from whence.records import Call, Run
 from whence.records.marks import EngineModel
+from whence.records.places import absolute
 from whence.records.slots import is_input
 from whence.results import Comparison, Finding, NextStep
 from whence.results.free_names import free_name
@@ -125,8 +126,7 @@ def with_command(run: Run, start: tuple[str, ...], decides: str) -> NextStep:
         return NextStep(shlex.join([*start, "--", *command]), decides)
     # The program runs in its own folder, so the path of the run has to hold from there.
     words = [
-        str(Path(word).resolve()) if before == "-o" else word
-        for before, word in zip(("", *start), start)
+        absolute(word) if before == "-o" else word for before, word in zip(("", *start), start)
     ]
     line = shlex.join([*words, "--", *command])
     return NextStep(f"(cd {shlex.quote(folder)} && {line})", decides)

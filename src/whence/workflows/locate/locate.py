@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -128,17 +127,12 @@ def _sides(
     use: Callable[[Any], Any] | None,
 ) -> tuple[str, str | None, Subject]:
     from whence.workflows.rerun import Command, Program, recorded
-    from whence.workflows.saved import load_comparison
+    from whence.workflows.saved import is_comparison, load_comparison
 
     compared = reference if isinstance(reference, Comparison) else None
     path = "the last comparison" if isinstance(reference, Comparison) else os.fspath(reference)
     target_path = None if target is None else os.fspath(target)
-    folder = Path(path)
-    if (
-        compared is None
-        and (folder / "report.json").is_file()
-        and not (folder / "run.json").exists()
-    ):
+    if compared is None and is_comparison(path):
         compared = load_comparison(path)
     if compared is not None:
         if target_path is not None:
