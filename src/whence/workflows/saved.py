@@ -165,7 +165,7 @@ def not_readable(path: str, error: Exception) -> str:
     """What to say of a `report.json` that could not be decoded. path: as the user named it."""
     reason = "it is larger than memory" if isinstance(error, MemoryError) else error
     why = f"{path} is not a comparison that this whence can read: {reason}"
-    if path.endswith(".json"):
+    if path.endswith(".json") or Path(path).is_file():
         return f"{why}; give a folder that `whence compare -o` wrote, or its report.json"
     return f"{why}; compare again: whence compare REF TGT -o {path} --force"
 
