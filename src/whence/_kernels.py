@@ -33,13 +33,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from whence import cache_folders
 from whence._version import __version__
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 BLOCK = 2048
 THRESHOLDS = np.array([1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8])
@@ -1671,7 +1676,8 @@ def load(*entries: str, report=None) -> None:
             else:
                 report(line)
             if folder is not None:
-                _compile_to_disk(missing)
+                with _alone(folder):
+                    _compile_to_disk(folder, missing)
         _make_callable(entries, folder)
         if folder is not None:
             try:
@@ -1686,19 +1692,48 @@ def compile_here(*entries: str) -> None:
     _make_callable(entries, cache_dir())
 
 
-def _compile_to_disk(entries: Sequence[str]) -> None:
-    """Have a process of its own compile these kernels and write them.
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process compiles into the folder, and let none while this one does.
+
+    Of two that compile at once, one may write numba's index without the kernels of the other; who
+    misses them there compiles them itself, and gets other last digits.
+    """
+    if fcntl is None:  # Windows
+        yield
+        return
+    try:
+        _compiling(folder).touch()
+        file = _compiling(folder).open("rb")
+    except OSError:  # a full disk: nothing is kept then
+        yield
+        return
+    with file:  # closing it unlocks it
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compiling(folder: Path) -> Path:
+    return folder / "compiling.lock"
+
+
+def _compile_to_disk(folder: Path, entries: Sequence[str]) -> None:
+    """Have a process of its own compile these kernels and write them, where another process has
+    not by now.
 
     A process that has just compiled a kernel calls other copies of its inner functions than one
     that loads it from disk, and their sums round otherwise in the last digit. All processes load
     from disk, so all give the same figures. Where the other process fails, this one compiles.
     """
+    entries = [entry for entry in entries if not _marker(folder, entry).exists()]
+    if not entries:
+        return
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; "
         f"from whence import _kernels; _kernels.compile_here(*{tuple(entries)!r})"
     )
     with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
-        subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", code],  # no hooks of a program that is captured
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -1706,6 +1741,9 @@ def _compile_to_disk(entries: Sequence[str]) -> None:
             timeout=_MOST_COMPILE_S,
             check=False,
         )
+        if not done.returncode:
+            for entry in entries:
+                _marker(folder, entry).touch()
 
 
 def _make_callable(entries: Sequence[str], folder: Path | None) -> None:

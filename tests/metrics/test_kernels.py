@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,27 @@ def test_the_process_that_compiles_gives_the_figures_of_all_others(tmp_path):
     runs = [run(FIGURES, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
     assert "compiling" in runs[0].stderr and "compiling" not in runs[1].stderr
     assert runs[0].stdout == runs[1].stdout
+
+
+COUNTED = """
+import subprocess, sys
+from whence import _kernels
+original = subprocess.run
+def counted(*command, **options):
+    if "compile_here" in str(command):
+        print("compiles", file=sys.stderr)
+    return original(*command, **options)
+subprocess.run = counted
+_kernels.load("join_units")
+"""
+
+
+def test_processes_that_want_a_kernel_at_once_compile_it_once(tmp_path):
+    with ThreadPoolExecutor(3) as pool:
+        started = [pool.submit(run, COUNTED, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(3)]
+    said = [process.result().stderr for process in started]
+    assert sum(text.count("compiles\n") for text in said) == 1
+    assert "compiles" not in run(COUNTED, NUMBA_CACHE_DIR=str(tmp_path)).stderr
 
 
 def test_a_process_that_cannot_start_another_compiles_itself(tmp_path):
