@@ -14,7 +14,8 @@ def json_of(path: Path) -> Any:
     JSON.
 
     Zeros are looked for first: a file of some hundred megabytes that was not written to its end
-    takes several times its size as text, before a parser comes to them.
+    takes several times its size as text, before a parser comes to them. The parser is that of the
+    standard library: orjson ends the process where memory ends.
     """
     data = path.read_bytes()
     is_utf8 = json.detect_encoding(data).startswith("utf-8")

@@ -15,14 +15,13 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
-import orjson
-
 from whence import dtypes
 from whence.errors import UnreadableRun, WhenceError
 from whence.readers.assembly import named_tensors, safetensors_file
 from whence.readers.assembly.builder import Building
 from whence.readers.encodings import limits, torch_print
 from whence.readers.encodings.archive import File
+from whence.readers.encodings.json_file import json_of
 from whence.readers.source import Place
 from whence.records import Run, Statistics
 
@@ -71,8 +70,8 @@ def _loaded(place: Place, name: str) -> dict[str, Any]:
             "tensors beside the tree"
         )
     try:
-        tree = orjson.loads(path.read_bytes())
-    except (orjson.JSONDecodeError, OSError) as error:
+        tree = json_of(path)
+    except (ValueError, RecursionError, OSError) as error:
         raise UnreadableRun(f"{name} is no JSON: {error}") from error
     if not isinstance(tree, dict):
         raise UnreadableRun(f"{name} is no tree of calls")

@@ -14,14 +14,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import orjson
-
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.assembly import sidecar
 from whence.readers.assembly.builder import Building
 from whence.readers.encodings import limits, numpy_file, torch_file
 from whence.readers.encodings.archive import File
+from whence.readers.encodings.json_file import json_of
 from whence.readers.encodings.pickle_values import TorchTensor
 from whence.readers.source import Place
 from whence.records import Run
@@ -89,8 +88,8 @@ def _loaded(place: Place) -> Any:
             "without a suffix)"
         )
     try:
-        return orjson.loads(place.path.read_bytes())
-    except (orjson.JSONDecodeError, OSError) as error:
+        return json_of(place.path)
+    except (ValueError, RecursionError, OSError) as error:
         raise UnreadableRun(f"{place.path} is no JSON: {error}") from error
 
 

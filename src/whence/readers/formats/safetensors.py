@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import PurePosixPath
 
-import orjson
-
 from whence.errors import ElementsMissing
 from whence.readers.assembly import named_tensors, safetensors_file, sidecar_index
 from whence.readers.assembly.builder import Building, Load
 from whence.readers.assembly.named_tensors import Named
 from whence.readers.encodings.archive import File
+from whence.readers.encodings.json_file import json_of
 from whence.readers.source import Place
 from whence.records import Run
 
@@ -54,8 +53,8 @@ def _is_ours(name: str) -> bool:
 def _check_index(building: Building, place: Place, name: str) -> None:
     """Say which files an index names that are not there."""
     try:
-        counts = Counter(orjson.loads(place.inside(name).read_bytes())["weight_map"].values())
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, OSError) as error:
+        counts = Counter(json_of(place.inside(name))["weight_map"].values())
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, OSError) as error:
         building.note("error", f"{name} cannot be read: {type(error).__name__}: {error}")
         return
     folder = PurePosixPath(name).parent
