@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 import traceback
+import unicodedata  # noqa: F401 - Python itself imports it for a name of a character in a header
 import warnings
 from collections import Counter
 from pathlib import Path
