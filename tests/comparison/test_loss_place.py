@@ -194,3 +194,29 @@ def test_a_gradient_that_is_not_of_the_loss_alone_is_said(references):
 def test_statistics_tell_the_place_of_the_loss_too(tmp_path):
     runs = [trained(tmp_path / p.__name__, "plain", p, keep="stats") for p in (inside, behind)]
     assert not whence.compare(*runs).findings
+
+
+def test_two_losses_that_a_model_returns_are_said(tmp_path):
+    def two(net, ids, labels):
+        out = net(ids, labels)
+        return out["loss"], out["beside"]
+
+    def change(net):
+        forward = net.forward
+        net.forward = lambda ids, labels=None: (
+            forward(ids)
+            if labels is None
+            else (out := forward(ids, labels)) | {"beside": out["hidden"].mean()}
+        )
+
+    torch.manual_seed(0)
+    net, draw = Net("plain"), torch.Generator().manual_seed(1)
+    change(net)
+    ids, labels = torch.randint(0, TOKENS, (2, 3, 6), generator=draw)
+    with whence.capture(net, tmp_path / "two"):
+        torch.autograd.backward(two(net, ids, labels))
+    with whence.capture(net, tmp_path / "one"):
+        behind(net, ids, labels).backward()
+    result = whence.compare(tmp_path / "two", tmp_path / "one")
+    assert result.status != "same"
+    assert "begin at output.beside and output.loss" in answer.answer(result)

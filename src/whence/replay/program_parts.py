@@ -116,6 +116,13 @@ class ProgramBuilder:
             self._params.append(slot)
         return {"param": slot}
 
+    def as_in(self, program: Program) -> Resolve:
+        """Inputs and params with the names that they have in `program`."""
+        dtype_of = dict(zip(program.inputs, program.input_dtypes, strict=True))
+        return lambda slot: (
+            self.input(slot, dtype_of[slot]) if slot in dtype_of else self.param(slot)
+        )
+
     def take(self, part: ProgramPart, operands: Sequence[Any]) -> list[Any]:
         """The operands, of a part, as operands of the new program, which gets what they need."""
         if part not in self._parts:

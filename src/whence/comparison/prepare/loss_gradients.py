@@ -12,7 +12,7 @@ from whence.comparison.prepare.loss_program import LossNotMoved, LossProgram, Tr
 from whence.records import Call, Operation, Placement, Program, Ref
 from whence.records.backward import GivenGradient, WantedGradient, backward_program, read_by
 from whence.records.program import GRADIENTS
-from whence.records.slots import is_of_child, is_param, is_read, split_child
+from whence.records.slots import is_of_child, is_read, split_child
 from whence.records.training import LOSS
 from whence.replay.program_parts import ProgramBuilder, ProgramPart
 
@@ -53,8 +53,7 @@ class _Gradients:
         if trained.loss is None:
             if not parts:
                 return None
-            (output,) = trained.losses
-            given = {"output.0": self._given_to_model(parts, output)}
+            given = {"output.0": self._given_to_model(parts, trained.returned_loss())}
             first = min(parts, key=lambda part: part.order)
         else:
             first_or_none = trained.loss_backward
@@ -100,8 +99,8 @@ class _Gradients:
         for nothing.
         """
         program = self._trained.program_of(part)
-        operation = program.operations[-1]
-        if operation.name != GRADIENTS:
+        operation = program.operations[-1] if program.operations else None
+        if operation is None or operation.name != GRADIENTS:
             raise LossNotMoved(f"the program of {part.name} is of another form")
         starts, given, goals = operation.args
         of_loss = set(self._of_loss(part))
@@ -144,14 +143,11 @@ class _Gradients:
         slots of the gradients that it makes, and what they are of.
         """
         builder = ProgramBuilder()
-        dtype_of = dict(zip(program.inputs, program.input_dtypes, strict=True))
-
-        def resolve(slot: str) -> Any:
-            return builder.param(slot) if is_param(slot) else builder.input(slot, dtype_of[slot])
-
         refs = {ref.slot: ref for ref in part.refs}
         code = ProgramPart(
-            program, resolve, lambda slot: self._trained.run.records[refs[slot].record].shape
+            program,
+            builder.as_in(program),
+            lambda slot: self._trained.run.records[refs[slot].record].shape,
         )
         starts = builder.take(code, [start for start, _ in given])
         gradients = builder.take(code, [gradient for _, gradient in given])

@@ -68,6 +68,18 @@ class TrainedCall:
             raise LossNotMoved(f"{slot} of {call.name} was not captured")
         return ref
 
+    def child(self, place: int) -> Call:
+        """A call right below the model. Raises LossNotMoved."""
+        if place >= len(self.children):
+            raise LossNotMoved(f"not every call inside {self.model.name} was captured")
+        return self.children[place]
+
+    def returned_loss(self) -> str:
+        """The output of the model that is its loss. Raises LossNotMoved."""
+        if len(self.losses) > 1:
+            raise LossNotMoved(f"backward passes begin at {' and '.join(sorted(self.losses))}")
+        return next(iter(self.losses))
+
     def name(self, place: int, slot: str) -> str:
         """What the loss calls a tensor that a child returned: by its scope, which runs share."""
         scope = self.children[place].scope
@@ -144,7 +156,7 @@ class _Expansion:
         self._model = ProgramPart(
             trained.program,
             self._of_model,
-            lambda slot: self._shape(self._ref_of_model(slot)[1]),
+            lambda slot: self._shape(self._held(slot)[1].record),
         )
         self._results = dict(trained.program.outputs)
         self._lone: dict[int, ProgramPart] = {}
@@ -156,7 +168,7 @@ class _Expansion:
     def result(self) -> LossProgram:
         trained, builder = self._trained, self._builder
         if trained.loss is None:
-            (loss,) = trained.losses
+            loss = trained.returned_loss()
             outputs = [("output.0", self._result_of_model(loss))]
             written = [Ref("output.0", trained.record(trained.model, loss).record)]
         else:
@@ -206,20 +218,17 @@ class _Expansion:
             return self._of_lone(*split_child(slot))
         if is_drawn(slot):
             raise LossNotMoved("it draws random numbers")
-        call, ref, inner = self._ref_of_model(slot)[0], None, slot
-        if is_of_child(slot):
-            inner = split_child(slot)[1]
-        ref = self._trained.record(call, inner)
+        call, ref = self._held(slot)
         if is_param(slot):
             self._refs[slot] = ref
             return self._builder.param(slot)
         here = slot if call is self._trained.model else self._trained.name(*split_child(slot))
         self._read[slot] = here
-        return self._input(here, ref, call.placements.get(inner))
+        return self._input(here, ref, call.placements.get(ref.slot))
 
     def _of_lone(self, place: int, slot: str) -> Any:
         """What a child returned that only this run has: its operators are part of the loss."""
-        child = self._trained.children[place]
+        child = self._trained.child(place)
         program = self._trained.program_of(child)
         if not child.leaf or program.params or slot not in dict(program.outputs):
             raise LossNotMoved(
@@ -238,13 +247,13 @@ class _Expansion:
             raise LossNotMoved(f"{slot} of {self._trained.model.name} was not followed")
         return self._builder.take(self._model, [self._results[slot]])[0]
 
-    def _ref_of_model(self, slot: str) -> tuple[Call, int]:
-        """Whose tensor an input of the model's program is, and its record."""
+    def _held(self, slot: str) -> tuple[Call, Ref]:
+        """The call that has a tensor that the model's program reads, and the tensor."""
+        call, inner = self._trained.model, slot
         if is_of_child(slot):
             place, inner = split_child(slot)
-            child = self._trained.children[place]
-            return child, self._trained.record(child, inner).record
-        return self._trained.model, self._trained.record(self._trained.model, slot).record
+            call = self._trained.child(place)
+        return call, self._trained.record(call, inner)
 
     def _input(self, slot: str, ref: Ref, placement: Placement | None) -> Any:
         self._refs[slot] = msgspec.structs.replace(ref, slot=slot)
@@ -274,12 +283,7 @@ def without_loss(
 
     outputs = [(slot, operand) for slot, operand in program.outputs if is_kept(slot)]
     builder = ProgramBuilder()
-    dtype_of = dict(zip(program.inputs, program.input_dtypes, strict=True))
-
-    def resolve(slot: str) -> Any:
-        return builder.param(slot) if is_param(slot) else builder.input(slot, dtype_of[slot])
-
-    part = ProgramPart(program, resolve, lambda slot: ())
+    part = ProgramPart(program, builder.as_in(program), lambda slot: ())
     used = _inputs_of(part, [operand for _, operand in outputs])
     for slot in program.inputs:
         if is_kept(slot) and (slot in used or is_of_child(slot) or slot in others_inputs):
