@@ -2,7 +2,7 @@
 what is wrong in one?
 
     python benchmarks/training_faults.py [--clean | --faults] [--fresh | --places]
-        [--only REGEX] [--json FILE] [-v]
+        [--later] [--only REGEX] [--json FILE] [-v]
     python benchmarks/training_faults.py --device cuda    # and clean pairs of processor and device
 
 Four small models (Llama, Mixtral, ViT, ResNet of transformers, random weights) train two steps of
@@ -19,6 +19,9 @@ Nesterov's momentum.
 --places takes a third set, of losses that one training computes inside the model and the other
 behind it.
 
+--later captures the second step alone, whose parameters the first one made: what parted there is no
+fault of the step that is captured.
+
 Needs transformers, and a C++ compiler for the compiled pairs. Exit code 1 where a clean pair has a
 finding or something crashes.
 """
@@ -26,6 +29,7 @@ finding or something crashes.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import re
 import sys
@@ -46,9 +50,14 @@ from _training.training import train, training_of
 import whence
 from whence.results import Comparison
 
+SECOND_STEP = "1:"
+"""The steps that --later captures."""
 
-def compared(case: Clean | Fault, folder: Path, device: str) -> tuple[Comparison, list[str]]:
-    """The comparison of both trainings of a case, and warnings of the captures."""
+
+def compared(
+    case: Clean | Fault, folder: Path, device: str, steps: str | None
+) -> tuple[Comparison, list[str]]:
+    """The comparison of these steps of both trainings of a case, and warnings of the captures."""
     sides = []
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -58,17 +67,20 @@ def compared(case: Clean | Fault, folder: Path, device: str) -> tuple[Comparison
                 case.model, case.optimizer, autocast=case.autocast, device=device, **options
             )
             twist(training)
+            training.steps = steps
             sides.append(train(training, folder / name))
     said = [str(w.message) for w in heard if "whence" in str(w.message)]
     return whence.compare(*sides), said
 
 
-def judged(case: Clean | Fault, folder: Path, device: str = "cpu") -> dict[str, Any]:
+def judged(
+    case: Clean | Fault, folder: Path, device: str = "cpu", steps: str | None = None
+) -> dict[str, Any]:
     """One line of the table."""
     began = time.perf_counter()
     row: dict[str, Any] = {"case": case.title, "kind": type(case).__name__.lower()}
     try:
-        result, said = compared(case, folder, device)
+        result, said = compared(case, folder, device, steps)
     except Exception as error:  # noqa: BLE001 - the other cases are of interest too
         return {**row, "answer": "crashed", "error": f"{error!r}", "trace": traceback.format_exc()}
     row |= {
@@ -118,7 +130,9 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("-v", "--verbose", action="store_true", help="every finding in words")
     parser.add_argument("--device", default="cpu", help="where the trainings run")
+    parser.add_argument("--later", action="store_true", help="capture the second step alone")
     chosen = parser.parse_args()
+    steps = SECOND_STEP if chosen.later else None
     if chosen.places:
         clean, wrong = place_pairs(), place_faults()
     else:
@@ -132,7 +146,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for case in cases:
             if re.search(chosen.only, case.title):
-                rows.append(judged(case, Path(scratch), chosen.device))
+                if chosen.later and isinstance(case, Fault):
+                    case = dataclasses.replace(case, step=-1)
+                rows.append(judged(case, Path(scratch), chosen.device, steps))
                 print(_line(rows[-1], verbose=chosen.verbose), flush=True)
     for kind in ("clean", "fault"):
         counts = Counter(row["answer"] for row in rows if row["kind"] == kind)

@@ -45,7 +45,8 @@ class Training:
     its backward pass. auxiliary: weight of the loss that the model adds. limit: of the norm of
     gradients, None for no clipping. precision: of autocast, None without. device: where the model
     and its batches lie. Others are called at their time with this training: after_backward (and the
-    number of the micro-batch), before_step, after_step, and zero where gradients are zeroed.
+    number of the micro-batch), before_step, after_step, and zero where gradients are zeroed. steps:
+    those that are captured, as `whence.capture` takes them; None for all.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Training:
     precision: torch.dtype | None = None
     threads: int = 1
     device: str = "cpu"
+    steps: str | None = None
     after_backward: Callable[[Training, int], None] | None = None
     before_clipping: Callable[[Training], None] | None = None
     before_step: Callable[[Training], None] | None = None
@@ -132,7 +134,8 @@ def train(training: Training, folder: Path) -> Path:
     torch.set_num_threads(training.threads)
     torch.manual_seed(2)
     training.optimizer = training.kind(training.groups(model), **training.options)
-    with contextlib.redirect_stderr(io.StringIO()), whence.capture(model, folder, force=True):
+    capture = whence.capture(model, folder, force=True, steps=training.steps)
+    with contextlib.redirect_stderr(io.StringIO()), capture:
         for number, batch in enumerate(batches(training.name)):
             moved = {name: tensor.to(training.device) for name, tensor in batch.items()}
             _micro_batch(training, moved, number % MICRO_BATCHES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
 from whence import align
@@ -25,7 +25,8 @@ class CompareOptions:
     program. views: of other tools, by name. occurrences: count the executions of each operator,
     also where calls are modules. stated: labels are paired because the program says so, and nothing
     tells what lies between (`judge.stated`). engine: workers for what takes long; None does all in
-    this process.
+    this process. compared: hashes of tensors (reference, target) that an earlier comparison of the
+    same programs has judged: what differs in them is known, and no finding of this one.
     """
 
     replay: bool = True
@@ -45,5 +46,6 @@ class CompareOptions:
     views: tuple[str, ...] = ()
     stated: bool = False
     occurrences: bool = False
+    compared: Set[tuple[str, str]] = frozenset()
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
     engine: Engine | None = field(default=None, compare=False)

@@ -135,7 +135,6 @@ class _Tensors:
     begin: Column
     end: Column
     ends: Column
-    inputs: Column
     read: Column
     written: Column
     is_leaf: Column
@@ -159,7 +158,7 @@ class _Tensors:
         ends = np.where(to_child, begin, end) - _BEFORE
         return _Tensors(
             columns["ref_record"][refs], calls, begin, end, ends,
-            inputs, read, written, is_leaf[calls], to_child,
+            read, written, is_leaf[calls], to_child,
         )  # fmt: skip
 
     @property
@@ -172,7 +171,7 @@ class _Tensors:
         for first, which, when in (
             (visible, self.read, self.begin),
             (visible, self.written, self.end),
-            (seen, self.inputs, self.begin),
+            (seen, self.read, self.begin),
             (seen, self.written & self.is_leaf, self.begin),
             (seen, self.is_candidate, self.ends),
         ):

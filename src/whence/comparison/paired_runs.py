@@ -103,6 +103,13 @@ class PairedRuns:
         """Is a measured pair of tensors bitwise equal?"""
         return self.measured[slot.reference_record, slot.target_record].identical
 
+    def was_compared(self, slot: SlotPair) -> bool:
+        """Did an earlier comparison judge this pair of tensors, as `CompareOptions.compared` has
+        it?
+        """
+        a, b = self.records(slot)
+        return bool(a.hash) and (a.hash, b.hash) in self._options.compared
+
     def maker(self, slot: SlotPair) -> Call | None:
         """The call of the target that left what a tensor was made of; None where none did."""
         if self._makers is None:

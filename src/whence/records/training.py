@@ -14,6 +14,8 @@ BACKWARD = "backward"
 """`phase` of the calls of a backward pass."""
 OPTIMIZER = "optimizer"
 """`phase` of the calls of an optimiser's step."""
+TAKEN_GRADIENT = "input.grad"
+"""Slot of the gradient that an optimiser's step of one parameter takes."""
 _SUM_OF = "sum of "
 _BACKWARD_OF = "backward of "
 
@@ -59,4 +61,4 @@ def is_taken(phase: str, op: str, slot: str) -> bool:
     """Is a tensor of a call a gradient that an optimiser takes?"""
     if op == GRADIENTS:
         return is_output(slot)
-    return phase == OPTIMIZER and slot == "input.grad"
+    return phase == OPTIMIZER and slot == TAKEN_GRADIENT

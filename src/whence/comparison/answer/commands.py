@@ -99,15 +99,21 @@ def captured_again(answer: AnsweredRuns, options: tuple[str, ...], decides: str)
 
 
 def captured(
-    answer: AnsweredRuns, options: tuple[str, ...], paths: Sequence[str], decides: str
+    answer: AnsweredRuns,
+    options: tuple[str, ...],
+    paths: Sequence[str],
+    decides: str,
+    command: str = "compare",
 ) -> NextStep:
-    """Both programs captured with these options into these folders, and compared."""
+    """Both programs captured with these options into these folders, and compared: by a command of
+    whence that takes two runs.
+    """
     outputs = [free(path) for path in paths]
     captures = [
         with_command(run, ("whence", "run", *options, "-o", output), "")
         for run, output in zip(answer.runs, outputs, strict=True)
     ]
-    commands = [*(step.command for step in captures), shlex.join(["whence", "compare", *outputs])]
+    commands = [*(step.command for step in captures), shlex.join(["whence", command, *outputs])]
     return NextStep(" && ".join(commands), decides, any(step.fill_in for step in captures))
 
 

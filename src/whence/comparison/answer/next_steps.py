@@ -26,6 +26,7 @@ from whence.comparison.answer.commands import (
     shown_as,
     with_command,
 )
+from whence.comparison.verdicts.parameter_drift import STEPS_BEFORE
 from whence.records import Run
 from whence.records.marks import hidden_inside
 from whence.records.slots import is_input, is_of_child
@@ -260,6 +261,17 @@ def _all_kept(answer: AnsweredRuns) -> bool:
     return not any(r.elements is None and r.why for run in answer.runs for r in run.records)
 
 
+def _look_before(answer: AnsweredRuns) -> Iterator[NextStep]:
+    """Parameters differ in the first recorded step, which is not the first of the program."""
+    if not are_captures(answer):
+        return
+    if not any(v.numbers.get(STEPS_BEFORE) for v in answer.result.verdicts):
+        return
+    paths = [f"{run.path.rstrip('/')}-stats" for run in answer.runs]
+    decides = "at which step the trainings part, and in what; record that step then"
+    yield captured(answer, ("--keep", "stats"), paths, decides, "diverge")
+
+
 def _bring_model(answer: AnsweredRuns) -> Iterator[NextStep]:
     """Calls of the reference have no program that could be replayed."""
     coverage = answer.result.coverage
@@ -368,6 +380,7 @@ _TO_DECIDE: tuple[Rule, ...] = (
     _repeat_what_failed,
     _pair_otherwise,
     _give_equal_inputs,
+    _look_before,
     _keep_elements,
     _capture_instead,
     _see_inside,

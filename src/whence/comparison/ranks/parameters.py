@@ -8,7 +8,7 @@ from functools import cached_property
 from whence.comparison.ranks.rank_calls import Moment, Print, RankCalls, clusters, replicated
 from whence.records import Call, Placement
 from whence.records.slots import is_param, param_name
-from whence.records.training import OPTIMIZER
+from whence.records.training import OPTIMIZER, TAKEN_GRADIENT
 
 _DDP = "DistributedDataParallel"
 
@@ -117,7 +117,7 @@ class Parameters:
     def _reduced_alike(self, parameter: Parameter) -> Iterator[tuple[int, ...]]:
         """Ranks that take bit-equal gradients in the first step: these were reduced over them."""
         if parameter.stepped:
-            taken = self.calls.prints(parameter.stepped[0], "input.grad")
+            taken = self.calls.prints(parameter.stepped[0], TAKEN_GRADIENT)
             for group in clusters(taken):
                 if len(group) > 1 and not taken[group[0]].constant:
                     yield group

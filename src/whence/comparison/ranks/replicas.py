@@ -9,6 +9,7 @@ from whence.comparison.ranks.parameters import Parameter, Parameters
 from whence.comparison.ranks.rank_calls import Moment, Print, clusters, in_words
 from whence.records import CollectiveKind
 from whence.records.slots import is_input, is_output, split_slot
+from whence.records.training import TAKEN_GRADIENT
 from whence.results import RankCause, RankCheck, RankCheckKind, RankFinding, RankVerdict
 
 _REDUCING = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE)
@@ -86,7 +87,7 @@ def _stepped(parameters: Parameters, moment: Moment) -> list[tuple[int, str]]:
     slots = dict.fromkeys(
         ref.slot for call in parameters.calls.at[moment].values() for ref in call.refs
     )
-    stage = {"input.param": READ, "input.grad": TAKEN}
+    stage = {"input.param": READ, TAKEN_GRADIENT: TAKEN}
     return sorted(
         (stage.get(s, LEFT if is_output(s) else STATE), s)
         for s in slots
@@ -146,7 +147,7 @@ def _finding(
 def _what(drift: _Drift) -> str:
     name = drift.parameter.full_name
     _, kind = split_slot(drift.slot)
-    if drift.slot == "input.grad":
+    if drift.slot == TAKEN_GRADIENT:
         return f"the gradient of {name}"
     if drift.slot in ("input.param", "output.param") or drift.stage == READ:
         return name
@@ -156,7 +157,7 @@ def _what(drift: _Drift) -> str:
 def _cause(parameters: Parameters, drift: _Drift) -> tuple[RankCause, str, tuple[str, ...]]:
     """(why, in words, what shows it)."""
     parted = " from ".join(in_words(group) for group in drift.groups[:2])
-    if drift.slot == "input.grad":
+    if drift.slot == TAKEN_GRADIENT:
         return _gradient(parameters, drift)
     if drift.stage == LEFT:
         return RankCause.OTHER_STEP, f"the step of the optimizer leaves {parted} apart", ()

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping, Set
 
 from whence import align, judge
 from whence.comparison.paired_runs import PairedRuns
 from whence.records import Call
-from whence.records.slots import SlotKind, is_param, is_written, param_name, slot_kind
+from whence.records.slots import (
+    SlotKind,
+    is_mutated,
+    is_param,
+    is_written,
+    param_name,
+    slot_kind,
+    slot_of_kind,
+)
+from whence.records.training import OPTIMIZER
 from whence.results import SlotPair
 
 
@@ -20,8 +30,8 @@ class Parameters:
         self._differences: dict[tuple[int, int], judge.ParameterDifference] = {}
 
     def is_given(self, call: Call, slot: SlotPair) -> bool:
-        """Is this parameter as the run started with, not as the run changed it, nor computed anew
-        by each side?
+        """Is this parameter as the program started with, not as its steps changed it, nor computed
+        anew by each side?
         """
         # Operators of one name are as many operators as there are calls.
         key = (
@@ -32,7 +42,34 @@ class Parameters:
         )
         records = slot.reference_record, slot.target_record
         is_first = self._first.setdefault(key, records) == records
-        return is_first and not self.difference(slot).is_rounding
+        if not is_first or slot.reference_record in self.made_before:
+            return False
+        return not self.paired.was_compared(slot) and not self.difference(slot).is_rounding
+
+    @functools.cached_property
+    def made_before(self) -> Set[int]:
+        """Records of the reference that steps before the first recorded one may have made, where
+        that is not the first of the program: parameters that have a gradient or that the call
+        itself writes, and what an optimiser keeps from step to step.
+        """
+        first_steps: dict[str, int] = {}
+        for call in self.paired.calls:
+            first_steps[call.root] = min(first_steps.get(call.root, call.step), call.step)
+        if not any(first_steps.values()):
+            return frozenset()
+        made: set[int] = set()
+        for call in self.paired.calls:
+            if call.step != first_steps[call.root] or not call.step:
+                continue
+            if call.phase == OPTIMIZER and call.kind != "region":
+                made.update(r.record for r in call.slots("input"))
+                continue
+            written = {
+                slot_of_kind(r.slot, SlotKind.PARAM) for r in call.refs if is_mutated(r.slot)
+            }
+            written.update(call.gradients)
+            made.update(r.record for r in call.slots("param") if r.slot in written)
+        return frozenset(made - self.paired.written)
 
     def given(self, call: Call, slots: Mapping[str, SlotPair]) -> dict[str, bool]:
         return {

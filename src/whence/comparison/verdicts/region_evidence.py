@@ -14,11 +14,12 @@ from whence.comparison.left_out import operator_form
 from whence.comparison.paired_runs import PairedCall
 from whence.comparison.programs.program_flow import PLACED
 from whence.comparison.verdicts.pair_errors import PairErrors
+from whence.comparison.verdicts.parameter_drift import ParameterDrift, ParameterDrifts
 from whence.comparison.verdicts.parameters import Parameters
 from whence.comparison.verdicts.unseen_inputs import UnseenInputs
 from whence.records import Call, Region, marks
 from whence.records.marks import Mark, has_mark
-from whence.records.slots import is_input, is_own_input, is_written, param_name
+from whence.records.slots import is_input, is_own_input, is_read, is_written
 from whence.results import SlotPair, VerdictKind
 
 _FEW_OPERATORS = 12  # of a program that is one layer and no network
@@ -32,16 +33,6 @@ class RegionOutput(NamedTuple):
     slot: SlotPair
     error: judge.PairError
     is_equal: bool
-
-
-class ParameterDrift(NamedTuple):
-    """A parameter that parted between steps (its relative 2-norm) by more than the largest error
-    of any output before explains.
-    """
-
-    name: str
-    error: float
-    largest_before: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +71,22 @@ class RegionEvidence:
 class LeafEvidenceCollector:
     """Collects the evidence of leaf calls."""
 
-    def __init__(self, errors: PairErrors, parameters: Parameters, unseen: UnseenInputs) -> None:
+    def __init__(
+        self,
+        errors: PairErrors,
+        parameters: Parameters,
+        unseen: UnseenInputs,
+        drifts: ParameterDrifts,
+    ) -> None:
         self.errors, self.paired = errors, errors.paired
         self._parameters, self._unseen = parameters, unseen
-        self._largest_errors = self._largest_by_step()
+        self._drifts = drifts
 
     def collect(self, index: int) -> RegionEvidence | None:
         """The evidence of one pair of calls; None where all their tensors are bitwise equal."""
         pair, slots = self.paired.pair(index), self.paired.slots[index]
         call = pair.call
-        initial = self._parameters.given(call, slots)
+        given = self._parameters.given(call, slots)
         if slots and all(map(self.paired.is_equal, slots.values())):
             return None
         inputs, outputs, parameters = self._parameters.by_role(call, slots)
@@ -126,7 +123,7 @@ class LeafEvidenceCollector:
             leaf,
             is_deep=self._may_be_a_network(call),
             ahead=self._unseen.ahead.get(call.id) if PLACED in call.notes else None,
-            drift=self._drift(call, slots, initial),
+            drift=self._drifts.of(pair, slots, given),
         )
 
     def _errors_of_outputs(
@@ -139,35 +136,6 @@ class LeafEvidenceCollector:
         if any(e.codes for e in in_errors):
             return [self.errors.accumulated(s, e) for s, e in zip(outputs, errors, strict=True)]
         return errors
-
-    def _largest_by_step(self) -> dict[int, float]:
-        """The largest error of any output, by step."""
-        largest: dict[int, float] = {}
-        for pair, slots in zip(self.paired.plan.pairs, self.paired.slots, strict=True):
-            step = self.paired.calls[pair.reference].step
-            for slot in slots.values():
-                if is_written(slot.reference_slot) and not self.paired.is_equal(slot):
-                    largest[step] = max(largest.get(step, 0.0), self.errors.of(slot).value or 0.0)
-        return largest
-
-    def _drift(
-        self, call: Call, slots: Mapping[str, SlotPair], initial: Mapping[str, bool]
-    ) -> ParameterDrift | None:
-        for name, is_initial in initial.items():
-            slot = slots[name]
-            if is_initial or slot.reference_record in self.paired.written:
-                continue
-            error = self.errors.of(slot)
-            largest_before = max(
-                (e for s, e in self._largest_errors.items() if s < call.step), default=0.0
-            )
-            limit = max(
-                judge.LIMITS.growth * (largest_before + 2 * error.u),
-                judge.LIMITS.spread * error.spread,
-            )
-            if error.value is not None and error.value > limit:
-                return ParameterDrift(param_name(name), error.value, largest_before)
-        return None
 
     def _may_be_a_network(self, call: Call) -> bool:
         """Does nothing tell how many operators this leaf is?"""
@@ -249,7 +217,7 @@ class SegmentEvidenceCollector:
         call = pair.call
         candidates = list(self._candidates(region, index))
         if region.stretch == 0:
-            self.note(s for s in slots.values() if is_input(s.reference_slot))
+            self.note(s for s in slots.values() if is_read(s.reference_slot))
         outputs, fresh = self._own(region, pair, candidates)
         errors_in = self._visible_errors.setdefault(
             call.id,
@@ -330,8 +298,13 @@ class SegmentEvidenceCollector:
             is_changed = first != slot.target_record and not self._have_one_content(
                 first, slot.target_record
             )
+            is_made_before = (
+                slot.reference_record in self._parameters.made_before
+                and not self.paired.is_equal(slot)
+            )
             if (
                 (is_changed or not is_handed_on)
+                and not is_made_before
                 and not self._positions.given(slot)
                 and not self._positions.counts_padding(pair.call, pair.partner, slot)
             ):

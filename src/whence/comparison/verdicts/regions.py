@@ -12,6 +12,7 @@ from whence.comparison.options import CompareOptions
 from whence.comparison.verdicts.call_replays import CallReplays
 from whence.comparison.verdicts.indices import Indices
 from whence.comparison.verdicts.pair_errors import PairErrors
+from whence.comparison.verdicts.parameter_drift import ParameterDrifts, unless_drifted
 from whence.comparison.verdicts.parameters import Parameters
 from whence.comparison.verdicts.quantised.layers import QuantisedLayers
 from whence.comparison.verdicts.region_evidence import (
@@ -27,9 +28,9 @@ from whence.comparison.verdicts.sparse_target.judge import SparseTargetJudge
 from whence.comparison.verdicts.unseen_inputs import UnseenInputs
 from whence.judge.policy import Policy
 from whence.records import Region
-from whence.records.slots import is_input, is_param, is_written
+from whence.records.slots import is_param, is_read, is_written
 from whence.records.training import GRADIENTS, LOSS, OPTIMIZER
-from whence.results import GUILTY, Confidence, Evidence, SlotPair, Verdict, VerdictKind
+from whence.results import GUILTY, Evidence, SlotPair, Verdict, VerdictKind
 
 
 class RegionJudge:
@@ -62,7 +63,8 @@ class RegionJudge:
             errors.declared.ledger,
         )
         self.sparse = SparseTargetJudge(errors, regions, self.replays.replayer)
-        self._leaves = LeafEvidenceCollector(errors, parameters, self.unseen)
+        self._drifts = ParameterDrifts(errors, parameters)
+        self._leaves = LeafEvidenceCollector(errors, parameters, self.unseen, self._drifts)
         self._segments = SegmentEvidenceCollector(errors, parameters, self.unseen, positions)
         self._segment_judge = SegmentJudge(self.replays, self._indices)
 
@@ -128,7 +130,7 @@ class RegionJudge:
             slots = self.paired.slots[index].values()
             if region.stretch < 0:
                 self._segments.note(
-                    s for s in slots if is_input(s.reference_slot) or is_written(s.reference_slot)
+                    s for s in slots if is_read(s.reference_slot) or is_written(s.reference_slot)
                 )
                 continue
             evidence = self._segments.collect(region, index)
@@ -137,9 +139,25 @@ class RegionJudge:
             )
             pair = self.paired.pair(index)
             verdict = self.errors.declared.containers.segment(verdict, pair, list(slots))
+            verdict = self._unless_container_drifted(verdict, region, index)
             if verdict is not None:
                 verdict = self._segment_judge.located(verdict, region)
                 verdicts[region.call, region.stretch] = self._unless_partial(verdict, index)
+
+    def _unless_container_drifted(
+        self, verdict: Verdict | None, region: Region, index: int
+    ) -> Verdict | None:
+        """The verdict of a segment. What is not known of the container's own parameters is said
+        with the first one.
+        """
+        if region.stretch != 0:
+            return verdict
+        pair, slots = self.paired.pair(index), self.paired.slots[index]
+        drift = self._drifts.of(pair, slots, self.parameters.given(pair.call, slots))
+        if drift is None:
+            return verdict
+        passed = Verdict(index, VerdictKind.IDENTICAL, stretch=region.stretch)
+        return unless_drifted(verdict or passed, drift)
 
     def _leaf(self, index: int) -> Verdict:
         evidence = self._leaves.collect(index)
@@ -157,7 +175,7 @@ class RegionJudge:
         )
         if verdict is not None:
             self.replays.figures[pair.call.id] = {str(i): e for i, e in enumerate(figures)}
-            return _unless_drifted(verdict, evidence)
+            return unless_drifted(verdict, evidence.drift)
         verdict = self._judged_leaf(evidence)
         slots = [output.slot for output in evidence.outputs]
         if slots and evidence.is_deep and not verdict.cause:
@@ -169,7 +187,7 @@ class RegionJudge:
                 lambda: self.errors.sight(slots),
                 is_whole=pair.call.parent == -1 and pair.call.leaf and pair.partner.leaf,
             )
-        return _unless_drifted(verdict, evidence)
+        return unless_drifted(verdict, evidence.drift)
 
     def _judged_leaf(self, evidence: RegionEvidence) -> Verdict:
         """The verdict of a leaf by the strongest evidence there is."""
@@ -252,28 +270,4 @@ def _is_step_unknown(evidence: RegionEvidence) -> bool:
         and not call.program
         and call.arguments == partner.arguments
         and any(error.inherited for error in evidence.leaf.inputs)
-    )
-
-
-def _unless_drifted(verdict: Verdict, evidence: RegionEvidence) -> Verdict:
-    """The verdict, or `undetermined` when the call read a parameter that parted between steps by
-    more than anything before explains.
-
-    What changed it (backward, an optimiser) is not part of the run, so nobody can say whether that
-    was rounding.
-    """
-    drift = evidence.drift
-    if drift is None or verdict.verdict not in (
-        VerdictKind.NOISE,
-        VerdictKind.INHERITED,
-        VerdictKind.AMPLIFIED,
-    ):
-        return verdict
-    return verdict.replace(
-        verdict=VerdictKind.UNDETERMINED,
-        confidence=Confidence.NONE,
-        numbers={**verdict.numbers, "e_out": drift.error},
-        sentence=f"{drift.name} diverged between steps (rel_l2 {drift.error:.2g}; before, "
-        f"nothing differed by more than {drift.largest_before:.2g}); "
-        "what changed it, backward or an optimiser, was not captured",
     )

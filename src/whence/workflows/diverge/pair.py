@@ -10,7 +10,7 @@ import numpy as np
 
 from whence.judge.diverging import Allowed, Drift, allowed, came_in
 from whence.records.slots import is_param, is_written
-from whence.records.training import BACKWARD, GRADIENTS, LOSS, OPTIMIZER, sum_of
+from whence.records.training import BACKWARD, GRADIENTS, LOSS, OPTIMIZER, TAKEN_GRADIENT, sum_of
 from whence.results import Parting, PartKind
 from whence.workflows.diverge.changes import Change, changes
 from whence.workflows.diverge.distances import (
@@ -215,7 +215,7 @@ class Pair:
         if key.phase == OPTIMIZER:
             if is_written(slot):
                 return PartKind.OPTIMIZER
-            if slot == "input.grad":
+            if slot == TAKEN_GRADIENT:
                 return PartKind.GRADIENTS
             return PartKind.PARAMETER if slot == "input.param" else PartKind.STATE
         if is_given:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from whence.records.slots import SlotKind, is_param, is_written, slot_of_kind
-from whence.records.training import GRADIENTS, OPTIMIZER
+from whence.records.training import GRADIENTS, OPTIMIZER, TAKEN_GRADIENT
 from whence.workflows.diverge.figures import SLOTS, CallKey, Column, Names, RunFigures
 
 
@@ -53,7 +53,7 @@ def _is_taken(figures: RunFigures, names: Names) -> Column:
     """References of gradients as an optimiser takes them: something may have written to them after
     the backward pass in the other run alone.
     """
-    slots = np.array([isinstance(w, str) and w == "input.grad" for w in names.words], bool)
+    slots = np.array([isinstance(w, str) and w == TAKEN_GRADIENT for w in names.words], bool)
     steps = np.array([key.phase == OPTIMIZER for key in names.keys], bool)
     sums = np.array([key.op == GRADIENTS for key in names.keys], bool)
     key = figures.key[figures.call]
@@ -169,7 +169,7 @@ class _Tree:
             return True
         key = self._key(call)
         if key.phase == OPTIMIZER:
-            return slot != "input.grad" and key.op not in ("", GRADIENTS)
+            return slot != TAKEN_GRADIENT and key.op not in ("", GRADIENTS)
         return key.phase == "forward" and self._parent[call] < 0
 
     def sources(self, call: int, slot: str) -> list[int]:

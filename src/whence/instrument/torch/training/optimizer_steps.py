@@ -22,6 +22,7 @@ from whence.instrument.torch.training.parameter_names import ParameterName, Para
 from whence.records import Operation, Placement, Program, Ref
 from whence.records.program import OPTIMIZER_STEP, identified
 from whence.records.slots import FOUND_INF
+from whence.records.training import TAKEN_GRADIENT
 
 _HOW = ("foreach", "fused", "capturable", "differentiable")
 """How an optimiser goes about its step; what it computes is the same."""
@@ -79,7 +80,7 @@ class OptimizerSteps:
                     continue
                 updated = _Updated(name, tensor, number, keep=self._session.elements_on)
                 self._take(updated, "input.param", tensor)
-                self._take(updated, "input.grad", tensor.grad)
+                self._take(updated, TAKEN_GRADIENT, tensor.grad)
                 for key, value in _state(optimizer, tensor):
                     updated.state.append(key)
                     self._take(updated, f"input.{key}", value)

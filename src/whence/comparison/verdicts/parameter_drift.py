@@ -1,0 +1,135 @@
+"""Parameters, and what an optimiser keeps, that parted where the runs do not show what changed
+them: between steps, by a backward pass or an optimiser that was not captured, or in steps before
+the first recorded one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from whence import judge
+from whence.comparison.paired_runs import PairedCall
+from whence.comparison.verdicts.pair_errors import PairErrors
+from whence.comparison.verdicts.parameters import Parameters
+from whence.records import Call
+from whence.records.slots import input_name, is_param, is_written, param_name
+from whence.records.training import OPTIMIZER, TAKEN_GRADIENT
+from whence.results import Confidence, SlotPair, Verdict, VerdictKind
+
+STEPS_BEFORE = "steps_before"
+"""The figure of a verdict: so many steps before the first recorded one may have made it."""
+
+_PASSES = frozenset(
+    (VerdictKind.IDENTICAL, VerdictKind.NOISE, VerdictKind.INHERITED, VerdictKind.AMPLIFIED)
+)
+
+
+class ParameterDrift(NamedTuple):
+    """A parameter that parted between steps (its relative 2-norm) by more than the largest error
+    of any output before explains. steps_before: how many steps that may have changed it come before
+    the first recorded one; 0 where a recorded step has it as the program started with.
+    """
+
+    name: str
+    error: float
+    largest_before: float
+    steps_before: int = 0
+
+    @property
+    def sentence(self) -> str:
+        """What is not known of it."""
+        if self.steps_before:
+            before = "step 0" if self.steps_before == 1 else f"steps 0 to {self.steps_before - 1}"
+            return (
+                f"{self.name} differs (rel_l2 {self.error:.2g}) at step {self.steps_before}, the "
+                f"first that was recorded; what {before} made of it is not in the run"
+            )
+        return (
+            f"{self.name} diverged between steps (rel_l2 {self.error:.2g}; before, nothing "
+            f"differed by more than {self.largest_before:.2g}); what changed it, backward or an "
+            "optimiser, was not captured"
+        )
+
+
+class ParameterDrifts:
+    """Finds, for a pair of calls, a parameter that parted unseen."""
+
+    def __init__(self, errors: PairErrors, parameters: Parameters) -> None:
+        self._errors, self._paired, self._parameters = errors, errors.paired, parameters
+
+    def of(
+        self, pair: PairedCall, slots: Mapping[str, SlotPair], given: Mapping[str, bool]
+    ) -> ParameterDrift | None:
+        """The first parameter of a pair of calls that parted unseen. given: for each parameter,
+        whether it is as the program started with (`Parameters.given`).
+        """
+        made_before = self._parameters.made_before
+        for name, slot in slots.items():
+            is_made_before = slot.reference_record in made_before
+            if not is_made_before and given.get(name, True):
+                continue
+            if slot.reference_record in self._paired.written or self._paired.was_compared(slot):
+                continue
+            error = self._errors.of(slot)
+            largest = self._largest_before(pair.call, slot)
+            limit = max(
+                judge.LIMITS.growth * (largest + 2 * error.u), judge.LIMITS.spread * error.spread
+            )
+            if error.value is not None and error.value > limit:
+                steps_before = pair.call.step if is_made_before else 0
+                return ParameterDrift(_name_of(name), error.value, largest, steps_before)
+        return None
+
+    def _largest_before(self, call: Call, slot: SlotPair) -> float:
+        """The largest error that explains one in a tensor which a call reads: of any output of the
+        steps before. Of an optimiser's state, which is made of gradients, that of the gradients of
+        the first recorded step: they are what rounding makes of them where the parameters agree.
+        """
+        if call.phase == OPTIMIZER:
+            return self._largest_of_gradients.get(call.step, 0.0)
+        return max((e for s, e in self._largest_by_step.items() if s < call.step), default=0.0)
+
+    @functools.cached_property
+    def _largest_of_gradients(self) -> dict[int, float]:
+        """The largest error of any gradient that an optimiser takes, by step."""
+        largest: dict[int, float] = {}
+        for pair, slots in zip(self._paired.plan.pairs, self._paired.slots, strict=True):
+            call = self._paired.calls[pair.reference]
+            if call.phase == OPTIMIZER and TAKEN_GRADIENT in slots:
+                error = self._errors.of(slots[TAKEN_GRADIENT]).value or 0.0
+                largest[call.step] = max(largest.get(call.step, 0.0), error)
+        return largest
+
+    @functools.cached_property
+    def _largest_by_step(self) -> dict[int, float]:
+        """The largest error of any output, by step."""
+        largest: dict[int, float] = {}
+        for pair, slots in zip(self._paired.plan.pairs, self._paired.slots, strict=True):
+            step = self._paired.calls[pair.reference].step
+            for slot in slots.values():
+                if is_written(slot.reference_slot) and not self._paired.is_equal(slot):
+                    largest[step] = max(largest.get(step, 0.0), self._errors.of(slot).value or 0.0)
+        return largest
+
+
+def _name_of(slot: str) -> str:
+    return param_name(slot) if is_param(slot) else input_name(slot)
+
+
+def unless_drifted(verdict: Verdict, drift: ParameterDrift | None) -> Verdict:
+    """The verdict, or `undetermined` where it passes a call that read a parameter which parted
+    unseen: nobody can say whether that was rounding.
+    """
+    if drift is None or verdict.verdict not in _PASSES:
+        return verdict
+    numbers = {**verdict.numbers, "e_out": drift.error}
+    if drift.steps_before:
+        numbers[STEPS_BEFORE] = drift.steps_before
+    return verdict.replace(
+        verdict=VerdictKind.UNDETERMINED,
+        confidence=Confidence.NONE,
+        numbers=numbers,
+        sentence=drift.sentence,
+    )
