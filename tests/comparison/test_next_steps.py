@@ -9,7 +9,8 @@ import pytest
 from handmade import net
 from whence import api, cli
 from whence.comparison.answer.next_steps import MOST, next_steps
-from whence.records import RunInfo
+from whence.records import Note, RunInfo
+from whence.records.marks import STOPPED
 from whence.report.answer import answer
 from whence.results import NextStep
 
@@ -183,6 +184,20 @@ def test_a_command_that_failed_alone_is_no_pass_and_is_repeated():
         assert f"the {side}'s command failed (exit code 1)" in result.headline
         path = "b" if codes[1] else "a"
         assert result.next[0].command == f"whence run -o {path}-again -- python x.py"
+
+
+@pytest.mark.parametrize("stopped", ["reference", "target", "both"])
+def test_a_capture_that_stopped_while_its_program_went_on_is_no_pass(stopped):
+    """Both may have stopped at one place: what came later was compared in neither."""
+    runs = {side: captured(side) for side in ("reference", "target")}
+    for side, run in runs.items():
+        if stopped in (side, "both"):
+            run.notes = (Note(STOPPED, "No space left on device"),)
+    result = api.compare(*runs.values())
+    assert (result.status, result.findings) == ("undecided", ())
+    side = "reference" if stopped == "both" else stopped
+    assert f"the {side}'s capture stopped before its program ended" in result.headline
+    assert "No space left on device" in result.headline
 
 
 def test_dumps_without_inputs_are_captured_instead_of_replayed(tmp_path, monkeypatch):

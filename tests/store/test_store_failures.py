@@ -22,6 +22,7 @@ from whence.errors import ElementsMissing, OutputExists, StoreFailed, UnknownVer
 from whence.records import Note, Ref, RunInfo
 from whence.store import folder
 from whence.store.index import KEPT
+from whence.store.run_notes import notes_of
 from whence.store.shards import Shard
 
 
@@ -617,7 +618,7 @@ def test_a_wrong_shard_number_in_an_index_costs_one_note(tmp_path: Path) -> None
     shards[np.flatnonzero(columns["elements"] == KEPT)[0]] = 2**31 - 2
     columns["shard"] = shards
     process.shard_count = int(shards.max()) + 1  # a number for each would take 16 GiB
-    (note,) = process.damaged_shards()
+    (note,) = notes_of(process)
     assert note.text.startswith("elements of 1 of ")
 
 

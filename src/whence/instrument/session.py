@@ -28,6 +28,7 @@ from whence.instrument.step_sizes import StepSizes
 from whence.instrument.wording import printed, stderr_is_terminal
 from whence.instrument.wording import size as size_words
 from whence.records import Call, External, Note, Program, Sink, Sketch, Statistics, Step
+from whence.records.marks import STOPPED
 from whence.records.slots import is_param
 
 FIGURES = 1 << 12
@@ -187,7 +188,7 @@ class Session:
         if self._sink is not None:
             # The sink left the reason itself, or the medium takes nothing any more.
             with contextlib.suppress(StoreFailed):
-                self._sink.note(Note("error", reason))
+                self._sink.note(Note(STOPPED, reason))
             with contextlib.suppress(StoreFailed):
                 self._sink.close()
 

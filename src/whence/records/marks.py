@@ -240,6 +240,9 @@ OBSERVER = "observer effect: "
 WRITING = "is still being written"
 """How the reason begins why a run has not ended whose process runs."""
 
+STOPPED = "stopped"
+"""Kind of the note that a capture stopped while its program went on."""
+
 # Names under which other files ask for the same texts.
 MEMORY_ORDER = Mark.MEMORY_ORDER.value
 NOT_SELECTED = Mark.NOT_SELECTED.value

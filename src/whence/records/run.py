@@ -211,7 +211,7 @@ class Call(Described, msgspec.Struct, frozen=True, tag="call", tag_field="t", om
 
 class Note(Described, msgspec.Struct, frozen=True, tag="note", tag_field="t", omit_defaults=True):
     """Something the capture must tell: kind ("inside-not-seen", "hook-error", "budget", "error",
-    ...), text, where.
+    "stopped", ...), text, where.
     """
 
     kind: str

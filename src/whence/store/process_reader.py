@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from whence.dtypes import DTYPES, Array, DType
 from whence.errors import ElementsMissing, UnreadableRun
-from whence.records import Note, Program, RunInfo
+from whence.records import Program
 from whence.records.columns import Columns
 from whence.records.marks import WRITING
 from whence.store import index_builder, journal, line_digests
@@ -38,7 +38,6 @@ from whence.store.status import FAILED, RECOVERED, RUNNING, read_status
 
 T = TypeVar("T")
 AnyShard = Shard | PackedShard | RemoteShard
-_RANKS = 1 << 17  # more are named by no launcher
 _LINES = 4096  # that are decoded at once
 _MAPPED_BYTES = 128 << 20  # of shards that stay in memory for having been read
 _GROWN_BYTES = 32 << 20  # of tensors put together from increments that are kept for the next ones
@@ -144,30 +143,6 @@ class ProcessReader:
             return None
         shard = self.shard(int(columns["shard"][record]))
         return shard if isinstance(shard, Shard) else None
-
-    def damaged_shards(self) -> list[Note]:
-        """A note for each shard that is not there or was cut off, with how many tensors lie in what
-        is missing.
-        """
-        columns = self.index.columns
-        is_stored = (columns["elements"] == KEPT) | (columns["elements"] == INCREMENT)
-        shards = np.where(is_stored, columns["shard"], self.shard_count)
-        ends = columns["offset"] + columns["nbytes"]
-        numbers = np.unique(shards[np.flatnonzero(np.diff(shards, prepend=-1))])
-        last = np.zeros(numbers.size, np.int64)  # a number may be any, where an index is damaged
-        np.maximum.at(last, np.searchsorted(numbers, shards), ends)
-        notes = []
-        for number, end in zip(numbers.tolist(), last.tolist(), strict=True):
-            if number == self.shard_count:  # of those that are stored elsewhere
-                continue
-            shard = self.shard(number)
-            try:
-                shard.require(end)
-            except ElementsMissing as error:
-                lost = shard.lost(columns["offset"][shards == number], ends[shards == number])
-                text = f"elements of {lost} of {self.records} tensors cannot be read: {error}"
-                notes.append(Note("error", text))
-        return notes
 
     def bytes(self, record: int) -> Bytes:
         columns = self.index.columns
@@ -366,24 +341,3 @@ def view_elements(data: Bytes, dtype: DType, shape: tuple[int, ...], record: int
     except ValueError as error:
         raise ElementsMissing(f"record {record}: {dtype.name} {shape}: {error}") from error
     return view
-
-
-def absent_ranks(
-    processes: Sequence[ProcessReader], info: RunInfo, chosen: Collection[int] | None
-) -> tuple[Note, ...]:
-    """A note of the ranks that their launcher started and that left nothing in the run. chosen: the
-    ranks that are read, None for all.
-    """
-    there = {process.info.rank for process in processes}
-    size = min(max((p.info.world_size for p in processes), default=0), _RANKS)
-    absent = sorted(set(range(size)) - there)
-    if not absent or chosen is not None or info.options.get("ranks") is not None:
-        return ()
-    some = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
-    return (
-        Note(
-            "ranks",
-            f"rank {some} of {size} left nothing in this run: it called no model, could not write, "
-            "or ended before",
-        ),
-    )

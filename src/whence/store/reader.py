@@ -39,9 +39,10 @@ from whence.records.places import is_url
 from whence.store import journal
 from whence.store.folder import JOURNAL, ProcessInfo, load_info, load_process, process_folders
 from whence.store.index import INCREMENT, KEPT, NONE, Column
-from whence.store.journal import COLLECTIVE, NOTE, STEP
-from whence.store.process_reader import ProcessReader, absent_ranks, view_elements
+from whence.store.journal import COLLECTIVE, STEP
+from whence.store.process_reader import ProcessReader, view_elements
 from whence.store.remote_run import Mirror, Mirrored, mirror, mirror_of
+from whence.store.run_notes import absent_ranks, notes_of
 from whence.store.shards import Bytes, map_file
 
 T = TypeVar("T")
@@ -183,9 +184,7 @@ class StoredRun(Named):
         """All notes, and those about shards that were damaged when they were first asked for."""
         if self._notes is None:
             self._notes = tuple(
-                note
-                for p in self._processes
-                for note in (*p.decode(NOTE, journal.decode_note), *p.damaged_shards())
+                note for p in self._processes for note in notes_of(p)
             ) + absent_ranks(self._processes, self._info, self.chosen_ranks)
         return self._notes
 

@@ -14,6 +14,7 @@ from whence import align, dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Collective, Note, Program, Record, Ref, Run, Step
+from whence.records.marks import STOPPED
 
 # of their own spread: logits of one text are nearer to each other than this in two right runs,
 # those of two texts are not
@@ -109,7 +110,7 @@ class LogitsRun:
         self.path, self.ended = run.path, run.ended
         self.programs: Mapping[str, Program] = {}
         self.notes: Sequence[Note] = [
-            note for note in run.notes if note.kind in ("error", "budget", "settings")
+            note for note in run.notes if note.kind in ("error", "budget", "settings", STOPPED)
         ]
         calls: list[Call] = []
         records: list[Record] = []

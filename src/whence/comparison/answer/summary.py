@@ -16,11 +16,11 @@ from whence.comparison.answer.coverage import is_count_of_cache
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.source_lines import of_call
-from whence.comparison.verdicts.status import Gaps, failed_alone
+from whence.comparison.verdicts.status import Gaps, unseen_end
 from whence.comparison.verdicts.third_run import ThirdRunJudge
 from whence.judge.power import KINDS
 from whence.records import Call, Run, marks
-from whence.records.marks import Mark
+from whence.records.marks import STOPPED, Mark
 from whence.records.slots import is_output
 from whence.results import (
     GUILTY,
@@ -152,7 +152,7 @@ def gaps(paired: PairedRuns, unmeasured_pairs: Mapping[tuple[int, int], str], pa
         about=functools.partial(_about, paired),
         ended=paired.reference.ended,
         target_share=_target_share(paired),
-        failed=failed_alone(paired.reference.info, paired.target.info),
+        unseen_end=unseen_end(paired.reference, paired.target),
     )
 
 
@@ -300,7 +300,11 @@ def capture_notes(side: str, run: Run, calls: Sequence[Call]) -> list[str]:
             f"{message[:_MAX_ERROR_TEXT]}{'...' if message[_MAX_ERROR_TEXT:] else ''}"
         )
     out += align.changed(run)
-    out += [n.text for n in run.notes if n.kind in ("budget", "error", "inside-not-seen")]
+    out += [
+        n.text
+        for n in run.notes
+        if n.kind in ("budget", "error", "inside-not-seen", STOPPED) and n.text not in run.ended
+    ]
     out += observer_effects(run)
     out += sorted({note for c in calls if (note := marks.hidden_inside(c))})
     return [f"{side}: {sentence}" for sentence in out]

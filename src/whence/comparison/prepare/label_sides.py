@@ -12,6 +12,7 @@ import msgspec
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Collective, Note, Program, Record, Ref, Run, RunInfo, Step
+from whence.records.marks import STOPPED
 
 RULE = "label"
 
@@ -167,7 +168,10 @@ class Side:
         self.ended = "; ".join(dict.fromkeys(run.ended for run in runs if run.ended))
         self.programs: dict[str, Program] = {}
         self.notes: Sequence[Note] = [
-            n for run in runs for n in run.notes if n.kind in ("error", "budget", "label-error")
+            n
+            for run in runs
+            for n in run.notes
+            if n.kind in ("error", "budget", "label-error", STOPPED)
         ]
         self.labels = list(labels)
         self.records = [

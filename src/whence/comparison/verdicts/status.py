@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from whence.records import RunInfo
+from whence.records import Run, RunInfo
+from whence.records.marks import STOPPED
 from whence.results import (
     Confidence,
     Coverage,
@@ -32,8 +33,8 @@ class Gaps:
     the reason, and `output` the first such output of a model; None where there is none. partly: of
     how many tensors text shows a part. about: a call by the index of its pair. ended: how the
     reference ended before its time, "" for a clean end; then `target_share` is the share of the
-    target's calls that have a partner. failed: which of the two commands failed, as the other did
-    not.
+    target's calls that have a partner. unseen_end: which capture stopped early, or which of the two
+    commands failed as the other did not.
     """
 
     calls: tuple[int, int] = (0, 0)
@@ -43,7 +44,7 @@ class Gaps:
     about: Callable[[int], Undecided] = _whole_model
     ended: str = ""
     target_share: float = 1.0
-    failed: str = ""
+    unseen_end: str = ""
 
 
 class Decision(NamedTuple):
@@ -54,8 +55,21 @@ class Decision(NamedTuple):
     undecided: Undecided | None = None
 
 
-def failed_alone(reference: RunInfo, target: RunInfo) -> str:
-    """Which command failed where the other did not, in a sentence; "" where both ended alike."""
+def unseen_end(reference: Run, target: Run) -> str:
+    """Which capture stopped before its program ended, or which command failed where the other did
+    not, in a sentence; "" where both runs were seen to their ends, or ended alike.
+    """
+    for side, run in (("reference", reference), ("target", target)):
+        for note in run.notes:
+            if note.kind == STOPPED:
+                return (
+                    f"no fault in what was captured, but the {side}'s capture stopped before its "
+                    f"program ended, and what came later was not compared: {note.text}"
+                )
+    return _failed_alone(reference.info, target.info)
+
+
+def _failed_alone(reference: RunInfo, target: RunInfo) -> str:
     codes = [info.settings.get("exit_code", 0) for info in (reference, target)]
     for side, other, code, against in (
         ("target", "reference", codes[1], codes[0]),
@@ -179,7 +193,7 @@ def _open_regions(verdicts: Sequence[Verdict], gaps: Gaps) -> Decision:
         if v.verdict == VerdictKind.UNDETERMINED and v.numbers.get("e_out", 0.0) != 0.0
     ]
     if not beyond:
-        return Decision(Status.UNDECIDED, gaps.failed) if gaps.failed else Decision(Status.SAME)
+        return Decision(Status.UNDECIDED if gaps.unseen_end else Status.SAME, gaps.unseen_end)
     first = msgspec.structs.replace(
         gaps.about(beyond[0].pair),
         slot=beyond[0].slot,
