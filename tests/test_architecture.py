@@ -107,7 +107,7 @@ FOLDERS = {
     ],
     "comparison": [
         {"onnx_files", "prepare", "programs", "ranks"},
-        {"replays"},
+        {"replays", "compared_tensors"},
         {"options"},
         {"tasks"},
         {"left_out"},
@@ -126,6 +126,7 @@ FOLDERS = {
         {"wording", "patch_points", "process_group", "rungs", "choices", "option_values"},
         {"step_choice"},
         {"options", "on_record", "step_sizes"},
+        {"window_ends"},
         {"selection"},
         {"session"},
         {"guard", "framework"},
@@ -209,6 +210,7 @@ FOLDERS = {
         {"reopen", "rerun", "feeding"},
         {"page", "repro", "repeat", "workers"},
         {"compare"},
+        {"watch_windows"},
         {
             "watch",
             "probe",

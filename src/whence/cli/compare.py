@@ -49,7 +49,7 @@ _GROUPS = {
     "Files": "--output --force --html --junit --view",
     "Pairing": "--plan --match --map --program",
     "Replay": "--no-replay --model --sample --budget --allow",
-    "More runs": "--again --third --watch --stop",
+    "More runs": "--again --third --watch --stop --discard",
     "Many cores": "--engine --workers --address --resume",
 }
 _RARE = "--tier --occurrences --sample --budget --workers --address"
@@ -203,6 +203,12 @@ _RARE = "--tier --occurrences --sample --budget --workers --address"
     "host.",
 )
 @click.option(
+    "--discard",
+    is_flag=True,
+    help="With --watch, of runs captured by `whence run --window`: delete each window of both runs "
+    "once it is compared, but for the first two that are not the same.",
+)
+@click.option(
     "--html",
     metavar="FILE",
     type=_options.HERE,
@@ -238,10 +244,12 @@ def command(
     how["program"] = values["program"] or None
     if values["stop"] and not values["watch"]:
         raise click.UsageError("--stop ends programs that are watched; add --watch")
+    if values["discard"] and not values["watch"]:
+        raise click.UsageError("--discard deletes what a watch has compared; add --watch")
     if values["watch"]:
         if values["engine"] != "local":
             raise click.UsageError("--watch compares in this process; leave --engine out")
-        result = _watched(reference, target, output, how, stop=values["stop"])
+        result = _watched(reference, target, output, how, values)
     else:
         how |= {name: values[name] for name in ("engine", "workers", "address", "resume")}
         result = _compared(reference, target, output, how)
@@ -306,7 +314,11 @@ def _compared(reference: str, target: str, output: str | None, how: dict[str, An
 
 
 def _watched(
-    reference: str, target: str, output: str | None, how: dict[str, Any], *, stop: bool
+    reference: str,
+    target: str,
+    output: str | None,
+    how: dict[str, Any],
+    values: dict[str, Any],
 ) -> Comparison:
     """The last of the comparisons. Those before it are a line on stderr each; each lies in `output`
     until the next one does.
@@ -314,7 +326,7 @@ def _watched(
     from whence import api
     from whence.errors import WhenceError
     from whence.report.answer import headline
-    from whence.report.tables import clean, count
+    from whence.report.tables import clean
 
     say, close = _progress.teller()
     previous = None
@@ -323,15 +335,12 @@ def _watched(
         close()
         click.echo(f"whence: {clean(sentence)}", err=True)
 
-    options = {**how, "stop": tell_stopped if stop else False}
+    stop = tell_stopped if values["stop"] else False
+    options = {**how, "stop": stop, "discard": values["discard"]}
     try:
         for result in api.watch(reference, target, tell=say, **options):
             if previous is not None:
-                steps = len({(row.rank, row.step) for row in previous.rows})
-                click.echo(
-                    f"after {count(steps, 'step')}: {previous.status}, {clean(headline(previous))}",
-                    err=True,
-                )
+                click.echo(f"{_so_far(previous)}: {clean(headline(previous))}", err=True)
             if output is not None:
                 # said behind the last answer, where it still is so
                 with contextlib.suppress(WhenceError):
@@ -341,3 +350,14 @@ def _watched(
         close()
     assert previous is not None  # it ends with an answer or not at all
     return previous
+
+
+def _so_far(result: Comparison) -> str:
+    """Of which steps a look of a watch speaks, and its status."""
+    from whence.report.tables import count
+    from whence.report.windows import steps
+
+    if result.windows:
+        return f"{steps(result.windows[-1:])}: {result.windows[-1].status}; all so far"
+    number = len({(row.rank, row.step) for row in result.rows})
+    return f"after {count(number, 'step')}: {result.status}"

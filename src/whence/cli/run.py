@@ -27,7 +27,7 @@ _GROUPS = {
     "Files": "--output --force",
     "What is captured": "--include --exclude --class --max-depth --ids --no-children --slots "
     "--steps --every --ranks --level",
-    "Long runs": "--when --when-file --for-steps --ring --ring-size",
+    "Long runs": "--when --when-file --for-steps --ring --ring-size --window",
     "What is kept": "--keep --max-bytes --no-inputs --weights --programs --gradients --samples "
     "--dedup "
     "--on-record --print",
@@ -140,6 +140,13 @@ def _a_file(ctx: click.Context, argument: click.Parameter, word: str) -> list[An
 )
 @click.option(
     "--ring-size", metavar="SIZE", help="Limit for what --ring keeps in memory.  [default: 1GB]"
+)
+@click.option(
+    "--window",
+    type=int,
+    metavar="N",
+    help="Begin a new folder in RUN every N steps, so that `whence compare --watch --discard` can "
+    "delete what it has compared.",
 )
 @click.option("--ranks", metavar="0,3", help="Only these ranks (0,3 or 0-7).")
 @click.option(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from whence import align
+from whence.comparison.compared_tensors import ComparedTensors
 from whence.comparison.replays.user_model import Models
 from whence.engines import Engine
 from whence.judge.policy import Policy
@@ -25,8 +26,8 @@ class CompareOptions:
     program. views: of other tools, by name. occurrences: count the executions of each operator,
     also where calls are modules. stated: labels are paired because the program says so, and nothing
     tells what lies between (`judge.stated`). engine: workers for what takes long; None does all in
-    this process. compared: hashes of tensors (reference, target) that an earlier comparison of the
-    same programs has judged: what differs in them is known, and no finding of this one.
+    this process. compared: what comparisons of earlier steps have judged, which is no finding of
+    this one; what this one judges is added.
     """
 
     replay: bool = True
@@ -46,6 +47,6 @@ class CompareOptions:
     views: tuple[str, ...] = ()
     stated: bool = False
     occurrences: bool = False
-    compared: Set[tuple[str, str]] = frozenset()
+    compared: ComparedTensors | None = field(default=None, compare=False)
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
     engine: Engine | None = field(default=None, compare=False)

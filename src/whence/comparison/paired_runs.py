@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -107,8 +107,16 @@ class PairedRuns:
         """Did an earlier comparison judge this pair of tensors, as `CompareOptions.compared` has
         it?
         """
+        compared = self._options.compared
         a, b = self.records(slot)
-        return bool(a.hash) and (a.hash, b.hash) in self._options.compared
+        return compared is not None and bool(a.hash) and (a.hash, b.hash) in compared
+
+    def differing_hashes(self) -> Iterator[tuple[str, str]]:
+        """Hashes of the pairs of tensors that differ, where both have one."""
+        for (a, b), measured in self.measured.items():
+            hashes = self.reference.records[a].hash, self.target.records[b].hash
+            if not measured.identical and all(hashes):
+                yield hashes
 
     def maker(self, slot: SlotPair) -> Call | None:
         """The call of the target that left what a tensor was made of; None where none did."""

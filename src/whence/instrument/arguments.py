@@ -51,7 +51,8 @@ class SharedArguments(TypedDict, total=False):
 class StepsArgument(SharedArguments, total=False):
     """steps: which steps are captured, "START:STOP" or a pair, the stop excluded, or several.
     every: one of so many too. when, when_file, for_steps: what has the next steps recorded. ring:
-    so many steps are kept in memory until something happens, in ring_size bytes.
+    so many steps are kept in memory until something happens, in ring_size bytes. window: a folder
+    of its own for so many steps, which `watch` can delete once it is compared.
     """
 
     steps: str | int | range | tuple[int, int | None] | Iterable[str] | None
@@ -61,6 +62,7 @@ class StepsArgument(SharedArguments, total=False):
     for_steps: int
     ring: int | None
     ring_size: str | int | None
+    window: int | None
 
 
 class ForceArgument(SharedArguments, total=False):

@@ -53,10 +53,11 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     "both", "input" or "output". steps: ranges of steps, () for all; every: one of so many too.
     when: conditions on loss and gradient norm, when_file: a file that appears, each of which has
     the next for_steps steps recorded. ring: so many steps are kept in memory, in ring_size bytes,
-    and written when a condition holds or the program fails. ranks: None
-    for all. keep: "full" elements, "stats" only, "none" topology only. max_bytes: of elements per
-    run; None is the smaller of 20 GB and a quarter of the free space, resolved where the run is
-    written. on_record: "module:function" called with (op type, name, tensor), "" for none.
+    and written when a condition holds or the program fails. window: a folder of its own for so many
+    steps. ranks: None for all. keep: "full" elements, "stats" only, "none" topology only.
+    max_bytes: of elements per run; None is the smaller of 20 GB and a quarter of the free space,
+    resolved where the run is written. on_record: "module:function" called with (op type, name,
+    tensor), "" for none.
     print_pattern: names to print live, None for no printing. seed, deterministic: see
     `framework.set_determinism`. no_inputs: names whose elements are never kept, statistics
     only. programs: record what leaf modules ran. gradients: record backward passes and steps of
@@ -120,6 +121,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     for_steps: int = 3
     ring: int | None = None
     ring_size: int | None = None
+    window: int | None = None
 
     @property
     def ranges(self) -> Ranges:
@@ -193,13 +195,18 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
     def _check_long_runs(self) -> None:
         conditions_of(self.when)
-        for name in ("every", "for_steps", "ring", "ring_size"):
+        for name in ("every", "for_steps", "ring", "ring_size", "window"):
             number = getattr(self, name)
             if number is not None and number < 1:
                 raise UsageError(f"{name}: {number} is less than 1")
         if self.ring_size is not None and self.ring is None:
             raise UsageError("ring_size bounds the ring: it needs ring, how many steps it keeps")
-        for name in ("when", "when_file", "ring"):
+        if self.window is not None and self.ring is not None:
+            raise UsageError(
+                "window writes every step, ring only the last ones before something happens: "
+                "choose one"
+            )
+        for name in ("when", "when_file", "ring", "window"):
             if not getattr(self, name):
                 continue
             if self.level != "modules":

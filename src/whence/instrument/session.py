@@ -21,6 +21,7 @@ import numpy as np
 
 from whence.errors import StoreFailed
 from whence.frameworks import host
+from whence.instrument import window_ends
 from whence.instrument.on_record import OnRecord, UserColumns, load_on_record
 from whence.instrument.options import CaptureOptions
 from whence.instrument.selection import Selector
@@ -135,8 +136,9 @@ class Session:
         self._sizes = StepSizes(max_bytes)
         # called with (root, step) when all of a step is written
         self.step_ended: Callable[[str, int], None] | None = None
-        self.calls = 0
-        self.records = 0
+        # False where a listener itself says when a step has ended: one of a training
+        self.steps_are_calls = True
+        self.calls = self.records = 0
 
     @property
     def shows_values(self) -> bool:
@@ -264,6 +266,8 @@ class Session:
             self._tell(line.text)
         if self.step_ended is not None:
             self.step_ended(root, step)
+        if self.steps_are_calls:
+            window_ends.step_ended(self)
 
     # ---- what a listener hands over
 

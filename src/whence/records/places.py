@@ -6,6 +6,9 @@ import os
 
 from whence.errors import UsageError
 
+DELETED_WINDOWS = "deleted.json"
+"""The file of a run that says how many of its windows of steps were compared and deleted."""
+
 
 def is_url(path: object) -> bool:
     """Whether a path is a URL of an object store: "s3://bucket/run", and not "C:\\run"."""

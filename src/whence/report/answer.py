@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from whence.records.marks import OBSERVER
 from whence.records.slots import input_name, is_drawn, is_input
-from whence.report import effect, evidence, generation, origin
+from whence.report import effect, evidence, generation, origin, windows
 from whence.report import occurrences as counts
 from whence.report.tables import AT_LINE, clean, count, folded, from_here, listed
 from whence.results import (
@@ -80,8 +80,7 @@ def answer(
     lines += [_row(*line) for line in generation.lines(result)]
     if result.generation is None or not result.generation.logits_only:
         lines += [_row(*line) for line in evidence.lines(result)]
-    if result.effect is not None:
-        lines.append(_row("  at the outputs", effect.words(result.effect)))
+    lines += _about_all(result)
     lines += [_row(*line) for line in next_lines(result)]
     if result.generation is None or not result.generation.logits_only:
         lines.append(_counts(result))
@@ -101,6 +100,13 @@ def answer(
     return folded("\n".join(lines), width, LEFT) + "\n"
 
 
+def _about_all(result: Comparison) -> Iterator[str]:
+    if result.windows:
+        yield _row("  windows", windows.words(result.windows))
+    if result.effect is not None:
+        yield _row("  at the outputs", effect.words(result.effect))
+
+
 def next_lines(result: Comparison) -> Iterator[tuple[str, str]]:
     """(heading, text) of each command that takes the answer further."""
     for number, step in enumerate(result.next):
@@ -110,7 +116,8 @@ def next_lines(result: Comparison) -> Iterator[tuple[str, str]]:
 def written_to(result: Comparison, output: str) -> str:
     """The line that says where the files of a comparison lie."""
     tokens = ", generation.csv" if result.generation is not None else ""
-    return f"written to {clean(output)}: summary.json, report.csv, report.json{tokens}"
+    by_window = ", windows.csv" if result.windows else ""
+    return f"written to {clean(output)}: summary.json, report.csv, report.json{tokens}{by_window}"
 
 
 def headline(result: Comparison) -> str:

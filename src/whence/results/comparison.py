@@ -24,6 +24,7 @@ from whence.results.ranks import RankFinding
 from whence.results.rows import Row
 from whence.results.verdict import Evidence, Finding, Verdict
 from whence.results.views import ViewRow
+from whence.results.windows import ComparedWindow
 
 
 class Remark(Described, msgspec.Struct, frozen=True, omit_defaults=True):
@@ -308,7 +309,8 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     a fault would have been named. effect: what the differences come to at the outputs; None where
     nothing differs or no call is known to be a model's. next: experiments that take the answer
     further, the most telling first. ranks: what ranks of the target part in, and those of the
-    reference do not.
+    reference do not. windows: where the runs were compared by windows of steps, what each said; the
+    rest is then of all of them in numbers, and of one (`report.windows`) in rows and findings.
     """
 
     status: str
@@ -351,6 +353,7 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     next: tuple[NextStep, ...] = ()
     undecided: Undecided | None = None
     ranks: tuple[RankFinding, ...] = ()
+    windows: tuple[ComparedWindow, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("rows", "verdicts"):

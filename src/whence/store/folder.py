@@ -22,7 +22,7 @@ from whence import disk
 from whence.disk import write_file
 from whence.errors import OutputExists, StoreFailed, UnknownVersion, UnreadableRun
 from whence.records import RunInfo
-from whence.records.places import refuse_url
+from whence.records.places import DELETED_WINDOWS, refuse_url
 
 FORMAT = 1
 """The version of the run format this code reads and writes (docs/format.md)."""
@@ -35,6 +35,7 @@ STATUS = "status.json"
 PACKED = "packed.json"  # how the shards of a run are packed (`store.pack`)
 FOREIGN_SILENCE_S = 60.0
 PROCESS_FOLDER = re.compile(r"rank\d{5,}-[^/]+")
+WINDOW_FOLDER = re.compile(r"w\d{7,}")
 _MAX_JSON_BYTES = 64 << 20
 _DAMAGED = "it is damaged or was cut off: copy the run again, or capture it again"
 
@@ -67,9 +68,7 @@ def shard_name(shard: int) -> str:
 
 
 def is_run(path: str | Path) -> bool:
-    """Whether `path` is a folder whose run.json says it is a whence run. Cheap, silent, reads one
-    small file.
-    """
+    """Is `path` a folder whose run.json says it is a whence run? Cheap: reads one small file."""
     try:
         return load_json(Path(path) / RUN).get("kind") == "whence"
     except (OSError, ValueError):
@@ -179,9 +178,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 def update_info(path: str | Path, **fields: Any) -> None:
     """Set fields of run.json, replacing the file atomically; fields this version does not know are
-    kept and may be set too.
-
-    Raises UnreadableRun where there is no run, StoreFailed.
+    kept and may be set too. Raises UnreadableRun where there is no run, StoreFailed.
     """
     file = Path(path) / RUN
     try:
@@ -251,9 +248,7 @@ def check_format(version: object, file: Path) -> None:
 
 
 def make_process_folder(run: Path, rank: int, info: ProcessInfo) -> Path:
-    """A fresh folder for this process in `run`, with process.json. Never one that exists. Raises
-    OSError.
-    """
+    """A fresh folder for this process in `run`, with process.json. Raises OSError."""
     host = re.sub(r"[^A-Za-z0-9._-]", "_", info.host)[:64] or "host"
     name = f"rank{rank:05d}-{host}-{info.pid}"
     for attempt in range(10_000):
@@ -270,6 +265,12 @@ def make_process_folder(run: Path, rank: int, info: ProcessInfo) -> Path:
 def process_folders(run: Path) -> list[Path]:
     """The folders of the processes of a run, unsorted."""
     return [p for p in run.iterdir() if PROCESS_FOLDER.fullmatch(p.name) and p.is_dir()]
+
+
+def windows_of(run: Path) -> list[Path]:
+    """The windows of steps of a run, each a run of its own, in their order."""
+    windows = (p for p in run.iterdir() if WINDOW_FOLDER.fullmatch(p.name) and is_run(p))
+    return sorted(windows, key=lambda path: int(path.name[1:]))
 
 
 def load_process(folder: Path) -> ProcessInfo:
@@ -327,11 +328,12 @@ def is_writing(folder: Path, info: ProcessInfo) -> bool:
 
 def delete_run(run: Path) -> None:
     """Delete what whence wrote of a run, and leave its folder. Raises OSError."""
-    for folder in process_folders(run):
+    for folder in (*process_folders(run), *windows_of(run)):
         folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)
     for leftover in run.glob(f"{RUN}.*.tmp"):
         leftover.unlink()
-    (run / PACKED).unlink(missing_ok=True)
+    for name in (PACKED, DELETED_WINDOWS):
+        (run / name).unlink(missing_ok=True)
     # last: an interrupted deletion is still recognised as a run and can be forced again
     (run / RUN).unlink()
 

@@ -37,12 +37,19 @@ from whence.records.columns import Columns
 from whence.records.lookup import Named
 from whence.records.places import is_url
 from whence.store import journal
-from whence.store.folder import JOURNAL, ProcessInfo, load_info, load_process, process_folders
+from whence.store.folder import (
+    JOURNAL,
+    ProcessInfo,
+    load_info,
+    load_process,
+    process_folders,
+    windows_of,
+)
 from whence.store.index import INCREMENT, KEPT, NONE, Column
 from whence.store.journal import COLLECTIVE, STEP
 from whence.store.process_reader import ProcessReader, view_elements
 from whence.store.remote_run import Mirror, Mirrored, mirror, mirror_of
-from whence.store.run_notes import absent_ranks, notes_of
+from whence.store.run_notes import absent_ranks, emptiness, notes_of
 from whence.store.shards import Bytes, map_file
 
 T = TypeVar("T")
@@ -50,7 +57,8 @@ _force = msgspec.structs.force_setattr
 
 
 def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> StoredRun:
-    """Open the run at `path`, a folder or a URL, or only the processes of some ranks.
+    """Open the run at `path`, a folder or a URL, or only the processes of some ranks. A run in
+    windows of steps is opened with all that are there, one behind the other.
 
     Raises UnreadableRun (nothing there, not a run, nothing captured) and UnknownVersion.
     """
@@ -60,7 +68,7 @@ def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> Store
     processes: list[ProcessReader] = []
     unborn: list[str] = []
     skipped: set[int] = set()
-    for folder in process_folders(run):
+    for folder in process_folders(run) or [f for w in windows_of(run) for f in process_folders(w)]:
         if not (folder / JOURNAL).exists():
             unborn.append(f"{folder.name} has no journal: its process ended as it started")
             continue
@@ -69,7 +77,7 @@ def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> Store
             skipped.add(process.rank)
             continue
         processes.append(ProcessReader(folder, process))
-    processes.sort(key=lambda p: (p.info.rank, p.info.pid, p.folder.name))
+    processes.sort(key=lambda p: (p.info.rank, p.info.pid, p.folder.parent.name, p.folder.name))
     if not processes and skipped:
         raise UnreadableRun(
             f"{run} has no process of rank {sorted(set(ranks or ()))}; it has ranks "
@@ -77,17 +85,7 @@ def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> Store
         )
     opened = StoredRun(run, info, processes, unborn, ranks=ranks)
     if not (len(opened.records) or len(opened.calls) or opened.collectives):
-        note_lines = "".join(f"\n  it says: {note.kind}: {note.text}" for note in opened.notes[:10])
-        raise UnreadableRun(
-            f"{run} is an empty run: {len(processes)} process folder(s), no call and no record"
-            f"{f'; {opened.ended}' if opened.ended else ''}{note_lines}\n  "
-            + (
-                "it ended before anything was captured: remove the cause and capture again"
-                if opened.ended
-                else "nothing was captured: check that the command runs a model in a process "
-                "that whence can see, and what was selected"
-            )
-        )
+        raise UnreadableRun(emptiness(run, len(processes), opened.notes, opened.ended))
     return opened
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from whence.store.index import INCREMENT, KEPT
 from whence.store.journal import NOTE
 from whence.store.process_reader import ProcessReader
 from whence.store.status import FAILED
+from whence.store.window_deletion import deleted_windows
 
 _RANKS = 1 << 17  # more are named by no launcher
 
@@ -73,4 +75,24 @@ def absent_ranks(
             f"rank {some} of {size} left nothing in this run: it called no model, could not write, "
             "or ended before",
         ),
+    )
+
+
+def emptiness(path: Path, processes: int, notes: Sequence[Note], ended: str) -> str:
+    """What to say of a run with no call and no record."""
+    if deleted := deleted_windows(path):
+        return (
+            f"{path} has no window any more: {deleted} were compared and deleted (whence compare "
+            "--watch --discard); to look into one, capture again and leave --discard out"
+        )
+    note_lines = "".join(f"\n  it says: {note.kind}: {note.text}" for note in notes[:10])
+    return (
+        f"{path} is an empty run: {processes} process folder(s), no call and no record"
+        f"{f'; {ended}' if ended else ''}{note_lines}\n  "
+        + (
+            "it ended before anything was captured: remove the cause and capture again"
+            if ended
+            else "nothing was captured: check that the command runs a model in a process "
+            "that whence can see, and what was selected"
+        )
     )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from whence.align import Aligned
+    from whence.comparison.compared_tensors import ComparedTensors
     from whence.judge.policy import Policy
     from whence.records import Run
     from whence.results import Comparison
@@ -52,6 +53,7 @@ def compare(
     workers: int | None = None,
     address: str | None = None,
     resume: bool = False,
+    compared: ComparedTensors | None = None,
 ) -> Comparison:
     """Compare two runs (folders, opened runs, {name: array}): do they still compute the same, and
     if not, from which operator on?
@@ -83,7 +85,8 @@ def compare(
     this machine, "ray" on a Ray cluster (docs/scale.md); the answer is the same. workers: how many
     of them, default one a core. address: of a running Ray cluster; None starts Ray on this machine.
     resume: go on with what workers finished for the same comparison before it was stopped, which
-    lies in `output`. Raises UnreadableRun, UsageError, OutputExists; MissingDependency without
+    lies in `output`. compared: of windows of steps, what was judged in those before (`watch` keeps
+    it). Raises UnreadableRun, UsageError, OutputExists; MissingDependency without
     Ray.
     """
     from whence.align import load_map
@@ -112,6 +115,7 @@ def compare(
         check_output(place, force, resume=resume)
     if html is not None and Path(html).exists() and not force:
         raise OutputExists(f"{os.fspath(html)} exists; --force replaces it, or choose another page")
+    _refuse_windows(reference, target)
     runs = _both_opened(reference, target)
     third_run = _opened(third) if third is not None else None
     a, b, program_files = programs.apply_programs(*runs, programs.open_programs(program, _opened))
@@ -152,6 +156,7 @@ def compare(
             progress=count,
             occurrences=occurrences,
             engine=engine_of_tasks,
+            compared=compared,
         )
         if onnx_files.can_compare(a, b):
             result = onnx_files.compare(a, b)
@@ -192,6 +197,20 @@ def _check(
         raise UsageError(f"budget {budget}: seconds, 0 or more")
     if unknown := [name for name in view_names if name not in views()]:
         raise UsageError(f"view {unknown[0]!r}: {', '.join(views())}")
+
+
+def _refuse_windows(*runs: Any) -> None:
+    """Raise UsageError for a run in windows of steps, each of which is a run of its own."""
+    from whence.store.folder import is_run, windows_of
+
+    for run in runs:
+        if isinstance(run, (str, os.PathLike)) and is_run(Path(run)):
+            windows = windows_of(Path(run))
+            if windows:
+                raise UsageError(
+                    f"{os.fspath(run)} is captured in windows of steps: --watch (whence.watch) "
+                    f"compares them one by one; one alone is a run too: {windows[0]}"
+                )
 
 
 def _both_opened(reference: Any, target: Any) -> tuple[Run, Run]:

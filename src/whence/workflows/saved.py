@@ -114,6 +114,7 @@ def _write_files(result: Comparison, folder: Path) -> None:
     from whence.report.generation import generation_csv
     from whence.report.summary import summary
     from whence.report.views import view_csv
+    from whence.report.windows import windows_csv
 
     try:
         disk.make_folders(folder)
@@ -123,6 +124,8 @@ def _write_files(result: Comparison, folder: Path) -> None:
         }
         if result.generation is not None:
             parts["generation.csv"] = [generation_csv(result)]
+        if result.windows:
+            parts["windows.csv"] = [windows_csv(result.windows)]
         parts |= {f"{view}.csv": [view_csv(view, rows)] for view, rows in result.views.items()}
         # last: a comparison is read from it
         disk.write_together(folder, parts | {"report.json": everything_json(result)})

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from whence.errors import UnreadableRun
+from whence.records import RunInfo
 from whence.records.marks import WRITING
 from whence.results import Confidence, Status
 
 if TYPE_CHECKING:
     from whence.records import Run
     from whence.results import Comparison
+    from whence.workflows.watch_windows import Look
 
 
-class _Look(NamedTuple):
+class _Side(NamedTuple):
     """A run as it is now. ended_steps: (rank, root, step) of the steps that have ended."""
 
     run: Run
@@ -49,20 +51,83 @@ def watch(
 
     Whenever a side has finished further steps, the steps that both have finished are compared; when
     nothing more is written, everything is. The last comparison is that one, or the first with a
-    certain finding. A run that does not exist yet is waited for. every: seconds between two looks.
-    output: a folder that holds the latest comparison. tell: called with what is waited for.
+    certain finding. A run that does not exist yet is waited for. Runs in windows of steps (`whence
+    run --window`) are compared window by window, each once, and an answer is about all windows so
+    far. every: seconds between two looks. output: a folder that holds the latest comparison. tell:
+    called with what is waited for.
     stop: at the first certain finding, end the programs that still write the runs: those of this
     user on this host, by SIGINT, after which they can close their runs; by SIGTERM where they
     ignore it or go on for half a minute. A sentence for each says that it was ended, or why not and
-    what to do: on stderr, or to the function that `stop` is. how: arguments of `compare`. Raises
-    what `compare` raises.
+    what to do: on stderr, or to the function that `stop` is. how: arguments of `compare`, and
+    `discard=True`: delete a window of both runs once it is compared, but for the first two that are
+    not the same. Raises what `compare` raises, and UsageError where only one run is in windows.
     """
-    from whence.workflows.compare import compare
-    from whence.workflows.saved import check_output
+    from whence.workflows.saved import check_output, write
     from whence.workflows.stop_writers import stop_writers
 
+    discard = bool(how.pop("discard", False))
     if output is not None:
         check_output(Path(output), force)
+    if _are_windows(reference, target, discard=discard, every=every, tell=tell):
+        from whence.workflows.watch_windows import watch_windows
+
+        paths = Path(reference), Path(target)
+        looks = watch_windows(*paths, every=every, discard=discard, tell=tell, **how)
+    else:
+        looks = _watch_growing(reference, target, every=every, tell=tell, **how)
+    for look in looks:
+        if output is not None:
+            write(look.result, os.fspath(output))
+        is_certain = look.result.status == Status.DIFFERENT and any(
+            finding.confidence == Confidence.CERTAIN for finding in look.result.findings
+        )
+        if stop and look.writing and is_certain:
+            stop_writers(look.writing, stop if callable(stop) else _to_stderr)
+        yield look.result
+        if is_certain:
+            return
+
+
+def _are_windows(
+    reference: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    discard: bool,
+    every: float,
+    tell: Callable[[str], None] | None,
+) -> bool:
+    """Are both runs captured in windows of steps? Waits until that is known. Raises UsageError
+    where it is so of one of them, or of none and `discard` asks for it.
+    """
+    from whence.store.folder import is_run, load_info
+    from whence.workflows.watch_windows import check_windows, window_steps
+
+    paths = Path(reference), Path(target)
+    while not all(path.exists() for path in paths) and (
+        discard or any(is_run(path) and window_steps(load_info(path)) for path in paths)
+    ):
+        if tell is not None:
+            tell(f"waiting for {next(path for path in paths if not path.exists())}")
+        time.sleep(every)
+    infos = [load_info(path) if is_run(path) else RunInfo() for path in paths]
+    if not discard and not any(map(window_steps, infos)):
+        return False
+    check_windows(paths, (infos[0], infos[1]))
+    return True
+
+
+def _watch_growing(
+    reference: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    every: float,
+    tell: Callable[[str], None] | None,
+    **how: Any,
+) -> Iterator[Look]:
+    """The answers about all steps that both runs have ended, whenever there are more."""
+    from whence.workflows.compare import compare
+    from whence.workflows.watch_windows import Look
+
     state_before: tuple[Any, ...] = ()
     while True:
         sides = [_looked(path, tell) for path in (reference, target)]
@@ -79,20 +144,14 @@ def watch(
             if state != state_before and (
                 not writing or min(reference_side.last, target_side.last) >= 0
             ):
-                first, state_before, began = not state_before, state, time.monotonic()
+                state_before, began = state, time.monotonic()
                 runs = (
                     _shared(reference_side, target_side)
                     if writing
                     else (reference_side.run, target_side.run)
                 )
-                result = compare(*runs, output=output, force=force or not first, **how)
-                is_certain = result.status == Status.DIFFERENT and any(
-                    finding.confidence == Confidence.CERTAIN for finding in result.findings
-                )
-                if stop and writing and is_certain:
-                    stop_writers((reference, target), stop if callable(stop) else _to_stderr)
-                yield result
-                if not writing or is_certain:
+                yield Look(compare(*runs, **how), (reference, target) if writing else ())
+                if not writing:
                     return
                 # A look costs more the longer the runs are; half of the time at most is spent on
                 # looking.
@@ -106,7 +165,7 @@ def _to_stderr(sentence: str) -> None:
     print(f"whence: {sentence}", file=sys.stderr, flush=True)
 
 
-def _looked(path: str | os.PathLike[str], tell: Callable[[str], None] | None) -> _Look | None:
+def _looked(path: str | os.PathLike[str], tell: Callable[[str], None] | None) -> _Side | None:
     from whence.readers import opening
 
     try:
@@ -117,7 +176,7 @@ def _looked(path: str | os.PathLike[str], tell: Callable[[str], None] | None) ->
         if tell is not None:
             tell(f"waiting for {os.fspath(path)}: {str(error).splitlines()[0]}")
         return None
-    return _Look(run, WRITING in run.ended, frozenset((s.rank, s.root, s.step) for s in run.steps))
+    return _Side(run, WRITING in run.ended, frozenset((s.rank, s.root, s.step) for s in run.steps))
 
 
 def _unborn(path: str | os.PathLike[str]) -> bool:
@@ -130,13 +189,13 @@ def _unborn(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _shared(reference_side: _Look, target_side: _Look) -> tuple[Run, Run]:
+def _shared(reference_side: _Side, target_side: _Side) -> tuple[Run, Run]:
     """Both runs up to the last step that each side which is being written has ended."""
     last = min(side.last for side in (reference_side, target_side) if side.writing)
     return _ended(reference_side, last), _ended(target_side, last)
 
 
-def _ended(side: _Look, last: int) -> Run:
+def _ended(side: _Side, last: int) -> Run:
     import msgspec
 
     from whence.records import Over

@@ -66,10 +66,11 @@ def unseen_end(reference: Run, target: Run) -> str:
                     f"no fault in what was captured, but the {side}'s capture stopped before its "
                     f"program ended, and what came later was not compared: {note.text}"
                 )
-    return _failed_alone(reference.info, target.info)
+    return failed_alone(reference.info, target.info)
 
 
-def _failed_alone(reference: RunInfo, target: RunInfo) -> str:
+def failed_alone(reference: RunInfo, target: RunInfo) -> str:
+    """Which command failed where the other did not, in a sentence; "" where both ended alike."""
     codes = [info.settings.get("exit_code", 0) for info in (reference, target)]
     for side, other, code, against in (
         ("target", "reference", codes[1], codes[0]),

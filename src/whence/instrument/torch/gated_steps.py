@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from whence.instrument import window_ends
 from whence.instrument.call_frames import Args, CallFrames, Kwargs
 from whence.instrument.guard import keep_ring
 from whence.instrument.session import Session
@@ -50,6 +51,7 @@ class GatedSteps:
         self._termination = BeforeTermination(self._terminated)
         self._before: tuple[bool, bool] | None = None
         session.selector.leave_steps()
+        session.steps_are_calls = False
 
     def install(self) -> None:
         """Begin to listen: to values and signals."""
@@ -152,6 +154,7 @@ class GatedSteps:
         if self._ring is not None:
             self._registry.staging.drain()
         self._gate.step_ended()
+        window_ends.step_ended(self._session, self._registry.staging.drain)
 
     def _terminated(self) -> None:
         with self._frames.lock:

@@ -1,0 +1,340 @@
+"""Writes a run in windows of steps: every window is a folder of its own that needs no other, so
+that what was compared can be deleted while the program runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from whence import disk
+from whence.errors import StoreFailed
+from whence.records import (
+    Call,
+    Collective,
+    External,
+    Note,
+    Program,
+    Record,
+    Ref,
+    Sketch,
+    Statistics,
+    Step,
+)
+from whence.records.slots import is_param, split_slot
+from whence.records.training import OPTIMIZER
+from whence.store.folder import RUN, load_info, load_process, process_folders
+from whence.store.process_reader import ProcessReader
+from whence.store.reader import StoredRun
+from whence.store.shards import Bytes
+from whence.store.writer import Writer
+
+HELD = 2
+"""So many windows before the current one stay open, for tensors that are referred to again.
+Parameters and states of optimisers are carried on for ever.
+"""
+GONE = f"recorded more than {HELD} windows ago, and not used since"
+_NOTES = 1000
+"""So many notes on the whole run are written into each window again."""
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A window that has ended. numbers: of records in it, by their numbers in the capture. run: it
+    alone, mapped, so that it can be read after it was deleted.
+    """
+
+    numbers: dict[int, int]
+    run: StoredRun
+
+
+@dataclass
+class _Constant:
+    """A tensor that a program holds. number: of its record in the capture."""
+
+    number: int
+    record: Record | None = None
+    data: Bytes | None = None
+
+
+@dataclass
+class _Known:
+    """A program, with its constants once they are read."""
+
+    program: Program
+    constants: list[_Constant] = field(default_factory=list)
+
+
+class WindowedWriter:
+    """A `Sink` that begins a new folder with every `steps` steps; `count_step` counts them.
+
+    Numbers of records are its own. What a window refers to is in it: a tensor of an earlier window
+    is written again, notes on the whole run too, and a program with its constants where a call
+    names it. finishing: as `Writer` takes it. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        run_path: str | Path,
+        rank: int = 0,
+        *,
+        steps: int,
+        finishing: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._run_path, self._rank, self._steps = Path(run_path), rank, steps
+        self._finishing = finishing
+        self._lock = threading.RLock()
+        self._count = self._ended_steps = self._window = 0
+        self._numbers: dict[int, int] = {}
+        self._held: deque[_Window] = deque()
+        # parameters, and what optimisers keep, as they were seen last: (scope, op, slot) -> number
+        self._lasting: dict[tuple[str, str, str], int] = {}
+        self._programs: dict[str, _Known] = {}
+        self._written_programs: set[str] = set()
+        self._notes: dict[Note, None] = {}
+        self._is_empty = True  # nothing is recorded in the window yet
+        self._written: list[tuple[Path, int]] = []  # folders of windows, and bytes of elements
+        self._writer = self._new_writer()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of elements in the windows that are still there."""
+        return self._writer.nbytes + sum(nbytes for _, nbytes in self._written)
+
+    # ---- a sink
+
+    def record(
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        data: Bytes | None,
+        digest: bytes,
+        statistics: Statistics | None,
+        sketch: Sketch | None,
+        *,
+        base: tuple[int, int] | None = None,
+        **named: Any,
+    ) -> int:
+        """See `Sink.record`."""
+        with self._lock:
+            number = self._count
+            self._count += 1
+            self._begin()
+            if base is not None:
+                base = self._here(base[0]), base[1]
+            self._numbers[number] = self._writer.record(
+                dtype, shape, data, digest, statistics, sketch, base=base, **named
+            )
+            return number
+
+    def call(self, call: Call) -> None:
+        """See `Sink.call`."""
+        with self._lock:
+            self._begin()
+            if call.program:
+                self._write_program(call.program)
+            for ref in call.refs:
+                if call.phase == OPTIMIZER:
+                    self._lasting[call.scope, call.op, split_slot(ref.slot)[1]] = ref.record
+                elif is_param(ref.slot):
+                    self._lasting[call.scope, "", ref.slot] = ref.record
+            refs = tuple(Ref(ref.slot, self._here(ref.record), ref.edge) for ref in call.refs)
+            self._writer.call(msgspec.structs.replace(call, refs=refs))
+
+    def program(self, program: Program) -> None:
+        """Keep a program for good: calls of any later window may name it."""
+        with self._lock:
+            constants = [_Constant(number) for number in program.constants]
+            self._programs[program.id] = _Known(program, constants)
+
+    def note(self, note: Note) -> None:
+        """Add a note; one on the whole run is in every window."""
+        with self._lock:
+            self._begin()
+            if note.step < 0 and len(self._notes) < _NOTES:
+                self._notes[note] = None
+            self._writer.note(note)
+
+    def step(self, step: Step) -> None:
+        """Add the end of a step of a root."""
+        with self._lock:
+            self._begin()
+            self._writer.step(step)
+
+    def collective(self, collective: Collective) -> None:
+        """Add a collective."""
+        with self._lock:
+            self._begin()
+            self._writer.collective(collective)
+
+    def flush(self) -> None:
+        """Have everything added so far survive a kill."""
+        with self._lock:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """End the last window, which goes where nothing was written into it. Idempotent."""
+        with self._lock:
+            self._writer.close()
+            self._held.clear()
+            if self._is_empty and self._writer.folder is not None:
+                self._delete(self._writer)
+
+    # ---- windows
+
+    def count_step(self) -> bool:
+        """A step of the program has ended, recorded or not: does the window end with it?"""
+        with self._lock:
+            self._ended_steps += 1
+            return self._ended_steps % self._steps == 0
+
+    def begin_window(self) -> None:
+        """End the window: what comes now belongs to the next one. Raises StoreFailed."""
+        with self._lock:
+            self._window = self._ended_steps // self._steps
+            ended = self._writer
+            if self._is_empty and ended.folder is None:  # nothing was recorded so far
+                self._writer = self._new_writer()
+                return
+            ended.close()
+            if self._is_empty:
+                self._delete(ended)
+            else:
+                # Mapped before the next window is there: whoever deletes this one waits for that.
+                self._hold(ended)
+                self._written.append((ended.run_path, ended.nbytes))
+            self._written = [(path, size) for path, size in self._written if path.exists()]
+            self._numbers, self._written_programs, self._is_empty = {}, set(), True
+            self._writer = self._new_writer()
+            # Its folder is made at once: as long as the newest is being written, more may come.
+            self._make_folder()
+            about = f"window {self._window}, from step {self._ended_steps} on"
+            self._writer.note(Note("window", about))
+            while len(self._held) > HELD:
+                self._let_go(self._held[0])
+
+    # ---- everything below runs under the lock
+
+    def _new_writer(self) -> Writer:
+        path = self._run_path / f"w{self._window:07d}"
+        return Writer(path, self._rank, finishing=self._finishing)
+
+    def _make_folder(self) -> None:
+        """Make the folder of the window, a run like the one that it is a part of. Other processes
+        may make it too.
+        """
+        path = self._writer.run_path
+        try:
+            with contextlib.suppress(FileExistsError):
+                disk.system.make_folder(path, 0o700)
+            if not (path / RUN).exists():
+                disk.write_file(path / RUN, (self._run_path / RUN).read_bytes())
+        except OSError as error:
+            raise StoreFailed(
+                f"cannot begin the window {path}: {error.strerror or error}; free some space, or "
+                "choose another output path"
+            ) from error
+
+    def _begin(self) -> None:
+        """Something is written into the window: what is noted of the whole run comes first."""
+        if self._is_empty:
+            self._is_empty = False
+            if self._writer.folder is None:
+                self._make_folder()
+            for note in self._notes:
+                self._writer.note(note)
+
+    def _delete(self, writer: Writer) -> None:
+        """Delete the folder of a process that recorded nothing in a window, and the window where no
+        other process has one in it.
+        """
+        assert writer.folder is not None
+        shutil.rmtree(writer.folder, ignore_errors=True)
+        if not process_folders(writer.run_path):
+            shutil.rmtree(writer.run_path, ignore_errors=True)
+
+    def _hold(self, writer: Writer) -> None:
+        assert writer.folder is not None
+        reader = ProcessReader(writer.folder, load_process(writer.folder))
+        for shard in range(reader.shard_count):
+            reader.shard(shard).require(0)
+        window = _Window(
+            self._numbers, StoredRun(writer.run_path, load_info(writer.run_path), [reader])
+        )
+        self._held.append(window)
+        for known in self._programs.values():
+            for constant in known.constants:
+                if constant.record is None and constant.number in self._numbers:
+                    constant.record, constant.data = _read(window, constant.number)
+
+    def _let_go(self, window: _Window) -> None:
+        """Close the oldest window. What lasts and lies there alone is written into the current one:
+        of a module that rests, and may be called again.
+        """
+        later = [w.numbers for w in self._held if w is not window]
+        for number in self._lasting.values():
+            if number in window.numbers and not any(number in numbers for numbers in later):
+                self._begin()
+                self._here(number)
+        self._held.popleft()
+
+    def _here(self, number: int) -> int:
+        """The number of a record in the current window, where it is written if it is not there."""
+        local = self._numbers.get(number)
+        if local is None:
+            window = next((w for w in reversed(self._held) if number in w.numbers), None)
+            if window is None:
+                local = self._writer.record("unknown", (), None, b"", None, None, why=GONE)
+            else:
+                local = self._written_again(*_read(window, number))
+            self._numbers[number] = local
+        return local
+
+    def _written_again(self, record: Record, data: Bytes | None) -> int:
+        return self._writer.record(
+            record.dtype,
+            record.shape,
+            data,
+            bytes.fromhex(record.hash),
+            record.statistics,
+            record.sketch,
+            why=record.why,
+            stride=record.stride,
+            storage_offset=record.storage_offset,
+            device=record.device,
+            columns=record.columns,
+            subclass=record.subclass,
+            external=record.elements if isinstance(record.elements, External) else None,
+        )
+
+    def _write_program(self, name: str) -> None:
+        if name in self._written_programs or name not in self._programs:
+            return
+        self._written_programs.add(name)
+        known = self._programs[name]
+        numbers = tuple(self._of_constant(constant) for constant in known.constants)
+        self._writer.program(msgspec.structs.replace(known.program, constants=numbers))
+
+    def _of_constant(self, constant: _Constant) -> int:
+        if constant.record is not None and constant.number not in self._numbers:
+            self._numbers[constant.number] = self._written_again(constant.record, constant.data)
+        return self._here(constant.number)
+
+
+def _read(window: _Window, number: int) -> tuple[Record, Bytes | None]:
+    """A record of a window that has ended, and a copy of its elements."""
+    local = window.numbers[number]
+    record = window.run.records[local]
+    if record.elements is None or isinstance(record.elements, External):
+        return record, None
+    elements = np.ascontiguousarray(window.run.array(local))
+    return record, elements.reshape(-1).view(np.uint8).copy()
