@@ -12,13 +12,19 @@ from whence.records.training import BACKWARD, LOSS
 
 
 def models_of(run: Run) -> dict[str, list[Call]]:
-    """Calls of models in training, by root."""
-    models = defaultdict[str, list[Call]](list)
+    """Calls of models in training, by root: of the root itself, or where nobody calls that (the
+    `training_step` of a module does not), of the one module of it that is called.
+    """
+    scopes = defaultdict[str, dict[str, list[Call]]](dict)
     for call in run.calls:
-        is_model = call.parent == -1 and call.kind == "module" and not (call.scope or call.op)
+        is_model = call.parent == -1 and call.kind == "module" and not call.op
         if is_model and call.training and call.phase != BACKWARD:
-            models[call.root].append(call)
-    return models
+            scopes[call.root].setdefault(call.scope, []).append(call)
+    return {
+        root: calls[""] if "" in calls else next(iter(calls.values()))
+        for root, calls in scopes.items()
+        if "" in calls or len(calls) == 1
+    }
 
 
 class _Place(NamedTuple):

@@ -22,7 +22,9 @@ from whence.comparison.prepare.loss_place import (
 from whence.comparison.prepare.loss_program import LossNotMoved
 from whence.comparison.prepare.training_calls import TrainingCalls, models_of
 from whence.comparison.prepare.wrapped_models import (
+    Names,
     Renamed,
+    StillWrapped,
     layers_of,
     nested,
     own_outputs,
@@ -111,7 +113,7 @@ class _OneRoot:
         places = sorted(itertools.product(range(len(layers)), range(len(others))), key=sum)
         alike = [(a, b) for a, b in places if layers[a].is_same(others[b])]
         more = alike[0][1] - alike[0][0] if alike else 0
-        if self._roots[0] == self._roots[1] and (not alike or alike[0] != (0, 0)):
+        if not alike or (self._roots[0] == self._roots[1] and alike[0] != (0, 0)):
             alike = [(0, 0), *alike]
         differs = False
         for depth, other in alike:
@@ -141,34 +143,34 @@ class _OneRoot:
             is_changed = is_changed or computes
             if depth:
                 sentences.append(self._left_out(side, depth, computes=computes))
-        if depths != (0, 0):
-            self._name_alike(runs, roots, depths)
-        models = tuple(models_of(run)[root] for run, root in zip(runs, roots, strict=True))
-        if outputs_of(models[0]) != outputs_of(models[1]):
-            trainings = TrainingCalls(spaced(runs[0])), TrainingCalls(spaced(runs[1]))
-            places = loss_places(trainings, (models[0], models[1]))
-            if places is not None:
-                runs = [
-                    moved(training, {root: place})
-                    for training, root, place in zip(trainings, roots, places, strict=True)
-                ]
-                sentences.append(self._one_call(depths, places))
-                is_changed = True
+        self._name_alike(runs, roots, depths)
+        trainings = TrainingCalls(spaced(runs[0])), TrainingCalls(spaced(runs[1]))
+        models = [models_of(t.run)[root] for t, root in zip(trainings, roots, strict=True)]
+        places = loss_places(trainings, (models[0], models[1]))
+        if places is not None:
+            for side, place in enumerate(places):
+                runs[side] = moved(trainings[side], {roots[side]: place})
+            sentences.append(self._one_call(depths, places))
+            is_changed = True
         if not is_changed:
             return None
         self.sentences = sentences
         return runs[0], runs[1]
 
     def _name_alike(self, runs: list[Run], roots: list[str], depths: Sequence[int]) -> None:
-        """Give the model of one run the names of the other's: those with the shorter path."""
-        prefixes = [
-            layers[depth].prefix for layers, depth in zip(self._layers, depths, strict=True)
+        """Give the model of one run the names of the other's, where the layers are the same: those
+        with the shorter path.
+        """
+        layers = [self._layers[side][depth] for side, depth in enumerate(depths)]
+        names = [
+            Names(roots[side], self._chains[side][depth].scope, layers[side].prefix)
+            for side, depth in enumerate(depths)
         ]
-        side = int(len(prefixes[1]) >= len(prefixes[0]))
-        if prefixes[0] == prefixes[1] and roots[0] == roots[1]:
+        if names[0] == names[1] or not layers[0].is_same(layers[1]):
             return
-        names = roots[side], roots[1 - side], prefixes[side], prefixes[1 - side]
-        runs[side] = Renamed(runs[side], *names)
+        length = [(bool(each.model), len(each.prefix)) for each in names]
+        side = int(length[1] >= length[0])
+        runs[side] = Renamed(runs[side], names[side], names[1 - side])
         roots[side] = roots[1 - side]
 
     # ---- in words
@@ -190,9 +192,13 @@ class _OneRoot:
         )
 
     def _refused(self, refused: LossNotMoved) -> str:
+        root, other = self._roots
+        if isinstance(refused, StillWrapped):
+            both = root if root == other else f"{root} and {other}"
+            return f"{both} are compared with what is around the model: {refused}"
         return (
-            f"the loss is computed inside {self._roots[0]} in one run and behind it in the other, "
-            f"and is not compared as one: {refused}"
+            f"the loss is computed inside {root} in one run and behind it in the other, and is not "
+            f"compared as one: {refused}"
         )
 
 
@@ -206,12 +212,10 @@ def _without_outermost(run: Run, root: str) -> tuple[Run, bool]:
     for wrapper in models:
         chain = nested(training, wrapper)
         if len(chain) < 2:
-            raise LossNotMoved(f"{wrapper.name} calls no one model")
-        losses |= own_outputs(training, wrapper, chain[1])
+            raise StillWrapped(f"{wrapper.name} does not always call one model")
+        losses |= own_outputs(wrapper, chain[1])
         lone |= {kid.scope for kid in training.modules(wrapper) if kid is not chain[1]}
-    for slot in sorted(losses):
-        if not any(training.is_loss(wrapper, slot) for wrapper in models):
-            raise LossNotMoved(f"{models[0].op_type} returns {slot}, which its model does not")
+    losses = {slot for slot in losses if any(training.is_loss(each, slot) for each in models)}
     if losses:
         nothing = frozenset[str]()
         place = LossPlace(frozenset(losses), frozenset(lone), nothing, {}, nothing)

@@ -18,6 +18,10 @@ from whence.records.slots import is_input, is_output, is_param
 _GIVEN, _MADE = "input.grad.", "output.grad."
 
 
+class StillWrapped(LossNotMoved):
+    """Why the model inside of a wrapper cannot be compared without it, in words."""
+
+
 def nested(training: TrainingCalls, model: Call) -> list[Call]:
     """A model and the one model inside of it, and so on, outermost first. What stands beside a
     model inside has no parameters: it may be a loss.
@@ -75,11 +79,11 @@ class Unwrapped(Over):
         self.root = root
 
     def redone(self, run: Run) -> Run:
-        """The same of a further run. Raises LossNotMoved."""
+        """The same of a further run. Raises StillWrapped."""
         return without_wrapper(run, self.root)
 
 
-def own_outputs(training: TrainingCalls, wrapper: Call, inner: Call) -> frozenset[str]:
+def own_outputs(wrapper: Call, inner: Call) -> frozenset[str]:
     """What a wrapper returns that the model inside does not."""
     returned = {ref.record for ref in inner.refs if is_output(ref.slot)}
     return frozenset(
@@ -88,92 +92,100 @@ def own_outputs(training: TrainingCalls, wrapper: Call, inner: Call) -> frozense
 
 
 def without_wrapper(run: Run, root: str) -> Unwrapped:
-    """The run with the model inside of a root's wrapper as the root. Raises LossNotMoved where the
+    """The run with the model inside of a root's wrapper as the root. Raises StillWrapped where the
     wrapper does more than hand on.
     """
     training = TrainingCalls(run)
     gone, models = set[int](), dict[int, Call]()
-    scope = ""
     for wrapper in models_of(run)[root]:
         chain = nested(training, wrapper)
         if len(chain) < 2:
-            raise LossNotMoved(f"{wrapper.name} calls no one model")
+            raise StillWrapped(f"{wrapper.name} does not always call one model")
         inner = chain[1]
         _check(training, wrapper, inner)
         gone |= {wrapper.id, *(part.id for part in training.parts(wrapper))}
-        scope = inner.scope
         models[inner.id] = _as_root(inner, wrapper)
     remaining = [models.get(call.id, call) for call in run.calls if call.id not in gone]
     number = {call.id: place for place, call in enumerate(remaining)}
     calls = [
-        msgspec.structs.replace(
-            call,
-            id=place,
-            parent=number.get(call.parent, -1),
-            scope="" if (call.root, call.scope) == (root, scope) else call.scope,
-        )
+        msgspec.structs.replace(call, id=place, parent=number.get(call.parent, -1))
         for place, call in enumerate(remaining)
     ]
     return Unwrapped(run, calls, root)
 
 
 def _check(training: TrainingCalls, wrapper: Call, inner: Call) -> None:
-    """Raises LossNotMoved where more than a model stands below a wrapper, or where it computes
-    anything of what that returned.
+    """Raises StillWrapped where more than a model stands below a wrapper, or where it changes what
+    that returned or the gradient of that.
     """
     if len(training.modules(wrapper)) > 1:
-        raise LossNotMoved(f"{wrapper.name} calls more than one model")
-    if own := own_outputs(training, wrapper, inner):
-        raise LossNotMoved(f"{wrapper.name} computes {min(own)} behind its model")
+        raise StillWrapped(f"{wrapper.name} calls more than one module")
+    returned = {ref.slot: ref.record for ref in inner.refs}
+    for ref in wrapper.refs:
+        if is_output(ref.slot) and returned.get(ref.slot, ref.record) != ref.record:
+            raise StillWrapped(f"{wrapper.name} returns another {ref.slot} than its model")
     for part in training.parts(wrapper):
         given = {ref.record for ref in part.refs if ref.slot.startswith(_GIVEN)}
         for ref in part.refs:
             if ref.slot.startswith(_MADE) and ref.record not in given:
-                raise LossNotMoved(f"{wrapper.name} changes the gradient of its model")
+                raise StillWrapped(f"{wrapper.name} changes the gradient of its model")
 
 
 def _as_root(inner: Call, wrapper: Call) -> Call:
-    """The model inside in the place of its wrapper. What both were given was seen there first."""
+    """The model inside in the place of its wrapper. What both were given was seen there first; what
+    the wrapper returns beside is an output that is compared where both runs have it.
+    """
     edges = {ref.record: ref.edge for ref in reversed(wrapper.refs) if is_input(ref.slot)}
     refs = tuple(
         Ref(ref.slot, ref.record, edges.get(ref.record, ref.edge)) if is_input(ref.slot) else ref
         for ref in inner.refs
     )
-    return msgspec.structs.replace(inner, parent=-1, number=wrapper.number, refs=refs)
+    own = own_outputs(wrapper, inner)
+    beside = tuple(ref for ref in wrapper.refs if ref.slot in own)
+    return msgspec.structs.replace(inner, parent=-1, number=wrapper.number, refs=(*refs, *beside))
+
+
+@dataclass(frozen=True)
+class Names:
+    """How a model and its modules are called: the root, the scope of the model itself, and what the
+    scopes of its modules begin with.
+    """
+
+    root: str
+    model: str
+    prefix: str
 
 
 class Renamed(Over):
-    """A run of which one root has another name, and its modules another path before theirs."""
+    """A run of which one root, and the modules of its model, are called as another run's are."""
 
-    def __init__(self, base: Run, root: str, name: str, prefix: str, instead: str) -> None:
-        self._names = root, name, prefix, instead
+    def __init__(self, base: Run, own: Names, others: Names) -> None:
+        self._names = own, others
 
         def scope(path: str) -> str:
-            if prefix and path != prefix and not path.startswith(f"{prefix}."):
-                return path
-            rest = path[len(prefix) :].lstrip(".")
-            return f"{instead}.{rest}" if instead and rest else rest
+            if path == own.model:
+                return others.model
+            if path == own.prefix or path.startswith(f"{own.prefix}.") or not own.prefix:
+                rest = path[len(own.prefix) :].lstrip(".")
+                return ".".join(filter(None, (others.prefix, rest)))
+            return path
 
-        super().__init__(
-            base,
-            [
-                msgspec.structs.replace(call, root=name, scope=scope(call.scope))
-                if call.root == root
-                else call
-                for call in base.calls
-            ],
-        )
+        def renamed(call: Call) -> Call:
+            return msgspec.structs.replace(call, root=others.root, scope=scope(call.scope))
+
+        calls = [renamed(call) if call.root == own.root else call for call in base.calls]
+        super().__init__(base, calls)
         self.steps = tuple(
-            msgspec.structs.replace(step, root=name) if step.root == root else step
+            msgspec.structs.replace(step, root=others.root) if step.root == own.root else step
             for step in base.steps
         )
         self.notes = tuple(
-            msgspec.structs.replace(note, scope=name) if note.scope == root else note
+            msgspec.structs.replace(note, scope=others.root) if note.scope == own.root else note
             for note in base.notes
         )
         self.collectives = [
-            msgspec.structs.replace(each, root=name, scope=scope(each.scope))
-            if each.root == root
+            msgspec.structs.replace(each, root=others.root, scope=scope(each.scope))
+            if each.root == own.root
             else each
             for each in self.collectives
         ]
