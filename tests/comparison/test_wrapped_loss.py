@@ -186,17 +186,17 @@ def test_another_loss_is_named(loss, phase, name, runs, tmp_path):
     wrapped = trained(tmp_path / "w", "auxiliary", loss, wrap=Around)
     computed = trained(tmp_path / "c", "auxiliary", step, wrap=lambda net: Step(net, loss))
     plain = trained(tmp_path / "p", "auxiliary", loss)
-    for reference, target, root in (
-        (runs("plain", inside), wrapped, "Net"),
-        (runs("around", inside), plain, "Net"),
-        (runs("plain", inside), computed, "Net"),
+    for reference, target, root, model in (
+        (runs("plain", inside), wrapped, "Net", "Net"),
+        (runs("around", inside), plain, "Around", "model"),
+        (runs("plain", inside), computed, "Net", "Net"),
+        (runs("around", inside), wrapped, "Around", "model"),
     ):
         result, words = compared(reference, target)
         first = result.findings[0]
-        assert (first.name, first.phase or "forward", first.step) == (f"{root}{name}", phase, 0)
+        place = f"{root}{name}" if name else model
+        assert (first.name, first.phase or "forward", first.step) == (place, phase, 0)
         assert first.confidence == "certain", words
-    result, _ = compared(runs("around", inside), wrapped)
-    assert result.findings[0].name == ("Around/loss" if name else "model")
 
 
 def test_a_fault_of_the_model_inside_is_named_there(runs, tmp_path):
@@ -269,12 +269,39 @@ def test_a_model_that_shows_no_layers_is_said(runs, tmp_path):
     assert not result.findings, words
 
 
+def test_names_that_the_user_gives_are_those_of_the_runs(runs, tmp_path):
+    chart = tmp_path / "map.yaml"
+    chart.write_text("pairs:\n  - {reference: head, target: model.head}\n")
+    result = whence.compare(runs("plain", inside), runs("around", inside), mapping=chart)
+    heads = [p for p in result.plan.pairs if "map" in p.rule]
+    assert heads
+    result = whence.compare(runs("around", inside), runs("around", behind), match="exact")
+    assert not any("is left out" in note for note in result.plan.notes)
+
+
+@pytest.mark.parametrize("place", [inside, behind])
+def test_a_validation_between_two_steps_is_compared_without_the_wrapper_too(place, tmp_path):
+    def with_validation(net, ids, labels):
+        net.eval()
+        with torch.no_grad():
+            net(ids)
+        net.train()
+        return place(net, ids, labels)
+
+    paths = [
+        trained(tmp_path / name, "auxiliary", with_validation, wrap=wrap)
+        for name, wrap in (("plain", lambda net: net), ("around", Around))
+    ]
+    is_same(*paths)
+    is_same(*reversed(paths))
+
+
 def test_further_runs_are_brought_to_the_same_form(runs, tmp_path):
     again = trained(tmp_path / "again", "auxiliary", step, wrap=Step)
     target = trained(tmp_path / "t", "auxiliary", smoothed)
     reference = trained(tmp_path / "r", "auxiliary", step, wrap=Step)
     result = whence.compare(reference, target, again=[again])
-    assert result.findings[0].name == "Net/loss"
+    assert result.findings[0].name == "Step/loss"
 
 
 def test_lora_of_peft(tmp_path):

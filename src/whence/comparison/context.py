@@ -92,7 +92,11 @@ class PreparedRuns:
 def prepare(reference: Run, target: Run, options: CompareOptions) -> PreparedRuns:
     """Align two runs. Reads what the alignment needs, measures nothing."""
     within = functools.partial(inside, allow=options.allow) if options.replay else None
-    reference, target, sentences = in_one_form(with_figures(reference), with_figures(target))
+    reference, target, sentences = in_one_form(
+        with_figures(reference),
+        with_figures(target),
+        unwrapped=options.match in ("auto", "names") and options.chart is None,
+    )
     read_reference = CachedRun(as_computed(reference))
     read_target = CachedRun(as_computed(target))
     aligned = align.align(

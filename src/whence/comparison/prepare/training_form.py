@@ -46,15 +46,18 @@ class Reformed(Protocol):
         ...
 
 
-def in_one_form(reference: Run, target: Run) -> tuple[Run, Run, tuple[str, ...]]:
+def in_one_form(
+    reference: Run, target: Run, *, unwrapped: bool = True
+) -> tuple[Run, Run, tuple[str, ...]]:
     """Both runs in one form, and what was done, in sentences; the runs themselves where they have
-    it, or where they cannot be brought to it.
+    it, or where they cannot be brought to it. unwrapped: may wrappers be left out? Not where the
+    user says which calls are partners.
     """
     models = models_of(reference), models_of(target)
     roots = match_roots(*(itertools.chain.from_iterable(each.values()) for each in models))
     sentences: list[str] = []
     for root, target_root in roots.items():
-        one_root = _OneRoot((reference, target), (root, target_root))
+        one_root = _OneRoot((reference, target), (root, target_root), unwrapped=unwrapped)
         reference, target = one_root.in_one_form()
         sentences += one_root.sentences
     return reference, target, tuple(sentences)
@@ -79,12 +82,15 @@ def in_form_of(reference: Run, run: Run) -> Run:
 class _OneRoot:
     """One model of both runs. sentences: what was done."""
 
-    def __init__(self, runs: tuple[Run, Run], roots: tuple[str, str]) -> None:
-        self._runs, self._roots = runs, roots
+    def __init__(self, runs: tuple[Run, Run], roots: tuple[str, str], *, unwrapped: bool) -> None:
+        self._runs, self._roots, self._unwrapped = runs, roots, unwrapped
         self._models = [models_of(run)[root] for run, root in zip(runs, roots, strict=True)]
         trainings = [TrainingCalls(run) for run in runs]
         firsts = [calls[0] for calls in self._models]
-        self._chains = [nested(t, first) for t, first in zip(trainings, firsts, strict=True)]
+        self._chains = [
+            nested(training, first) if unwrapped else [first]
+            for training, first in zip(trainings, firsts, strict=True)
+        ]
         self._layers = [
             [layers_of(training, model) for model in chain]
             for training, chain in zip(trainings, self._chains, strict=True)
@@ -143,7 +149,8 @@ class _OneRoot:
             is_changed = is_changed or computes
             if depth:
                 sentences.append(self._left_out(side, depth, computes=computes))
-        self._name_alike(runs, roots, depths)
+        if self._unwrapped:
+            self._name_alike(runs, roots, depths)
         trainings = TrainingCalls(spaced(runs[0])), TrainingCalls(spaced(runs[1]))
         models = [models_of(t.run)[root] for t, root in zip(trainings, roots, strict=True)]
         places = loss_places(trainings, (models[0], models[1]))
@@ -158,20 +165,17 @@ class _OneRoot:
         return runs[0], runs[1]
 
     def _name_alike(self, runs: list[Run], roots: list[str], depths: Sequence[int]) -> None:
-        """Give the model of one run the names of the other's, where the layers are the same: those
-        with the shorter path.
+        """Give the model of the target the names of the reference's, where the layers are the
+        same.
         """
         layers = [self._layers[side][depth] for side, depth in enumerate(depths)]
         names = [
             Names(roots[side], self._chains[side][depth].scope, layers[side].prefix)
             for side, depth in enumerate(depths)
         ]
-        if names[0] == names[1] or not layers[0].is_same(layers[1]):
-            return
-        length = [(bool(each.model), len(each.prefix)) for each in names]
-        side = int(length[1] >= length[0])
-        runs[side] = Renamed(runs[side], names[side], names[1 - side])
-        roots[side] = roots[1 - side]
+        if names[0] != names[1] and layers[0].is_same(layers[1]):
+            runs[1] = Renamed(runs[1], names[1], names[0])
+            roots[1] = roots[0]
 
     # ---- in words
 

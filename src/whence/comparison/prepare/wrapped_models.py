@@ -14,6 +14,7 @@ from whence.comparison.prepare.loss_program import LossNotMoved
 from whence.comparison.prepare.training_calls import TrainingCalls, models_of
 from whence.records import Call, Over, Ref, Run
 from whence.records.slots import is_input, is_output, is_param
+from whence.records.training import GRADIENTS, LOSS
 
 _GIVEN, _MADE = "input.grad.", "output.grad."
 
@@ -97,7 +98,11 @@ def without_wrapper(run: Run, root: str) -> Unwrapped:
     """
     training = TrainingCalls(run)
     gone, models = set[int](), dict[int, Call]()
-    for wrapper in models_of(run)[root]:
+    scope = models_of(run)[root][0].scope
+    for wrapper in run.calls:
+        is_wrapper = (wrapper.parent, wrapper.kind, wrapper.op) == (-1, "module", "")
+        if not is_wrapper or (wrapper.root, wrapper.scope) != (root, scope):
+            continue
         chain = nested(training, wrapper)
         if len(chain) < 2:
             raise StillWrapped(f"{wrapper.name} does not always call one model")
@@ -156,6 +161,13 @@ class Names:
     prefix: str
 
 
+def is_beside(call: Call) -> bool:
+    """Is a call of a root a part of its training that is of no module: a loss, what becomes of all
+    gradients, the code around these?
+    """
+    return call.kind != "module" or call.op in (LOSS, GRADIENTS)
+
+
 class Renamed(Over):
     """A run of which one root, and the modules of its model, are called as another run's are."""
 
@@ -165,13 +177,16 @@ class Renamed(Over):
         def scope(path: str) -> str:
             if path == own.model:
                 return others.model
-            if path == own.prefix or path.startswith(f"{own.prefix}.") or not own.prefix:
+            if not own.prefix or path == own.prefix or path.startswith(f"{own.prefix}."):
                 rest = path[len(own.prefix) :].lstrip(".")
                 return ".".join(filter(None, (others.prefix, rest)))
             return path
 
         def renamed(call: Call) -> Call:
-            return msgspec.structs.replace(call, root=others.root, scope=scope(call.scope))
+            path = call.scope
+            if path or not is_beside(call):
+                path = scope(path)
+            return msgspec.structs.replace(call, root=others.root, scope=path)
 
         calls = [renamed(call) if call.root == own.root else call for call in base.calls]
         super().__init__(base, calls)
