@@ -130,6 +130,27 @@ def trained(
     return path
 
 
+def trained_on_images(path, wrap=lambda net: net, rank=None):
+    """A step of a ViT. The gradients of biases of its keys are rounding alone."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        image_size=16, patch_size=4, num_labels=10,
+    )  # fmt: skip
+    net = wrap(transformers.ViTForImageClassification(config).train())
+    optimizer = torch.optim.SGD(net.parameters(), 1e-2, momentum=0.9)
+    draw = torch.Generator().manual_seed(1)
+    pixels = torch.randn(4, 3, 16, 16, generator=draw)
+    labels = torch.randint(0, 10, (4,), generator=draw)
+    rows = slice(None) if rank is None else slice(2 * rank, 2 * rank + 2)
+    with whence.capture(net, path):
+        net(pixel_values=pixels[rows], labels=labels[rows]).loss.backward()
+        optimizer.step()
+    return path
+
+
 class Around(nn.Module):
     """Hands on what it is given."""
 
@@ -163,6 +184,7 @@ def _rank(rank, folder, meeting):
     for name, loss in {"inside": inside, "behind": behind, "summed": summed}.items():
         path = Path(folder) / f"ddp-{name}"
         trained(path, "auxiliary", loss, wrap=DistributedDataParallel, rank=rank)
+    trained_on_images(Path(folder) / "ddp-images", DistributedDataParallel, rank)
     distributed.destroy_process_group()
 
 

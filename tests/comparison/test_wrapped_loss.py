@@ -22,6 +22,7 @@ from loss_trainings import (
     step,
     summed,
     trained,
+    trained_on_images,
     without_auxiliary,
 )
 from torch import nn
@@ -343,6 +344,13 @@ def test_ranks_of_a_wrapped_model(ranked, runs):
     assert result.findings[0].name == "DistributedDataParallel/loss"
     result, _ = compared(runs("plain", inside), ranked / "ddp-summed")
     assert result.findings[0].name == "Net/loss"
+
+
+@pytest.mark.slow
+def test_gradients_that_are_rounding_alone_are_parts_on_ranks(ranked, tmp_path):
+    plain = trained_on_images(tmp_path / "plain")
+    is_same(plain, ranked / "ddp-images")
+    is_same(ranked / "ddp-images", plain)
 
 
 def test_one_rank_of_a_wrapped_model(runs, tmp_path):
