@@ -1,7 +1,7 @@
 """Is whence silent about trainings that are done otherwise and compute the same, and does it name
 what is wrong in one?
 
-    python benchmarks/training_faults.py [--clean | --faults] [--fresh | --places]
+    python benchmarks/training_faults.py [--clean | --faults] [--fresh | --places | --wrapped]
         [--later] [--only REGEX] [--json FILE] [-v]
     python benchmarks/training_faults.py --device cuda    # and clean pairs of processor and device
 
@@ -18,6 +18,10 @@ Nesterov's momentum.
 
 --places takes a third set, of losses that one training computes inside the model and the other
 behind it.
+
+--wrapped takes a fourth set, of such losses in models that one training, or both, call through
+something around them: DistributedDataParallel on one and two ranks, AveragedModel, LoRA of peft
+(where that is installed), modules of a user's own, among them one that computes the loss.
 
 --later captures the second step alone, whose parameters the first one made: what parted there is no
 fault of the step that is captured.
@@ -46,6 +50,7 @@ from _training.faults import Fault, faults
 from _training.fresh import fresh_faults, fresh_pairs
 from _training.loss_places import place_faults, place_pairs
 from _training.training import train, training_of
+from _training.wrapped import wrapped_faults, wrapped_pairs
 
 import whence
 from whence.results import Comparison
@@ -126,6 +131,7 @@ def main() -> None:
     sets = parser.add_mutually_exclusive_group()
     sets.add_argument("--fresh", action="store_true", help="the second set of trainings")
     sets.add_argument("--places", action="store_true", help="losses in two places")
+    sets.add_argument("--wrapped", action="store_true", help="such losses of wrapped models")
     parser.add_argument("--only", metavar="REGEX", default="")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("-v", "--verbose", action="store_true", help="every finding in words")
@@ -135,6 +141,8 @@ def main() -> None:
     steps = SECOND_STEP if chosen.later else None
     if chosen.places:
         clean, wrong = place_pairs(), place_faults()
+    elif chosen.wrapped:
+        clean, wrong = wrapped_pairs(), wrapped_faults()
     else:
         clean, wrong = (fresh_pairs(), fresh_faults()) if chosen.fresh else (pairs(), faults())
     cases: list[Clean | Fault] = [

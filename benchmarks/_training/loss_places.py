@@ -35,7 +35,7 @@ from _training.faults import (
 from _training.training import MICRO_BATCHES, Training
 
 INSIDE = otherwise(loss=None)
-_PLAIN = other_class_loss(label_smoothing=0.0)
+PLAIN_CLASSES = other_class_loss(label_smoothing=0.0)
 _TEXT = (("llama", "adamw"), ("mixtral", "sgd"), ("gpt2", "adamw"), ("t5", "lion"))
 _IMAGES = (("vit", "sgd"), ("resnet", "adamw"), ("convnext", "rmsprop"))
 
@@ -58,8 +58,8 @@ def place_pairs() -> Iterator[Clean]:
             yield Clean("loss behind / inside", model, kind, INSIDE, autocast)
     for model, kind in _IMAGES:
         for autocast in (False, True):
-            yield Clean("loss inside / behind", model, kind, _PLAIN, autocast, INSIDE)
-            yield Clean("loss behind / inside", model, kind, INSIDE, autocast, _PLAIN)
+            yield Clean("loss inside / behind", model, kind, PLAIN_CLASSES, autocast, INSIDE)
+            yield Clean("loss behind / inside", model, kind, INSIDE, autocast, PLAIN_CLASSES)
     for model, kind in (("llama", "sgd"), ("mixtral", "adamw"), ("gpt2", "lion")):
         by_hand = otherwise(loss=token_loss_by_hand)
         yield Clean("loss inside / behind, by hand", model, kind, by_hand, reference=INSIDE)
@@ -77,11 +77,13 @@ def place_pairs() -> Iterator[Clean]:
     yield Clean("loss inside / behind, loss * 0.5", "mixtral", "adamw", half, reference=INSIDE)
 
 
-def _warm(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def warm(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """A loss of logits that are a little smaller."""
     return nn.functional.cross_entropy(logits.float() / 1.02, labels)
 
 
-def _half_detached(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def half_detached(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """A loss that sends back half of its gradient."""
     logits = 0.5 * logits.float() + 0.5 * logits.float().detach()
     return nn.functional.cross_entropy(logits, labels)
 
@@ -104,9 +106,9 @@ def place_faults() -> Iterator[Fault]:
         less = otherwise(auxiliary=weight)
         yield Fault(f"behind, auxiliary loss times {weight}", "mixtral", "adamw", less, **here)
     for model, kind in _IMAGES:
-        yield Fault("behind, logits / 1.02", model, kind, otherwise(loss=_warm), **here)
+        yield Fault("behind, logits / 1.02", model, kind, otherwise(loss=warm), **here)
         yield Fault("behind, label smoothing 0.1", model, kind, other_class_loss(), **here)
-        half = otherwise(loss=_half_detached)
+        half = otherwise(loss=half_detached)
         back = {"name": rf"{LOSS[:-5]}(/loss)?(:.*)?", "phase": BACKWARD, "reference": INSIDE}
         yield Fault("behind, half of the logits detached", model, kind, half, **back)
     for model, kind in _IMAGES:  # the reference behind the model, the target inside and otherwise

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.nn.functional import cross_entropy
 
 import whence
@@ -44,9 +47,11 @@ class Training:
     labels; None where the model makes its loss by itself. accumulate: what becomes of a loss before
     its backward pass. auxiliary: weight of the loss that the model adds. limit: of the norm of
     gradients, None for no clipping. precision: of autocast, None without. device: where the model
-    and its batches lie. Others are called at their time with this training: after_backward (and the
-    number of the micro-batch), before_step, after_step, and zero where gradients are zeroed. steps:
-    those that are captured, as `whence.capture` takes them; None for all.
+    and its batches lie. wrap: puts something around the model. ranks: processes that each take some
+    rows of a batch, 0 for one without a process group. steps: those that are captured, as
+    `whence.capture` takes them; None for all. Others are called at their time with this training:
+    after_backward (and the number of the micro-batch), before_step, after_step, and zero where
+    gradients are zeroed.
     """
 
     name: str
@@ -62,6 +67,8 @@ class Training:
     precision: torch.dtype | None = None
     threads: int = 1
     device: str = "cpu"
+    wrap: Callable[[nn.Module], nn.Module] = lambda model: model
+    ranks: int = 0
     steps: str | None = None
     after_backward: Callable[[Training, int], None] | None = None
     before_clipping: Callable[[Training], None] | None = None
@@ -130,14 +137,42 @@ def training_of(
 
 def train(training: Training, folder: Path) -> Path:
     """Capture a training into a folder."""
-    model = training.model.to(training.device)
+    if not training.ranks:
+        return _train(training, folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        # A fork, since what a training does otherwise are functions that cannot be sent.
+        torch.multiprocessing.start_processes(
+            _of_one_rank,
+            (training, folder, f"{scratch}/meeting"),
+            training.ranks,
+            start_method="fork",
+        )
+    return folder
+
+
+def _of_one_rank(rank: int, training: Training, folder: Path, meeting: str) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(training.ranks))
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=training.ranks
+    )
+    _train(training, folder, rank)
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def _train(training: Training, folder: Path, rank: int = 0) -> Path:
+    training.model = model = training.wrap(training.model).to(training.device)
     torch.set_num_threads(training.threads)
     torch.manual_seed(2)
     training.optimizer = training.kind(training.groups(model), **training.options)
     capture = whence.capture(model, folder, force=True, steps=training.steps)
     with contextlib.redirect_stderr(io.StringIO()), capture:
         for number, batch in enumerate(batches(training.name)):
-            moved = {name: tensor.to(training.device) for name, tensor in batch.items()}
+            moved = {
+                name: tensor.to(training.device).chunk(max(training.ranks, 1))[rank]
+                for name, tensor in batch.items()
+            }
             _micro_batch(training, moved, number % MICRO_BATCHES)
             if (number + 1) % MICRO_BATCHES == 0:
                 _step(training)

@@ -1,107 +1,26 @@
 """A loss that one run computes inside the model and the other behind it is one computation."""
 
 import pytest
+
+pytest.importorskip("torch")
 import torch
-import torch.nn.functional as F
+from loss_trainings import (
+    TOKENS,
+    Net,
+    behind,
+    by_hand,
+    half_detached,
+    inside,
+    smoothed,
+    trained,
+    without_auxiliary,
+)
 from torch import nn
 
 import whence
 from whence.report import answer
 
 pytestmark = pytest.mark.torch
-
-TOKENS = 24
-
-
-class Net(nn.Module):
-    """A small decoder that returns what models of transformers return.
-
-    kind: what it does between its head and the loss: "capped" logits, an "auxiliary" loss of what
-    a layer returned beside, a loss that is a "module", one that also reads what the head "reads".
-    """
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-        self.embedding = nn.Embedding(TOKENS, 16)
-        self.layer = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
-        self.gate = nn.Linear(16, 4)
-        self.head = nn.Linear(16, TOKENS)
-
-    def forward(self, ids, labels=None):
-        hidden = self.layer(self.embedding(ids))
-        gate = self.gate(hidden.detach())
-        logits = self.head(hidden)
-        if self.kind == "capped":
-            logits = 3 * torch.tanh(logits / 3)
-        out = {"logits": logits, "gate": gate, "hidden": hidden}
-        if labels is None:
-            return out
-        if self.kind == "module":
-            loss = nn.CrossEntropyLoss()(logits.view(-1, TOKENS), labels.view(-1))
-        else:
-            loss = F.cross_entropy(logits.view(-1, TOKENS), labels.view(-1))
-        loss += beside(self.kind, out)
-        return {"loss": loss, **out}
-
-
-def beside(kind, out, weight=0.1):
-    """What the loss has beside the cross entropy."""
-    if kind == "auxiliary":
-        return weight * out["gate"].softmax(-1).pow(2).mean()
-    return weight * out["hidden"].pow(2).mean() if kind == "reads" else 0.0
-
-
-def inside(net, ids, labels):
-    return net(ids, labels)["loss"]
-
-
-def behind(net, ids, labels):
-    out = net(ids)
-    loss = F.cross_entropy(out["logits"].flatten(0, 1).float(), labels.flatten())
-    return loss + beside(net.kind, out)
-
-
-def by_hand(net, ids, labels):
-    out = net(ids)
-    logs = out["logits"].log_softmax(-1)
-    loss = -logs.gather(-1, labels[..., None]).mean()
-    return loss + beside(net.kind, out)
-
-
-def smoothed(net, ids, labels):
-    out = net(ids)
-    logits = out["logits"].flatten(0, 1)
-    loss = F.cross_entropy(logits, labels.flatten(), label_smoothing=0.01)
-    return loss + beside(net.kind, out)
-
-
-def without_auxiliary(net, ids, labels):
-    out = net(ids)
-    return F.cross_entropy(out["logits"].flatten(0, 1), labels.flatten()) + 0 * out["gate"].sum()
-
-
-def half_detached(net, ids, labels):
-    out = net(ids)
-    logits = 0.5 * out["logits"] + 0.5 * out["logits"].detach()
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten()) + beside(net.kind, out)
-
-
-def trained(path, kind, loss, *, divided=1, change=lambda net: None, keep="full"):
-    torch.manual_seed(0)
-    net = Net(kind)
-    change(net)
-    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
-    draw = torch.Generator().manual_seed(1)
-    with whence.capture(net, path, keep=keep):
-        for _ in range(2):
-            for _ in range(2):
-                ids, labels = torch.randint(0, TOKENS, (2, 3, 6), generator=draw)
-                value = loss(net, ids, labels)
-                (value / divided if divided > 1 else value).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return path
 
 
 @pytest.fixture(scope="module")

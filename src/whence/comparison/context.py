@@ -20,8 +20,8 @@ from whence.comparison.options import CompareOptions
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.prepare import rewritten_modules
 from whence.comparison.prepare.labels import plain
-from whence.comparison.prepare.loss_place import losses_apart, losses_apart_like
 from whence.comparison.prepare.stored_precision import StoredPrecisionRun, as_computed
+from whence.comparison.prepare.training_form import in_form_of, in_one_form
 from whence.comparison.prepare.whole_model import put_together
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.regions import RegionJudge
@@ -75,7 +75,7 @@ class PreparedRuns:
 
     def like_reference(self, run: Run, options: CompareOptions) -> CachedRun:
         """A further run of the reference's program in the form that the reference has."""
-        run = losses_apart_like(self.read_reference.base, with_figures(run))
+        run = in_form_of(self.read_reference.base, with_figures(run))
         if self.aligned.reference is self.read_reference:
             return CachedRun(run)
         aligned = align.align(
@@ -92,7 +92,11 @@ class PreparedRuns:
 def prepare(reference: Run, target: Run, options: CompareOptions) -> PreparedRuns:
     """Align two runs. Reads what the alignment needs, measures nothing."""
     within = functools.partial(inside, allow=options.allow) if options.replay else None
-    reference, target, sentences = losses_apart(with_figures(reference), with_figures(target))
+    reference, target, sentences = in_one_form(
+        with_figures(reference),
+        with_figures(target),
+        unwrapped=options.match in ("auto", "names") and options.chart is None,
+    )
     read_reference = CachedRun(as_computed(reference))
     read_target = CachedRun(as_computed(target))
     aligned = align.align(

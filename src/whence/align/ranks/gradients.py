@@ -96,6 +96,15 @@ def _loss_behind(groups: RankGroups, side: Side, key: Key) -> Layout:
     return layouts.pop() if len(layouts) == 1 else ()
 
 
+def is_of_own_loss(groups: RankGroups, side: Side, key: Key, slot: str) -> bool:
+    """Is it the gradient of a parameter that a call makes where ranks have losses of their own?
+    What differs on the ranks is then parts of a sum, also where the sum is next to nothing and its
+    rounding fits no layout (the bias of keys in an attention).
+    """
+    is_made = key[3] == BACKWARD and slot.startswith("output.grad.param.")
+    return is_made and divisor(_loss_behind(groups, side, key)) > 1
+
+
 def is_possible(groups: RankGroups, side: Side, key: Key, slot: str, layout: Layout) -> bool:
     """May a number lie like this? A mean is one of numbers that ranks made from pieces of their
     own, or from such a number; where these differ, none stands for all.

@@ -65,7 +65,7 @@ class Side:
         return frozenset(
             ref.record
             for call in self.calls
-            if call.phase == "forward" and (call.op == LOSS or not (call.scope or call.op))
+            if call.phase == "forward" and (call.op == LOSS or (call.parent == -1 and not call.op))
             for ref in call.refs
             if call.op == LOSS or is_output(ref.slot)
         )

@@ -121,6 +121,10 @@ def _place(groups: RankGroups, pair: TensorPair) -> None:
     layouts = [
         p for p in layouts if all(groups.summable(places[i], p[i]) for i in (0, 1))
     ] or layouts
+    if any(gradients.is_of_own_loss(groups, *tensor.where) for tensor in pair):
+        layouts = [
+            p for p in layouts if all(groups.copies(places[i], p[i]) for i in (0, 1))
+        ] or layouts
     if not pair[0].shapes[0] and not is_param(pair[0].slot):
         layouts = [
             p

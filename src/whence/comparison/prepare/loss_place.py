@@ -62,64 +62,13 @@ class LossApart(Over):
         super().__init__(base, calls)
         self.programs, self.places = programs, places
 
-
-def losses_apart(reference: Run, target: Run) -> tuple[Run, Run, tuple[str, ...]]:
-    """Both runs with losses in one form, and what was done, in sentences; the runs themselves where
-    they have their losses in one place, or where a loss cannot be taken out of its model.
-    """
-    models = models_of(reference), models_of(target)
-    roots = [
-        root
-        for root in models[0]
-        if root in models[1] and _outputs(models[0][root]) != _outputs(models[1][root])
-    ]
-    if not roots:
-        return reference, target, ()
-    trainings = TrainingCalls(_spaced(reference)), TrainingCalls(_spaced(target))
-    places: tuple[dict[str, LossPlace], dict[str, LossPlace]] = ({}, {})
-    sentences = []
-    for root in roots:
-        try:
-            both = _places(trainings, (models[0][root], models[1][root]))
-        except LossNotMoved as refused:
-            sentences.append(_refused(root, refused))
-            continue
-        if both is not None:
-            places[0][root], places[1][root] = both
-            inside, behind = ("reference", "target")[:: 1 if both[0].losses else -1]
-            sentences.append(
-                f"the loss is computed inside {root} in the {inside}, behind it in the {behind}: "
-                "compared as one call, from what the layers return on"
-            )
-    if not places[0]:
-        return reference, target, tuple(sentences)
-    try:
-        moved = [_moved(t, p) for t, p in zip(trainings, places, strict=True)]
-    except LossNotMoved as refused:
-        return reference, target, (_refused(", ".join(places[0]), refused),)
-    return moved[0], moved[1], tuple(sentences)
+    def redone(self, run: Run) -> Run:
+        """The same of a further run. Raises LossNotMoved."""
+        return moved(TrainingCalls(spaced(run)), self.places)
 
 
-def losses_apart_like(reference: Run, run: Run) -> Run:
-    """A further run of the reference in the form that the reference was brought to."""
-    while isinstance(reference, Over):
-        if isinstance(reference, LossApart):
-            try:
-                return _moved(TrainingCalls(_spaced(run)), reference.places)
-            except LossNotMoved:
-                return run
-        reference = reference.base
-    return run
-
-
-def _refused(root: str, refused: LossNotMoved) -> str:
-    return (
-        f"the loss is computed inside {root} in one run and behind it in the other, and is not "
-        f"compared as one: {refused}"
-    )
-
-
-def _outputs(models: Iterable[Call]) -> set[str]:
+def outputs_of(models: Iterable[Call]) -> set[str]:
+    """Slots of what calls return."""
     return {ref.slot for call in models for ref in call.refs if is_output(ref.slot)}
 
 
@@ -127,13 +76,13 @@ def _inputs(models: Iterable[Call]) -> frozenset[str]:
     return frozenset(ref.slot for call in models for ref in call.refs if is_input(ref.slot))
 
 
-def _places(
+def loss_places(
     trainings: tuple[TrainingCalls, TrainingCalls], models: tuple[list[Call], list[Call]]
 ) -> tuple[LossPlace, LossPlace] | None:
     """What differs between the models of two runs; None where it is no loss. Raises
     LossNotMoved.
     """
-    outputs = [_outputs(calls) for calls in models]
+    outputs = [outputs_of(calls) for calls in models]
     losses = [
         frozenset(
             slot
@@ -181,7 +130,7 @@ def _names(
     elements is the same input, then what has the same form, in order.
     """
     renamed: tuple[dict[str, str], dict[str, str]] = ({}, {})
-    for is_equal in (_has_same_elements, _has_same_form):
+    for is_equal in (_has_same_elements, _has_same_form, _has_same_kind):
         for slot, record in alone.items():
             if slot in renamed[0]:
                 continue
@@ -203,7 +152,12 @@ def _has_same_form(a: Record, b: Record) -> bool:
     return (a.dtype, a.shape) == (b.dtype, b.shape)
 
 
-def _moved(training: TrainingCalls, places: Mapping[str, LossPlace]) -> Run:
+def _has_same_kind(a: Record, b: Record) -> bool:
+    """Of the ranks of one run, each may have some rows of what the other run has whole."""
+    return (a.dtype, len(a.shape)) == (b.dtype, len(b.shape))
+
+
+def moved(training: TrainingCalls, places: Mapping[str, LossPlace]) -> Run:
     """The run with these losses as calls of their own. Raises LossNotMoved."""
     run = training.run
     replaced: dict[int, Call | None] = {}
@@ -304,7 +258,7 @@ def _numbered(
     return calls
 
 
-def _spaced(run: Run) -> Run:
+def spaced(run: Run) -> Run:
     """The run with room for two calls between any two in the order of execution."""
     spaced = Over(
         run,

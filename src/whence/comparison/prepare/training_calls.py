@@ -12,13 +12,19 @@ from whence.records.training import BACKWARD, LOSS
 
 
 def models_of(run: Run) -> dict[str, list[Call]]:
-    """Calls of models in training, by root."""
-    models = defaultdict[str, list[Call]](list)
+    """Calls of models in training, by root: of the root itself, or where nobody calls that (the
+    `training_step` of a module does not), of the one module of it that is called.
+    """
+    scopes = defaultdict[str, dict[str, list[Call]]](dict)
     for call in run.calls:
-        is_model = call.parent == -1 and call.kind == "module" and not (call.scope or call.op)
+        is_model = call.parent == -1 and call.kind == "module" and not call.op
         if is_model and call.training and call.phase != BACKWARD:
-            models[call.root].append(call)
-    return models
+            scopes[call.root].setdefault(call.scope, []).append(call)
+    return {
+        root: calls[""] if "" in calls else next(iter(calls.values()))
+        for root, calls in scopes.items()
+        if "" in calls or len(calls) == 1
+    }
 
 
 class _Place(NamedTuple):
@@ -53,6 +59,14 @@ class TrainingCalls:
         """The calls right below a call, in order."""
         return [self.run.calls[k] for k in self._below.get(call.id, ())]
 
+    def modules(self, call: Call) -> list[Call]:
+        """The modules that a call's code calls, in order."""
+        return [kid for kid in self.children(call) if kid.kind == "module"]
+
+    def parts(self, call: Call) -> list[Call]:
+        """The calls of the backward pass of a call's own operators."""
+        return self._parts[call.rank, call.order]
+
     def last_order(self, call: Call) -> int:
         """The order of the last call that began inside of a call."""
         below = self._below.get(call.id)
@@ -73,8 +87,8 @@ class TrainingCalls:
             losses,
             behind[0] if behind else None,
             back[0] if back else None,
-            self._parts[model.rank, model.order],
-            [part for k in lone_places for part in self._parts[model.rank, kids[k].order]],
+            self.parts(model),
+            [part for k in lone_places for part in self.parts(kids[k])],
         )
 
     def is_loss(self, model: Call, slot: str) -> bool:
@@ -87,8 +101,4 @@ class TrainingCalls:
         ):
             return True
         gradient = f"input.grad.{slot}"
-        return any(
-            ref.slot == gradient
-            for part in self._parts[model.rank, model.order]
-            for ref in part.refs
-        )
+        return any(ref.slot == gradient for part in self.parts(model) for ref in part.refs)

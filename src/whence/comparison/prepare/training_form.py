@@ -1,0 +1,227 @@
+"""Two trainings in one form: the same modules as models, and the loss in one place.
+
+One run may call its model through wrappers, or compute the loss inside of the model, and the other
+not. Both runs are then brought to the innermost models whose layers are the same, and what runs
+behind these, in a wrapper or in the code that calls it, belongs to the loss.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
+
+from whence.align.call_sites import match_roots
+from whence.comparison.prepare.loss_place import (
+    LossPlace,
+    loss_places,
+    moved,
+    outputs_of,
+    spaced,
+)
+from whence.comparison.prepare.loss_program import LossNotMoved
+from whence.comparison.prepare.training_calls import TrainingCalls, models_of
+from whence.comparison.prepare.wrapped_models import (
+    Names,
+    Renamed,
+    StillWrapped,
+    layers_of,
+    nested,
+    own_outputs,
+    without_wrapper,
+)
+from whence.records import Over, Run
+
+SIDES = ("reference", "target")
+
+
+@runtime_checkable
+class Reformed(Protocol):
+    """A run in another form than it was captured in."""
+
+    base: Run
+
+    def redone(self, run: Run) -> Run:
+        """A further run of the same program in this form. Raises LossNotMoved."""
+        ...
+
+
+def in_one_form(
+    reference: Run, target: Run, *, unwrapped: bool = True
+) -> tuple[Run, Run, tuple[str, ...]]:
+    """Both runs in one form, and what was done, in sentences; the runs themselves where they have
+    it, or where they cannot be brought to it. unwrapped: may wrappers be left out? Not where the
+    user says which calls are partners.
+    """
+    models = models_of(reference), models_of(target)
+    roots = match_roots(*(itertools.chain.from_iterable(each.values()) for each in models))
+    sentences: list[str] = []
+    for root, target_root in roots.items():
+        one_root = _OneRoot((reference, target), (root, target_root), unwrapped=unwrapped)
+        reference, target = one_root.in_one_form()
+        sentences += one_root.sentences
+    return reference, target, tuple(sentences)
+
+
+def in_form_of(reference: Run, run: Run) -> Run:
+    """A further run of the reference in the form that the reference was brought to."""
+    forms: list[Reformed] = []
+    while isinstance(reference, Over):
+        if isinstance(reference, Reformed):
+            forms.append(reference)
+        reference = reference.base
+    again = run
+    for form in reversed(forms):
+        try:
+            again = form.redone(again)
+        except LossNotMoved:
+            return run
+    return again
+
+
+class _OneRoot:
+    """One model of both runs. sentences: what was done."""
+
+    def __init__(self, runs: tuple[Run, Run], roots: tuple[str, str], *, unwrapped: bool) -> None:
+        self._runs, self._roots, self._unwrapped = runs, roots, unwrapped
+        self._models = [models_of(run)[root] for run, root in zip(runs, roots, strict=True)]
+        trainings = [TrainingCalls(run) for run in runs]
+        firsts = [calls[0] for calls in self._models]
+        self._chains = [
+            nested(training, first) if unwrapped else [first]
+            for training, first in zip(trainings, firsts, strict=True)
+        ]
+        self._layers = [
+            [layers_of(training, model) for model in chain]
+            for training, chain in zip(trainings, self._chains, strict=True)
+        ]
+        self.sentences: list[str] = []
+
+    def in_one_form(self) -> tuple[Run, Run]:
+        """Both runs."""
+        refusals = []
+        for depths in self._depths():
+            try:
+                runs = self._at(depths)
+            except LossNotMoved as refused:
+                refusals.append(refused)
+                continue
+            if runs is not None:
+                return runs
+        self.sentences = [self._refused(refused) for refused in refusals[-1:]]
+        return self._runs
+
+    def _depths(self) -> Iterator[tuple[int, int]]:
+        """How many wrappers to leave out of either run so that the same layers are left, the fewest
+        first; where it is as many of both, only if what they return differs.
+        """
+        layers, others = self._layers
+        places = sorted(itertools.product(range(len(layers)), range(len(others))), key=sum)
+        alike = [(a, b) for a, b in places if layers[a].is_same(others[b])]
+        more = alike[0][1] - alike[0][0] if alike else 0
+        if not alike or (self._roots[0] == self._roots[1] and alike[0] != (0, 0)):
+            alike = [(0, 0), *alike]
+        differs = False
+        for depth, other in alike:
+            if depth == other:
+                differs = differs or self._returns_differ(depth)
+            is_of_these = other - depth == more or not (depth or other)
+            if is_of_these and (depth != other or differs):
+                yield depth, other
+
+    def _returns_differ(self, depth: int) -> bool:
+        """Do the models at one depth return tensors of other names?"""
+        if not depth:
+            return outputs_of(self._models[0]) != outputs_of(self._models[1])
+        return outputs_of([self._chains[0][depth]]) != outputs_of([self._chains[1][depth]])
+
+    def _at(self, depths: tuple[int, int]) -> tuple[Run, Run] | None:
+        """Both runs without so many wrappers and with the loss in one place; None where that
+        changes nothing. Raises LossNotMoved.
+        """
+        runs, roots, sentences = list(self._runs), list(self._roots), list[str]()
+        is_changed = depths[0] != depths[1]
+        for side, depth in enumerate(depths):
+            computes = False
+            for _ in range(depth):
+                runs[side], is_part = _without_outermost(runs[side], roots[side])
+                computes = computes or is_part
+            is_changed = is_changed or computes
+            if depth:
+                sentences.append(self._left_out(side, depth, computes=computes))
+        if self._unwrapped:
+            self._name_alike(runs, roots, depths)
+        trainings = TrainingCalls(spaced(runs[0])), TrainingCalls(spaced(runs[1]))
+        models = [models_of(t.run)[root] for t, root in zip(trainings, roots, strict=True)]
+        places = loss_places(trainings, (models[0], models[1]))
+        if places is not None:
+            for side, place in enumerate(places):
+                runs[side] = moved(trainings[side], {roots[side]: place})
+            sentences.append(self._one_call(depths, places))
+            is_changed = True
+        if not is_changed:
+            return None
+        self.sentences = sentences
+        return runs[0], runs[1]
+
+    def _name_alike(self, runs: list[Run], roots: list[str], depths: Sequence[int]) -> None:
+        """Give the model of the target the names of the reference's, where the layers are the
+        same.
+        """
+        layers = [self._layers[side][depth] for side, depth in enumerate(depths)]
+        names = [
+            Names(roots[side], self._chains[side][depth].scope, layers[side].prefix)
+            for side, depth in enumerate(depths)
+        ]
+        if names[0] != names[1] and layers[0].is_same(layers[1]):
+            runs[1] = Renamed(runs[1], names[1], names[0])
+            roots[1] = roots[0]
+
+    # ---- in words
+
+    def _name(self, side: int, depth: int) -> str:
+        return self._chains[side][depth].op_type if depth else self._roots[side]
+
+    def _left_out(self, side: int, depth: int, *, computes: bool) -> str:
+        wrappers = ", ".join(call.op_type for call in self._chains[side][:depth])
+        words = f"{wrappers} around {self._name(side, depth)} in the {SIDES[side]} is left out"
+        return f"{words}; what it computes belongs to the loss" if computes else words
+
+    def _one_call(self, depths: Sequence[int], places: Sequence[LossPlace]) -> str:
+        inside = 0 if places[0].losses else 1
+        return (
+            f"the loss is computed inside {self._name(0, depths[0])} in the {SIDES[inside]}, "
+            f"behind it in the {SIDES[1 - inside]}: compared as one call, from what the layers "
+            "return on"
+        )
+
+    def _refused(self, refused: LossNotMoved) -> str:
+        root, other = self._roots
+        if isinstance(refused, StillWrapped):
+            both = root if root == other else f"{root} and {other}"
+            return f"{both} are compared with what is around the model: {refused}"
+        return (
+            f"the loss is computed inside {root} in one run and behind it in the other, and is not "
+            f"compared as one: {refused}"
+        )
+
+
+def _without_outermost(run: Run, root: str) -> tuple[Run, bool]:
+    """The run without the outermost wrapper of a root, and whether it computes a part of the loss.
+    Raises LossNotMoved.
+    """
+    training = TrainingCalls(spaced(run))
+    models = models_of(training.run)[root]
+    losses, lone = set[str](), set[str]()
+    for wrapper in models:
+        chain = nested(training, wrapper)
+        if len(chain) < 2:
+            raise StillWrapped(f"{wrapper.name} does not always call one model")
+        losses |= own_outputs(wrapper, chain[1])
+        lone |= {kid.scope for kid in training.modules(wrapper) if kid is not chain[1]}
+    losses = {slot for slot in losses if any(training.is_loss(each, slot) for each in models)}
+    if losses:
+        nothing = frozenset[str]()
+        place = LossPlace(frozenset(losses), frozenset(lone), nothing, {}, nothing)
+        run = moved(training, {root: place})
+    return without_wrapper(run, root), bool(losses)
