@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import whence
+from whence.errors import UsageError
 from whence.results import Status
 
 pytestmark = pytest.mark.torch
@@ -94,3 +95,12 @@ def test_in_the_first_step_every_parameter_is_compared_exactly(tmp_path):
 
     result = compared(tmp_path, "0:2", edit=edit)
     assert (result.findings[0].slot, result.findings[0].verdict) == ("param.scale", "param-diff")
+
+
+def test_a_part_of_a_training_step_is_not_located_in_the_forward_pass(tmp_path):
+    """What a module returns cannot take the place of a step of an optimiser."""
+    result = compared(tmp_path, "0:2", weight_decay=0.5)
+    assert result.findings[0].op_type == "AdamW"
+    assert not any("locate" in step.command for step in result.next)
+    with pytest.raises(UsageError, match="part of a training step"):
+        whence.locate(result, command=["python", "train.py"])

@@ -8,6 +8,7 @@ from typing import Any, Self
 import msgspec
 
 from whence.display import Described, Displayed
+from whence.records.training import GRADIENTS, LOSS
 
 
 class Word(StrEnum):
@@ -219,3 +220,10 @@ class Finding(Displayed, msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         _as_words(self)
+
+    @property
+    def is_of_module(self) -> bool:
+        """Is it about what a module returns? Else it is about another part of a training step: a
+        loss, a gradient, a step of an optimiser.
+        """
+        return not self.phase and self.op_type not in (LOSS, GRADIENTS)

@@ -163,6 +163,8 @@ def _explain_outputs(answer: AnsweredRuns) -> Iterator[NextStep]:
     """What part of the error at the outputs each finding explains."""
     if not can_be_rerun(answer.target) or not is_inside(answer):
         return
+    if not any(finding.is_of_module for finding in answer.result.findings):
+        return
     what = "each finding" if len(answer.result.findings) > 1 else "this finding"
     yield NextStep(
         "whence locate",

@@ -102,6 +102,7 @@ def _location(
         for point in patch:
             chain.patch(point, (point,), None)
     else:
+        _check_patchable(base)
         chain.patch_findings(limit)
     rounds = chain.with_shares()
     total = rounds[0].before if rounds else relative_error(unpatched.values())
@@ -208,7 +209,7 @@ class _Rounds:
         tried: set[tuple[str, ...]] = set()
         while len(self.rounds) < limit:
             untried = (f for f in self.result.findings if self.runs.points_of(f) not in tried)
-            finding = next((f for f in untried if _is_clear(f)), None)
+            finding = next((f for f in untried if _is_clear(f) and f.is_of_module), None)
             if finding is None:
                 break
             points = self.runs.points_of(finding)
@@ -275,6 +276,18 @@ class _Rounds:
                 "error"
             )
         return tuple(out)
+
+
+def _check_patchable(result: Comparison) -> None:
+    """Raise UsageError where there are findings, and none is about what a module returns."""
+    findings = [finding for finding in result.findings if _is_clear(finding)]
+    if findings and not any(finding.is_of_module for finding in findings):
+        first = findings[0]
+        raise UsageError(
+            f"{first.name} ({first.op_type}) is a part of a training step: the reference's outputs "
+            "of modules are put into the target's forward pass, and none of them can take its "
+            "place; whence repro runs it alone, whence report shows what follows from it"
+        )
 
 
 def _is_clear(finding: Finding) -> bool:
