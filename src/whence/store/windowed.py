@@ -32,7 +32,7 @@ from whence.records import (
 )
 from whence.records.slots import is_param, split_slot
 from whence.records.training import OPTIMIZER
-from whence.store.folder import RUN, load_info, load_process, process_folders
+from whence.store.folder import RUN, load_info, load_process
 from whence.store.process_reader import ProcessReader
 from whence.store.reader import StoredRun
 from whence.store.shards import Bytes
@@ -186,8 +186,8 @@ class WindowedWriter:
         with self._lock:
             self._writer.close()
             self._held.clear()
-            if self._is_empty and self._writer.folder is not None:
-                self._delete(self._writer)
+            if self._is_empty:
+                _delete(self._writer)
 
     # ---- windows
 
@@ -201,24 +201,23 @@ class WindowedWriter:
         """End the window: what comes now belongs to the next one. Raises StoreFailed."""
         with self._lock:
             self._window = self._ended_steps // self._steps
-            ended = self._writer
-            if self._is_empty and ended.folder is None:  # nothing was recorded so far
-                self._writer = self._new_writer()
-                return
-            ended.close()
-            if self._is_empty:
-                self._delete(ended)
-            else:
-                # Mapped before the next window is there: whoever deletes this one waits for that.
-                self._hold(ended)
-                self._written.append((ended.run_path, ended.nbytes))
-            self._written = [(path, size) for path, size in self._written if path.exists()]
-            self._numbers, self._written_programs, self._is_empty = {}, set(), True
+            ended, was_empty, numbers = self._writer, self._is_empty, self._numbers
             self._writer = self._new_writer()
-            # Its folder is made at once: as long as the newest is being written, more may come.
+            if was_empty and ended.folder is None:  # nothing was recorded so far
+                return
+            self._numbers, self._written_programs, self._is_empty = {}, set(), True
+            # Its folder is made before the other is closed: as long as the newest is being written,
+            # more may come.
             self._make_folder()
             about = f"window {self._window}, from step {self._ended_steps} on"
             self._writer.note(Note("window", about))
+            ended.close()
+            if was_empty:
+                _delete(ended)
+            else:
+                self._hold(ended, numbers)
+                self._written.append((ended.run_path, ended.nbytes))
+            self._written = [(path, size) for path, size in self._written if path.exists()]
             while len(self._held) > HELD:
                 self._let_go(self._held[0])
 
@@ -253,27 +252,16 @@ class WindowedWriter:
             for note in self._notes:
                 self._writer.note(note)
 
-    def _delete(self, writer: Writer) -> None:
-        """Delete the folder of a process that recorded nothing in a window, and the window where no
-        other process has one in it.
-        """
-        assert writer.folder is not None
-        shutil.rmtree(writer.folder, ignore_errors=True)
-        if not process_folders(writer.run_path):
-            shutil.rmtree(writer.run_path, ignore_errors=True)
-
-    def _hold(self, writer: Writer) -> None:
+    def _hold(self, writer: Writer, numbers: dict[int, int]) -> None:
         assert writer.folder is not None
         reader = ProcessReader(writer.folder, load_process(writer.folder))
         for shard in range(reader.shard_count):
             reader.shard(shard).require(0)
-        window = _Window(
-            self._numbers, StoredRun(writer.run_path, load_info(writer.run_path), [reader])
-        )
+        window = _Window(numbers, StoredRun(writer.run_path, load_info(writer.run_path), [reader]))
         self._held.append(window)
         for known in self._programs.values():
             for constant in known.constants:
-                if constant.record is None and constant.number in self._numbers:
+                if constant.record is None and constant.number in numbers:
                     constant.record, constant.data = _read(window, constant.number)
 
     def _let_go(self, window: _Window) -> None:
@@ -338,3 +326,11 @@ def _read(window: _Window, number: int) -> tuple[Record, Bytes | None]:
         return record, None
     elements = np.ascontiguousarray(window.run.array(local))
     return record, elements.reshape(-1).view(np.uint8).copy()
+
+
+def _delete(writer: Writer) -> None:
+    """Delete the folder of a process that recorded nothing in a window. The window stays: another
+    process may be about to write into it.
+    """
+    if writer.folder is not None:
+        shutil.rmtree(writer.folder, ignore_errors=True)

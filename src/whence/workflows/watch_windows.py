@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 KEPT = 2
 """So many windows that are not the same keep their tensors where others are deleted."""
+_MAKING_S = 10.0
+"""So long a folder may be there before anything is in it."""
 _RANK = {Status.SAME: 0, Status.UNDECIDED: 1, Status.DIFFERENT: 2}
 
 
@@ -148,13 +150,20 @@ class _Windows:
         return not any(_is_written(folder) for _, folder in self._newest.values())
 
     def is_complete(self, number: int) -> bool:
-        """Has every process gone on to a later window, or ended?"""
-        from whence.store.folder import load_process
+        """Has every process ended this window, or gone on to a later one without it?"""
+        from whence.store.folder import PROCESS, load_info, load_process
 
-        newest = self._newest.values()
-        if any(window <= number and _is_written(folder) for window, folder in newest):
-            return False
-        infos = [load_process(folder) for _, folder in newest]
+        for name, (window, folder) in self._newest.items():
+            own = self.paths[number] / name if number in self.paths else folder
+            is_here = own.parent == self.paths.get(number) and own.exists()
+            if is_here and _is_written(own):
+                return False
+            if not is_here and window <= number and _is_written(folder):
+                return False
+        if load_info(self.path).options.get("ranks") is not None:
+            return True
+        folders = [folder for _, folder in self._newest.values()]
+        infos = [load_process(folder) for folder in folders if (folder / PROCESS).exists()]
         ranks = {info.rank for info in infos}
         return len(ranks) >= max((info.world_size for info in infos), default=1)
 
@@ -177,8 +186,9 @@ class _Windows:
         path = self.paths.get(number)
         if path is None:
             return True
-        # A process has mapped a window by the time it has begun the next one.
-        if not self.has_ended() and any(window <= number for window, _ in self._newest.values()):
+        # A process has mapped a window by the time it has ended the next one.
+        newest = [window for window, _ in self._newest.values()]
+        if not self.has_ended() and any(window < number + 2 for window in newest):
             return False
         delete_window(path)
         return True
@@ -186,9 +196,11 @@ class _Windows:
 
 def _is_written(folder: Path) -> bool:
     """Does the process of a folder still write it?"""
-    from whence.store.folder import is_writing, load_process
+    from whence.store.folder import PROCESS, is_writing, load_process
     from whence.store.status import RUNNING, read_status
 
+    if not (folder / PROCESS).exists():  # it is being made, unless its process was killed then
+        return time.time() - folder.stat().st_mtime < _MAKING_S
     return read_status(folder)[0] == RUNNING and is_writing(folder, load_process(folder))
 
 
