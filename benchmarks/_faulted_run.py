@@ -102,7 +102,7 @@ def _child(name, place, fault, captured, out):
     def say(*what):
         os.write(out.fileno(), pickle.dumps(what))
 
-    _acknowledging(say)
+    _acknowledging(say, place)
     broken = disk.system = FaultyDisk(fault)
 
     @contextlib.contextmanager
@@ -134,26 +134,30 @@ def _child(name, place, fault, captured, out):
     say("disk", broken.calls, broken.happened)
 
 
-def _acknowledging(say):
+def _acknowledging(say, place):
     """Have the writer say what it returned from."""
+
+    def of_run(folder):
+        return folder.relative_to(place).as_posix()
+
     writer = store.Writer
     real = {n: getattr(writer, n) for n in ("record", "call", "step", "flush")}
 
     def record(self, dtype, shape, data, digest, *rest, **more):
         number = real["record"](self, dtype, shape, data, digest, *rest, **more)
         has = data is not None or more.get("external") is not None
-        say("record", self.folder.name, number, digest.hex(), has)
+        say("record", of_run(self.folder), number, digest.hex(), has)
         return number
 
     def call(self, line):
         real["call"](self, line)
-        say("call", self.folder.name, line.scope, line.order)
+        say("call", of_run(self.folder), line.scope, line.order)
 
     def flushing(name):
         def method(self, *args):
             real[name](self, *args)
             if self.folder is not None:
-                say("flush", self.folder.name)
+                say("flush", of_run(self.folder))
 
         return method
 
@@ -265,9 +269,10 @@ def _left(place, fault, reports, whole):
     except Exception as error:  # noqa: BLE001 - that is what is looked for
         wrong.append(f"{type(error).__name__} on reading: {error}")
         return readable, wrong
-    for process in sorted(p for p in place.glob("rank*") if (p / "journal.jsonl").exists()):
+    for process in sorted(p.parent for p in place.glob("**/rank*/journal.jsonl")):
+        name = process.relative_to(place).as_posix()
         try:
-            alone = store.open_run(place, ranks={int(process.name[4:9])})
+            alone = store.open_run(process.parent, ranks={int(process.name[4:9])})
         except UnreadableRun:  # it has no line
             continue
         for record in alone.records:
@@ -276,13 +281,13 @@ def _left(place, fault, reports, whole):
                 try:
                     raw = np.ascontiguousarray(alone.array(record.id)).tobytes()
                     if record.hash and xxhash.xxh3_128_digest(raw).hex() != record.hash:
-                        wrong.append(f"record {record.id} of {process.name} reads as other bytes")
+                        wrong.append(f"record {record.id} of {name} reads as other bytes")
                 except ElementsMissing as error:
                     wrong.append(f"record {record.id} claims what is not there: {error}")
-            readable.add(("record", process.name, record.id, record.hash, has))
+            readable.add(("record", name, record.id, record.hash, has))
         for call in alone.calls:
-            readable.add(("call", process.name, call.scope, call.order))
-    said = bool(opened.ended) or any(n.kind in ("error", "ranks") for n in opened.notes)
+            readable.add(("call", name, call.scope, call.order))
+    said = bool(opened.ended) or any(n.kind in ("error", "ranks", "stopped") for n in opened.notes)
     if len(opened.calls) < whole and not said:
         wrong.append(f"{len(opened.calls)} of {whole} calls, and the run says nothing of it")
     return readable, wrong

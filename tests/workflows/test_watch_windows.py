@@ -12,10 +12,12 @@ import pytest
 
 import warm
 import whence
-from whence import store
+from whence import api, store
 from whence.errors import UnreadableRun, UsageError
+from whence.records import RunInfo
 from whence.results import Status
 from whence.store.folder import windows_of
+from whence.store.windows import delete_window
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -209,3 +211,41 @@ def test_other_runs_are_refused(train, tmp_path):
         next(whence.watch(tmp_path / "plain", tmp_path / "plain", every=0.02, discard=True))
     with pytest.raises(UsageError, match="--watch"):
         whence.compare(tmp_path / "windowed", tmp_path / "windowed")
+
+
+def test_commands_that_take_one_run_take_its_windows_one_by_one(train, tmp_path):
+    training = train("run")
+    training.step(4)
+    training.end()
+    assert len(store.recover(tmp_path / "run")) == len(windows_of(tmp_path / "run")[:2])
+    assert {call.step for call in store.open_run(tmp_path / "run").calls} == {0, 1, 2, 3}
+    for command in (
+        lambda: store.scrub(tmp_path / "run", info=True),
+        lambda: whence.pack(tmp_path / "run", tmp_path / "packed"),
+        lambda: api.upload(tmp_path / "run", "memory://bucket/run"),
+    ):
+        with pytest.raises(UsageError, match="w0000000"):
+            command()
+    store.scrub(windows_of(tmp_path / "run")[0], info=True)
+    store.create(tmp_path / "run", RunInfo(), force=True)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]
+
+
+def test_a_disk_that_fills_is_freed_by_what_is_deleted(tmp_path):
+    """Elements are left out where the windows that are there fill the budget, and kept again."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(32, 32)  # 4 KB of weights, 256 bytes a step
+    run = tmp_path / "run"
+    with whence.capture(model, run, window=1, max_bytes=10_000), torch.no_grad():
+        for step in range(8):
+            model(torch.ones(1, 32) * step)
+            if step == 4:
+                for window in windows_of(run)[:3]:
+                    delete_window(window)
+    kept = {
+        path.name: all(r.elements is not None for r in store.open_run(path).records)
+        for path in windows_of(run)
+        if any(path.glob("rank*"))
+    }
+    assert kept["w0000006"] and kept["w0000007"]
+    assert not all(kept.values())

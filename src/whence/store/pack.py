@@ -40,6 +40,7 @@ from whence.store.reader import StoredRun
 from whence.store.recover import is_written
 from whence.store.remote_run import mirror_of
 from whence.store.shards import Bytes, map_file
+from whence.store.windows import refuse_windows
 
 Tell = Callable[[int, int, str], None]
 _SHARD = re.compile(r"shard-(\d{5,})\.safetensors")
@@ -123,6 +124,7 @@ def pack(
     """
     source, final = Path(run.path), Path(out)
     refuse_packed(source, "packed again")
+    refuse_windows(source, "packs")
     if reference is not None:
         refuse_packed(Path(reference.path), "a reference")
     for path in [run.path, *([reference.path] if reference is not None else [])]:

@@ -15,7 +15,7 @@ from whence.store.index import INCREMENT, KEPT
 from whence.store.journal import NOTE
 from whence.store.process_reader import ProcessReader
 from whence.store.status import FAILED
-from whence.store.window_deletion import deleted_windows
+from whence.store.windows import deleted_windows
 
 _RANKS = 1 << 17  # more are named by no launcher
 

@@ -5,10 +5,11 @@ that what was compared can be deleted while the program runs.
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import msgspec
 import numpy as np
 
 from whence import disk
-from whence.errors import StoreFailed
+from whence.errors import ElementsMissing, StoreFailed, UnreadableRun
 from whence.records import (
     Call,
     Collective,
@@ -43,6 +44,8 @@ HELD = 2
 Parameters and states of optimisers are carried on for ever.
 """
 GONE = f"recorded more than {HELD} windows ago, and not used since"
+_OF_ONE_WINDOW = frozenset(("budget", "trigger", "programs"))
+"""Kinds of notes that say nothing of later windows."""
 _NOTES = 1000
 """So many notes on the whole run are written into each window again."""
 
@@ -88,13 +91,15 @@ class WindowedWriter:
         rank: int = 0,
         *,
         steps: int,
+        max_bytes: float = math.inf,
         finishing: Callable[[int, int], None] | None = None,
     ) -> None:
         self._run_path, self._rank, self._steps = Path(run_path), rank, steps
-        self._finishing = finishing
+        self._max_bytes, self._finishing = max_bytes, finishing
         self._lock = threading.RLock()
         self._count = self._ended_steps = self._window = 0
         self._numbers: dict[int, int] = {}
+        self._bare: dict[int, int] = {}  # of records whose elements lie in an earlier window
         self._held: deque[_Window] = deque()
         # parameters, and what optimisers keep, as they were seen last: (scope, op, slot) -> number
         self._lasting: dict[tuple[str, str, str], int] = {}
@@ -159,8 +164,9 @@ class WindowedWriter:
     def note(self, note: Note) -> None:
         """Add a note; one on the whole run is in every window."""
         with self._lock:
-            self._begin()
-            if note.step < 0 and len(self._notes) < _NOTES:
+            self._have_folder()
+            lasts = note.step < 0 and note.kind not in _OF_ONE_WINDOW
+            if lasts and len(self._notes) < _NOTES:
                 self._notes[note] = None
             self._writer.note(note)
 
@@ -205,21 +211,24 @@ class WindowedWriter:
             self._writer = self._new_writer()
             if was_empty and ended.folder is None:  # nothing was recorded so far
                 return
-            self._numbers, self._written_programs, self._is_empty = {}, set(), True
+            self._numbers, self._bare, self._written_programs = {}, {}, set()
+            self._is_empty = True
             # Its folder is made before the other is closed: as long as the newest is being written,
             # more may come.
-            self._make_folder()
+            self._have_folder()
             about = f"window {self._window}, from step {self._ended_steps} on"
-            self._writer.note(Note("window", about))
+            for note in (Note("window", about), *self._notes):
+                self._writer.note(note)
             ended.close()
             if was_empty:
                 _delete(ended)
             else:
-                self._hold(ended, numbers)
+                with _told_as_failure(ended.run_path):
+                    self._hold(ended, numbers)
                 self._written.append((ended.run_path, ended.nbytes))
             self._written = [(path, size) for path, size in self._written if path.exists()]
-            while len(self._held) > HELD:
-                self._let_go(self._held[0])
+            for window in list(self._held)[:-HELD]:
+                self._let_go(window)
 
     # ---- everything below runs under the lock
 
@@ -227,11 +236,13 @@ class WindowedWriter:
         path = self._run_path / f"w{self._window:07d}"
         return Writer(path, self._rank, finishing=self._finishing)
 
-    def _make_folder(self) -> None:
-        """Make the folder of the window, a run like the one that it is a part of. Other processes
-        may make it too.
+    def _have_folder(self) -> None:
+        """Make the folder of the window, a run like the one that it is a part of, unless it is
+        there. Other processes may make it too.
         """
         path = self._writer.run_path
+        if self._writer.folder is not None:
+            return
         try:
             with contextlib.suppress(FileExistsError):
                 disk.system.make_folder(path, 0o700)
@@ -244,13 +255,9 @@ class WindowedWriter:
             ) from error
 
     def _begin(self) -> None:
-        """Something is written into the window: what is noted of the whole run comes first."""
-        if self._is_empty:
-            self._is_empty = False
-            if self._writer.folder is None:
-                self._make_folder()
-            for note in self._notes:
-                self._writer.note(note)
+        """Something is recorded in the window."""
+        self._is_empty = False
+        self._have_folder()
 
     def _hold(self, writer: Writer, numbers: dict[int, int]) -> None:
         assert writer.folder is not None
@@ -265,26 +272,44 @@ class WindowedWriter:
                     constant.record, constant.data = _read(window, constant.number)
 
     def _let_go(self, window: _Window) -> None:
-        """Close the oldest window. What lasts and lies there alone is written into the current one:
-        of a module that rests, and may be called again.
+        """Close an old window. What lasts and lies there alone is written into the current one, for
+        modules that rest and may be called again; as long as there is no room, the window is held.
         """
         later = [w.numbers for w in self._held if w is not window]
-        for number in self._lasting.values():
-            if number in window.numbers and not any(number in numbers for numbers in later):
-                self._begin()
-                self._here(number)
-        self._held.popleft()
+        lasting = [
+            number
+            for number in self._lasting.values()
+            if number in window.numbers and not any(number in numbers for numbers in later)
+        ]
+        sizes = window.run.column("nbytes")
+        needed = sum(int(sizes[window.numbers[number]]) for number in set(lasting))
+        if self.nbytes + needed > self._max_bytes:
+            return
+        for number in lasting:
+            self._begin()
+            self._here(number)
+        self._held.remove(window)
 
     def _here(self, number: int) -> int:
         """The number of a record in the current window, where it is written if it is not there."""
         local = self._numbers.get(number)
         if local is None:
-            window = next((w for w in reversed(self._held) if number in w.numbers), None)
-            if window is None:
-                local = self._writer.record("unknown", (), None, b"", None, None, why=GONE)
-            else:
-                local = self._written_again(*_read(window, number))
-            self._numbers[number] = local
+            local = self._bare.get(number)
+        if local is not None:
+            return local
+        window = next((w for w in reversed(self._held) if number in w.numbers), None)
+        if window is None:
+            local = self._bare[number] = self._writer.record(
+                "unknown", (), None, b"", None, None, why=GONE
+            )
+            return local
+        with _told_as_failure(window.run.path):
+            record, data = _read(window, number)
+        if data is not None and self.nbytes + data.nbytes > self._max_bytes:
+            record = msgspec.structs.replace(record, why="over --max-bytes")
+            local = self._bare[number] = self._written_again(record, None)
+        else:
+            local = self._numbers[number] = self._written_again(record, data)
         return local
 
     def _written_again(self, record: Record, data: Bytes | None) -> int:
@@ -326,6 +351,18 @@ def _read(window: _Window, number: int) -> tuple[Record, Bytes | None]:
         return record, None
     elements = np.ascontiguousarray(window.run.array(local))
     return record, elements.reshape(-1).view(np.uint8).copy()
+
+
+@contextlib.contextmanager
+def _told_as_failure(window: str | Path) -> Iterator[None]:
+    """Raise StoreFailed where a window that was written cannot be read."""
+    try:
+        yield
+    except (UnreadableRun, ElementsMissing, OSError) as error:
+        raise StoreFailed(
+            f"cannot read the window {window}, of which the next one needs tensors: {error}; what "
+            "was written stays"
+        ) from error
 
 
 def _delete(writer: Writer) -> None:

@@ -181,7 +181,7 @@ class _Windows:
 
     def delete(self, number: int) -> bool:
         """Delete a window, unless a process may still read it; whether it is gone."""
-        from whence.store.window_deletion import delete_window
+        from whence.store.windows import delete_window
 
         path = self.paths.get(number)
         if path is None:

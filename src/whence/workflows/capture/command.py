@@ -41,6 +41,7 @@ def run_command(
     StoreFailed where the run could not be uploaded.
     """
     from whence import store
+    from whence.errors import UsageError
     from whence.instrument.launch import launcher
     from whence.instrument.options import make
     from whence.workflows.capture.collect_labels import labelled_launch
@@ -77,5 +78,10 @@ def run_command(
         )
 
     if store.is_url(run_path):
+        if chosen.window is not None:
+            raise UsageError(
+                "windows of steps are folders of this machine, to be compared and deleted there: "
+                f"leave --window out, or give a folder in the place of {run_path}"
+            )
         return uploaded(run_path, chosen.force, capture, tell or say)
     return capture(run_path)

@@ -179,7 +179,9 @@ def open_session(
         if options.window is not None:
             from whence.store.windowed import WindowedWriter
 
-            return WindowedWriter(folder, rank, steps=options.window, finishing=finishing(folder))
+            return WindowedWriter(
+                folder, rank, steps=options.window, max_bytes=limit, finishing=finishing(folder)
+            )
         made = store.Writer(folder, rank, finishing=finishing(folder))
         if options.ring is None:
             return made

@@ -1,4 +1,6 @@
-"""Deletes windows of steps that were compared, and leaves a word of it in the run."""
+"""Windows of steps of a run: which were deleted once they were compared, and what takes them one by
+one.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from pathlib import Path
 import orjson
 
 from whence import disk
-from whence.errors import StoreFailed
+from whence.errors import StoreFailed, UsageError
 from whence.records.places import DELETED_WINDOWS
-from whence.store.folder import load_json
+from whence.store.folder import load_json, windows_of
 
 
 def deleted_windows(run: Path) -> int:
@@ -35,3 +37,15 @@ def delete_window(window: Path) -> None:
             f"cannot delete the window {window}: {error.strerror or error}; delete it yourself, or "
             "leave --discard out"
         ) from error
+
+
+def refuse_windows(run: Path, does: str) -> None:
+    """Raise UsageError for a run in windows of steps, each of which is a run of its own. does: what
+    a command does with one run ("packs").
+    """
+    windows = windows_of(run) if run.is_dir() else []
+    if windows:
+        raise UsageError(
+            f"{run} is captured in windows of steps, and this command {does} one run: give it each "
+            f"window ({windows[0]}, ...)"
+        )
