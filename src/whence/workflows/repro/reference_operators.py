@@ -16,6 +16,7 @@ from whence.records import Call, Program
 from whence.records.slots import is_of_child, is_param, split_child
 from whence.results import SlotPair
 from whence.workflows.repro.operator_calls import gathered_program, tensor_number
+from whence.workflows.repro.subject import NothingToRun
 
 if TYPE_CHECKING:
     from whence.replay.export.trace import Trace
@@ -73,7 +74,10 @@ def reference_trace(subject: Subject) -> ReferenceTrace:
         if (n := tensor_number(trace, loaded.program, slot)) is not None
     }
     if not trace.steps or not numbers:
-        raise ReplayRefused("its program runs no operator")
+        raise NothingToRun(
+            "the reference only hands on what it is given there, so a script has nothing to run; "
+            "look for what changes it in the target: a hook on the tensor, or code that writes it"
+        )
     return ReferenceTrace(
         trace,
         list(recorded),
@@ -100,6 +104,12 @@ def _program(subject: Subject) -> tuple[Flat, Any, list[str]]:
         origins = {slot: (call.id, slot) for slot in (*program.inputs, *program.params)}
         flat = Flat(program, origins, (call.id,) * len(program.operations))
         return flat, loaded, subject.judged_slots(program)
+    if call.kind == "region" and not call.program:
+        raise NothingToRun(
+            f"it lies between calls ({subject.finding.sentence.partition(':')[0]}), where no "
+            "operator was recorded; look at the code between them, or record both runs again with "
+            "whence run --level op"
+        )
     judged = subject.judged_slots(_trusted_program(subject, call))
     return flatten(call.id, lambda number: _node(subject, number, judged)), None, judged
 
