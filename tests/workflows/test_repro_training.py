@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 import whence  # noqa: E402
 import whence.errors  # noqa: E402
+from whence import cli  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -229,6 +230,17 @@ def test_the_script_of_a_step_runs_on_its_own(tmp_path):
     )
     assert made.holds, made.seen
     assert made.sentence == "fails as the target runs it; passes as the reference does"
+
+
+def test_generated_tests_leave_out_what_they_do_not_run(tmp_path, capsys):
+    run = trained(tmp_path / "run")
+    words = ["ops", "generate", str(run), "--level", "module", "-o", str(tmp_path / "tests")]
+    assert cli.execute(words) == 0
+    told = capsys.readouterr()
+    for what in ("a backward pass", "a step of an optimiser"):
+        assert (
+            f"left out: {what}, which these tests do not run; whence repro" in told.err + told.out
+        )
 
 
 def test_a_gradient_that_is_only_handed_on_is_refused_in_words(tmp_path):
