@@ -232,6 +232,14 @@ def test_the_script_of_a_step_runs_on_its_own(tmp_path):
     assert made.sentence == "fails as the target runs it; passes as the reference does"
 
 
+def test_a_state_that_the_target_does_not_keep_is_refused_in_words(tmp_path):
+    reference = trained(tmp_path / "ref", optimizer("AdamW", amsgrad=True))
+    target = trained(tmp_path / "tgt", optimizer("AdamW"))
+    with pytest.raises(whence.errors.ReplayRefused, match="keeps max_exp_avg_sq of") as refused:
+        reproduced(tmp_path, reference, target)
+    assert "--model" not in str(refused.value)
+
+
 def test_generated_tests_leave_out_what_they_do_not_run(tmp_path, capsys):
     run = trained(tmp_path / "run")
     words = ["ops", "generate", str(run), "--level", "module", "-o", str(tmp_path / "tests")]

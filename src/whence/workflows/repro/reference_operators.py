@@ -13,7 +13,8 @@ from whence import judge
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.records import Call, Program
-from whence.records.slots import is_of_child, is_param, split_child
+from whence.records.program import OPTIMIZER_STEP
+from whence.records.slots import is_of_child, is_param, split_child, split_slot
 from whence.results import SlotPair
 from whence.workflows.repro.operator_calls import gathered_program, tensor_number
 from whence.workflows.repro.subject import NothingToRun
@@ -43,6 +44,7 @@ def reference_trace(subject: Subject) -> ReferenceTrace:
 
     flat, loaded, judged = _program(subject)
     inputs = _inputs(subject, flat.origins, flat.program)
+    _check_state(flat.program, inputs)
     loaded = _loaded(subject, flat) if loaded is None else loaded
     pairs = {
         slot: pair
@@ -213,6 +215,17 @@ def _node(subject: Subject, number: int, judged: Sequence[str]) -> Node:
 
 
 # ---- its tensors
+
+
+def _check_state(program: Program, inputs: _Inputs) -> None:
+    """Raises NothingToRun for a step of an optimiser that lacks what it steps from."""
+    missing = [slot for slot in program.inputs if slot not in inputs.arrays]
+    if missing and any(operation.name == OPTIMIZER_STEP for operation in program.operations):
+        names = ", ".join(split_slot(slot)[1] for slot in missing)
+        raise NothingToRun(
+            f"the reference's optimiser keeps {names} of the parameter and the target's does not, "
+            "so there is no state to step from; look at how both optimisers are made"
+        )
 
 
 @dataclass(frozen=True)
