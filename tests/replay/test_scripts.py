@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from whence import judge  # noqa: E402
 from whence.errors import ReplayRefused  # noqa: E402
 from whence.records import Operation, Program  # noqa: E402
-from whence.replay.export import isolate, script, script_data, three_way, ways  # noqa: E402
+from whence.replay.export import isolate, script, script_data, script_functions, three_way, ways  # noqa: E402
 from whence.replay.export.trace import Trace, piece  # noqa: E402
 from whence.replay.flatten import Node, flatten  # noqa: E402
 from whence.replay.validation import load  # noqa: E402
@@ -131,13 +131,13 @@ def test_float64_reaches_casts_and_constructors():
     ],
 )
 def test_literals_read_back(value):
-    assert repr(eval(script.literal(value), {"torch": torch})) == repr(value)  # noqa: S307
+    assert repr(eval(script_functions.literal(value), {"torch": torch})) == repr(value)  # noqa: S307
 
 
 def test_nothing_else_is_a_literal():
     for value in (object(), print, {"a": 1}, torch.ones(1)):
         with pytest.raises(ReplayRefused):
-            script.literal(value)
+            script_functions.literal(value)
 
 
 def traced(operations, outputs, **given):
@@ -153,6 +153,57 @@ def traced(operations, outputs, **given):
     trace = Trace()
     made = loaded.run(given, {}, watch=trace)
     return trace, [trace.by_place[o["op"][0]][o["op"][1]] for _, o in outputs], made
+
+
+def stepped(**settings):
+    """A piece of one step of an optimiser, in float32."""
+    names = ("step", "exp_avg", "exp_avg_sq")
+    operation = Operation(
+        "whence.optimizer_step", ("Adam", {"in": 0}, {"in": 1}, [], [], list(names)), settings
+    )
+    x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+    trace, results, made = traced(
+        [operation],
+        [("output.param", {"op": [0, 0]}), ("output.exp_avg", {"op": [0, 2]})],
+        **{"input.param": x, "input.grad": np.flip(x).copy()},
+    )
+    return piece(trace, 0, 1, results), made
+
+
+def test_a_step_in_a_script_is_the_step_of_torchs_own_class():
+    operators, made = stepped(lr=0.1, betas=[0.5, 0.9])
+    x = torch.from_numpy(np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3))
+    parameter = torch.nn.Parameter(x.clone())
+    parameter.grad = x.flip((0, 1))
+    optimizer = torch.optim.Adam([parameter], lr=0.1, betas=(0.5, 0.9))
+    optimizer.step()
+    np.testing.assert_array_equal(made["output.param"], parameter.detach().numpy())
+    case = script.Case(operators, None, ways.Way(), ways.Way())
+    text, tensors = script.script(case)
+    assert list(tensors) == ["param", "grad"]
+    assert "step_alone(torch.optim.Adam, param, grad, dict(), lr=0.1, betas=[0.5, 0.9])" in text
+    assert "v2 = kept['exp_avg']" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "reason"),
+    [
+        (("Optimizer", [], []), {}, "no optimiser Optimizer"),
+        (("lr_scheduler", [], []), {}, "no optimiser lr_scheduler"),
+        (("Adam(); import os", [], []), {}, "no optimiser"),
+        (("Adam", [], []), {"hook": 1}, "takes no hook"),
+        (("Adam", [], ["exp_avg'] + x['"]), {}, "whose name is none"),
+    ],
+)
+def test_only_optimisers_of_torch_and_their_settings_are_written(arguments, settings, reason):
+    operators, _ = stepped()
+    name, names, left = arguments
+    step = operators.steps[0]
+    step.args = (name, *step.args[1:3], names, [], left)
+    step.kwargs, step.results = settings, step.results[: 1 + len(left)]
+    operators.results = step.results
+    with pytest.raises(ReplayRefused, match=reason):
+        script.script(script.Case(operators, None, ways.Way(), ways.Way()))
 
 
 def test_words_of_a_run_cannot_leave_the_docstring():

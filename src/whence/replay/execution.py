@@ -17,6 +17,7 @@ from whence.records.program import TENSOR_OPERANDS, map_operands
 from whence.replay import device_operators, stepwise
 from whence.replay.binding import BoundOperation, BoundProgram, Dependencies
 from whence.replay.choices import Choices
+from whence.replay.derivatives import gradients_of, longest_sum
 from whence.replay.dtype_policy import DtypePolicy
 from whence.replay.memory_bound import MemoryBudget
 from whence.replay.optimizers import optimizer_step
@@ -212,21 +213,8 @@ class Execution:
         operations before this one.
         """
         wanted = [self.leaves.get(id(tensor), tensor) for tensor in wanted]
-        pairs = [(r, g.to(r.dtype)) for r, g in zip(results, gradients) if r.requires_grad]
-        rows = [g.numel() // max(1, g.shape[-1]) if g.dim() else 1 for _, g in pairs]
-        widths = [g.shape[-1] if g.dim() else 1 for _, g in pairs]
-        self.length = max([self.length, *rows, *widths])
-        if not pairs:
-            raise ReplayRefused("no gradient reaches what is to be differentiated")
-        computed = torch.autograd.grad(
-            [result for result, _ in pairs],
-            wanted,
-            [gradient for _, gradient in pairs],
-            allow_unused=True,
-        )
-        if any(gradient is None for gradient in computed):
-            raise ReplayRefused("a gradient does not reach an input or a parameter")
-        return list(computed)
+        self.length = max(self.length, longest_sum(results, gradients))
+        return gradients_of(results, gradients, wanted)
 
     def dtypes(
         self, step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, Any]

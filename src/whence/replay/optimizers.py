@@ -3,15 +3,44 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from whence.errors import ReplayRefused
+from whence.replay.allowed_operators import OPTIMIZERS
 
-_HOW = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
-"""How an optimiser goes about its step; what it computes is the same."""
+
+def step_alone(kind, parameter, gradient, state, **hyper_parameters):  # type: ignore[no-untyped-def]
+    """(the parameter, what the optimiser keeps of it by name) after one step on it alone, by
+    torch's plain code. Nothing that is handed in is written.
+    """
+    updated = torch.nn.Parameter(parameter.detach().clone())
+    updated.grad = gradient.detach().to(updated.dtype).clone()
+    with torch.enable_grad():
+        optimizer = kind([updated], **hyper_parameters)
+        group = optimizer.param_groups[0]
+        for how in ("foreach", "fused", "capturable", "differentiable"):
+            if how in group:  # what is computed is the same
+                group[how] = False
+        optimizer.state[updated] = {name: tensor.clone() for name, tensor in state.items()}
+        optimizer.step()
+    return updated.detach(), optimizer.state[updated]
+
+
+def optimizer_class(name: str, hyper_parameters: Iterable[str]) -> Any:
+    """The class of this name in `torch.optim`, which takes such hyper-parameters. Raises
+    ReplayRefused where this release of torch has no such optimiser or argument.
+    """
+    kind = getattr(torch.optim, name, None) if name in OPTIMIZERS else None
+    if kind is None:
+        raise ReplayRefused(f"torch {torch.__version__} has no optimiser {name}")
+    taken = inspect.signature(kind.__init__).parameters
+    unknown = [key for key in hyper_parameters if key not in taken]
+    if unknown:
+        raise ReplayRefused(f"{name} of torch {torch.__version__} takes no {unknown[0]}")
+    return kind
 
 
 def optimizer_step(
@@ -29,22 +58,11 @@ def optimizer_step(
     names of the state to return. All tensors are in the dtype of the run; none is written. Raises
     ReplayRefused where this release of torch has no such optimiser or argument.
     """
-    kind = getattr(torch.optim, name, None)
-    if kind is None:
-        raise ReplayRefused(f"torch {torch.__version__} has no optimiser {name}")
-    taken = inspect.signature(kind.__init__).parameters
-    unknown = [key for key in hyper_parameters if key not in taken]
-    if unknown:
-        raise ReplayRefused(f"{name} of torch {torch.__version__} takes no {unknown[0]}")
-    how = {key: value for key, value in _HOW.items() if key in taken}
-    updated = torch.nn.Parameter(parameter.detach().clone())
-    updated.grad = gradient.detach().to(updated.dtype).clone()
-    with torch.enable_grad():
-        optimizer = kind([updated], **hyper_parameters, **how)
-        optimizer.state[updated] = {key: t.clone() for key, t in zip(names, state)}
-        optimizer.step()
-    after = optimizer.state[updated]
+    kind = optimizer_class(name, hyper_parameters)
+    updated, after = step_alone(  # type: ignore[no-untyped-call]
+        kind, parameter, gradient, dict(zip(names, state)), **hyper_parameters
+    )
     missing = [key for key in left if not isinstance(after.get(key), torch.Tensor)]
     if missing:
         raise ReplayRefused(f"{name} of torch {torch.__version__} leaves no {missing[0]}")
-    return [updated.detach(), *(after[key] for key in left)]
+    return [updated, *(after[key] for key in left)]

@@ -15,6 +15,7 @@ from whence.records import Call, Operation, Program
 from whence.records.program import OPTIMIZER_STEP
 
 _DEFAULT = "its default"
+_OPTIMIZER = "optimiser"
 _LARGEST = float(np.finfo(np.float32).max)
 _MOVES = (
     "aten.view.", "aten._unsafe_view.", "aten.reshape.", "aten.transpose.", "aten.permute.",
@@ -265,7 +266,11 @@ def differing_arguments(reference: _Step, target: _Step) -> list[str]:
     """
     of_reference, of_target = _by_name(reference), _by_name(target)
     clauses = []
-    for key in dict.fromkeys((*of_reference, *of_target)):
+    keys = dict.fromkeys((*of_reference, *of_target))
+    if of_reference.get(_OPTIMIZER) != of_target.get(_OPTIMIZER):
+        # What only one of them takes is no difference of its own.
+        keys = {key: None for key in keys if key in of_reference and key in of_target}
+    for key in keys:
         a, b = (_number(of.get(key, _DEFAULT)) for of in (of_reference, of_target))
         if a != b and _is_setting(key, a) and _is_setting(key, b):
             clauses.append(f"{key} is {a} in the reference, {b} in the target")
@@ -275,7 +280,7 @@ def differing_arguments(reference: _Step, target: _Step) -> list[str]:
 def _by_name(step: _Step) -> dict[str, Any]:
     """The arguments of a step by name, defaults included."""
     if step.name == OPTIMIZER_STEP:
-        return {"optimiser": step.args[0], **step.kwargs}
+        return {_OPTIMIZER: step.args[0], **step.kwargs}
     schema = None
     if extras.is_here("torch"):
         from whence.frameworks.torch_schema import schema_named

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from whence.records.program import GRADIENTS
 from whence.replay import allowed_operators, stepwise
+from whence.replay.derivatives import longest_sum
 from whence.replay.export.three_way import beyond_rounding, wide
 from whence.replay.export.trace import Piece, Step, Trace, Value, numbers, overload, piece
 from whence.replay.export.ways import Way, run_as
@@ -24,14 +26,18 @@ def terms(steps: Sequence[Step]) -> int:
     """The most numbers that one element is summed from, in any of these operators."""
     length = 1
     for step in steps:
-        func = overload(step.name)
 
         def shown(value: Any, tensors: Mapping[int, Any] = step.read_tensors) -> Any:
             if isinstance(value, Value):
                 return tensors[value.number]
             return [shown(item) for item in value] if isinstance(value, list) else value
 
-        named = dict(zip((a.name for a in func._schema.arguments), map(shown, step.args))) | {
+        if step.name == GRADIENTS:
+            length = max(length, longest_sum(shown(step.args[0]), shown(step.args[1])))
+        if step.is_own:
+            continue
+        schema = overload(step.name)._schema
+        named = dict(zip((a.name for a in schema.arguments), map(shown, step.args))) | {
             k: shown(v) for k, v in step.kwargs.items()
         }
         length = max(length, stepwise.reduction_length(step.name.split(".")[1], named))
@@ -87,6 +93,10 @@ class Drill:
     def smallest(self) -> Drilled | None:
         """None when the whole is right as well."""
         count = len(self.trace.steps)
+        if any(step.name == GRADIENTS for step in self.trace.steps):
+            # A derivative needs all that it is the derivative of.
+            score = self._score(0, count) or 0.0
+            return Drilled(0, count, score, self.tried, "as a whole") if score > 1 else None
         for length in range(1, min(_LONGEST, count) + 1):
             window = self._first(
                 [(i, i + length) for i in range(count - length + 1) if self._worth(i, i + length)]
@@ -220,6 +230,10 @@ def parting(
     are two tensors one?
     """
     equal = _equal_inputs(good, bad, is_same)
+    whole = piece(good, 0, len(good.steps), good_results)
+    whole_of_bad = piece(bad, 0, len(bad.steps), bad_results)
+    if whole.differentiated or whole_of_bad.differentiated:
+        return whole, whole_of_bad, equal  # a derivative needs all that it is the derivative of
     begin, common = 0, min(len(good.steps), len(bad.steps))
     while begin < common and _alike(good.steps[begin], bad.steps[begin], equal):
         equal.update(zip(bad.steps[begin].results, good.steps[begin].results))
@@ -236,8 +250,7 @@ def parting(
         tail -= 1  # to move elements is no fault: with the next that computes
     pairs = {n: m for n, m in ends[tail].items() if equal.get(n) != m}
     if not pairs:
-        whole = piece(good, 0, len(good.steps), good_results)
-        return whole, piece(bad, 0, len(bad.steps), bad_results), equal
+        return whole, whole_of_bad, equal
     return (
         _with_passed(piece(good, begin, len(good.steps) - tail, list(pairs.values())), good),
         _with_passed(piece(bad, begin, len(bad.steps) - tail, list(pairs)), bad),

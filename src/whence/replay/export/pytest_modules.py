@@ -8,6 +8,7 @@ from typing import Any
 
 from whence.errors import ReplayRefused
 from whence.records import Call, Program, Run
+from whence.records.program import GRADIENTS, OPTIMIZER_STEP
 from whence.records.slots import is_read
 from whence.replay import allowed_operators, validation
 from whence.replay.export import support
@@ -21,6 +22,8 @@ from whence.replay.export.pytest_text import (
     source_of_test,
     tagged_source,
 )
+
+_NOT_RUN = {GRADIENTS: "a backward pass", OPTIMIZER_STEP: "a step of an optimiser"}
 
 
 def write_modules(run: Run, folder: Folder, calls: Sequence[Call]) -> None:
@@ -51,6 +54,11 @@ def _form(run: Run, record: int) -> tuple[Any, ...]:
 
 
 def _write_module(run: Run, program: Program, members: Sequence[Call], folder: Folder) -> None:
+    if own := next((op.name for op in program.operations if op.name in _NOT_RUN), None):
+        raise ReplayRefused(
+            f"{_NOT_RUN[own]}, which these tests do not run; whence repro writes a script of one "
+            "that is a finding"
+        )
     allow = tuple({f"{op.name.partition('.')[0]}::" for op in program.operations})
     validation.validate(program, len(program.constants), allow=allow)
     if program.calls:

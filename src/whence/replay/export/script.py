@@ -1,37 +1,34 @@
 """A piece of a run as one file that shows its fault: operators in plain torch, their tensors beside
 it, and the three-way check.
 
-What comes from a run gets into the text in three forms only: names of operators that passed the
-list of `operators` and exist in torch, literals written by `literal`, and words in the docstring,
-of which nothing can leave it. The text is parsed again before it is returned.
+What comes from a run gets into the text in three forms only: names of operators and optimisers
+that passed the lists of `allowed_operators` and exist in torch, with names of their arguments;
+literals written by `literal`; and words in the docstring, of which nothing can leave it. The text
+is parsed again before it is returned.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-import keyword
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from whence.errors import ReplayRefused
+from whence.records.program import OPTIMIZER_STEP
 from whence.replay.export import three_way
 from whence.replay.export.isolate import terms
 from whence.replay.export.script_data import stored
+from whence.replay.export.script_functions import WIDTH, argument_names, function_body, literal
 from whence.replay.export.script_template import CHECK, EXACT, IMPORTS, MADE, MAIN
-from whence.replay.export.trace import Piece, Value, overload
+from whence.replay.export.trace import Piece
 from whence.replay.export.ways import Way
-from whence.replay.validation import operator_name
+from whence.replay.optimizers import step_alone
 
 FILES = ("repro.py", "repro.safetensors")
-_WIDTH = 110
-_SIMPLE = re.compile(r"[a-z][a-z0-9_]{0,30}")
-_TAKEN = ("aten", "torch", "recorded", "memory")
 
 
 @dataclass
@@ -94,13 +91,17 @@ class _Writer:
             self.runner("target", bad, case.way),
             self.runner("reference", good, case.reference),
         ]
+        pieces = [case.good, *([case.bad] if case.bad is not None else [])]
+        steps = [step for p in pieces for step in p.steps]
+        helpers = [_source(step_alone)] if any(s.name == OPTIMIZER_STEP for s in steps) else []
         code = "\n\n\n".join(
             [
                 *functions,
+                *helpers,
                 *runs,
                 CHECK.format(
                     good=good,
-                    terms=terms([*case.good.steps, *(case.bad.steps if case.bad else ())]),
+                    terms=terms(steps),
                     default=case.default,
                     sides=", ".join(f'"{s}"' for s in sides),
                     made=MADE[bool(case.recorded)],
@@ -127,7 +128,7 @@ class _Writer:
         """A function of the tensors by name, as code."""
         env: dict[int, str] = {}
         used_names: set[str] = set(self.tensors)
-        preferred = _argument_names(p)
+        preferred = argument_names(p)
         for n, tensor in p.inputs.items():
             if n in equal and equal[n] in self.names:
                 env[n] = self.names[equal[n]]
@@ -148,51 +149,7 @@ class _Writer:
         lines = [f"def {name}({signature}):"]
         if self.case.bad is not None:
             lines.append(f'    """What the {name} ran."""')
-        count = 0
-        last = {n: step for step in p.steps for n in step.reads}
-        for step in p.steps:
-            call = self.call(step.name, step.args, step.kwargs, env)
-            results = list(step.results)
-            fresh = [n for n in results if n not in env]
-            for n in fresh:
-                env[n] = f"v{count}"
-                count += 1
-            if len(results) == 1 and returns_one(step.name):
-                target = env[results[0]] if fresh else "_"
-            else:
-                targets = [env[n] if n in last or n in p.results else "_" for n in results]
-                target = ", ".join(targets) + ("," if len(targets) == 1 else "")
-            lines += _wrapped(f"    {target} = {call}" if target != "_" else f"    {call}")
-        lines.append(f"    return [{', '.join(env[n] for n in p.results)}]")
-        return "\n".join(lines)
-
-    def call(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], env: Mapping[int, str]
-    ) -> str:
-        """One call of an operator, as code."""
-        namespace, base, over = operator_name(name, (f"{name.split('.')[0]}::",))
-        overload(name)  # it exists
-        parameters = {a.name for a in overload(name)._schema.arguments}
-        parts = [self.value(a, env) for a in args]
-        for key, value in kwargs.items():
-            if key not in parameters or not key.isidentifier():
-                raise ReplayRefused(f"{name} has no argument {key!r}")
-            parts.append(
-                f"{key}={self.value(value, env)}"
-                if not keyword.iskeyword(key)
-                else f"**{{{key!r}: {self.value(value, env)}}}"
-            )
-        where = "aten" if namespace == "aten" else f"torch.ops.{namespace}"
-        return f"{where}.{base}.{over}({', '.join(parts)})"
-
-    def value(self, value: Any, env: Mapping[int, str]) -> str:
-        if isinstance(value, Value):
-            return env[value.number]
-        if isinstance(value, (list, tuple)):
-            return f"[{', '.join(self.value(v, env) for v in value)}]"
-        if isinstance(value, torch.device):
-            return "torch.get_default_device()"
-        return literal(value)
+        return "\n".join([*lines, *function_body(p, env)])
 
     # ---- running
 
@@ -268,52 +225,6 @@ class _Writer:
         return "\n".join(lines) + "\n"
 
 
-def returns_one(name: str) -> bool:
-    """Does this operator return a tensor, not several or a list?"""
-    returns = overload(name)._schema.returns
-    return len(returns) == 1 and not str(returns[0].type).startswith("List")
-
-
-def literal(value: Any) -> str:
-    """A plain value as code that gives it back. Raises ReplayRefused for anything else."""
-    if value is None or type(value) in (bool, int):
-        return repr(value)
-    if type(value) is float:
-        return repr(value) if value == value and abs(value) != float("inf") else f'float("{value}")'
-    if type(value) is complex:
-        return f"complex({literal(value.real)}, {literal(value.imag)})"
-    if type(value) is str and len(value) <= 1000:
-        return ascii(value)
-    if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
-        return str(value)
-    if type(value) in (list, tuple):
-        return f"[{', '.join(literal(v) for v in value)}]"
-    raise ReplayRefused(f"an argument that cannot be written down: {type(value).__name__}")
-
-
-def _argument_names(p: Piece) -> dict[int, str]:
-    """A name for every input: of a parameter its own, else that of the first argument it is."""
-    slot_names = {n: slot.rpartition(".")[2] for n, slot in p.slots.items() if n in p.inputs}
-    names = {
-        n: name
-        for n, name in slot_names.items()
-        if _SIMPLE.fullmatch(name) and not keyword.iskeyword(name) and name not in _TAKEN
-    }
-    for step in p.steps:
-        arguments = [a.name for a in overload(step.name)._schema.arguments]
-        for name, value in [*zip(arguments, step.args), *step.kwargs.items()]:
-            several = isinstance(value, list)
-            for k, item in enumerate(value if several else [value]):
-                if isinstance(item, Value):
-                    clear = {"self": "x", "input": "x"}.get(name, name)
-                    clear = f"{clear}{k}" if several else clear
-                    names.setdefault(
-                        item.number,
-                        clear if clear.isidentifier() and not keyword.iskeyword(clear) else "x",
-                    )
-    return names
-
-
 def _how(way: Way) -> str:
     parts = [
         f"torch.compile, backend {_plain(way.backend)}" if way.backend else "eagerly",
@@ -364,7 +275,7 @@ def _plain(text: str) -> str:
 def _folded(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(
         _plain(text),
-        _WIDTH,
+        WIDTH,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
@@ -373,17 +284,3 @@ def _folded(text: str, indent: str = "") -> list[str]:
 
 def _quoted(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')
-
-
-def _wrapped(line: str) -> list[str]:
-    if len(line) <= _WIDTH:
-        return [line]
-    head, _, arguments = line.partition("(")
-    indent = " " * (len(head) - len(head.lstrip()) + 4)
-    body = textwrap.wrap(
-        arguments[:-1], _WIDTH - len(indent), break_long_words=False, break_on_hyphens=False
-    )
-    # A string literal may hold blanks where the line was broken.
-    if '"' in arguments or "'" in arguments:
-        return [line]
-    return [f"{head}(", *(indent + part for part in body), f"{indent[4:]})"]

@@ -4,13 +4,22 @@ an operator is singled out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
+from whence.records.program import GRADIENTS, OPTIMIZER_STEP
 from whence.records.slots import is_param, param_name
+from whence.replay.derivatives import gradients_of
+from whence.replay.optimizers import optimizer_step
+
+_OWN: dict[str, Callable[..., list[Any]]] = {
+    GRADIENTS: gradients_of,
+    OPTIMIZER_STEP: optimizer_step,
+}
 
 
 class Value(NamedTuple):
@@ -36,6 +45,18 @@ class Step:
     def reads(self) -> list[int]:
         """Numbers of the tensors it reads, each once, in order."""
         return list(dict.fromkeys(numbers([*self.args, *self.kwargs.values()])))
+
+    @property
+    def is_own(self) -> bool:
+        """Is it an operation of whence's own, not an operator of torch?"""
+        return self.name in _OWN
+
+    @property
+    def title(self) -> str:
+        """What runs it in torch."""
+        if self.name == OPTIMIZER_STEP:
+            return f"torch.optim.{self.args[0]}"
+        return "torch.autograd.grad" if self.name == GRADIENTS else self.name
 
 
 def numbers(value: Any) -> Iterator[int]:
@@ -124,18 +145,36 @@ class Piece:
         needed afterwards.
         """
         env = dict(zip(self.inputs, inputs))
-
-        def decode(value: Any) -> Any:
-            if isinstance(value, Value):
-                return env[value.number]
-            return [decode(item) for item in value] if isinstance(value, list) else value
-
-        for step in self.steps:
-            out = overload(step.name)(
-                *(decode(a) for a in step.args), **{k: decode(v) for k, v in step.kwargs.items()}
-            )
-            env.update(zip(step.results, flat_results(out)))
+        leaves = {n: env[n].detach().requires_grad_() for n in self.differentiated}
+        with torch.enable_grad() if leaves else contextlib.nullcontext():
+            # torch writes into no leaf
+            env |= {n: t.clone() for n, t in leaves.items()} if self.writes else leaves
+            for step in self.steps:
+                args = _decoded(step.args, env)
+                if step.name == GRADIENTS:
+                    args[2] = [leaves[value.number] for value in step.args[2]]
+                kwargs = {k: _decoded(v, env) for k, v in step.kwargs.items()}
+                function = _OWN.get(step.name) or overload(step.name)
+                env.update(zip(step.results, flat_results(function(*args, **kwargs))))
         return [env[n] for n in self.results]
+
+    @property
+    def differentiated(self) -> list[int]:
+        """Numbers of the inputs whose gradients it makes."""
+        wanted = [step.args[2] for step in self.steps if step.name == GRADIENTS]
+        return list(dict.fromkeys(numbers(wanted)))
+
+    @property
+    def writes(self) -> bool:
+        """Does any of its operators write in place?"""
+        return any(not s.is_own and overload(s.name)._schema.is_mutable for s in self.steps)
+
+
+def _decoded(value: Any, env: Mapping[int, Any]) -> Any:
+    """An argument, or several, with tensors in the place of values."""
+    if isinstance(value, Value):
+        return env[value.number]
+    return [_decoded(v, env) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def overload(name: str) -> Any:

@@ -52,6 +52,8 @@ def choose_case(subject: Subject, tell: Callable[[str], None]) -> ChosenCase:
         if bad is not None and bad.reproduces:
             return _semantic(subject, good, bad, ways, notes)
     missing = why_not_here(target_way, compiled)
+    if compiled and not missing and any(step.is_own for step in good.trace.steps):
+        missing = "a script compiles neither backward passes nor steps of optimisers"
     if missing:
         notes.append(f"{missing}: only what was recorded shows the fault")
     elif not swapped:
@@ -150,7 +152,7 @@ def describe(case: Case, subject: Subject, number: int, comparison: str, how: st
     """Fill the case's title and story."""
     f, reference, target = subject.finding, subject.paired.reference, subject.paired.target
     names = [
-        s.name.removeprefix("aten.").removesuffix(".default") for s in executed_piece(case).steps
+        s.title.removeprefix("aten.").removesuffix(".default") for s in executed_piece(case).steps
     ]
     operators = ", ".join(names[:4]) or "nothing"
     if len(names) > 4:
@@ -184,10 +186,20 @@ def differing(reference: Piece, target: Piece) -> list[str]:
     """What differs between the operators of both sides, in words."""
     if [s.name for s in reference.steps] == [s.name for s in target.steps]:
         arguments = []
-        if len(reference.steps) == 1:
-            step = reference.steps[0]
-            clauses = differing_arguments(step, target.steps[0])
-            arguments = [f"{step.name}: {clause}" for clause in clauses]
+        for step, its_partner in zip(reference.steps, target.steps):
+            clauses = differing_arguments(step, its_partner)
+            arguments += [f"{its_partner.title}: {clause}" for clause in clauses]
         return arguments or ["the same operators with the same arguments, on other tensors"]
-    names = [", ".join(s.name for s in p.steps[:6]) or "nothing" for p in (reference, target)]
-    return [f"the reference runs {names[0]}; the target {names[1]}"]
+    a, b = ([s.title for s in p.steps] for p in (reference, target))
+    if reference.differentiated and target.differentiated:
+        a, b = _without_common_ends(a, b)  # they are whole
+    words = [", ".join(titles[:6]) or "nothing" for titles in (a, b)]
+    return [f"the reference runs {words[0]}; the target {words[1]}"]
+
+
+def _without_common_ends(a: list[str], b: list[str]) -> tuple[list[str], list[str]]:
+    while a and b and a[0] == b[0]:
+        a, b = a[1:], b[1:]
+    while a and b and a[-1] == b[-1]:
+        a, b = a[:-1], b[:-1]
+    return a, b

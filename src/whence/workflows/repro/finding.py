@@ -19,7 +19,7 @@ from whence.errors import (
 from whence.records.marks import was_compiled
 from whence.results import Comparison, Finding, Reproduction
 from whence.workflows.repro.case import choose_case, describe, executed_piece
-from whence.workflows.repro.subject import open_subject
+from whence.workflows.repro.subject import NothingToRun, open_subject
 from whence.workflows.repro.warm_interpreter import BothWays
 
 if TYPE_CHECKING:
@@ -66,6 +66,10 @@ def reproduce(
             tell("running the script both ways")
             printed, holds, sentence = both_ways.outcome(path, case.default, case.missing)
     except (ReplayRefused, ElementsMissing) as error:
+        if isinstance(error, NothingToRun):
+            raise ReplayRefused(
+                f"finding {number} ({finding.name}) cannot be run again: {error}"
+            ) from error
         model_hint = ";\n  or the reference's model: whence repro --model MODULE:FACTORY"
         raise ReplayRefused(
             f"finding {number} ({finding.name}) cannot be run again: {error}\n"
@@ -78,7 +82,7 @@ def reproduce(
     return Reproduction(
         str(path),
         finding.name,
-        tuple(s.name for s in executed_piece(case).steps),
+        tuple(s.title for s in executed_piece(case).steps),
         how,
         case.default,
         holds,

@@ -13,9 +13,11 @@ from whence import judge
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.records import Call, Program
-from whence.records.slots import is_of_child, is_param, split_child
+from whence.records.program import OPTIMIZER_STEP
+from whence.records.slots import is_of_child, is_param, split_child, split_slot
 from whence.results import SlotPair
 from whence.workflows.repro.operator_calls import gathered_program, tensor_number
+from whence.workflows.repro.subject import NothingToRun
 
 if TYPE_CHECKING:
     from whence.replay.export.trace import Trace
@@ -42,6 +44,7 @@ def reference_trace(subject: Subject) -> ReferenceTrace:
 
     flat, loaded, judged = _program(subject)
     inputs = _inputs(subject, flat.origins, flat.program)
+    _check_state(flat.program, inputs)
     loaded = _loaded(subject, flat) if loaded is None else loaded
     pairs = {
         slot: pair
@@ -73,7 +76,10 @@ def reference_trace(subject: Subject) -> ReferenceTrace:
         if (n := tensor_number(trace, loaded.program, slot)) is not None
     }
     if not trace.steps or not numbers:
-        raise ReplayRefused("its program runs no operator")
+        raise NothingToRun(
+            "the reference only hands on what it is given there, so a script has nothing to run; "
+            "look for what changes it in the target: a hook on the tensor, or code that writes it"
+        )
     return ReferenceTrace(
         trace,
         list(recorded),
@@ -100,6 +106,12 @@ def _program(subject: Subject) -> tuple[Flat, Any, list[str]]:
         origins = {slot: (call.id, slot) for slot in (*program.inputs, *program.params)}
         flat = Flat(program, origins, (call.id,) * len(program.operations))
         return flat, loaded, subject.judged_slots(program)
+    if call.kind == "region" and not call.program:
+        raise NothingToRun(
+            f"it lies between calls ({subject.finding.sentence.partition(':')[0]}), where no "
+            "operator was recorded; look at the code between them, or record both runs again with "
+            "whence run --level op"
+        )
     judged = subject.judged_slots(_trusted_program(subject, call))
     return flatten(call.id, lambda number: _node(subject, number, judged)), None, judged
 
@@ -203,6 +215,17 @@ def _node(subject: Subject, number: int, judged: Sequence[str]) -> Node:
 
 
 # ---- its tensors
+
+
+def _check_state(program: Program, inputs: _Inputs) -> None:
+    """Raises NothingToRun for a step of an optimiser that lacks what it steps from."""
+    missing = [slot for slot in program.inputs if slot not in inputs.arrays]
+    if missing and any(operation.name == OPTIMIZER_STEP for operation in program.operations):
+        names = ", ".join(split_slot(slot)[1] for slot in missing)
+        raise NothingToRun(
+            f"the reference's optimiser keeps {names} of the parameter and the target's does not, "
+            "so there is no state to step from; look at how both optimisers are made"
+        )
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from whence.records import Call, Program
 
 
+class NothingToRun(ReplayRefused):
+    """A script has nothing to run for a finding, however its runs were captured."""
+
+
 @dataclass(frozen=True)
 class Subject:
     """A finding with both of its calls. pair: index of these in the plan."""
