@@ -183,3 +183,42 @@ def test_a_fault_under_autocast_is_named(reference, tmp_path):
     broken[4].eps = 1e-2
     train(broken, tmp_path / "tgt", lower=True)
     assert [f.name for f in whence.compare(reference, tmp_path / "tgt").findings] == ["4"]
+
+
+class Decaying(torch.optim.AdamW):
+    """Calls the step of its base, which other optimisers of the program have hooked too."""
+
+    factor = 1.0
+
+    def step(self, closure=None):
+        super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.mul_(self.factor)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.999])
+def test_a_step_inside_of_a_step_is_a_part_of_it(factor, tmp_path):
+    torch.optim.AdamW(nn.Linear(2, 2).parameters())  # from here on the base class has hooks
+
+    def trained(path, factor):
+        net = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 4))
+        torch.manual_seed(0)
+        for parameter in net.parameters():
+            nn.init.normal_(parameter)
+        optimizer = Decaying(net.parameters())
+        optimizer.factor = factor
+        with whence.capture(net, path):
+            net(torch.ones(3, 16)).pow(2).mean().backward()
+            optimizer.step()
+        return path
+
+    result = whence.compare(trained(tmp_path / "a", 1.0), trained(tmp_path / "b", factor))
+    steps = whence.open_run(tmp_path / "a").steps
+    assert len({(step.root, step.step) for step in steps}) == 1
+    if factor == 1.0:
+        assert result.status == "same"
+    else:
+        first = result.findings[0]
+        assert (first.op_type, first.slot, first.step) == ("Decaying", "output.param", 0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 
@@ -12,11 +14,14 @@ def call_before_steps(ready: Callable[[Any], None]) -> Any:
     `remove` ends this.
 
     A step with a closure, as loops of Lightning write it, computes its gradients inside: then
-    `ready` is called when the closure returns for the first time.
+    `ready` is called when the closure returns for the first time. A step inside of a step of the
+    same optimiser is a part of it.
     """
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        if is_inside_step(optimizer):
+            return None
         tell = functools.partial(ready, optimizer)
         if callable(closure := kwargs.get("closure")):
             return args, {**kwargs, "closure": _followed_by(closure, tell)}
@@ -42,3 +47,26 @@ def _followed_by(closure: Callable[..., Any], tell: Callable[[], None]) -> Calla
         return result
 
     return with_gradients
+
+
+def is_inside_step(optimizer: Any) -> bool:
+    """Called from a hook of an optimiser's step: is that inside of another step of the optimiser?
+
+    A class whose `step` calls that of its base has both steps hooked, where the program also has an
+    optimiser of the base class.
+    """
+    code = _code_of_steps()
+    steps = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and steps < 2:
+        steps += frame.f_code is code and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return steps > 1
+
+
+@functools.cache
+def _code_of_steps() -> Any:
+    """What torch wraps around the `step` of every class of optimisers to call hooks."""
+    from torch.optim import Optimizer
+
+    return Optimizer.profile_hook_step(lambda: None).__code__

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from whence.instrument.torch.before_steps import is_inside_step
+
 _STEPS = "_maybe_opt_step"
 
 
@@ -18,8 +20,12 @@ def call_after_steps(ended: Callable[[Any, bool], None]) -> Any:
     """
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
+    def after(optimizer: Any, *_: Any) -> None:
+        if not is_inside_step(optimizer):
+            ended(optimizer, False)
+
     return _Handles(
-        register_optimizer_step_post_hook(lambda optimizer, *_: ended(optimizer, False)),
+        register_optimizer_step_post_hook(after),
         _SkippedSteps(lambda optimizer: ended(optimizer, True)),
     )
 
