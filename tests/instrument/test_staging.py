@@ -447,7 +447,7 @@ def test_a_failing_disk_ends_the_capture_not_the_program(tmp_path):
     assert torch.equal(out["out"], again["out"])
     assert [line for line in said if "capture stopped" in line and "MemoryError: no room" in line]
     run = open_run(tmp_path / "run")
-    assert [n.text for n in run.notes if n.kind == "error"]
+    assert [n.text for n in run.notes if n.kind == "stopped"]
     assert all(run.array(r.id).shape == r.shape for r in run.records)
 
 
