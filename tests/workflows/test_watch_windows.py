@@ -127,6 +127,17 @@ def test_what_is_the_same_is_deleted_while_both_go_on(train, tmp_path):
     assert result.coverage.measured == result.coverage.calls
 
 
+def test_windows_that_an_earlier_watch_deleted_are_told(train, tmp_path):
+    runs = tmp_path / "ref", tmp_path / "tgt"
+    for training in (train("ref"), train("tgt", form="loop")):
+        training.step(6)
+        training.end()
+    for run in runs:
+        delete_window(windows_of(run)[0])
+    result = list(whence.watch(*runs, every=0.02))[-1]
+    assert any("deleted before this watch began: 1" in note for note in result.notes)
+
+
 def test_a_fault_ends_it_and_stays(train, tmp_path):
     runs = tmp_path / "ref", tmp_path / "tgt"
     sides = train("ref"), train("tgt", faulty=5)

@@ -20,8 +20,8 @@ _ORDER = (Status.DIFFERENT, Status.UNDECIDED, Status.SAME)
 def words(windows: Sequence[ComparedWindow]) -> str:
     """How many windows were compared, of which steps, and what they said."""
     numbers = Counter(window.status for window in windows)
-    said = ", ".join(f"{numbers[status]} {status}" for status in _ORDER if numbers[status])
-    text = f"{count(len(windows), 'window')} ({steps(windows)}): {said}"
+    answers = ", ".join(f"{numbers[status]} {status}" for status in _ORDER if numbers[status])
+    text = f"{count(len(windows), 'window')} ({steps(windows)}): {answers}"
     others = [window for window in windows if window.status != Status.SAME]
     if others and len(others) < len(windows):
         shown = ", ".join(steps([window]) for window in others[:_MOST])

@@ -32,7 +32,7 @@ from whence.records import (
     Step,
 )
 from whence.records.slots import is_param, split_slot
-from whence.records.training import OPTIMIZER
+from whence.records.training import GRADIENTS, OPTIMIZER, TAKEN_GRADIENT
 from whence.store.folder import RUN, load_info, load_process
 from whence.store.process_reader import ProcessReader
 from whence.store.reader import StoredRun
@@ -147,8 +147,9 @@ class WindowedWriter:
             self._begin()
             if call.program:
                 self._write_program(call.program)
+            is_step = call.phase == OPTIMIZER and call.op != GRADIENTS
             for ref in call.refs:
-                if call.phase == OPTIMIZER:
+                if is_step and ref.slot != TAKEN_GRADIENT:
                     self._lasting[call.scope, call.op, split_slot(ref.slot)[1]] = ref.record
                 elif is_param(ref.slot):
                     self._lasting[call.scope, "", ref.slot] = ref.record
@@ -361,7 +362,7 @@ def _told_as_failure(window: str | Path) -> Iterator[None]:
     except (UnreadableRun, ElementsMissing, OSError) as error:
         raise StoreFailed(
             f"cannot read the window {window}, of which the next one needs tensors: {error}; what "
-            "was written stays"
+            "was written stays; check the disk, or choose another output path"
         ) from error
 
 

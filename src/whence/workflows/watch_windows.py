@@ -47,13 +47,13 @@ def check_windows(paths: tuple[Path, Path], infos: tuple[RunInfo, RunInfo]) -> N
     steps = [window_steps(info) for info in infos]
     if steps[0] == steps[1] and steps[0] is not None:
         return
-    said = [
+    sentences = [
         f"{path} is captured in windows of {n} steps" if n else f"{path} is not captured in windows"
         for path, n in zip(paths, steps, strict=True)
     ]
     raise UsageError(
-        f"{said[0]}, {said[1]}: capture both with the same whence run --window N to compare them "
-        "window by window"
+        f"{sentences[0]}, {sentences[1]}: capture both with the same whence run --window N to "
+        "compare them window by window"
     )
 
 
@@ -220,7 +220,10 @@ class _Answer:
     """The answer about all windows so far. windows: what each said."""
 
     def __init__(self, sides: tuple[_Windows, _Windows], discard: bool) -> None:
+        from whence.store.windows import deleted_windows
+
         self._sides, self._discard = sides, discard
+        self._deleted_before = max(deleted_windows(side.path) for side in sides)
         self.windows: list[ComparedWindow] = []
         self._total: Comparison | None = None
         self._details: ComparedWindow
@@ -280,7 +283,8 @@ class _Answer:
         if self._total is None:
             raise UnreadableRun(
                 f"{self._sides[0].path} and {self._sides[1].path} have no window with a call in "
-                "common: nothing was captured, or both were compared and deleted before"
+                "common: nothing was captured, or all was compared and deleted before; capture "
+                "both again with whence run --window N"
             )
         result = self._total
         notes = list(result.notes)
@@ -288,6 +292,11 @@ class _Answer:
             details = steps([self._details])
             notes.append(
                 f"counts are of all windows; findings, rows and verdicts of the one of {details}"
+            )
+        if self._deleted_before:
+            notes.append(
+                "windows that were compared and deleted before this watch began: "
+                f"{self._deleted_before}; it says nothing of them"
             )
         status, why = result.status, result.headline
         if status == Status.SAME and self._missing:

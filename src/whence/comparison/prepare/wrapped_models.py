@@ -130,9 +130,9 @@ def _check(training: TrainingCalls, wrapper: Call, inner: Call) -> None:
         if is_output(ref.slot) and returned.get(ref.slot, ref.record) != ref.record:
             raise StillWrapped(f"{wrapper.name} returns another {ref.slot} than its model")
     for part in training.parts(wrapper):
-        given = {ref.record for ref in part.refs if ref.slot.startswith(_GIVEN)}
+        incoming = {ref.record for ref in part.refs if ref.slot.startswith(_GIVEN)}
         for ref in part.refs:
-            if ref.slot.startswith(_MADE) and ref.record not in given:
+            if ref.slot.startswith(_MADE) and ref.record not in incoming:
                 raise StillWrapped(f"{wrapper.name} changes the gradient of its model")
 
 

@@ -57,19 +57,19 @@ class Parameters:
             first_steps[call.root] = min(first_steps.get(call.root, call.step), call.step)
         if not any(first_steps.values()):
             return frozenset()
-        made: set[int] = set()
+        records: set[int] = set()
         for call in self.paired.calls:
             if call.step != first_steps[call.root] or not call.step:
                 continue
             if call.phase == OPTIMIZER and call.kind != "region":
-                made.update(r.record for r in call.slots("input"))
+                records.update(r.record for r in call.slots("input"))
                 continue
             written = {
                 slot_of_kind(r.slot, SlotKind.PARAM) for r in call.refs if is_mutated(r.slot)
             }
             written.update(call.gradients)
-            made.update(r.record for r in call.slots("param") if r.slot in written)
-        return frozenset(made - self.paired.written)
+            records.update(r.record for r in call.slots("param") if r.slot in written)
+        return frozenset(records - self.paired.written)
 
     def given(self, call: Call, slots: Mapping[str, SlotPair]) -> dict[str, bool]:
         return {
