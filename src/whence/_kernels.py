@@ -117,6 +117,8 @@ pointer = pointer_of = zero_of = tally = stack = fmin = fmax = half_f32 = bits_f
 _marked = []
 _lock = threading.RLock()
 _loaded: set[str] = set()
+_decorated_for: Path | None = None
+"""Where numba looks for the kernels of this process, once any is loaded."""
 
 
 def _kernel(*, fast=False, entry=False):
@@ -1640,11 +1642,18 @@ def _marker(folder: Path, entry: str) -> Path:
     return folder / f"{entry}-{_machine()}.ready"
 
 
+def _folder() -> Path | None:
+    """Where the kernels of this process are kept: the cache folder, as it was when the first kernel
+    was loaded. Numba goes on looking there whatever the environment says later.
+    """
+    return cache_dir() if _marked else _decorated_for
+
+
 def compiled(*entries: str) -> bool:
     """Are the kernels on disk for this version and this machine? Does not import numba. entries:
     all when none is named.
     """
-    folder = cache_dir()
+    folder = _folder()
     return folder is not None and all(_marker(folder, e).exists() for e in entries or ENTRIES)
 
 
@@ -1666,7 +1675,7 @@ def load(*entries: str, report=None) -> None:
     with _lock:
         if loaded(*entries):
             return
-        folder = cache_dir()
+        folder = _folder()
         missing = [e for e in entries if folder is None or not _marker(folder, e).exists()]
         if missing:
             seconds = sum(COMPILE_SECONDS[entry] for entry in missing)
@@ -1687,9 +1696,9 @@ def load(*entries: str, report=None) -> None:
                 pass  # a full disk: compiled again next time
 
 
-def compile_here(*entries: str) -> None:
-    """Compile these kernels in this process, and keep them on disk."""
-    _make_callable(entries, cache_dir())
+def compile_here(folder: str, *entries: str) -> None:
+    """Compile these kernels in this process, and keep them in the folder."""
+    _make_callable(entries, Path(folder))
 
 
 @contextlib.contextmanager
@@ -1730,7 +1739,7 @@ def _compile_to_disk(folder: Path, entries: Sequence[str]) -> None:
         return
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; "
-        f"from whence import _kernels; _kernels.compile_here(*{tuple(entries)!r})"
+        f"from whence import _kernels; _kernels.compile_here({str(folder)!r}, *{entries!r})"
     )
     with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
         done = subprocess.run(
@@ -1782,7 +1791,7 @@ def warmup(report=print) -> float:
     were_ready = compiled()
     load(report=report)
     seconds = time.perf_counter() - start
-    folder = cache_dir()
+    folder = _folder()
     report(
         f"kernels {'were ready' if were_ready else 'compiled'} in {seconds:.1f} s, kept in "
         f"{folder or 'memory only (nothing is writable)'}"
@@ -1906,4 +1915,6 @@ def _decorate(folder: Path | None) -> None:
             )(function)
     finally:
         config.CACHE_DIR = configured
+    global _decorated_for
+    _decorated_for = folder
     _marked.clear()

@@ -48,6 +48,7 @@ def test_cache_folder(tmp_path, monkeypatch):
         _kernels.__version__
     )
     assert folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(_kernels, "_folder", _kernels.cache_dir)  # as before the first kernel
     assert not _kernels.compiled()
     for entry in _kernels.ENTRIES:
         _kernels._marker(folder, entry).touch()
@@ -64,6 +65,7 @@ def test_a_folder_others_may_write_is_refused(tmp_path, monkeypatch):
     second = _kernels.cache_dir()
     assert second.is_relative_to(tmp_path / "tmp")
     second.chmod(0o770)
+    monkeypatch.setattr(_kernels, "_folder", _kernels.cache_dir)
     assert _kernels.cache_dir() is None and not _kernels.compiled()
 
 
@@ -82,6 +84,7 @@ def test_compilation_is_announced_and_kept(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(_kernels, "_loaded", set())
     monkeypatch.setattr(_kernels, "_marked", [])
+    monkeypatch.setattr(_kernels, "_folder", _kernels.cache_dir)
     for entry in _kernels.ENTRIES:
         monkeypatch.setattr(_kernels, entry, lambda *_: None)
     _kernels.load()
@@ -142,6 +145,26 @@ def test_processes_that_want_a_kernel_at_once_compile_it_once(tmp_path):
     said = [process.result().stderr for process in started]
     assert sum(text.count("compiles\n") for text in said) == 1
     assert "compiles" not in run(COUNTED, NUMBA_CACHE_DIR=str(tmp_path)).stderr
+
+
+def test_a_cache_folder_that_changes_while_a_process_runs(tmp_path):
+    """Numba looks where it looked first. A kernel that is only in the new folder would be compiled
+    here, and its figures would differ in the last digit from those of other processes.
+    """
+    for name in ("first", "second"):
+        run(
+            "from whence import _kernels; _kernels.load('describe_many', 'join_units')",
+            NUMBA_CACHE_DIR=str(tmp_path / name),
+        )
+    code = (
+        "import os, shutil; from whence import _kernels; _kernels.load('join_units')\n"
+        f"os.environ['NUMBA_CACHE_DIR'] = {str(tmp_path / 'second')!r}; {{removed}}\n"
+        "_kernels.load('describe_many')\n"
+        "print(sum(_kernels.describe_many.stats.cache_misses.values()))"
+    )
+    for removed in ("", f"shutil.rmtree({str(tmp_path / 'first')!r})"):
+        done = run(code.format(removed=removed), NUMBA_CACHE_DIR=str(tmp_path / "first"))
+        assert done.stdout == "0\n"
 
 
 def test_a_process_that_cannot_start_another_compiles_itself(tmp_path):
