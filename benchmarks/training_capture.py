@@ -4,8 +4,10 @@ thread, in turn, process CPU time.
     python benchmarks/training_capture.py [--steps N] [--json FILE]
     python benchmarks/training_capture.py --device cuda [--shape gpu]
 
-On a device it is wall time, each step followed by a synchronisation. Also: how long the comparison
-of two such runs takes, of four micro-batches.
+On a device it is wall time, each step followed by a synchronisation. `hashed`: each
+tensor that a step records is hashed once and nothing else is done; `read`: it is measured as well;
+`copied`: it is written to a file as well. No capture that keeps hashes, statistics or elements
+costs less. Also: how long the comparison of two such runs takes, of four micro-batches.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import whence
+from whence.frameworks import host
 
 
 class Shape(NamedTuple):
@@ -97,6 +101,32 @@ def steps(training: Training, folder: Path, keep: str, count: int) -> list[float
         return [training.step() for _ in range(WARM + count)][WARM:]
 
 
+def passes(folder: Path, count: int) -> tuple[float, float, float]:
+    """CPU seconds a step of hashing every tensor that a run of `count` steps recorded; of measuring
+    it as well; of writing it to a new file as well.
+    """
+    run = whence.open_run(folder)
+    contents = [
+        (np.array(run.array(record.id)), record.dtype)
+        for record in run.records
+        if record.elements is not None
+    ]
+    host.use_kernels()
+    times = [time.process_time()]
+    for array, _ in contents:
+        host.digest_at(array.ctypes.data, array.nbytes)
+    times.append(time.process_time())
+    for array, dtype in contents:
+        host.statistics_at(array.ctypes.data, array.nbytes, dtype)
+    times.append(time.process_time())
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        for array, _ in contents:
+            file.write(array.data)
+    times.append(time.process_time())
+    hashed, read, copied = ((end - times[0]) / count for end in times[1:])
+    return hashed, read, copied
+
+
 def compared(folder: Path, shape: Shape, device: str) -> float:
     """CPU seconds of comparing two runs of four micro-batches."""
     for name in ("reference", "target"):
@@ -123,16 +153,21 @@ def main() -> None:
     shape = SHAPES[options.shape]
     torch.set_num_threads(1)
     times: dict[str, list[float]] = {"": [], "none": [], "stats": [], "full": []}
+    least: list[tuple[float, float, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(options.rounds):
             for keep, seconds in times.items():
                 training = Training(shape, options.device)
                 run = Path(folder) / f"{keep}{number}"
                 seconds += steps(training, run, keep, options.steps)
+                if keep == "full":
+                    least.append(passes(run, WARM + options.steps))
                 shutil.rmtree(run, ignore_errors=True)
         comparison = compared(Path(folder), SHAPES["small"], options.device)
     bare = statistics.median(times[""])
     figures = {keep or "bare": statistics.median(s) / bare for keep, s in times.items()}
+    for name, seconds in zip(("hashed", "read", "copied"), zip(*least, strict=True), strict=True):
+        figures[name] = 1 + statistics.median(seconds) / bare
     for name, ratio in figures.items():
         print(f"{name:6} {ratio:.2f} times the bare step")
     print(
