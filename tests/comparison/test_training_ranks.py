@@ -44,6 +44,13 @@ def test_a_training_on_ranks_is_the_same_as_on_one(runs, layout):
 
 
 @pytest.mark.slow
+def test_one_tensor_that_is_two_gradients_lies_on_the_ranks_as_each_of_them(runs):
+    """A rank has its row of one and a summand of the other."""
+    result = whence.compare(runs / "one_placed", runs / "placed")
+    assert (str(result.status), result.findings) == ("same", ())
+
+
+@pytest.mark.slow
 def test_the_schedule_of_a_pipeline_is_the_same_as_one_rank(runs):
     result = whence.compare(runs / "one_in_micro_batches", runs / "scheduled")
     assert (str(result.status), result.findings) == ("same", ())

@@ -42,6 +42,20 @@ class Net(nn.Module):
         return self.head(x)
 
 
+class Placed(nn.Module):
+    """A model that learns where its inputs stand. With one row a rank, the gradient of that is the
+    very tensor that is the gradient of what it is added to.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+        self.tokens, self.places = nn.Linear(WIDTH, WIDTH), nn.Embedding(5, WIDTH)
+
+    def forward(self, x):
+        return self.net(self.tokens(x) + self.places(torch.arange(5)[None]))
+
+
 class Task(nn.Module):
     """A model and its loss, each called from outside, as frameworks' tasks are written."""
 
@@ -89,6 +103,11 @@ def plain(call, net, x, y):
 
 def cut(call, net, x, y):
     plain(call, net, rows(x), rows(y))
+
+
+def placed(call, net, x, y):
+    x, y = x[:2], y[:2]
+    plain(call, net, *((rows(x), rows(y)) if dist.is_initialized() else (x, y)))
 
 
 def criterion(call, net, x, y):
@@ -193,6 +212,11 @@ def replicated_task(run):
     return net, nn.parallel.DistributedDataParallel(net.net), run
 
 
+def replicated_placed():
+    net = Placed()
+    return net, nn.parallel.DistributedDataParallel(net), placed
+
+
 def by_hand(run, net):
     return net, net, run
 
@@ -205,6 +229,7 @@ RUNS = {
     "scheduled": scheduled,
     "not_scaled": lambda: scheduled(scale=False),
     "pp": lambda: by_hand(staged, Half(Net(), dist.get_rank())),
+    "placed": replicated_placed,
     "task": lambda: replicated_task(cut_task),
     "scaled_task": lambda: replicated_task(cut_scaled_task),
     "unsynced": lambda: replicated(unsynced),
@@ -271,6 +296,9 @@ def captures(folder):
     net = Net()
     with whence.capture(net, f"{folder}/one_in_micro_batches"):
         train(net, net, in_micro_batches)
+    net = Placed()
+    with whence.capture(net, f"{folder}/one_placed"):
+        train(net, net, placed)
     for name, run in {"task": task, "scaled_task": scaled_task}.items():
         net = Task()
         with whence.capture(net, f"{folder}/one_{name}"):

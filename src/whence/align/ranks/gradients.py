@@ -21,7 +21,9 @@ from whence.records.training import is_sum as _is_sum_of
 
 def layout_at(groups: RankGroups, side: Side, key: Key, slot: str) -> Layout:
     """How a tensor lies on the ranks where a call reads or makes it, () on one rank."""
-    base = groups.layouts.get((side.name, side.holders(key, slot)[1]), ())
+    base = groups.layouts_at.get((side.name, key, slot))
+    if base is None:
+        base = groups.layouts.get((side.name, side.holders(key, slot)[1]), ())
     return as_seen(groups, side, key, slot, base)
 
 

@@ -177,17 +177,19 @@ class Side:
 class RankGroups:
     """Two sides whose ranks are joined.
 
-    layouts: how tensors lie on the ranks. first: where each was met first; partner: of the other
-    side. sum_of: records that hold the sum of summands. differing: by how much copies differ.
-    unplaced: names of tensors whose layout nothing tells. families: layouts that elements
-    confirmed, by siblings. losses: layouts of the losses of roots. shown_rank: the one that
-    stands for all where they differ.
+    layouts: how tensors lie on the ranks. layouts_at: at one slot of a call, where that is another
+    layout than elsewhere. first: where each was met first; partner: of the other side. sum_of:
+    records that hold the sum of summands. differing: by how much copies differ. unplaced: names of
+    tensors whose layout nothing tells. families: layouts that elements confirmed, by siblings.
+    losses: layouts of the losses of roots. shown_rank: the one that stands for all where they
+    differ.
     """
 
     def __init__(self, reference: Side, target: Side, declared: Sequence[Shard]) -> None:
         self.sides, self.declared = (reference, target), tuple(declared)
         self.notes: list[str] = []
         self.layouts: dict[Place, Layout] = {}
+        self.layouts_at: dict[tuple[str, Key, str], Layout] = {}
         self.differing: dict[Place, float] = {}
         self.partner: dict[Place, Place] = {}
         self.first: dict[Place, tuple[Key, str]] = {}

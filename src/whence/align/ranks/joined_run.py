@@ -82,7 +82,9 @@ def _refs(
         ranks, records = side.holders(key, slot)
         place = (side.name, records)
         layout = gradients.layout_at(groups, side, key, slot)
-        if place in groups.sum_of:
+        if (side.name, key, slot) in groups.layouts_at:
+            record = _joined(groups, side, derived, ranks, records, layout)
+        elif place in groups.sum_of:
             record = groups.sum_of[place]
         elif place in groups.unplaced:
             record = derived.unknown(records, marks.unplaced(len(records)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from whence.align.calls.match import plan
 from whence.align.ranks import gradients, shards
@@ -94,25 +95,24 @@ def _is_part(
 def _place(groups: RankGroups, pair: TensorPair) -> None:
     """Decide the layouts of two tensors that are paired."""
     places = [tensor.place for tensor in pair]
-    if not all(tensor.records for tensor in pair) or all(p in groups.layouts for p in places):
+    if not all(tensor.records for tensor in pair):
+        return
+    are_gradients = all(gradients.is_gradient(tensor.key, tensor.slot) for tensor in pair)
+    if all(p in groups.layouts for p in places) and not are_gradients:
         return
     if any(groups.cannot_join(*tensor.where) for tensor in pair):
         return
     for i, tensor in enumerate(pair):
         groups.first.setdefault(places[i], (tensor.key, tensor.slot))
         groups.partner.setdefault(places[i], places[1 - i])
-    options = [
-        [
-            option
-            for option in groups.options(*tensor.where, tensor.records, tensor.shapes)
-            if groups.layouts.get(tensor.place, option[0]) == option[0]
-        ]
-        for tensor in pair
-    ]
-    combos = [(a, b, shards.fits(s, t)) for a, s in options[0] for b, t in options[1]]
-    best = max((fit for _, _, fit in combos), default=0)
-    layouts = [(a, b) for a, b, fit in combos if fit == best > 0]
-    if not layouts:
+    options = [groups.options(*tensor.where, tensor.records, tensor.shapes) for tensor in pair]
+    layouts = _that_fit(
+        [option for option in own if groups.layouts.get(place, option[0]) == option[0]]
+        for own, place in zip(options, places, strict=True)
+    )
+    if not layouts and are_gradients:
+        _place_here(groups, pair, _that_fit(options))
+    if not layouts or all(p in groups.layouts for p in places):
         return
     if is_param(pair[0].slot):
         layouts = [
@@ -139,6 +139,32 @@ def _place(groups: RankGroups, pair: TensorPair) -> None:
         groups.note_differing(tensor_place, groups.layouts[tensor_place])
     for tensor in pair:
         gradients.note_loss(groups, *tensor.where)
+
+
+def _that_fit(options: Iterable[Sequence[tuple[Layout, Any]]]) -> list[LayoutPair]:
+    """Pairs of layouts by which two tensors get shapes that fit each other best."""
+    first, second = options
+    combos = [(a, b, shards.fits(s, t)) for a, s in first for b, t in second]
+    best = max((fit for _, _, fit in combos), default=0)
+    return [(a, b) for a, b, fit in combos if fit == best > 0]
+
+
+def _place_here(groups: RankGroups, pair: TensorPair, layouts: list[LayoutPair]) -> None:
+    """Decide the layouts of two gradients for these calls alone, where elements confirm them.
+
+    One tensor may be two gradients: with one row a rank, that of the tokens' embeddings, of which
+    each rank has its row, is that of the positions', of which each has a summand.
+    """
+    try:
+        arrays = [[tensor.side.run.array(r) for r in tensor.records] for tensor in pair]
+    except ElementsMissing:
+        return
+    for proposed in sorted(layouts, key=_complexity):
+        if _distance(groups, proposed, pair, arrays) <= FITS:
+            for tensor, layout in zip(pair, proposed, strict=True):
+                if groups.layouts.setdefault(tensor.place, layout) != layout:
+                    groups.layouts_at[tensor.side.name, tensor.key, tensor.slot] = layout
+            return
 
 
 def _pick(groups: RankGroups, layouts: list[LayoutPair], pair: TensorPair) -> LayoutPair:
