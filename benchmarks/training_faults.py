@@ -1,8 +1,8 @@
 """Is whence silent about trainings that are done otherwise and compute the same, and does it name
 what is wrong in one?
 
-    python benchmarks/training_faults.py [--clean | --faults] [--fresh | --places | --wrapped]
-        [--later] [--only REGEX] [--json FILE] [-v]
+    python benchmarks/training_faults.py [--clean | --faults] [--later] [--only REGEX] [--json FILE]
+        [--fresh | --places | --wrapped | --checkpoints] [-v]
     python benchmarks/training_faults.py --device cuda    # and clean pairs of processor and device
 
 Four small models (Llama, Mixtral, ViT, ResNet of transformers, random weights) train two steps of
@@ -22,6 +22,8 @@ behind it.
 --wrapped takes a fourth set, of such losses in models that one training, or both, call through
 something around them: DistributedDataParallel on one and two ranks, AveragedModel, LoRA of peft
 (where that is installed), modules of a user's own, among them one that computes the loss.
+
+--checkpoints takes the first two sets, with reentrant checkpoints in the target.
 
 --later captures the second step alone, whose parameters the first one made: what parted there is no
 fault of the step that is captured.
@@ -49,6 +51,7 @@ from _training.clean import Clean, device_pairs, pairs
 from _training.faults import Fault, faults
 from _training.fresh import fresh_faults, fresh_pairs
 from _training.loss_places import place_faults, place_pairs
+from _training.recomputed import recomputed_faults, recomputed_pairs
 from _training.training import train, training_of
 from _training.wrapped import wrapped_faults, wrapped_pairs
 
@@ -132,6 +135,7 @@ def main() -> None:
     sets.add_argument("--fresh", action="store_true", help="the second set of trainings")
     sets.add_argument("--places", action="store_true", help="losses in two places")
     sets.add_argument("--wrapped", action="store_true", help="such losses of wrapped models")
+    sets.add_argument("--checkpoints", action="store_true", help="the first two in checkpoints")
     parser.add_argument("--only", metavar="REGEX", default="")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("-v", "--verbose", action="store_true", help="every finding in words")
@@ -141,6 +145,8 @@ def main() -> None:
     steps = SECOND_STEP if chosen.later else None
     if chosen.places:
         clean, wrong = place_pairs(), place_faults()
+    elif chosen.checkpoints:
+        clean, wrong = recomputed_pairs(), recomputed_faults()
     elif chosen.wrapped:
         clean, wrong = wrapped_pairs(), wrapped_faults()
     else:

@@ -19,6 +19,7 @@ from whence.records.program import (
 from whence.records.slots import is_of_child
 
 _IN_PLACE = "in-place"
+_HALVES = ("bfloat16", "float16")
 
 
 class GivenGradient(NamedTuple):
@@ -82,18 +83,18 @@ def backward_program(
         return None
     starts = [results[gradient.output] for gradient in given]
     copied = _Copied(forward, sorted(reach.operations(starts)))
-    first = len(forward.inputs)
-    gradients = Operation(
-        GRADIENTS, (starts, [{"in": first + k} for k in range(len(given))], goals)
-    ).with_operands(copied.renumbered)
+    sums, starts, gradients = _added(given, starts, len(forward.inputs), len(copied.operations))
+    derived = Operation(GRADIENTS, (starts, goals)).with_operands(copied.renumbered)
+    derivatives = Operation(GRADIENTS, (derived.args[0], gradients, derived.args[1]))
+    last = len(copied.operations) + len(sums)
     program = msgspec.structs.replace(
         forward,
         id="",
-        operations=(*copied.operations, gradients),
+        operations=(*copied.operations, *sums, derivatives),
         inputs=(*map(as_input, forward.inputs), *(gradient.slot for gradient in given)),
         input_dtypes=(*forward.input_dtypes, *(gradient.dtype for gradient in given)),
-        outputs=tuple((g.slot, {"op": [len(copied.operations), k]}) for k, g in enumerate(wanted)),
-        lines=(*copied.lines, "") if forward.lines else (),
+        outputs=tuple((g.slot, {"op": [last, k]}) for k, g in enumerate(wanted)),
+        lines=(*copied.lines, *[""] * (last + 1 - len(copied.operations))) if forward.lines else (),
         calls=(),
         call_lines=(),
         same=(),
@@ -107,6 +108,34 @@ def backward_program(
         detached=(),
     )
     return identified(program)
+
+
+def _added(
+    given: Sequence[GivenGradient], starts: Sequence[Any], first: int, before: int
+) -> tuple[list[Operation], list[Any], list[Any]]:
+    """Operations that add up gradients of 16 bits of one tensor, the tensors that gradients are
+    given of, and these gradients. Autocast makes one cast of a leaf for all that read it, and there
+    they meet in its dtype.
+
+    starts: tensors of the forward program. first: number of the input that the first gradient is.
+    before: number of operations before these.
+    """
+    operations: list[Operation] = []
+    tensors: list[Any] = []
+    gradients: list[Any] = []
+    places: dict[tuple[str, str], int] = {}
+    for k, (gradient, start) in enumerate(zip(given, starts, strict=True)):
+        key = repr(start), gradient.dtype
+        if gradient.dtype in _HALVES and key in places:
+            place = places[key]
+            sum_of = (gradients[place], {"in": first + k})
+            gradients[place] = {"op": [before + len(operations), 0]}
+            operations.append(Operation("aten.add.Tensor", sum_of))
+        else:
+            places[key] = len(gradients)
+            tensors.append(start)
+            gradients.append({"in": first + k})
+    return operations, tensors, gradients
 
 
 def read_by(program: Program) -> frozenset[str]:

@@ -40,7 +40,9 @@ class _Flow:
         self._blamed: set[int] = set()  # records that are detached, once for all that read them
         runs = paired.reference, paired.target
         self._sent = tuple(map(_Sent, runs))
-        self._again = [{_at(c) for c in run.calls if c.phase == "recompute"} for run in runs]
+        self._again = [
+            {_at(c): c.gradients for c in run.calls if c.phase == "recompute"} for run in runs
+        ]
 
     def differing(self, call: int) -> Iterator[tuple[Verdict, int]]:
         """(verdict, call) of the regions in a call, and in the calls below it, that only in one run
@@ -58,9 +60,6 @@ class _Flow:
         for place, kid in enumerate(kids):
             below = self._paired.pair_of.get(kid)
             if below is None:
-                agrees = False
-                continue
-            if self._recomputed(below):
                 agrees = False
                 continue
             inputs = self._lone(below, is_input)
@@ -89,7 +88,7 @@ class _Flow:
             return None
         for pair in self._paired.slots[index].values():
             slots = pair.reference_slot, pair.target_slot
-            if not is_input(slots[0]) or slots[0] not in calls[0].gradients:
+            if not is_input(slots[0]) or slots[0] not in self._gradients(index)[0]:
                 continue
             made = [s.makes(c, x) for s, c, x in zip(self._sent, calls, slots, strict=True)]
             if made[0] != made[1]:
@@ -98,13 +97,15 @@ class _Flow:
                 return self._verdict(index, -1, (slots[0], run), words)
         return None
 
-    def _recomputed(self, index: int) -> bool:
-        """Did a call run without autograd in one run, which called it again in the backward pass?
-        Such a checkpoint hands the gradient on by that second call.
+    def _gradients(self, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Slots with a gradient of both calls. A checkpoint may run a call without autograd, and
+        again with it in the backward pass: those of that second call count.
         """
-        return any(
-            not call.gradients and _at(call) in again
-            for call, again in zip(self._calls(index), self._again, strict=True)
+        call, partner = self._calls(index)
+        again, again_partner = self._again
+        return (
+            call.gradients or again.get(_at(call), ()),
+            partner.gradients or again_partner.get(_at(partner), ()),
         )
 
     def _may_flow(self, index: int) -> bool:
@@ -112,7 +113,7 @@ class _Flow:
         returns may be of kinds that a capture does not look into; one that calls none may have
         nothing with a gradient where its parameter is frozen.
         """
-        has = [bool(call.gradients) for call in self._calls(index)]
+        has = [bool(slots) for slots in self._gradients(index)]
         return all(has) or self._calls(index)[0].leaf == any(has)
 
     def _arrives(self, index: int, slot: str, run: str) -> bool:
@@ -132,12 +133,12 @@ class _Flow:
 
     def _lone(self, index: int, wanted: Callable[[str], bool]) -> list[tuple[str, str]]:
         """(slot, run) of the tensors of a call that have a gradient in one run only."""
-        call, partner = self._calls(index)
+        gradients, gradients_across = self._gradients(index)
         lone = []
         for slot in self._paired.slots[index].values():
             if not wanted(slot.reference_slot):
                 continue
-            has = slot.reference_slot in call.gradients, slot.target_slot in partner.gradients
+            has = slot.reference_slot in gradients, slot.target_slot in gradients_across
             if has[0] != has[1]:
                 lone.append((slot.reference_slot, "reference" if has[0] else "target"))
         return lone

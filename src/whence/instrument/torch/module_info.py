@@ -120,15 +120,15 @@ class ModuleRoot(Root):
         self.trained = False
         self.occurrences: dict[tuple[str, int, int, str], dict[str, int]] = {}
 
-    def begin(self, frame: Any) -> None:
+    def begin(self, frame: Any, again: tuple[int, int] | None = None) -> None:
         """An outermost call begins: its phase, its step and micro-batch, and the counts that calls
-        below it share.
+        below it share. again: step and micro-batch of what a backward pass runs again, if known.
         """
         frame.root, scope = self, frame.scope
         self.calls += 1
         if torch._C._current_graph_task_id() != -1:
-            frame.phase, frame.step = "recompute", self.steps.get("", 0)
-            frame.micro = max(self.micro - 1, 0)
+            frame.phase = "recompute"
+            frame.step, frame.micro = again or (self.steps.get("", 0), max(self.micro - 1, 0))
             key = (scope, frame.step, frame.micro, frame.phase)
             frame.counts = self.occurrences.setdefault(key, {})
             return

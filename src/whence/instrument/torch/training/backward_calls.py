@@ -8,7 +8,7 @@ for its own inputs and parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from whence.instrument.session import Session
@@ -58,12 +58,12 @@ class BackwardCalls:
         """The backward pass is over."""
         self._regions.close()
 
-    def write(self, calls: Sequence[ForwardCall], seen: SeenGradients) -> Region | None:
-        """Write what was seen of the backward pass of these calls. Returns the region that is open
-        then, None where there was nothing.
+    def write(self, passes: Iterable[tuple[Sequence[ForwardCall], SeenGradients]]) -> Region | None:
+        """Write what was seen of a backward pass of these calls, and of passes within it. Returns
+        the region that is open then, None where there was nothing.
         """
         region = None
-        parts = [part for call in calls for part in _parts(call, seen)]
+        parts = [part for calls, seen in passes for call in calls for part in _parts(call, seen)]
         parts.sort(key=lambda part: part.turn)
         for part in parts:
             call = part.call
@@ -162,8 +162,8 @@ def _read(part: _Part) -> Iterator[Ref]:
     """Everything that a part could read."""
     call = part.call
     yield from (ref for ref in call.refs if is_read(ref.slot))
-    for place, child in enumerate(call.children):
-        for ref in child.refs if child is not None else ():
+    for place, child in call.known_children():
+        for ref in child.refs:
             if is_output(ref.slot):
                 yield Ref(as_input(f"{place}:{ref.slot}"), ref.record, ref.edge)
     for place, (_, gradient) in enumerate(part.given):
@@ -194,13 +194,10 @@ def _parts(call: ForwardCall, seen: SeenGradients) -> Iterator[_Part]:
         if call.made(edge) and (gradient := seen.given(call, edge)) is not None
     ]
     # Autograd runs what ran last first, and adds gradients in that order.
-    for place, child in reversed(list(enumerate(call.children))):
-        if child is not None:
-            for slot, edge in child.inputs:
-                given += [(f"{place}:{slot}", g) for g in seen.sent_below(child, edge)]
-    for place, child in enumerate(call.children):
-        if child is None:
-            continue
+    for place, child in reversed(list(call.known_children())):
+        for slot, edge in child.inputs:
+            given += [(f"{place}:{slot}", g) for g in seen.sent_below(child, edge)]
+    for place, child in call.known_children():
         made = [
             (f"{place}:{slot}", gradient)
             for slot, edge in child.outputs
@@ -229,9 +226,8 @@ def _aliases(call: ForwardCall) -> dict[str, str]:
     first: dict[Edge, str] = {}
     aliases: dict[str, str] = {}
     pairs = [*call.inputs]
-    for place, child in enumerate(call.children):
-        if child is not None:
-            pairs += [(f"{place}:{slot}", edge) for slot, edge in (*child.inputs, *child.outputs)]
+    for place, child in call.known_children():
+        pairs += [(f"{place}:{slot}", edge) for slot, edge in (*child.inputs, *child.outputs)]
     for slot, edge in pairs:
         if first.setdefault(edge, slot) != slot:
             aliases[slot] = first[edge]

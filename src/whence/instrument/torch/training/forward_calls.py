@@ -7,7 +7,8 @@ are those with a number between its entry and its return. Nothing of the program
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -111,22 +112,26 @@ class ForwardCall:
 
     nodes: numbers of its first node and of the first behind it. inputs, outputs: (slot, edge) of
     the tensors with a gradient. children: its calls, in order, None for one that is not known.
-    refs: records of what it read and wrote. program: id of the program that it ran.
+    refs: records of what it read and wrote. program: id of the program that it ran. has_graph: no
+    graph is made under `no_grad`. returned: what it returned where it made none; linked: the edges
+    of that once the caller had it, where a function around the call made a graph of it.
+    is_checkpointed: a checkpoint's node stands for it.
     """
 
     __slots__ = (
-        "arguments", "children", "info", "inputs", "keep", "micro", "nodes", "number",
-        "occurrence", "op", "op_type", "order", "outputs", "placements", "program", "refs", "root",
-        "scope", "step", "training",
+        "arguments", "children", "has_graph", "info", "inputs", "is_checkpointed", "keep", "linked",
+        "micro", "nodes", "number", "occurrence", "op", "op_type", "order", "outputs", "placements",
+        "program", "refs", "returned", "root", "scope", "step", "training",
     )  # fmt: skip
     children: list[ForwardCall | None]
+    linked: list[tuple[str, Edge]]
 
     def __init__(self, frame: EndedCall, last: int, program: str) -> None:
         self.nodes = frame.first_node, last
         self.inputs = frame.input_edges
-        self.outputs = [
-            (slot, edge) for slot, tensor in frame.results if (edge := edge_of(tensor)) is not None
-        ]
+        self.has_graph = torch.is_grad_enabled()
+        edges = [(slot, edge_of(t)) for slot, t in frame.results if self.has_graph]
+        self.outputs = [(slot, edge) for slot, edge in edges if edge is not None]
         self.children = frame.called
         self.info: HoldsTensors = frame.info
         self.root: ModuleRoot = frame.root
@@ -137,6 +142,32 @@ class ForwardCall:
         self.op_type, self.number, self.training = frame.op_type, frame.number, frame.training
         self.arguments, self.keep = frame.arguments, frame.keep
         self.placements: dict[str, Placement] = {}
+        self.is_checkpointed, self.linked = False, []
+        self.returned: list[tuple[str, weakref.ref[Any]]] = (
+            []
+            if self.has_graph
+            else [(slot, weakref.ref(tensor)) for slot, tensor in frame.results]
+        )
+
+    def link(self) -> None:
+        """The caller has what the call returned, and goes on. It is linked to a function around it
+        that read nothing else.
+        """
+        returned = [(slot, tensor) for slot, ref in self.returned if (tensor := ref()) is not None]
+        self.returned.clear()
+        own = {edge for _, edge in self.inputs}
+        for slot, tensor in returned:
+            edge, node = edge_of(tensor), tensor.grad_fn
+            if edge is None or node is None:
+                continue
+            read = (behind(*following) for following in node.next_functions)
+            if all(edge_to(*reader) in own for reader in read if reader[0] is not None):
+                self.linked.append((slot, edge))
+
+    def take_place_of(self, first: ForwardCall) -> None:
+        """Count as another run of the same code, which was recorded where the program called it."""
+        self.root, self.order, self.number = first.root, first.order, first.number
+        self.step, self.micro, self.occurrence = first.step, first.micro, first.occurrence
 
     def made(self, edge: Edge) -> bool:
         """Is it one of the nodes of this call, or of the calls below it?"""
@@ -145,6 +176,12 @@ class ForwardCall:
     def encloses(self, call: ForwardCall) -> bool:
         """Is it this call or one below it?"""
         return self.nodes[0] <= call.nodes[0] and call.nodes[1] <= self.nodes[1]
+
+    def known_children(self) -> Iterator[tuple[int, ForwardCall]]:
+        """Its calls that stand in the graph, each with its place among all."""
+        for place, child in enumerate(self.children):
+            if child is not None and (child.has_graph or child.is_checkpointed):
+                yield place, child
 
     def params(self) -> dict[int, str]:
         """Slot of each tensor that the module holds, by identity."""
@@ -164,40 +201,6 @@ def first_reads(call: ForwardCall, held: Held) -> dict[Edge, str]:
         piece = held.get(identity)
         edges.setdefault(Edge(-1, identity if piece is None else id(piece)), slot)
     return edges
-
-
-class Recomputed:
-    """What calls read and wrote when a backward pass ran them again, as checkpoints do: autograd
-    differentiates them there, not where they ran first.
-    """
-
-    def __init__(self) -> None:
-        self._refs: dict[tuple[Any, ...], list[Sequence[Ref]]] = {}
-
-    def add(self, frame: EndedCall) -> None:
-        """A call has run again, whole or as far as the backward pass needed it."""
-        self._refs.setdefault(_place(frame), []).append(frame.refs)
-
-    def replace_in(self, calls: Iterable[ForwardCall]) -> None:
-        """Have calls that ran again refer to the tensors of that second time; nothing of it is kept
-        then. A module that was called several times in a step stays as it was: which of its calls
-        ran again is not known.
-        """
-        if not self._refs:
-            return
-        by_place: dict[tuple[Any, ...], list[ForwardCall]] = {}
-        for call in calls:
-            by_place.setdefault(_place(call), []).append(call)
-        for place, first in by_place.items():
-            again = self._refs.get(place, ())
-            if len(first) == len(again) == 1:
-                refs = {ref.slot: ref for ref in again[0]}
-                first[0].refs = [refs.get(ref.slot, ref) for ref in first[0].refs]
-        self._refs.clear()
-
-
-def _place(call: EndedCall | ForwardCall) -> tuple[Any, ...]:
-    return call.root.name, call.scope, call.op, call.step, call.micro
 
 
 class WaitingCalls:
@@ -234,9 +237,8 @@ class WaitingCalls:
         self._calls.clear()
         self._threads.clear()
 
-    def owners(self) -> NodeOwners:
-        """Which call made which node."""
-        return NodeOwners(self._calls)
+    def __iter__(self) -> Iterator[ForwardCall]:
+        return iter(self._calls)
 
 
 class NodeOwners:

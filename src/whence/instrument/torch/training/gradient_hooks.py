@@ -5,7 +5,7 @@ autograd made by itself, put there before the pass and taken off after it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -72,15 +72,15 @@ class SeenGradients:
 
     arrived: what came to an edge from everywhere. outside: what came to an output of a call, by its
     order, from nodes that are not the call's, where some are. sent: by edge, what the own nodes of
-    calls sent along it. held: of parameters in pieces.
+    calls sent along it. held: of parameters in pieces. turns: counts the gradients, of passes
+    within this one as well.
     """
 
-    def __init__(self, registry: TensorRegistry, held: Held) -> None:
-        self._registry, self.held = registry, held
+    def __init__(self, registry: TensorRegistry, held: Held, turns: Iterator[int]) -> None:
+        self._registry, self.held, self.turns = registry, held, turns
         self.arrived: dict[Edge, Gradient] = {}
         self.outside: dict[tuple[int, Edge], Gradient | None] = {}
         self.sent: dict[Edge, list[tuple[ForwardCall, Gradient]]] = {}
-        self._turn = 0
 
     def met(self, call: ForwardCall) -> bool:
         """Was a gradient seen at this call?"""
@@ -101,10 +101,9 @@ class SeenGradients:
 
     def take(self, tensor: Any, slot: str, call: ForwardCall) -> Gradient:
         """Record one gradient."""
-        self._turn += 1
         number, edge, form = self._registry.record_of(tensor, slot, call)
         placement = call.placements.pop(slot, None)
-        return Gradient(number, edge, form[0], self._turn, placement)
+        return Gradient(number, edge, form[0], next(self.turns), placement)
 
 
 class _NodeHook:
@@ -131,7 +130,8 @@ class _NodeHook:
 class GradientHooks:
     """The hooks of one backward pass.
 
-    guarded: runs a function of ours so that nothing it raises reaches the program. leaves: the
+    guarded: runs a function of ours so that nothing it raises reaches the program. shared: nodes
+    that several calls share to cast a tensor; these calls send to the tensor itself. leaves: the
     leaves of the graph that it reaches, by identity.
     """
 
@@ -141,8 +141,9 @@ class GradientHooks:
         owners: NodeOwners,
         seen: SeenGradients,
         guarded: Callable[..., Any],
+        shared: Collection[Any] = (),
     ) -> None:
-        self._owners, self._seen, self._guarded = owners, seen, guarded
+        self._owners, self._seen, self._guarded, self._shared = owners, seen, guarded, shared
         self._handles: list[Any] = []
         self.leaves: dict[int, weakref.ref[Any]] = {}
         self._hooks: dict[Any, _NodeHook] = {}
@@ -160,7 +161,7 @@ class GradientHooks:
         for node, hook in self._hooks.items():
             self._handles.append(node.register_hook(self._listening(hook)))
         # Nodes are the program's, and nobody keeps them while they run.
-        self._hooks, self._senders = {}, {}
+        self._hooks, self._senders, self._shared = {}, {}, ()
 
     def remove(self) -> None:
         """Take all hooks off."""
@@ -189,7 +190,7 @@ class GradientHooks:
 
     def _look_at(self, node: Any, followers: Any) -> None:
         """Note what there is to see at a node."""
-        if is_passed_on(node):
+        if is_passed_on(node) or node in self._shared:
             return
         number = node._sequence_nr()
         outputs = self._outputs.get(number)
@@ -203,6 +204,8 @@ class GradientHooks:
             self._reads[owner.order] = reads
         for place, following in enumerate(followers):
             follower, result = behind(*following)
+            if follower in self._shared:
+                follower, result = behind(*follower.next_functions[0])
             if follower is None:
                 continue
             edge = edge_to(follower, result)

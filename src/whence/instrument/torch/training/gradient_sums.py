@@ -74,16 +74,19 @@ class GradientSums:
         self,
         leaves: Mapping[int, Any],
         before: Mapping[int, GradientBefore],
-        seen: SeenGradients,
+        seen: Sequence[SeenGradients],
         region: Any,
     ) -> None:
-        """Write what the gradients are now. region: the call of the backward pass."""
+        """Write what the gradients are now. seen: of a pass, and of passes within it. region: the
+        call of the backward pass.
+        """
         self._changes.clear()
         for identity, reference in leaves.items():
             leaf = reference()
             if leaf is None or leaf.grad is None or (name := self._names.of(leaf)) is None:
                 continue
-            sent = [gradient for _, gradient in seen.sent.get(Edge(-1, identity), ())]
+            edge_of_leaf = Edge(-1, identity)
+            sent = [g for some in seen for _, g in some.sent.get(edge_of_leaf, ())]
             sent.sort(key=lambda gradient: gradient.turn)
             summed = _Summed(name, keep=self._session.elements_on)
             total, edge, form = self._registry.record_of(leaf.grad, "output.grad", summed)

@@ -90,6 +90,10 @@ class Training:
         """
         return self._passes.left(frame, program, failed=failed)
 
+    def run_again(self) -> tuple[int, int] | None:
+        """Step and micro-batch of what a backward pass on this thread runs again, if it does."""
+        return self._passes.run_again()
+
     def drop(self, reason: str) -> None:
         """Record the code outside of modules that runs now no longer."""
         self.loss.drop(reason)
