@@ -21,9 +21,9 @@ from whence.instrument.torch.compiled_boundary import inside
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.training.backward_calls import BackwardCalls
 from whence.instrument.torch.training.checkpoints import (
-    Again,
     CheckpointedCalls,
     Recomputed,
+    Rerun,
     running_node,
     shared_casts,
 )
@@ -76,7 +76,7 @@ class _PassWithin(NamedTuple):
     hooks: GradientHooks
     seen: SeenGradients
     owners: NodeOwners
-    again: Again
+    rerun: Rerun
 
 
 class BackwardPasses:
@@ -220,29 +220,29 @@ class BackwardPasses:
         calls, self._recomputed.calls = self._recomputed.calls, []
         roots = tensors_to_start_from(tensors)
         seen = SeenGradients(self._calls.registry, self._sharded.held(), around.seen.turns)
-        again = around.checkpointed.run_again(calls, running_node(), around.owners, roots)
-        again.begins(roots, tensors_to_start_from(gradients), seen)
-        owners = NodeOwners(again.calls)
+        rerun = around.checkpointed.run_again(calls, running_node(), around.owners, roots)
+        rerun.begin(roots, tensors_to_start_from(gradients), seen)
+        owners = NodeOwners(rerun.calls)
         casts = shared_casts(roots, owners)
         hooks = GradientHooks(roots, owners, seen, self._frames.guarded, casts)
         known = around.leaves()
         new = {identity: leaf for identity, leaf in hooks.leaves.items() if identity not in known}
         around.before.update(self._sums.before(new))
-        around.within.append(_PassWithin(hooks, seen, owners, again))
+        around.within.append(_PassWithin(hooks, seen, owners, rerun))
         return around.within[-1]
 
     def _end_within(self, ended: _PassWithin) -> None:
         ended.hooks.remove()
-        ended.again.ended(ended.hooks.leaves, self._calls.registry)
+        ended.rerun.end(ended.hooks.leaves, self._calls.registry)
 
     def _end(self, ended: _Pass, kept: bool) -> None:
         ended.hooks.remove()
         met = ended.met()
         self._recomputed.replace_in(met)
         for part in ended.within:
-            part.again.place(part.seen, ended.seen)
+            part.rerun.take_places(part.seen, ended.seen)
         own = [call for call in met if not call.is_checkpointed]
-        passes = [(own, ended.seen), *((part.again.calls, part.seen) for part in ended.within)]
+        passes = [(own, ended.seen), *((part.rerun.calls, part.seen) for part in ended.within)]
         region = self._calls.write(passes)
         if region is not None and region.selected:
             seen = [seen for _, seen in passes]

@@ -100,7 +100,7 @@ class CheckpointedCalls:
 
     def run_again(
         self, again: Sequence[ForwardCall], node: int, owners: NodeOwners, roots: Sequence[Any]
-    ) -> Again:
+    ) -> Rerun:
         """Calls that ran again for the node of a checkpoint, by the places of their first run.
         roots: where the pass through them begins.
         """
@@ -115,19 +115,19 @@ class CheckpointedCalls:
                 second[id(same[0])] = call
                 call.take_place_of(same.popleft())
         if owner is None:
-            return Again(list(again))
+            return Rerun(list(again))
         if only is not None:
             pairs = [(only, second[id(only)])] if id(only) in second else []
-            return Again(list(again), only, pairs)
+            return Rerun(list(again), only, pairs)
         code = copy.copy(owner)
         code.nodes, code.placements = (0, next_node()), {}
         code.children = [second.get(id(child), child) for child in owner.children]
         code.outputs = [("", edge) for root in roots if (edge := edge_of(root)) is not None]
         code.inputs = [("", Edge(-1, identity)) for identity in _inputs_behind(roots)]
-        return CodeAgain([*again, code], owner, code, node)
+        return RerunOfCode([*again, code], owner, code, node)
 
 
-class Again:
+class Rerun:
     """Calls that a checkpoint ran again, for the pass through them.
 
     pairs: first and second runs of the calls that read the checkpoint's inputs; the checkpoint's
@@ -144,7 +144,7 @@ class Again:
         self._given: dict[Edge, Gradient] = {}
         self._nonzero: dict[Edge, Any] = {}
 
-    def begins(self, roots: Sequence[Any], gradients: Sequence[Any], seen: SeenGradients) -> None:
+    def begin(self, roots: Sequence[Any], gradients: Sequence[Any], seen: SeenGradients) -> None:
         """The pass begins at these tensors, with these gradients."""
         if self._sender is None or len(roots) != len(gradients):
             return
@@ -154,10 +154,10 @@ class Again:
                 if type(gradient) is torch.Tensor:
                     self._nonzero[edge] = torch.count_nonzero(gradient)
 
-    def ended(self, leaves: Mapping[int, weakref.ref[Any]], registry: TensorRegistry) -> None:
+    def end(self, leaves: Mapping[int, weakref.ref[Any]], registry: TensorRegistry) -> None:
         """The pass is over, and autograd goes on with the gradients of these leaves."""
 
-    def place(self, seen: SeenGradients, around: SeenGradients) -> None:
+    def take_places(self, seen: SeenGradients, around: SeenGradients) -> None:
         """Have the second run stand for the first one, in place of the sum that the checkpoint's
         node sent. seen, around: the gradients of the pass and of the one around it.
         """
@@ -179,7 +179,7 @@ class Again:
                     around.sent[edge] = [*others, *own]
 
 
-class CodeAgain(Again):
+class RerunOfCode(Rerun):
     """Calls that a checkpoint ran again, with code of the module around them, which was not called
     itself.
 
@@ -196,7 +196,7 @@ class CodeAgain(Again):
         self._around, self._code, self._node = around, code, node
         self._sent: dict[Edge, Any] = {}
 
-    def ended(self, leaves: Mapping[int, weakref.ref[Any]], registry: TensorRegistry) -> None:
+    def end(self, leaves: Mapping[int, weakref.ref[Any]], registry: TensorRegistry) -> None:
         """The pass is over, and autograd goes on with the gradients of these leaves."""
         for _, edge in self._code.inputs:
             leaf = leaves[edge.place]() if edge.place in leaves else None
@@ -204,7 +204,7 @@ class CodeAgain(Again):
                 taken = registry.record_of(leaf.grad, "output.grad.input", self._code)
                 self._sent[edge] = taken[0]
 
-    def place(self, seen: SeenGradients, around: SeenGradients) -> None:
+    def take_places(self, seen: SeenGradients, around: SeenGradients) -> None:
         """Give the code the slots of its module, and have the second run stand for the first."""
         code, first = self._code, self._around
         came = self._slots_given(around)
@@ -229,7 +229,7 @@ class CodeAgain(Again):
             return
         if first.nodes == (self._node, self._node + 1):
             first.is_checkpointed = True
-        super().place(seen, around)
+        super().take_places(seen, around)
 
     def _slots_given(self, around: SeenGradients) -> dict[Any, str]:
         """Slots of the gradients that came to the checkpoint's node, by record: of outputs of the
