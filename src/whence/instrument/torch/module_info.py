@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -107,6 +107,12 @@ class HeldTensor:
         return value if isinstance(value, torch.Tensor) else None
 
 
+class RunsAgain(Protocol):
+    """Knows step and micro-batch of what a backward pass on this thread runs again, if it does."""
+
+    def run_again(self) -> tuple[int, int] | None: ...
+
+
 class ModuleRoot(Root):
     """A root that is a torch module: its step counters. calls: how often it began. trained: whether
     a training call began since the last step of an optimizer; micro: how many did.
@@ -120,14 +126,15 @@ class ModuleRoot(Root):
         self.trained = False
         self.occurrences: dict[tuple[str, int, int, str], dict[str, int]] = {}
 
-    def begin(self, frame: Any, again: tuple[int, int] | None = None) -> None:
+    def begin(self, frame: Any, passes: RunsAgain | None = None) -> None:
         """An outermost call begins: its phase, its step and micro-batch, and the counts that calls
-        below it share. again: step and micro-batch of what a backward pass runs again, if known.
+        below it share. passes: knows what a backward pass runs again.
         """
         frame.root, scope = self, frame.scope
         self.calls += 1
         if torch._C._current_graph_task_id() != -1:
             frame.phase = "recompute"
+            again = passes.run_again() if passes is not None else None
             frame.step, frame.micro = again or (self.steps.get("", 0), max(self.micro - 1, 0))
             key = (scope, frame.step, frame.micro, frame.phase)
             frame.counts = self.occurrences.setdefault(key, {})

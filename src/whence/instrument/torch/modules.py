@@ -248,7 +248,7 @@ class Listener:
             self._note_boundary(frame)
         inputs = self.tensors.take_inputs(frame, args, kwargs)
         self.programs.expect(frame, inputs)
-        if self.training is not None and (_grad() or _may_be_checkpointed(frame)):
+        if self.training is not None and (_grad() or (parent and parent.first_node >= 0)):
             self.training.entered(frame, inputs)
         if parent is not None and parent.recorder is not None:
             parent.recorder.child_enters(frame.place, inputs)
@@ -315,7 +315,7 @@ class Listener:
     # ---- roots and their steps
 
     def _begin_root(self, frame: ModuleFrame, root: ModuleRoot) -> None:
-        root.begin(frame, self.training.run_again() if self.training is not None else None)
+        root.begin(frame, self.training)
         if frame.phase == "recompute":
             return
         self.registry.staging.begin_step(root.name)
@@ -348,11 +348,6 @@ class Listener:
         for frame in stack:
             if frame.recorder is not None and frame.recorder.listening:
                 frame.recorder.abandon("runs compiled code")
-
-
-def _may_be_checkpointed(frame: ModuleFrame) -> bool:
-    """May a call without a graph be one that a checkpoint runs again?"""
-    return frame.training and frame.parent is not None and frame.parent.first_node >= 0
 
 
 def _forked(listener: weakref.ref[Listener]) -> None:

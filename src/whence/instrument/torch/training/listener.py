@@ -81,7 +81,9 @@ class Training:
             self._undo.pop().remove()
 
     def entered(self, frame: ModuleFrame, inputs: list[tuple[str, Any]]) -> None:
-        """A module is called with these tensors (slot, tensor)."""
+        """A module is called with these tensors (slot, tensor), with a graph or, as a checkpoint
+        calls it at first, without one below a call that has it.
+        """
         self._passes.entered(frame, inputs)
 
     def left(self, frame: ModuleFrame, program: str, *, failed: bool) -> tuple[str, ...]:
