@@ -4,10 +4,12 @@ thread, in turn, process CPU time.
     python benchmarks/training_capture.py [--steps N] [--json FILE]
     python benchmarks/training_capture.py --device cuda [--shape gpu]
 
-On a device it is wall time, each step followed by a synchronisation. `hashed`: each
-tensor that a step records is hashed once and nothing else is done; `read`: it is measured as well;
-`copied`: it is written to a file as well. No capture that keeps hashes, statistics or elements
-costs less. Also: how long the comparison of two such runs takes, of four micro-batches.
+On a device it is wall time, each step followed by a synchronisation. Also: how long the comparison
+of two such runs takes, of four micro-batches.
+
+`hashed`: each tensor that a step records is hashed once and nothing else is done; `read`: it is
+measured as well; `copied`: it is written to a file as well. No capture that keeps hashes,
+statistics or elements costs less.
 """
 
 from __future__ import annotations

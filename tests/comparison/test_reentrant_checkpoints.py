@@ -242,3 +242,32 @@ def test_what_runs_again_counts_for_its_micro_batch(tmp_path):
         if c.phase == "recompute" and c.scope == "parts.0" and c.step == 0
     ]
     assert micro == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
+def test_gradients_that_a_checkpoint_adds_in_16_bits_are_told_as_such(tmp_path):
+    """Query, key and value read the checkpoint's input, which is a leaf: autocast casts it once."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=80,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    ids = torch.randint(0, 80, (2, 8), generator=torch.Generator().manual_seed(0))
+    for name in ("plain", "again"):
+        torch.manual_seed(0)
+        model = transformers.BertForMaskedLM(config).train()
+        if name == "again":
+            model.gradient_checkpointing_enable({"use_reentrant": True})
+        with whence.capture(model, tmp_path / name):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+    result = whence.compare(tmp_path / "plain", tmp_path / "again")
+    assert result.coverage.replayed == result.coverage.calls
+    assert result.findings
+    assert all(finding.sentence.startswith("add.Tensor") for finding in result.findings)

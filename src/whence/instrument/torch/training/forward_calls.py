@@ -112,10 +112,10 @@ class ForwardCall:
 
     nodes: numbers of its first node and of the first behind it. inputs, outputs: (slot, edge) of
     the tensors with a gradient. children: its calls, in order, None for one that is not known.
-    refs: records of what it read and wrote. program: id of the program that it ran. has_graph: no
-    graph is made under `no_grad`. returned: what it returned where it made none; linked: the edges
-    of that once the caller had it, where a function around the call made a graph of it.
-    is_checkpointed: a checkpoint's node stands for it.
+    refs: records of what it read and wrote. program: id of the program that it ran. has_graph:
+    False under `no_grad`; then `returned` is what it returned, and `linked` the edges of that once
+    the caller had it, where a function around the call made a node for it. is_checkpointed: a
+    checkpoint's node stands for it.
     """
 
     __slots__ = (
