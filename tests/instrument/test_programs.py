@@ -136,6 +136,21 @@ def test_a_changed_input_is_an_output_too():
     )
 
 
+def test_a_result_written_into_a_tensor_is_computed_and_copied():
+    def forward(x):
+        square = torch.empty(3, 3)
+        torch.addmm(square, x[:, None], x[None], beta=0, out=square)
+        return torch.mul(square, 2, out=torch.empty(3, 3)).sum()
+
+    _, recording = record(forward, torch.rand(3))
+    assert [name.split(".")[1] for name in names(recording)][-6:] == [
+        *("addmm", "copy_"),
+        *("empty", "mul", "copy_"),
+        "sum",
+    ]
+    assert not any("out" in operation.kwargs for operation in recording.program.operations)
+
+
 @pytest.mark.parametrize(
     ("what", "forward", "reason"),
     [
@@ -160,6 +175,7 @@ def test_a_changed_input_is_an_output_too():
             lambda x: x + torch.empty(3),
             "a tensor changed without an operator that wrote it",
         ),
+        ("grows", lambda x: torch.mul(x, 2, out=torch.empty(0)), "changes the size of the tensor"),
         ("set_", lambda x: (x * 1).set_(FOREIGN), "replaces the memory of a tensor"),
         ("sparse", lambda x: x.to_sparse(), "sparse"),
     ],

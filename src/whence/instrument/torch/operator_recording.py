@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +36,9 @@ _DATA_DEPENDENT = {
     "unique_dim_consecutive", "one_hot",
 }  # fmt: skip
 _CASTS = {"_to_copy", "to", "type_as"}
+# beta x self + alpha x a product
+_WEIGHTED = {"addmm", "addmv", "addbmm", "addr", "baddbmm"}
+_COPY = "aten.copy_.default"
 
 
 class OperatorRecording:
@@ -83,8 +87,9 @@ class OperatorRecording:
             if not (k == "pin_memory" or v is None)
         }
         if self._table.unwritten and not schema.view and schema.base not in _METADATA_READERS:
+            ignored = {"self"} if schema.base in _WEIGHTED and named.get("beta") == 0 else set()
             for name, value in named.items():
-                if name not in schema.writes:
+                if name not in schema.writes and name not in ignored:
                     self._table.check_written(value)
         return schema, named, encoded, encoded_kwargs, self._table.hole
 
@@ -115,8 +120,13 @@ class OperatorRecording:
         if mutated and name not in METADATA_ONLY:
             self._note_writes(mutated)
         self._note_modes(schema)
+        line = source_here()
+        if (returning := _returning(name)) is not None and "out" in named:
+            encoded, encoded_kwargs = self._returned(returning, named, encoded, encoded_kwargs)
+            name, schema = _COPY, schema_of(torch.ops.aten.copy_.default)
+            self.lines[len(table.operations) - 1] = line
         place = len(table.operations)
-        self.lines[place] = source_here()
+        self.lines[place] = line
         self.detached[place] = table.detached if torch.is_grad_enabled() else []
         table.operations.append(
             RecordedOperation(METADATA_ONLY.get(name, name), encoded, encoded_kwargs, guard, schema)
@@ -138,6 +148,20 @@ class OperatorRecording:
                 table.versions.pop(key, None)
             else:
                 table.see(tensor, key)
+
+    def _returned(
+        self, returning: Any, named: dict[str, Any], encoded: Any, encoded_kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Adds what an operator that writes into `out` computes. Returns the arguments of the copy
+        that puts it there.
+        """
+        table, given = self._table, dict(encoded_kwargs)
+        written = given.pop("out")
+        if layout(named["out"]) not in table.operands:
+            raise Stop("an operator changes the size of the tensor that it writes its result into")
+        schema = schema_of(returning)
+        table.operations.append(RecordedOperation(schema.name, encoded, given, None, schema))
+        return (written, {"op": [len(table.operations) - 1, 0]}), {}
 
     def _is_no_operation(
         self, out: Any, schema: OperatorSchema, named: dict[str, Any], encoded: Any, hole: str
@@ -223,6 +247,23 @@ class OperatorRecording:
             self._table.unwritten.discard(tensor.untyped_storage()._cdata)
         for tensor in outs:
             self._table.unknown(tensor, layout(tensor), reason)
+
+
+@functools.cache
+def _returning(name: str) -> Any:
+    """The operator that returns what the one of this name writes into `out`, None where that
+    writes into nothing or several tensors, or has no such counterpart.
+    """
+    namespace, base, overload = name.split(".")
+    packet = getattr(getattr(torch.ops, namespace), base)
+    taken = [a.name for a in getattr(packet, overload)._schema.arguments]
+    if taken[-1:] != ["out"]:
+        return None
+    for other in packet.overloads():
+        schema = getattr(packet, other)._schema
+        if [a.name for a in schema.arguments] == taken[:-1] and len(schema.returns) == 1:
+            return getattr(packet, other)
+    return None
 
 
 def _size_depends_on_data(schema: OperatorSchema, named: dict[str, Any]) -> bool:
