@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from whence.replay.export.ways import Way
     from whence.workflows.repro.subject import Subject
 
+_SHOWN = 6
+"""So many operators of each side are listed."""
+
 
 class ChosenCase(NamedTuple):
     """The contents of the script, how the fault shows (`Reproduction.how`), and remarks."""
@@ -191,9 +194,10 @@ def differing(reference: Piece, target: Piece) -> list[str]:
             arguments += [f"{its_partner.title}: {clause}" for clause in clauses]
         return arguments or ["the same operators with the same arguments, on other tensors"]
     a, b = ([s.title for s in p.steps] for p in (reference, target))
-    if reference.differentiated and target.differentiated:
-        a, b = _without_common_ends(a, b)  # they are whole
-    words = [", ".join(titles[:6]) or "nothing" for titles in (a, b)]
+    are_whole = reference.differentiated and target.differentiated
+    if are_whole or a[:_SHOWN] == b[:_SHOWN]:
+        a, b = _without_common_ends(a, b)
+    words = [", ".join(titles[:_SHOWN]) or "nothing" for titles in (a, b)]
     return [f"the reference runs {words[0]}; the target {words[1]}"]
 
 
