@@ -145,6 +145,7 @@ FOLDERS = {
             "dtensor_placement",
             "before_steps",
             "collective_kernels",
+            "list_operators",
         },
         {"device_figures", "steps_ended"},
         {"staging_memory"},
@@ -162,6 +163,7 @@ FOLDERS = {
         },
         {"random_draws"},
         {"program_writer", "operator_recording"},
+        {"split_recording"},
         {"operator_call", "tensor_identity", "program_recorder"},
         {"frames", "module_registry", "regions", "sampling"},
         {

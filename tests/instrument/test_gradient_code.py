@@ -16,6 +16,19 @@ def by_number(parameters):
         p.grad.div_(3)
 
 
+def through_data(parameters):
+    for p in parameters:
+        half = p.grad.mul_(1) / 2
+        p.grad.data.sub_(half + p.grad, alpha=0.5)
+
+
+def into_buffers(parameters):
+    for p in parameters:
+        whole = torch.empty_like(p.grad)
+        torch.div(p.grad, 3, out=whole)
+        p.grad.copy_(whole)
+
+
 def anew(parameters):
     for p in parameters:
         p.grad = p.grad / 3
@@ -23,6 +36,12 @@ def anew(parameters):
 
 def on_lists(parameters):
     torch._foreach_div_([p.grad for p in parameters], 3)
+
+
+def onto_new_lists(parameters):
+    for p, half in zip(parameters, torch._foreach_mul([p.grad for p in parameters], 0.5)):
+        p.grad = half
+    torch._foreach_add_([p.grad for p in parameters], [p.detach() for p in parameters], alpha=0.1)
 
 
 def decayed(parameters):
@@ -74,7 +93,18 @@ def train(change, path=None, steps=2, clip=True):
     return [p.detach().clone() for p in parameters]
 
 
-CHANGES = (by_number, anew, on_lists, decayed, clipped_by_hand, logged, swapped)
+CHANGES = (
+    by_number,
+    through_data,
+    into_buffers,
+    anew,
+    on_lists,
+    onto_new_lists,
+    decayed,
+    clipped_by_hand,
+    logged,
+    swapped,
+)
 
 
 @pytest.mark.parametrize("change", (*CHANGES, with_noise), ids=lambda c: c.__name__)
@@ -89,6 +119,8 @@ def test_what_code_does_to_gradients_can_be_replayed(change, tmp_path):
     run = whence.open_run(tmp_path / "run")
     calls = [call for call in run.calls if call.op == "gradients"]
     assert [bool(call.program) for call in calls] == [True, True], calls[0].no_program
+    operations = run.programs[calls[0].program].operations
+    assert not any("out" in operation.kwargs for operation in operations)
     train(change, tmp_path / "again")
     assert whence.compare(tmp_path / "run", tmp_path / "again").status == "same"
 

@@ -55,6 +55,15 @@ class OwnStep(torch.optim.SGD):
                 tensor.sub_(tensor.grad, alpha=group["lr"] * 1.1)
 
 
+class MeasuredStep(OwnStep):
+    """Takes numbers out of tensors, so it has no program."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for tensor in self.param_groups[0]["params"]:
+            tensor.sub_(tensor.grad, alpha=0.011 + 1e-3 * tensor.grad.norm().item())
+
+
 def spoilt(optimizer):
     """The optimiser, with a state that is written behind its back."""
 
@@ -66,8 +75,8 @@ def spoilt(optimizer):
     return optimizer
 
 
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.01)
+def sgd(parameters, lr=0.01):
+    return torch.optim.SGD(parameters, lr=lr)
 
 
 def trained(path, optimizer=sgd, middle=torch.nn.Tanh, prepare=lambda net: None):
@@ -162,12 +171,12 @@ def test_a_later_step_has_the_state_of_the_step_before(tmp_path):
 @pytest.mark.parametrize(
     ("reference", "target"),
     [
-        (sgd, lambda parameters: OwnStep(parameters, lr=0.01)),
+        (sgd, lambda parameters: MeasuredStep(parameters, lr=0.01)),
         (optimizer("AdamW"), lambda parameters: spoilt(optimizer("AdamW")(parameters))),
     ],
-    ids=["code of its own", "state that is written"],
+    ids=["numbers of its own", "state that is written"],
 )
-def test_a_step_that_is_not_torchs_is_judged_by_what_it_left(tmp_path, reference, target):
+def test_a_step_that_cannot_be_replayed_is_judged_by_what_it_left(tmp_path, reference, target):
     made = reproduced(
         tmp_path, trained(tmp_path / "ref", reference), trained(tmp_path / "tgt", target)
     )
@@ -178,6 +187,41 @@ def test_a_step_that_is_not_torchs_is_judged_by_what_it_left(tmp_path, reference
         True,
         True,
     ]
+
+
+class LongStep(OwnStep):
+    factors = (1.0,) * 7
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for tensor in self.param_groups[0]["params"]:
+            for factor in self.factors:
+                tensor.mul_(factor)
+
+
+class LongerStep(LongStep):
+    factors = (*LongStep.factors, 0.999)
+
+
+@pytest.mark.parametrize(
+    ("reference", "target", "differs"),
+    [
+        (sgd, OwnStep, "the reference runs torch.optim.SGD; the target aten.sub_.Tensor"),
+        (LongStep, LongerStep, "the reference runs nothing; the target aten.mul_.Tensor"),
+    ],
+    ids=["in place of torch's", "one operator more"],
+)
+def test_a_step_of_the_programs_own_code(tmp_path, reference, target, differs):
+    made = reproduced(
+        tmp_path,
+        trained(tmp_path / "ref", lambda parameters: reference(parameters, lr=0.01)),
+        trained(tmp_path / "tgt", lambda parameters: target(parameters, lr=0.01)),
+    )
+    assert (made.how, made.default) == ("semantic", "target")
+    assert made.notes[0].startswith(differs)
+    written = script(made)
+    assert (written.check("reference"), written.check("target")) == (True, False)
 
 
 @pytest.mark.parametrize("middle", [Square, InPlace])

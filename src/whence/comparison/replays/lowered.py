@@ -6,11 +6,13 @@ that works on what such a product left, as the loss of a router on its scores.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from whence import dtypes
 from whence.frameworks.operator_names import base_name
 from whence.records import Call, Program, Run
+from whence.records.training import OPTIMIZER
 from whence.replay.allowed_operators import CONTRACTIONS, VIEWS
 
 _CASTS = {"_to_copy", "to", "type_as", "convert_element_type", "cast"}
@@ -21,7 +23,8 @@ class LoweredPrecision:
     and the target computes most of its products so.
 
     A reference that has some itself says where, and one layer that is lowered among others that
-    are not is a difference.
+    are not is a difference. Steps of optimisers do not count: what they keep, and compute in 16
+    bits, is no sign of autocast.
     """
 
     def __init__(self, reference: Run, target: Run) -> None:
@@ -43,7 +46,7 @@ class LoweredPrecision:
             return {}
         kinds = {
             name: _lowered(program)
-            for name in {call.program for call in self._target.calls if call.program}
+            for name in {call.program for call in _without_steps(self._target) if call.program}
             if (program := self._target.programs.get(name)) is not None and _has_products(program)
         }
         lowered = sum(bool(kind) for kind in kinds.values())
@@ -51,10 +54,17 @@ class LoweredPrecision:
 
     @property
     def _reference_has_half(self) -> bool:
+        half = {name for name in dtypes.DTYPES if dtypes.is_half(name)}
+        records = self._reference.records
         return any(
-            record.dtype in dtypes.DTYPES and dtypes.is_half(record.dtype)
-            for record in self._reference.records
+            records[ref.record].dtype in half
+            for call in _without_steps(self._reference)
+            for ref in call.refs
         )
+
+
+def _without_steps(run: Run) -> Iterator[Call]:
+    return (call for call in run.calls if call.phase != OPTIMIZER)
 
 
 def _lowered(program: Program) -> str:

@@ -24,6 +24,7 @@ from whence.records.slots import (
     param_name,
     split_child,
 )
+from whence.records.training import OPTIMIZER
 from whence.results import GUILTY, CallPair, CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
 _SHOWN = 40  # characters of an argument
@@ -220,7 +221,7 @@ def _arguments(call: Call, partner: Call) -> str:
     """
     if has_mark(call, Mark.OPSET) != has_mark(partner, Mark.OPSET):
         return ""
-    if call.phase == "optimizer" and call.program and partner.program:
+    if call.phase == OPTIMIZER and call.program and partner.program and _is_torchs(call, partner):
         return ""  # its hyper-parameters are arguments of its program
     differ = [
         f"argument {input_name(name)} is {_shown(value)} in the reference, "
@@ -233,6 +234,11 @@ def _arguments(call: Call, partner: Call) -> str:
     differ += _lone_arguments(call, partner)
     others = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
     return f"{', '.join(differ[:3])}{others}"
+
+
+def _is_torchs(*calls: Call) -> bool:
+    """Are these calls of what torch itself defines?"""
+    return all(call.source.startswith("torch.") for call in calls)
 
 
 def _lone_arguments(call: Call, partner: Call) -> list[str]:

@@ -224,7 +224,7 @@ class RegionJudge:
             if verdict.verdict in GUILTY:
                 why = "inherited: every output is a tensor that came in"
                 verdict = verdict.withdrawn(VerdictKind.INHERITED, why)
-        if verdict.verdict == VerdictKind.INTRODUCED and _is_step_unknown(evidence):
+        if verdict.verdict == VerdictKind.INTRODUCED and _is_step_unknown(verdict, evidence):
             why = (
                 f"no replay of {call.op_type}: a step that takes signs or divides by what is near "
                 f"zero makes that of rounding in a gradient; {verdict.sentence}"
@@ -259,15 +259,15 @@ class RegionJudge:
         )
 
 
-def _is_step_unknown(evidence: RegionEvidence) -> bool:
-    """Is it the step of an optimiser without a program, with the same settings in both runs, that
-    was given something else?
+def _is_step_unknown(verdict: Verdict, evidence: RegionEvidence) -> bool:
+    """Is it the step of an optimiser that was not replayed, with the same settings in both runs,
+    and that was given something else?
     """
     call, partner = evidence.pair.call, evidence.pair.partner
     return (
         call.phase == OPTIMIZER
         and call.op not in (GRADIENTS, LOSS)
-        and not call.program
+        and verdict.evidence == Evidence.TWO_DUMPS
         and call.arguments == partner.arguments
         and any(error.inherited for error in evidence.leaf.inputs)
     )

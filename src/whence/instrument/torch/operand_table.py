@@ -57,16 +57,17 @@ class OperandTable:
     """Operands by the layout of their tensors, and the operations so far.
 
     find: gives the slot of a tensor that is visible in a way that is not known yet, "" when it is
-    not. versions: (version, epoch) of a tensor when it was seen last; epochs: how often an operator
-    wrote a storage. owners: (operand, dtype, offset, elements) over a storage, for views that no
-    operator made. pinned: layouts of tensors that are float32 in a 16-bit run too. fixed: (input,
-    axis, extent) that a replay must share. hole: why an argument of the
-    operator at hand is unknown. detached: of each tensor that it is given,
-    whether no gradient flows back through it.
+    not. watch_versions: stop where the version of a tensor says that something else wrote it; False
+    for code that may write through `.data`, whose versions count apart. versions: (version, epoch)
+    of a tensor when it was seen last; epochs: how often an operator wrote a storage. owners:
+    (operand, dtype, offset, elements) over a storage, for views that no operator made. pinned:
+    layouts of tensors that are float32 in a 16-bit run too. fixed: (input, axis, extent) that a
+    replay must share. hole: why an argument of the operator at hand is unknown. detached: of each
+    tensor that it is given, whether no gradient flows back through it.
     """
 
-    def __init__(self, find: Callable[[Any], str] | None) -> None:
-        self.find = find
+    def __init__(self, find: Callable[[Any], str] | None, *, watch_versions: bool = True) -> None:
+        self.find, self._watch_versions = find, watch_versions
         self.operations: list[RecordedOperation] = []
         self.operands: dict[tuple[Any, ...], Operand] = {}
         self.versions: dict[tuple[Any, ...], tuple[int, int]] = {}
@@ -206,7 +207,7 @@ class OperandTable:
         if "hole" in operand:
             self.hole = self.hole or operand["hole"]
             return operand
-        if not tensor.is_inference():
+        if self._watch_versions and not tensor.is_inference():
             version, epoch = self.versions.get(key, (-1, -1))
             if epoch != self.epochs.get(key[0], 0):  # not seen since it was made or last written
                 self.see(tensor, key)

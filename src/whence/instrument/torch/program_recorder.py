@@ -24,10 +24,12 @@ from torch.overrides import TorchFunctionMode
 
 from whence.frameworks.torch_schema import restored
 from whence.instrument.torch.cast_points import CastPoints
+from whence.instrument.torch.list_operators import OneOfList
 from whence.instrument.torch.operand_table import OperandTable, Stop
 from whence.instrument.torch.operator_listener import OperatorListener
 from whence.instrument.torch.operator_recording import OperatorRecording
 from whence.instrument.torch.program_writer import ChildCalls, write_program
+from whence.instrument.torch.split_recording import SplitRecording, Wanted
 from whence.records import Program
 
 # Torch functions whose `dtype=float32` widens their operand first, without an operator when it is
@@ -94,6 +96,7 @@ class Recorder(OperatorListener):
     tensor that is visible in another way (it hangs in a cache, it is a parameter of a module
     below), "" when it is not. drawn: gives the slot of a tensor of random numbers that was just
     drawn; without it what draws has no program. most: so many operators are recorded.
+    watch_versions: as `OperandTable` takes it.
     """
 
     def __init__(
@@ -105,12 +108,13 @@ class Recorder(OperatorListener):
         find: Callable[[Any], str] | None = None,
         drawn: Callable[[Any], str] | None = None,
         most: int | None = None,
+        watch_versions: bool = True,
     ) -> None:
         super().__init__()
         self._most = most
         self._paused = False
         self._casts = casts
-        self._table = OperandTable(find)
+        self._table = OperandTable(find, watch_versions=watch_versions)
         self._cast_points = CastPoints(self._table)
         self._operators = OperatorRecording(self._table, self._cast_points, drawn)
         self._children = ChildCalls(self._table)
@@ -175,6 +179,21 @@ class Recorder(OperatorListener):
         self._table.forget_tensors()
         return recording
 
+    def finish_each(self, parts: Sequence[Wanted]) -> list[Recording]:
+        """As `finish`, a program for each of these parts of what ran, or the reason why it has
+        none.
+        """
+        recordings: list[Recording] = []
+        reason = self.reason
+        if not reason:
+            with self._guarded("dividing what ran into programs"):
+                split = SplitRecording(self._table, self._operators.lines)
+                recordings = [_recording_of(split, part) for part in parts]
+            reason = self.reason
+        self.over = True
+        self._table.forget_tensors()
+        return [Recording(None, [], reason) for _ in parts] if reason else recordings
+
     def so_far(self, outputs: Sequence[tuple[str, Any]], *, alone: bool = False) -> Recording:
         """As `finish`, of a recording that may go on. alone: the program reads only what these
         outputs depend on.
@@ -222,18 +241,18 @@ class Recorder(OperatorListener):
                 self._operators.after(out, *ready)
         return out
 
-    def operator_as(self, run: Callable[[], Any], parts: Sequence[tuple[Any, Any]]) -> Any:
-        """An operator that does in place what several others do (operator, its arguments): runs it
-        exactly once, and records those.
+    def operator_as(self, run: Callable[[], Any], parts: Sequence[OneOfList]) -> Any:
+        """An operator on lists: runs it exactly once, and records what it does for each place of
+        them.
         """
         ready: list[Any] = []
-        with self._guarded("looking at {}", parts[0][0]):
+        with self._guarded("looking at {}", parts[0].func):
             if not self.over and not self._paused:
-                ready = [self._operators.before(func, args, {}) for func, args in parts]
+                ready = [self._operators.before(*part) for part in parts]
         out = run()
-        with self._guarded("looking at what {} wrote", parts[0][0]):
-            for (_, args), before in zip(parts, ready, strict=bool(ready)):
-                self._operators.after(args[0], *before)
+        with self._guarded("looking at what {} left", parts[0].func):
+            for place, before in enumerate(ready):
+                self._operators.after(parts[place].result(place, out), *before)
         return out
 
     def function(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -269,6 +288,13 @@ class Recorder(OperatorListener):
             ):
                 points.unmoved(name, args, kwargs, sys._getframe(2))
         return out
+
+
+def _recording_of(split: SplitRecording, part: Wanted) -> Recording:
+    try:
+        return Recording(*split.program(part), "")
+    except Stop as stop:
+        return Recording(None, [], str(stop))
 
 
 class _Guarded:

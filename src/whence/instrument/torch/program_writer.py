@@ -200,7 +200,7 @@ def write_program(
     named_lines = tuple(lines.get(old, "") for old in order)
     return msgspec.structs.replace(
         program,
-        id=_digest(program, tensors),
+        id=content_digest(program, tensors),
         lines=named_lines if any(named_lines) else (),
         call_lines=tuple(children.lines),
     ), tensors
@@ -232,7 +232,7 @@ def _outputs(
     return operands, lost
 
 
-def _digest(program: Program, constants: Sequence[Any]) -> str:
+def content_digest(program: Program, constants: Sequence[Any]) -> str:
     digest = xxhash.xxh3_128(
         msgspec.json.encode(msgspec.structs.replace(program, lost=()), order="sorted")
     )

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from whence.frameworks.torch_arrays import tensors_in
+from whence.instrument.torch.list_operators import one_by_one
 from whence.instrument.torch.operator_listener import OperatorListener
 from whence.instrument.torch.program_recorder import Recorder
 from whence.instrument.torch.training.gradient_arithmetic import Change, Operand, Run
@@ -23,10 +22,6 @@ _MOST_OPERATORS = 20_000
 """So many operators are recorded: some for each parameter."""
 _FOLLOWED = {"in", "op", "dtype", "device", "layout", "memory_format", "float", "complex"}
 """Arguments of operators that stay what they are when their program becomes a part of another."""
-
-
-_OVERLOADS = {"Scalar": "Scalar", "Tensor": "Tensor", "List": "Tensor", "ScalarList": "Scalar"}
-"""Of an operator on a list of tensors, and of that on one."""
 
 
 class GradientProgram(NamedTuple):
@@ -71,7 +66,7 @@ class GradientCode(OperatorListener):
         if self._took_number and any(isinstance(value, float) for value in args):
             # It may have been computed from the number, which is another in another run.
             recorder.give_up("works on gradients with a number that came out of a tensor")
-        if parts := _one_by_one(func, args, kwargs):
+        if parts := one_by_one(func, args, kwargs):
             return recorder.operator_as(lambda: func(*args, **kwargs), parts)
         return recorder.operator(func, args, kwargs)
 
@@ -82,7 +77,14 @@ class GradientCode(OperatorListener):
             for k, parameter in enumerate(self._parameters)
             if parameter.grad is not None
         ]
-        self._recorder = Recorder(gradients, [], casts=False, find=self._find, most=_MOST_OPERATORS)
+        self._recorder = Recorder(
+            gradients,
+            [],
+            casts=False,
+            find=self._find,
+            most=_MOST_OPERATORS,
+            watch_versions=False,
+        )
         self._recorder.autocast = self.autocast
 
     def _find(self, tensor: Any) -> str:
@@ -133,22 +135,6 @@ class GradientCode(OperatorListener):
             beside,
             _spliced(program, order, [slot for slot, _ in beside], [made.get(k) for k in numbers]),
         )
-
-
-def _one_by_one(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
-    """(operator, arguments) that do for one tensor each what an operator on a list of them does in
-    place, [] of any other operator: `_foreach_mul_.Scalar` is `mul_.Scalar` of each.
-    """
-    name = getattr(func, "_opname", "")
-    if not name.startswith("_foreach_") or not name.endswith("_") or kwargs or len(args) != 2:
-        return []
-    overloads = getattr(torch.ops.aten, name.removeprefix("_foreach_"), None)
-    single = getattr(overloads, _OVERLOADS.get(func._overloadname, ""), None)
-    tensors, other = args
-    if single is None:
-        return []
-    others = other if isinstance(other, (list, tuple)) else [other] * len(tensors)
-    return [(single, pair) for pair in zip(tensors, others, strict=True)]
 
 
 def _spliced(

@@ -63,7 +63,7 @@ class Training:
         self._passes = BackwardPasses(
             session, frames, calls, sums, self.loss, sharded, self._changes
         )
-        self._steps = OptimizerSteps(session, registry, writer, names, self._changes)
+        self._steps = OptimizerSteps(session, registry, writer, names, self._changes, compiled_code)
         self._undo: list[Any] = []
 
     def install(self) -> None:
@@ -77,6 +77,7 @@ class Training:
         self.loss.clear()
         self._passes.remove()
         self._changes.remove()
+        self._steps.drop("the capture has ended")
         while self._undo:
             self._undo.pop().remove()
 
@@ -100,23 +101,28 @@ class Training:
         """Record the code outside of modules that runs now no longer."""
         self.loss.drop(reason)
         self._changes.drop(reason)
+        self._steps.drop(reason)
 
     def model_begins(self) -> Training:
         """An outermost call begins; nothing of the listener is on the thread. Returns itself."""
         self._changes.drop("a model is called")
+        self._steps.drop("calls a model in its step")
         self.loss.model_begins()
         return self
 
     def _step_begins(self, optimizer: Any) -> None:
         self.loss.step_begins()
         self._changes.stop_listening()
+        self._steps.drop("steps another optimiser")
         if self._frames.active and not self._frames.thread.busy:
             self._frames.guarded(self._steps.begins, optimizer)
+            self._steps.listen()
 
     def stepped(self, optimizer: Any, is_skipped: bool) -> None:
         """An optimiser has stepped, or a loss scaler left its step out. Called before its roots go
         on to their next step.
         """
+        self._steps.stop_listening()
         if is_skipped:
             self.loss.step_begins()
             self._changes.stop_listening()

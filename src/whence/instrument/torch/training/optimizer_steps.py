@@ -1,27 +1,42 @@
 """Steps of optimisers: a call for each parameter, from its value, gradient and state to what they
 are after the step.
+
+A step of torch's own optimisers is an operation of its program, which torch's code replays. What
+another optimiser runs is recorded while it steps (`optimizer_code`).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from typing import Any
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from whence.frameworks.torch_arrays import NAMES
 from whence.instrument.session import Session
+from whence.instrument.torch.compiled_boundary import CompiledCodeGuard
 from whence.instrument.torch.program_cache import ProgramWriter
+from whence.instrument.torch.program_recorder import Recording
 from whence.instrument.torch.regions import Regions, part_of
+from whence.instrument.torch.split_recording import MEASURED
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.training.gradient_arithmetic import Operand, unless_infinite
 from whence.instrument.torch.training.gradient_changes import GradientChanges
 from whence.instrument.torch.training.open_region import OpenRegion
+from whence.instrument.torch.training.optimizer_code import (
+    OptimizerCode,
+    Tensors,
+    can_listen,
+    is_torchs,
+    kept_tensors,
+)
 from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
 from whence.records import Operation, Placement, Program, Ref
 from whence.records.program import OPTIMIZER_STEP, identified
-from whence.records.slots import FOUND_INF
+from whence.records.slots import FOUND_INF, split_slot
 from whence.records.training import TAKEN_GRADIENT
 
 _HOW = ("foreach", "fused", "capturable", "differentiable")
@@ -50,6 +65,21 @@ class _Updated:
         self.may_skip = False  # reads FOUND_INF, its last input
 
 
+class _Step(NamedTuple):
+    """What an optimiser did to one parameter. read: how many of its tensors are inputs; made: what
+    it has after the step. recording: of an optimiser that is not torch's own.
+    """
+
+    kind: type
+    hyper_parameters: dict[str, Any]
+    read: int
+    made: Tensors
+    recording: Recording
+
+
+_NOT_FOLLOWED = "is not one of torch's own optimisers, and was not followed"
+
+
 class OptimizerSteps:
     """Records the steps of all optimisers."""
 
@@ -60,30 +90,39 @@ class OptimizerSteps:
         writer: ProgramWriter,
         names: ParameterNames,
         changes: GradientChanges,
+        compiled_code: CompiledCodeGuard,
     ) -> None:
-        self._changes = changes
+        self._changes, self._compiled_code = changes, compiled_code
         self._session, self._registry, self._writer, self._names = session, registry, writer, names
         self._regions = Regions(session, registry, OpenRegion())
         self._before: list[_Updated] = []
         self._stepped: list[tuple[ParameterName, Any]] = []
         self._divided: Callable[[Any], None] | None = None
         self._counts: dict[str, int] = {}
+        self._code: OptimizerCode | None = None
+        # Those whose later steps may depend on numbers that they computed, and why.
+        self._measuring = weakref.WeakKeyDictionary[Any, str]()
+        # A mode can be taken off only by the thread that it is on: the one that ends the capture.
+        self._thread = threading.get_ident()
 
     def begins(self, optimizer: Any) -> None:
         """An optimiser is about to step."""
-        self._before, self._divided = [], None
+        self._before, self._divided, self._code = [], None, None
         self._stepped = stepped = []
+        given: list[Tensors] = []
         scale, found_inf = (_tensor_of(optimizer, name) for name in ("grad_scale", "found_inf"))
         for number, group in enumerate(optimizer.param_groups):
             for tensor in group["params"]:
                 if tensor.grad is None or (name := self._names.of(tensor)) is None:
                     continue
                 updated = _Updated(name, tensor, number, keep=self._session.elements_on)
-                self._take(updated, "input.param", tensor)
-                self._take(updated, TAKEN_GRADIENT, tensor.grad)
-                for key, value in _state(optimizer, tensor):
-                    updated.state.append(key)
-                    self._take(updated, f"input.{key}", value)
+                kept = list(_state(optimizer, tensor))
+                updated.state = [key for key, _ in kept]
+                read = [("input.param", tensor), (TAKEN_GRADIENT, tensor.grad)]
+                read += [(f"input.{key}", value) for key, value in kept]
+                for slot, value in read:
+                    self._take(updated, slot, value)
+                given.append(read)
                 if found_inf is not None:
                     updated.may_skip = True
                     self._take(updated, FOUND_INF, found_inf)
@@ -94,6 +133,37 @@ class OptimizerSteps:
             self._divided = self._changes.divided_by_step(tensors, scale, found_inf)
         elif stepped:
             self._write_changes()
+            if self._follows(optimizer, given):
+                self._compiled_code.set()
+                self._code = OptimizerCode(given, _settings(optimizer))
+
+    def _follows(self, optimizer: Any, given: list[Tensors]) -> bool:
+        """Is the step to be recorded as it runs?"""
+        return (
+            not is_torchs(type(optimizer))
+            and optimizer not in self._measuring
+            and not self._writer.unwanted
+            and self._session.elements_on
+            and threading.get_ident() == self._thread
+            and can_listen(given)
+        )
+
+    def listen(self) -> None:
+        """Listen to the step that has begun, where it is to be recorded. Nothing of the listener is
+        on the thread.
+        """
+        if self._code is not None:
+            self._code.__enter__()
+
+    def stop_listening(self) -> None:
+        """The step has ended."""
+        if self._code is not None:
+            self._code.pause()
+
+    def drop(self, reason: str) -> None:
+        """Record the step that runs no longer."""
+        if self._code is not None:
+            self._code.abandon(reason)
 
     def skipped(self, optimizer: Any) -> None:
         """A loss scaler found a gradient that is not finite, and left the step out."""
@@ -118,26 +188,45 @@ class OptimizerSteps:
         """It has stepped."""
         before, self._before = self._before, []
         divided, self._divided = self._divided, None
+        code, self._code = self._code, None
         if divided is not None:
             # The step has left in `grad` what it stepped by.
             divided(None)
             for updated in before:
                 self._take_again(updated, _GRAD, updated.tensor.grad)
             self._write_changes()
-        for updated in before:
+        after = [_after(optimizer, updated) for updated in before]
+        ran = self._ran(optimizer, code, after)
+        for updated, made, recording in zip(before, after, ran, strict=True):
             root = updated.name.root
             read = len(updated.refs)
-            left = [key for key, _ in _state(optimizer, updated.tensor)]
-            self._take(updated, "output.param", updated.tensor)
-            for key, value in _state(optimizer, updated.tensor):
-                self._take(updated, f"output.{key}", value)
+            for slot, value in made:
+                self._take(updated, slot, value)
             step = root.steps.get("", 0)
             region = self._regions.enter("optimizer", root, step, 0, self._counts)
             if region.selected:
-                group = optimizer.param_groups[updated.number]
-                self._write(updated, read, left, type(optimizer), _plain(group), region)
+                hyper_parameters = _plain(optimizer.param_groups[updated.number])
+                step_of = _Step(type(optimizer), hyper_parameters, read, made, recording)
+                self._write(updated, step_of, region)
         self._regions.close()
         self._counts = {}
+
+    def _ran(
+        self, optimizer: Any, code: OptimizerCode | None, after: Sequence[Tensors]
+    ) -> list[Recording]:
+        """What a step that was recorded did to each parameter. after: what each has now."""
+        if code is None:
+            reason = self._measuring.get(optimizer, _NOT_FOLLOWED)
+            return [Recording(None, [], reason)] * len(after)
+        recordings = code.programs(after)
+        if setting := code.measured(_settings(optimizer)):
+            reason = f"computes a setting of its own, another one after rounding ({setting})"
+        elif any(recording.reason == MEASURED for recording in recordings):
+            reason = MEASURED
+        else:
+            return recordings
+        self._measuring[optimizer] = reason
+        return [Recording(None, [], reason)] * len(after)
 
     def _take(self, updated: _Updated, slot: str, tensor: Any) -> None:
         parameter = slot.endswith(".param")
@@ -152,21 +241,26 @@ class OptimizerSteps:
         updated.refs[place] = Ref(slot, number, edge)
         updated.dtypes[place] = form[0]
 
-    def _write(
-        self,
-        updated: _Updated,
-        read: int,
-        left: list[str],
-        kind: type,
-        hyper_parameters: dict[str, Any],
-        region: Any,
-    ) -> None:
-        session, name = self._session, updated.name
-        program_or_reason = _program_of(updated, read, left, kind, hyper_parameters)
+    def _program_of(self, updated: _Updated, step: _Step) -> tuple[Program | None, str]:
+        """The step of a parameter as a program, or why there is none."""
+        if is_torchs(step.kind):
+            return _own_step(updated, step)
+        program, constants, reason = step.recording
+        if program is None:
+            return None, f"{step.kind.__name__} {reason}"
+        if not self._writer.has(program):
+            records = [
+                self._registry.record_of(tensor, f"constant.{k}", updated)[0]
+                for k, tensor in enumerate(constants)
+            ]
+            self._writer.write(program, records)
+        return program, ""
+
+    def _write(self, updated: _Updated, step: _Step, region: Any) -> None:
+        session, name, kind = self._session, updated.name, step.kind
         unwanted = self._writer.unwanted
-        written, no_program = self._writer.put(
-            *((None, unwanted) if unwanted else program_or_reason)
-        )
+        program, reason = (None, unwanted) if unwanted else self._program_of(updated, step)
+        written, no_program = self._writer.put(program, reason)
         self._registry.call(
             part_of(
                 region,
@@ -177,7 +271,7 @@ class OptimizerSteps:
                 op_type=kind.__name__,
                 source=f"{kind.__module__}.{kind.__qualname__}",
                 refs=tuple(updated.refs),
-                arguments=hyper_parameters,
+                arguments=step.hyper_parameters,
                 program=written,
                 no_program=no_program,
                 placements=updated.placements,
@@ -186,11 +280,28 @@ class OptimizerSteps:
 
 
 def _state(optimizer: Any, tensor: Any) -> Iterator[tuple[str, Any]]:
-    """Name and value of what an optimiser keeps of a parameter, as far as it is tensors."""
-    state = optimizer.state.get(tensor)
-    for key, value in state.items() if isinstance(state, dict) else ():
-        if isinstance(key, str) and isinstance(value, torch.Tensor) and value.dtype in NAMES:
+    """Name and value of what an optimiser keeps of a parameter, as far as it is tensors. In lists
+    torch's own keep histories only, which are large and not replayed (LBFGS).
+    """
+    is_flat = is_torchs(type(optimizer))
+    for key, value in kept_tensors(optimizer.state.get(tensor)):
+        if not (is_flat and "." in key):
             yield key, value
+
+
+def _settings(optimizer: Any) -> Tensors:
+    """The tensors among the settings of an optimiser's groups, by name."""
+    groups = [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+    return list(kept_tensors({"group": groups}))
+
+
+def _after(optimizer: Any, updated: _Updated) -> Tensors:
+    """What a parameter has after a step: itself, and what is kept of it."""
+    kept = [(f"output.{key}", value) for key, value in _state(optimizer, updated.tensor)]
+    return [("output.param", updated.tensor), *kept]
 
 
 def _plain(group: dict[str, Any]) -> dict[str, Any]:
@@ -216,15 +327,13 @@ def _plain_value(value: Any) -> Any:
     return _ABSENT
 
 
-def _program_of(
-    updated: _Updated, read: int, left: list[str], kind: type, hyper_parameters: dict[str, Any]
-) -> tuple[Program | None, str]:
-    """The step as a program, or why there is none. read: how many of its tensors are inputs."""
-    if getattr(torch.optim, kind.__name__, None) is not kind:
-        return None, f"{kind.__name__} is not one of torch's own optimisers"
+def _own_step(updated: _Updated, step: _Step) -> tuple[Program | None, str]:
+    """A step of one of torch's own optimisers as a program, or why there is none."""
+    kind, read = step.kind, step.read
+    left = [split_slot(slot)[1] for slot, _ in step.made[1:]]
     if kind in _LOOKS_AGAIN:
         return None, f"{kind.__name__} computes the loss several times in a step"
-    taken = inspect.signature(kind.__init__).parameters
+    taken = inspect.signature(kind).parameters
     operation = Operation(
         OPTIMIZER_STEP,
         (
@@ -235,7 +344,7 @@ def _program_of(
             [{"in": 2 + k} for k in range(len(updated.state))],
             left,
         ),
-        {key: value for key, value in hyper_parameters.items() if key in taken},
+        {key: value for key, value in step.hyper_parameters.items() if key in taken},
     )
     operations = [operation]
     slots = [f"output.{key}" for key in ("param", *left)]

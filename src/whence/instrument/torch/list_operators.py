@@ -1,0 +1,71 @@
+"""Operators on lists of tensors (`_foreach_mul_`, `_fused_adamw_`) as what they do for each tensor.
+
+What is recorded of one tensor then does not depend on the others of its list.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+_LISTS = ("_foreach_", "_fused_")
+_OVERLOADS = {"Scalar": "Scalar", "Tensor": "Tensor", "List": "Tensor", "ScalarList": "Scalar"}
+"""Of an operator on a list of tensors, and of that on one."""
+
+
+class OneOfList(NamedTuple):
+    """What an operator on lists does for the tensors at one place of them: an operator with its
+    arguments.
+    """
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def result(self, place: int, out: Any) -> Any:
+        """What it would have returned. out: what the operator on lists returned."""
+        if out is not None:
+            return [out[place]]
+        return self.args[0] if self.func._schema.returns else None
+
+
+def one_by_one(func: Any, args: Any, kwargs: Any) -> list[OneOfList]:
+    """What this call does for each place of its lists, [] of an operator that takes none.
+
+    `_foreach_mul_.Scalar` is `mul_.Scalar` of each; one that has no such counterpart is itself, on
+    lists of one tensor.
+    """
+    if not getattr(func, "_opname", "").startswith(_LISTS):
+        return []
+    lists = [value for value in (*args, *kwargs.values()) if isinstance(value, (list, tuple))]
+    lengths = {len(items) for items in lists} - {0}
+    if len(lengths) != 1:
+        return []
+    count = lengths.pop()
+    single = None if kwargs or len(args) != 2 else _on_one(func)
+    parts = []
+    for place in range(count):
+        taken = tuple(_item(value, place, alone=single is not None) for value in args)
+        named = {key: _item(value, place, alone=False) for key, value in kwargs.items()}
+        parts.append(OneOfList(single or func, taken, named))
+    return parts
+
+
+def _on_one(func: Any) -> Any:
+    """The operator on one tensor that an operator in place on a list of them amounts to, None where
+    it has another form.
+    """
+    name = func._opname
+    if not name.startswith("_foreach_") or not name.endswith("_"):
+        return None
+    overloads = getattr(torch.ops.aten, name.removeprefix("_foreach_"), None)
+    return getattr(overloads, _OVERLOADS.get(func._overloadname, ""), None)
+
+
+def _item(value: Any, place: int, *, alone: bool) -> Any:
+    """What an argument holds for one place of the lists. alone: not in a list."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    items = value[place : place + 1]
+    return items[0] if alone else list(items)

@@ -1,0 +1,173 @@
+"""Divides what was recorded into programs of their own, where code works on many things in turn: an
+optimiser on its parameters.
+
+An operation belongs to a program where an output depends on it: by what it returns, or because it
+writes memory that the program reads, also through a view.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from whence.frameworks.torch_arrays import NAMES
+from whence.frameworks.torch_schema import METADATA_ONLY, written
+from whence.instrument.torch.operand_table import OperandTable, RecordedOperation, Stop
+from whence.instrument.torch.program_writer import content_digest, renumbered
+from whence.records import Operation, Program
+from whence.records.program import TENSOR_OPERANDS, Operand, map_operands, operands
+
+
+class Wanted(NamedTuple):
+    """What one of the programs reads and makes.
+
+    inputs: its slots, by the names that the recording has for them. outputs: (slot, tensor).
+    """
+
+    inputs: Mapping[str, str]
+    outputs: Sequence[tuple[str, Any]]
+
+
+MEASURED = "takes a number out of a tensor, which is another one after rounding"
+
+
+class _Number(NamedTuple):
+    """A number that the code took out of a tensor: where, and what it depends on."""
+
+    place: int
+    operations: frozenset[int]
+    inputs: frozenset[str]
+
+
+class SplitRecording:
+    """Programs of a recording, each of what some of its outputs depend on.
+
+    lines: source line of each operation.
+    """
+
+    def __init__(self, table: OperandTable, lines: Mapping[int, str]) -> None:
+        self._table, self._lines = table, lines
+        self._tensors: list[list[Operand]] = []  # that each operation is given
+        self._memory: list[Operand] = []  # that the result of each lies in, by where it was made
+        self._writers: dict[tuple[str, Any], list[int]] = {}
+        for place, operation in enumerate(table.operations):
+            self._add(place, operation)
+        guards = {k: o.guard for k, o in enumerate(table.operations) if o.guard is not None}
+        self._is_measured = any(map(_is_measured, guards.values()))
+        self._numbers = [_Number(k, *self._needed([*self._tensors[k], _result(k)])) for k in guards]
+
+    def _add(self, place: int, operation: RecordedOperation) -> None:
+        given = list(_tensors([*operation.args, *operation.kwargs.values()]))
+        self._tensors.append(given)
+        schema = operation.schema
+        changed: list[Operand] = []
+        if schema is not None and schema.name not in METADATA_ONLY:
+            named = dict(zip(schema.positional, operation.args)) | operation.kwargs
+            changed = list(_tensors([named.get(name) for name in written(schema, named)]))
+        for operand in changed:
+            self._writers.setdefault(_key(self._lies_in(operand)), []).append(place)
+        looks = schema is None or schema.view or schema.name in METADATA_ONLY
+        shown = changed or (given if looks else [])
+        self._memory.append(self._lies_in(shown[0]) if shown else Operand("op", [place, 0]))
+
+    def _lies_in(self, operand: Operand) -> Operand:
+        return self._memory[operand.value[0]] if operand.kind == "op" else operand
+
+    def _needed(self, ends: Iterable[Operand]) -> tuple[frozenset[int], frozenset[str]]:
+        """The operations, and names of the inputs, that these operands depend on."""
+        places, inputs, seen = set[int](), set[str](), set[tuple[str, Any]]()
+        todo = list(ends)
+        while todo:
+            operand = todo.pop()
+            if operand.kind == "in":
+                inputs.add(self._table.inputs[operand.value])
+            further = [operand.value[0]] if operand.kind == "op" else []
+            if (memory := _key(self._lies_in(operand))) not in seen:
+                seen.add(memory)
+                further += self._writers.get(memory, ())
+            for place in further:
+                if place not in places:
+                    places.add(place)
+                    todo += self._tensors[place]
+        return frozenset(places), frozenset(inputs)
+
+    def program(self, wanted: Wanted) -> tuple[Program, list[Any]]:
+        """The program of these outputs, and the tensors of its constants. May raise Stop."""
+        if self._is_measured:
+            raise Stop(MEASURED)  # anything may be computed from it, in later steps too
+        table = self._table
+        results = []
+        for slot, tensor in wanted.outputs:
+            operand = table.boundary(tensor)
+            if "hole" in operand:
+                raise Stop(operand["hole"])
+            results.append((slot, operand))
+        places, inputs = self._needed(_tensors([operand for _, operand in results]))
+        for number in self._numbers:
+            # Those of other parameters decide about these, those of none are what they are.
+            is_own = bool(number.inputs) and number.inputs <= wanted.inputs.keys()
+            if is_own and number.place < max(places, default=-1):
+                places, inputs = places | number.operations, inputs | number.inputs
+        if foreign := inputs - wanted.inputs.keys():
+            raise Stop(f"reads {len(foreign)} tensors of other parameters")
+        return self._written(wanted, results, sorted(places))
+
+    def _written(
+        self, wanted: Wanted, results: Sequence[tuple[str, Any]], order: Sequence[int]
+    ) -> tuple[Program, list[Any]]:
+        table = self._table
+        used = [o for place in order for o in self._tensors[place]]
+        used += _tensors([operand for _, operand in results])
+        inputs = sorted({o.value for o in used if o.kind == "in"})
+        constants = sorted({o.value for o in used if o.kind == "const"})
+        rename = functools.partial(
+            renumbered,
+            {old: new for new, old in enumerate(order)},
+            {old: new for new, old in enumerate(inputs)},
+            {old: new for new, old in enumerate(constants)},
+        )
+        operations = [table.operations[place] for place in order]
+        dtypes = tuple(table.input_dtypes[k] for k in inputs)
+        program = Program(
+            id="",
+            operations=tuple(
+                Operation(o.name, tuple(o.args), o.kwargs, o.guard).with_operands(rename)
+                for o in operations
+            ),
+            inputs=tuple(wanted.inputs[table.inputs[k]] for k in inputs),
+            outputs=tuple((slot, map_operands(rename, operand)) for slot, operand in results),
+            base=dtypes[0] if dtypes else "",
+            input_dtypes=dtypes,
+            default_dtype=NAMES[torch.get_default_dtype()],
+            notes=tuple(sorted(table.notes & {"in-place"})),
+        )
+        tensors = [table.constants[k] for k in constants]
+        lines = tuple(self._lines.get(place, "") for place in order)
+        return msgspec.structs.replace(
+            program,
+            id=content_digest(program, tensors),
+            lines=lines if any(lines) else (),
+        ), tensors
+
+
+def _tensors(value: Any) -> Iterable[Operand]:
+    return (operand for operand in operands(value) if operand.kind in TENSOR_OPERANDS)
+
+
+def _result(place: int) -> Operand:
+    return Operand("op", [place, 0])
+
+
+def _is_measured(number: float | bool) -> bool:
+    """Is a number that came out of a tensor another one after rounding? Counts and the answers to
+    questions are not.
+    """
+    return isinstance(number, float) and not number.is_integer()
+
+
+def _key(operand: Operand) -> tuple[str, Any]:
+    return operand.kind, operand.value[0] if operand.kind == "op" else operand.value
