@@ -58,7 +58,12 @@ class SplitRecording:
             self._add(place, operation)
         guards = {k: o.guard for k, o in enumerate(table.operations) if o.guard is not None}
         self._is_measured = any(map(_is_measured, guards.values()))
-        self._numbers = [_Number(k, *self._needed([*self._tensors[k], _result(k)])) for k in guards]
+        # By one of the inputs that each depends on; those of none are what they are.
+        self._numbers: dict[str, list[_Number]] = {}
+        for place in guards:
+            operations, inputs = self._needed([*self._tensors[place], _result(place)])
+            for name in sorted(inputs)[:1]:
+                self._numbers.setdefault(name, []).append(_Number(place, operations, inputs))
 
     def _add(self, place: int, operation: RecordedOperation) -> None:
         given = list(_tensors([*operation.args, *operation.kwargs.values()]))
@@ -107,9 +112,9 @@ class SplitRecording:
                 raise Stop(operand["hole"])
             results.append((slot, operand))
         places, inputs = self._needed(_tensors([operand for _, operand in results]))
-        for number in self._numbers:
-            # Those of other parameters decide about these, those of none are what they are.
-            is_own = bool(number.inputs) and number.inputs <= wanted.inputs.keys()
+        for number in (n for name in wanted.inputs for n in self._numbers.get(name, ())):
+            # Those that depend on other parameters decide about these.
+            is_own = number.inputs <= wanted.inputs.keys()
             if is_own and number.place < max(places, default=-1):
                 places, inputs = places | number.operations, inputs | number.inputs
         if foreign := inputs - wanted.inputs.keys():

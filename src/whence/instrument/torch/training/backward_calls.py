@@ -134,8 +134,8 @@ class BackwardCalls:
             program = backward_program(
                 writer.program(call.program),
                 [
-                    GivenGradient(slot, _given_slot(part, place), g.dtype)
-                    for place, (slot, g) in enumerate(part.given)
+                    GivenGradient(slot, read_as, g.dtype)
+                    for (slot, g), read_as in zip(part.given, _given_slots(part), strict=True)
                 ],
                 [WantedGradient(slot, f"output.grad.{slot}") for slot, _ in part.made],
                 passed_on=part.child is not None,
@@ -166,24 +166,26 @@ def _read(part: _Part) -> Iterator[Ref]:
         for ref in child.refs:
             if is_output(ref.slot):
                 yield Ref(as_input(f"{place}:{ref.slot}"), ref.record, ref.edge)
-    for place, (_, gradient) in enumerate(part.given):
-        yield Ref(_given_slot(part, place), gradient.record, gradient.edge)
+    for (_, gradient), slot in zip(part.given, _given_slots(part), strict=True):
+        yield Ref(slot, gradient.record, gradient.edge)
 
 
 def _placements(part: _Part) -> dict[str, Placement]:
     """Of the gradients of a part that ranks hold together."""
     slots = [
-        *((_given_slot(part, place), gradient) for place, (_, gradient) in enumerate(part.given)),
+        *((s, gradient) for (_, gradient), s in zip(part.given, _given_slots(part), strict=True)),
         *((f"output.grad.{slot}", gradient) for slot, gradient in part.made),
     ]
     return {slot: g.placement for slot, g in slots if g.placement is not None}
 
 
-def _given_slot(part: _Part, place: int) -> str:
-    """The slot of a gradient that a part starts from."""
-    slot = part.given[place][0]
-    earlier = sum(name == slot for name, _ in part.given[:place])
-    return f"input.grad.{slot}" + (f".{earlier}" if earlier else "")
+def _given_slots(part: _Part) -> Iterator[str]:
+    """The slots of the gradients that a part starts from."""
+    counts: dict[str, int] = {}
+    for slot, _ in part.given:
+        earlier = counts.get(slot, 0)
+        counts[slot] = earlier + 1
+        yield f"input.grad.{slot}" + (f".{earlier}" if earlier else "")
 
 
 def _parts(call: ForwardCall, seen: SeenGradients) -> Iterator[_Part]:
