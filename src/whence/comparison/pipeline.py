@@ -17,6 +17,7 @@ from whence.comparison.differing_part import DifferingPart, differing_part
 from whence.comparison.options import CompareOptions
 from whence.comparison.ranks.target_alone import with_ranks
 from whence.comparison.verdicts import (
+    after_steps,
     checkpoints,
     compiled_kernels,
     gradient_flow,
@@ -81,6 +82,8 @@ STAGES: tuple[Stage, ...] = (
     lambda verdicts, c: loss_scale.undone(verdicts, c.paired),
     # Parameters that code before a step changes as the step of the other run does.
     lambda verdicts, c: met_again.withdrawn(verdicts, c.paired),
+    # Parameters that are not what the step before left.
+    lambda verdicts, c: after_steps.blamed(verdicts, c.errors),
     # Tensors through which a gradient flows in one run only.
     lambda verdicts, c: gradient_flow.stopped(verdicts, c.paired),
     # A module whose parameters the checkpoint lacks.

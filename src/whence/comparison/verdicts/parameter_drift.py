@@ -18,6 +18,8 @@ from whence.records.slots import input_name, is_param, is_written, param_name
 from whence.records.training import OPTIMIZER, TAKEN_GRADIENT
 from whence.results import Confidence, SlotPair, Verdict, VerdictKind
 
+DRIFTED = "drifted"
+"""The figure of a verdict: by how much a parameter that its call read parted unseen."""
 STEPS_BEFORE = "steps_before"
 """The figure of a verdict: so many steps before the first recorded one may have made it."""
 
@@ -124,7 +126,7 @@ def unless_drifted(verdict: Verdict, drift: ParameterDrift | None) -> Verdict:
     """
     if drift is None or verdict.verdict not in _PASSES:
         return verdict
-    numbers = {**verdict.numbers, "e_out": drift.error}
+    numbers = {**verdict.numbers, "e_out": drift.error, DRIFTED: drift.error}
     if drift.steps_before:
         numbers[STEPS_BEFORE] = drift.steps_before
     return verdict.replace(

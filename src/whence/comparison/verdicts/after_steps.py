@@ -1,0 +1,199 @@
+"""Parameters that something changes between an optimiser's step and the next call that reads them:
+a moving average that is taken over, weights that are clipped, a shard of an earlier step.
+
+What changed them was not captured. But where the step left alike what the next call of one run
+reads as it was left, and that of the other run reads as something else, rounding is not the reason.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from whence import judge
+from whence.comparison.verdicts.pair_errors import PairErrors
+from whence.comparison.verdicts.parameter_drift import DRIFTED
+from whence.records import Call, Run
+from whence.records.slots import is_param, param_name
+from whence.records.training import GRADIENTS, OPTIMIZER
+from whence.results import (
+    CauseKind,
+    Confidence,
+    Evidence,
+    SlotPair,
+    Verdict,
+    VerdictKind,
+)
+
+Verdicts = dict[tuple[int, int], Verdict]
+
+_LEFT = "output.param"
+
+
+class _Step(NamedTuple):
+    """The step of one parameter: its call, by place in its run, and the record that it left."""
+
+    order: int
+    call: int
+    left: int
+
+
+class _Change(NamedTuple):
+    """A parameter that is not read as its step left it. step: the pair of the step; read: what the
+    call that reads it was given.
+    """
+
+    step: int
+    read: SlotPair
+    by_reference: bool
+    by_target: bool
+
+
+def blamed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
+    """The verdicts, with a guilty one for each step after which a parameter is changed in one run
+    only; or in both, and differently, where the step left the same bits of all parameters.
+    """
+    return _Changes(errors).marked(verdicts)
+
+
+class _Changes:
+    def __init__(self, errors: PairErrors) -> None:
+        self._errors, self._paired = errors, errors.paired
+        self._of_reference = _Steps(self._paired.reference)
+        self._of_target = _Steps(self._paired.target)
+
+    def marked(self, verdicts: Verdicts) -> Verdicts:
+        if not (self._of_reference and self._of_target):
+            return verdicts
+        out, seen = dict(verdicts), set[int]()
+        for index, pair in enumerate(self._paired.plan.pairs):
+            call = self._paired.calls[pair.reference]
+            if call.phase == OPTIMIZER:
+                continue
+            is_explained = False
+            for change in self._changes(index, call):
+                words = self._words(change)
+                is_explained = is_explained or bool(words)
+                if words and change.step not in seen:
+                    seen.add(change.step)
+                    step = self._paired.plan.pairs[change.step].reference
+                    out[step, -1] = self._verdict(change, words, verdicts.get((step, -1)))
+            if is_explained:
+                out.update(_explained(verdicts, call.id))
+        return out
+
+    def _changes(self, index: int, call: Call) -> Iterator[_Change]:
+        """The parameters of a paired call that it does not read as the step before left them."""
+        paired = self._paired
+        partner = paired.target.calls[paired.plan.pairs[index].target]
+        if call.training != partner.training:  # an evaluation may have other parameters
+            return
+        for slot in paired.slots[index].values():
+            if not (is_param(slot.reference_slot) and is_param(slot.target_slot)):
+                continue
+            before = self._of_reference.before(call, slot.reference_slot)
+            its = self._of_target.before(partner, slot.target_slot)
+            step = paired.pair_of.get(before.call) if before is not None else None
+            if before is None or its is None or step is None:
+                continue
+            if paired.plan.pairs[step].target != its.call:
+                continue
+            by_reference = _is_other(paired.reference, before.left, slot.reference_record)
+            by_target = _is_other(paired.target, its.left, slot.target_record)
+            if by_reference or by_target:
+                yield _Change(step, slot, by_reference, by_target)
+
+    def _words(self, change: _Change) -> str:
+        """Why rounding is not the reason, "" where it may be."""
+        left = self._paired.slot(change.step, _LEFT)
+        if left is None:
+            return ""
+        error, before = self._errors.of(change.read), self._errors.of(left)
+        if error.value is None or before.value is None:
+            return ""
+        limit = judge.LIMITS.growth * (before.value + 2 * error.u)
+        if error.value <= max(limit, judge.LIMITS.spread * error.spread):
+            return ""
+        size = f"rel_l2 {error.value:.2g}, {before.value:.2g} as the step left it"
+        name = param_name(change.read.reference_slot)
+        if change.by_reference and change.by_target:
+            if not self._are_left_alike(change.step):
+                return ""
+            return f"{name} is changed after the step in both runs, and differently ({size})"
+        side, other = ("target", "reference") if change.by_target else ("reference", "target")
+        return f"{name} is changed after the step in the {side}, not in the {other} ({size})"
+
+    def _are_left_alike(self, step: int) -> bool:
+        """Did the steps of all parameters at this step leave the same bits in both runs?"""
+        call = self._paired.calls[self._paired.plan.pairs[step].reference]
+        return self._alike[call.rank, call.root, call.step]
+
+    @functools.cached_property
+    def _alike(self) -> dict[tuple[int, str, int], bool]:
+        alike: dict[tuple[int, str, int], bool] = {}
+        for index, pair in enumerate(self._paired.plan.pairs):
+            call = self._paired.calls[pair.reference]
+            left = self._paired.slot(index, _LEFT) if call.phase == OPTIMIZER else None
+            if left is not None:
+                key = call.rank, call.root, call.step
+                alike[key] = alike.get(key, True) and self._paired.is_equal(left)
+        return alike
+
+    def _verdict(self, change: _Change, words: str, before: Verdict | None) -> Verdict:
+        error = self._errors.of(change.read).value
+        is_of_both = change.by_reference and change.by_target
+        verdict = before or Verdict(change.step, VerdictKind.IDENTICAL)
+        return verdict.replace(
+            verdict=VerdictKind.INTRODUCED,
+            confidence=Confidence.LIKELY if is_of_both else Confidence.CERTAIN,
+            evidence=Evidence.TWO_DUMPS,
+            cause=CauseKind.SEMANTIC,
+            numbers={**verdict.numbers, "e_out": error},
+            slot=_LEFT,
+            sentence=words,
+            reason=words.partition(" (")[0].partition(" ")[2],
+        )
+
+
+class _Steps:
+    """The steps of a run's parameters, by parameter, in order."""
+
+    def __init__(self, run: Run) -> None:
+        self._steps: dict[tuple[int, str, str, str], list[_Step]] = {}
+        for call in run.calls:
+            if call.phase == OPTIMIZER and call.op != GRADIENTS:
+                left = next((ref.record for ref in call.refs if ref.slot == _LEFT), None)
+                if left is not None:
+                    key = call.rank, call.root, call.scope, call.op
+                    self._steps.setdefault(key, []).append(_Step(call.order, call.id, left))
+
+    def __bool__(self) -> bool:
+        return bool(self._steps)
+
+    def before(self, call: Call, slot: str) -> _Step | None:
+        """The last step of a parameter before a call that reads it in this slot."""
+        steps = self._steps.get((call.rank, call.root, call.scope, param_name(slot)), [])
+        place = bisect.bisect(steps, call.order, key=lambda step: step.order)
+        return steps[place - 1] if place else None
+
+
+def _is_other(run: Run, left: int, read: int) -> bool:
+    """Does a call read other numbers than the step left? Not known of what is of another form."""
+    if left == read:
+        return False
+    a, b = run.records[left], run.records[read]
+    is_known = bool(a.hash and b.hash) and (a.dtype, a.shape) == (b.dtype, b.shape)
+    return is_known and a.hash != b.hash
+
+
+def _explained(verdicts: Verdicts, call: int) -> Verdicts:
+    """The verdicts of a call that was undetermined by a parameter whose change is known now."""
+    return {
+        key: verdict.withdrawn(VerdictKind.INHERITED, f"inherited: {verdict.sentence}")
+        for key in ((call, -1), (call, 0))
+        if (verdict := verdicts.get(key)) is not None
+        and verdict.verdict == VerdictKind.UNDETERMINED
+        and DRIFTED in verdict.numbers
+    }
