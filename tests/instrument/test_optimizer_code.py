@@ -245,6 +245,7 @@ def test_a_setting_that_the_step_computes_is_no_constant(tmp_path):
     assert reasons(tmp_path / "reference") == {
         "Tuning computes a setting of its own, another one after rounding (group.0.rate)"
     }
+    assert not any("rate" in call.arguments for call in steps_of(tmp_path / "reference"))
     train(Tuning, tmp_path / "target", parts=True)
     assert whence.compare(tmp_path / "reference", tmp_path / "target").status != "different"
 

@@ -100,6 +100,9 @@ class OptimizerSteps:
         self._divided: Callable[[Any], None] | None = None
         self._counts: dict[str, int] = {}
         self._code: OptimizerCode | None = None
+        # Settings that the steps of an optimiser change themselves, which are none of the user's.
+        self._computed = weakref.WeakKeyDictionary[Any, set[str]]()
+        self._group_before: list[dict[str, Any]] = []
         # Those whose later steps may depend on numbers that they computed, and why.
         self._measuring = weakref.WeakKeyDictionary[Any, str]()
         # A mode can be taken off only by the thread that it is on: the one that ends the capture.
@@ -109,6 +112,7 @@ class OptimizerSteps:
         """An optimiser is about to step."""
         self._before, self._divided, self._code = [], None, None
         self._stepped = stepped = []
+        self._group_before = [_plain(group) for group in optimizer.param_groups]
         given: list[Tensors] = []
         scale, found_inf = (_tensor_of(optimizer, name) for name in ("grad_scale", "found_inf"))
         for number, group in enumerate(optimizer.param_groups):
@@ -195,6 +199,7 @@ class OptimizerSteps:
             for updated in before:
                 self._take_again(updated, _GRAD, updated.tensor.grad)
             self._write_changes()
+        settings = self._settings_of(optimizer)
         after = [_after(optimizer, updated) for updated in before]
         ran = self._ran(optimizer, code, after)
         for updated, made, recording in zip(before, after, ran, strict=True):
@@ -205,11 +210,21 @@ class OptimizerSteps:
             step = root.steps.get("", 0)
             region = self._regions.enter("optimizer", root, step, 0, self._counts)
             if region.selected:
-                hyper_parameters = _plain(optimizer.param_groups[updated.number])
-                step_of = _Step(type(optimizer), hyper_parameters, read, made, recording)
+                of_group = settings[updated.number]
+                step_of = _Step(type(optimizer), of_group, read, made, recording)
                 self._write(updated, step_of, region)
         self._regions.close()
         self._counts = {}
+
+    def _settings_of(self, optimizer: Any) -> list[dict[str, Any]]:
+        """The hyper-parameters of each group of an optimiser that has stepped, without what its
+        steps compute: counts, an estimate of its learning rate.
+        """
+        now = [_plain(group) for group in optimizer.param_groups]
+        computed = self._computed.setdefault(optimizer, set())
+        for before, after in zip(self._group_before, now):
+            computed.update(key for key in after if before.get(key) != after[key])
+        return [{k: v for k, v in group.items() if k not in computed} for group in now]
 
     def _ran(
         self, optimizer: Any, code: OptimizerCode | None, after: Sequence[Tensors]
