@@ -7,9 +7,9 @@ Takes every optimiser of the packages that are installed (timm, pytorch_optimize
 schedulefree, prodigyopt, came-pytorch, torch-optimi, transformers) and can be made from parameters
 and a learning rate, and classes made of torch's own. Two small networks train three steps each: one
 of linear layers, which set the rules together with the first fault, and one of convolutions, which
-did not. Clean: the layers computed in parts, and bfloat16 autocast. What changes no
-parameter, a fault by no more than four roundings of it, has "no effect". Exit code 1 where a clean pair has a finding, a capture changes a
-training, or something crashes.
+did not. Clean: the layers computed in parts, and bfloat16 autocast. What changes no parameter, a
+fault by no more than four roundings of it, has "no effect". Exit code 1 where a clean pair has a
+finding, a capture changes a training, or something crashes.
 """
 
 from __future__ import annotations
