@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import whence
+from whence.errors import ReplayRefused
 
 pytestmark = pytest.mark.torch
 
@@ -113,6 +114,8 @@ def test_what_one_run_does_after_a_step_is_named(reference, target, side, other,
     words = f"weight is changed after the step in the {side}, not in the {other}"
     assert first.sentence.startswith(words)
     assert len(result.findings) == 1
+    with pytest.raises(ReplayRefused, match="after its step was not captured"):
+        whence.repro(result, tmp_path / "repro")
 
 
 def test_one_parameter_is_named_alone(tmp_path):

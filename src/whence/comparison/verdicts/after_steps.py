@@ -29,6 +29,8 @@ from whence.results import (
 
 Verdicts = dict[tuple[int, int], Verdict]
 
+AFTER_STEP = "after_step"
+"""The figure of such a verdict: by how much the parameter is off that the next call reads."""
 _LEFT = "output.param"
 
 
@@ -150,7 +152,7 @@ class _Changes:
             confidence=Confidence.LIKELY if is_of_both else Confidence.CERTAIN,
             evidence=Evidence.TWO_DUMPS,
             cause=CauseKind.SEMANTIC,
-            numbers={**verdict.numbers, "e_out": error},
+            numbers={**verdict.numbers, "e_out": error, AFTER_STEP: error},
             slot=_LEFT,
             sentence=words,
             reason=words.partition(" (")[0].partition(" ")[2],

@@ -87,10 +87,14 @@ class Subject:
 
 def open_subject(compared: Comparison, finding: Finding, model: Any) -> Subject:
     """Open and pair the runs of a comparison again. Raises ReplayRefused, UnreadableRun."""
+    from whence.comparison.verdicts.after_steps import AFTER_STEP
+
     paired, replayer = _paired_again(compared, model)
     index = finding.pair
     if not 0 <= index < len(compared.plan.pairs):
         raise ReplayRefused("it is about no pair of calls")
+    if AFTER_STEP in finding.numbers:
+        raise NothingToRun("the code that changes the parameter after its step was not captured")
     then = compared.plan.pairs[index]
     now = paired.plan.pairs[index] if index < len(paired.plan.pairs) else None
     if now is None or (now.reference, now.target) != (then.reference, then.target):

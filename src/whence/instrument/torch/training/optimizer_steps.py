@@ -7,15 +7,13 @@ another optimiser runs is recorded while it steps (`optimizer_code`).
 
 from __future__ import annotations
 
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from whence.frameworks.torch_arrays import NAMES
 from whence.instrument.session import Session
 from whence.instrument.torch.compiled_boundary import CompiledCodeGuard
 from whence.instrument.torch.program_cache import ProgramWriter
@@ -23,7 +21,6 @@ from whence.instrument.torch.program_recorder import Recording
 from whence.instrument.torch.regions import Regions, part_of
 from whence.instrument.torch.split_recording import MEASURED
 from whence.instrument.torch.tensor_identity import TensorRegistry
-from whence.instrument.torch.training.gradient_arithmetic import Operand, unless_infinite
 from whence.instrument.torch.training.gradient_changes import GradientChanges
 from whence.instrument.torch.training.open_region import OpenRegion
 from whence.instrument.torch.training.optimizer_code import (
@@ -33,10 +30,10 @@ from whence.instrument.torch.training.optimizer_code import (
     is_torchs,
     kept_tensors,
 )
+from whence.instrument.torch.training.optimizer_programs import Step, Updated, own_step
 from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
-from whence.records import Operation, Placement, Program, Ref
-from whence.records.program import OPTIMIZER_STEP, identified
-from whence.records.slots import FOUND_INF, split_slot
+from whence.records import Program, Ref
+from whence.records.slots import FOUND_INF
 from whence.records.training import TAKEN_GRADIENT
 
 _HOW = ("foreach", "fused", "capturable", "differentiable")
@@ -44,38 +41,6 @@ _HOW = ("foreach", "fused", "capturable", "differentiable")
 
 _GRAD = 1
 """Place of the gradient among the inputs of a step."""
-
-_LOOKS_AGAIN = {torch.optim.LBFGS}
-"""Optimisers whose steps depend on losses that are computed in between, of all parameters."""
-
-
-class _Updated:
-    """One parameter in a step: as what its tensors are recorded. state: names of what the optimiser
-    keeps of it, before the step.
-    """
-
-    def __init__(self, name: ParameterName, tensor: Any, number: int, *, keep: bool) -> None:
-        self.name, self.tensor, self.keep = name, tensor, keep
-        self.scope, self.op_type = name.scope, name.op_type
-        self.placements: dict[str, Placement] = {}
-        self.refs: list[Ref] = []
-        self.dtypes: list[str] = []
-        self.state: list[str] = []
-        self.number = number
-        self.may_skip = False  # reads FOUND_INF, its last input
-
-
-class _Step(NamedTuple):
-    """What an optimiser did to one parameter. read: how many of its tensors are inputs; made: what
-    it has after the step. recording: of an optimiser that is not torch's own.
-    """
-
-    kind: type
-    hyper_parameters: dict[str, Any]
-    read: int
-    made: Tensors
-    recording: Recording
-
 
 _NOT_FOLLOWED = "is not one of torch's own optimisers, and was not followed"
 
@@ -95,7 +60,7 @@ class OptimizerSteps:
         self._changes, self._compiled_code = changes, compiled_code
         self._session, self._registry, self._writer, self._names = session, registry, writer, names
         self._regions = Regions(session, registry, OpenRegion())
-        self._before: list[_Updated] = []
+        self._before: list[Updated] = []
         self._stepped: list[tuple[ParameterName, Any]] = []
         self._divided: Callable[[Any], None] | None = None
         self._counts: dict[str, int] = {}
@@ -119,7 +84,7 @@ class OptimizerSteps:
             for tensor in group["params"]:
                 if tensor.grad is None or (name := self._names.of(tensor)) is None:
                     continue
-                updated = _Updated(name, tensor, number, keep=self._session.elements_on)
+                updated = Updated(name, tensor, number, keep=self._session.elements_on)
                 kept = list(_state(optimizer, tensor))
                 updated.state = [key for key, _ in kept]
                 read = [("input.param", tensor), (TAKEN_GRADIENT, tensor.grad)]
@@ -211,7 +176,7 @@ class OptimizerSteps:
             region = self._regions.enter("optimizer", root, step, 0, self._counts)
             if region.selected:
                 of_group = settings[updated.number]
-                step_of = _Step(type(optimizer), of_group, read, made, recording)
+                step_of = Step(type(optimizer), of_group, read, made, recording)
                 self._write(updated, step_of, region)
         self._regions.close()
         self._counts = {}
@@ -243,23 +208,23 @@ class OptimizerSteps:
         self._measuring[optimizer] = reason
         return [Recording(None, [], reason)] * len(after)
 
-    def _take(self, updated: _Updated, slot: str, tensor: Any) -> None:
+    def _take(self, updated: Updated, slot: str, tensor: Any) -> None:
         parameter = slot.endswith(".param")
         number, edge, form = self._registry.record_of(tensor, slot, updated, parameter=parameter)
         updated.refs.append(Ref(slot, number, edge))
         updated.dtypes.append(form[0])
 
-    def _take_again(self, updated: _Updated, place: int, tensor: Any) -> None:
+    def _take_again(self, updated: Updated, place: int, tensor: Any) -> None:
         """Another tensor for a slot that was taken before."""
         slot = updated.refs[place].slot
         number, edge, form = self._registry.record_of(tensor, slot, updated)
         updated.refs[place] = Ref(slot, number, edge)
         updated.dtypes[place] = form[0]
 
-    def _program_of(self, updated: _Updated, step: _Step) -> tuple[Program | None, str]:
+    def _program_of(self, updated: Updated, step: Step) -> tuple[Program | None, str]:
         """The step of a parameter as a program, or why there is none."""
         if is_torchs(step.kind):
-            return _own_step(updated, step)
+            return own_step(updated, step)
         program, constants, reason = step.recording
         if program is None:
             return None, f"{step.kind.__name__} {reason}"
@@ -271,7 +236,7 @@ class OptimizerSteps:
             self._writer.write(program, records)
         return program, ""
 
-    def _write(self, updated: _Updated, step: _Step, region: Any) -> None:
+    def _write(self, updated: Updated, step: Step, region: Any) -> None:
         session, name, kind = self._session, updated.name, step.kind
         unwanted = self._writer.unwanted
         program, reason = (None, unwanted) if unwanted else self._program_of(updated, step)
@@ -313,7 +278,7 @@ def _settings(optimizer: Any) -> Tensors:
     return list(kept_tensors({"group": groups}))
 
 
-def _after(optimizer: Any, updated: _Updated) -> Tensors:
+def _after(optimizer: Any, updated: Updated) -> Tensors:
     """What a parameter has after a step: itself, and what is kept of it."""
     kept = [(f"output.{key}", value) for key, value in _state(optimizer, updated.tensor)]
     return [("output.param", updated.tensor), *kept]
@@ -340,66 +305,6 @@ def _plain_value(value: Any) -> Any:
         items = [_plain_value(item) for item in value]
         return _ABSENT if any(item is _ABSENT for item in items) else items
     return _ABSENT
-
-
-def _own_step(updated: _Updated, step: _Step) -> tuple[Program | None, str]:
-    """A step of one of torch's own optimisers as a program, or why there is none."""
-    kind, read = step.kind, step.read
-    left = [split_slot(slot)[1] for slot, _ in step.made[1:]]
-    if kind in _LOOKS_AGAIN:
-        return None, f"{kind.__name__} computes the loss several times in a step"
-    taken = inspect.signature(kind).parameters
-    operation = Operation(
-        OPTIMIZER_STEP,
-        (
-            kind.__name__,
-            {"in": 0},
-            {"in": 1},
-            updated.state,
-            [{"in": 2 + k} for k in range(len(updated.state))],
-            left,
-        ),
-        {key: value for key, value in step.hyper_parameters.items() if key in taken},
-    )
-    operations = [operation]
-    slots = [f"output.{key}" for key in ("param", *left)]
-    outputs: list[Operand] = [{"op": [0, k]} for k in range(len(slots))]
-    if updated.may_skip:
-        outputs = _unless_skipped(updated, read, left, outputs, operations)
-    program = Program(
-        id="",
-        operations=tuple(operations),
-        inputs=tuple(ref.slot for ref in updated.refs[:read]),
-        outputs=tuple(zip(slots, outputs)),
-        base=updated.dtypes[0],
-        input_dtypes=tuple(updated.dtypes[:read]),
-        default_dtype=NAMES[torch.get_default_dtype()],
-        notes=("optimizer",),
-    )
-    return identified(program), ""
-
-
-def _unless_skipped(
-    updated: _Updated,
-    read: int,
-    left: list[str],
-    after: list[Operand],
-    operations: list[Operation],
-) -> list[Operand]:
-    """What a step leaves that does nothing where a gradient is not finite; adds the operations.
-    State that it makes is zero then.
-    """
-
-    def run(operation: Operation) -> Operand:
-        operations.append(operation)
-        return {"op": [len(operations) - 1, 0]}
-
-    held: dict[str, Operand] = {key: {"in": 2 + k} for k, key in enumerate(updated.state)}
-    before: list[Operand] = [{"in": 0}]
-    for key, new in zip(left, after[1:], strict=True):
-        zeros = Operation("aten.zeros_like.default", (new,))
-        before.append(held[key] if key in held else run(zeros))
-    return unless_infinite(before, after, run, {"in": read - 1})
 
 
 def _tensor_of(optimizer: Any, name: str) -> Any:
