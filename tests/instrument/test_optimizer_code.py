@@ -243,7 +243,7 @@ class Tuning(BySettings):
 def test_a_setting_that_the_step_computes_is_no_constant(tmp_path):
     train(Tuning, tmp_path / "reference")
     assert reasons(tmp_path / "reference") == {
-        "Tuning computes a setting of its own, another one after rounding (group.0.rate)"
+        "Tuning computes a setting of its own, which rounding changes (group.0.rate)"
     }
     assert not any("rate" in call.arguments for call in steps_of(tmp_path / "reference"))
     train(Tuning, tmp_path / "target", parts=True)
@@ -272,7 +272,7 @@ class OnceMeasuring(Own):
 def test_a_number_out_of_a_tensor_is_no_constant(kind, tmp_path):
     train(kind, tmp_path / "run")
     assert reasons(tmp_path / "run") == {
-        f"{kind.__name__} takes a number out of a tensor, which is another one after rounding"
+        f"{kind.__name__} takes numbers out of tensors, which rounding changes"
     }
 
 

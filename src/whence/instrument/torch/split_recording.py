@@ -21,6 +21,9 @@ from whence.instrument.torch.program_writer import content_digest, renumbered
 from whence.records import Operation, Program
 from whence.records.program import TENSOR_OPERANDS, Operand, map_operands, operands
 
+MEASURED = "takes numbers out of tensors, which rounding changes"
+"""Why code has no program that computes with such numbers."""
+
 
 class Wanted(NamedTuple):
     """What one of the programs reads and makes.
@@ -30,9 +33,6 @@ class Wanted(NamedTuple):
 
     inputs: Mapping[str, str]
     outputs: Sequence[tuple[str, Any]]
-
-
-MEASURED = "takes a number out of a tensor, which is another one after rounding"
 
 
 class _Number(NamedTuple):

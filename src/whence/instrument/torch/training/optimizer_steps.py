@@ -77,7 +77,8 @@ class OptimizerSteps:
         """An optimiser is about to step."""
         self._before, self._divided, self._code = [], None, None
         self._stepped = stepped = []
-        self._group_before = [_plain(group) for group in optimizer.param_groups]
+        groups = [] if is_torchs(type(optimizer)) else optimizer.param_groups
+        self._group_before = [_plain(group) for group in groups]
         given: list[Tensors] = []
         scale, found_inf = (_tensor_of(optimizer, name) for name in ("grad_scale", "found_inf"))
         for number, group in enumerate(optimizer.param_groups):
@@ -200,7 +201,7 @@ class OptimizerSteps:
             return [Recording(None, [], reason)] * len(after)
         recordings = code.programs(after)
         if setting := code.measured(_settings(optimizer)):
-            reason = f"computes a setting of its own, another one after rounding ({setting})"
+            reason = f"computes a setting of its own, which rounding changes ({setting})"
         elif any(recording.reason == MEASURED for recording in recordings):
             reason = MEASURED
         else:
