@@ -18,6 +18,8 @@ from whence.records.program import (
 )
 from whence.records.slots import is_of_child
 
+DIFFERENTIATES = "differentiates"
+"""A note of a program: it runs a backward pass itself, of what was computed outside of it too."""
 _IN_PLACE = "in-place"
 _HALVES = ("bfloat16", "float16")
 
@@ -57,13 +59,16 @@ def backward_program(
     aliases: Mapping[str, str],
 ) -> Program | None:
     """The program that takes what `forward` takes and the given gradients, and makes the wanted
-    ones; None where `forward` lacks one of the tensors, or none of the gradients leads to them.
+    ones; None where `forward` lacks one of the tensors, or none of the gradients leads to them, or
+    where it runs a backward pass itself.
 
     Given gradients that lead to no wanted one are left out, and so is what only they need.
     A tensor that `forward` lacks is left out of the wanted ones. passed_on: an output that is an
     input, handed on as it was, takes part. aliases: slots of inputs that are one tensor with that
     of another slot, an input or what `forward` handed to a child.
     """
+    if DIFFERENTIATES in forward.notes:
+        return None
     forward = _joined(_merged(forward, aliases))
     results = dict(forward.outputs)
     reads: dict[str, Any] = {slot: {"in": k} for k, slot in enumerate(forward.inputs)}

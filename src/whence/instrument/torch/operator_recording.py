@@ -23,7 +23,10 @@ from whence.instrument.torch.cast_points import CastPoints
 from whence.instrument.torch.operand_table import OperandTable, RecordedOperation, Stop, layout
 from whence.instrument.torch.random_draws import FUSED_DROPOUT, Draw, draw_of
 from whence.instrument.torch.sources import source_here
+from whence.records.backward import DIFFERENTIATES
 from whence.records.program import ProgramDraw
+
+_backward_task = torch._C._current_graph_task_id
 
 _METADATA_READERS = {
     "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like",
@@ -56,6 +59,7 @@ class OperatorRecording:
         drawn: Callable[[Any], str] | None = None,
     ) -> None:
         self._table, self._cast_points, self._drawn = table, cast_points, drawn
+        self._task = _backward_task()
         self.draws: list[ProgramDraw] = []
         self.lines: dict[int, str] = {}
         self.detached: dict[int, list[bool]] = {}
@@ -217,6 +221,8 @@ class OperatorRecording:
             self._table.notes.add("inference")
         if schema.base in BY_GRAD_MODE and torch.is_grad_enabled():
             self._table.notes.add("under grad")
+        if _backward_task() != self._task:
+            self._table.notes.add(DIFFERENTIATES)
 
     def _note_writes(self, mutated: list[Any]) -> None:
         """An operator wrote these tensors."""

@@ -20,6 +20,7 @@ from whence.instrument.torch.training.gradient_hooks import Gradient, SeenGradie
 from whence.instrument.torch.training.open_region import OpenRegion
 from whence.records import Call, Placement, Ref
 from whence.records.backward import (
+    DIFFERENTIATES,
     GivenGradient,
     WantedGradient,
     as_input,
@@ -145,7 +146,11 @@ class BackwardCalls:
             if program is not None:
                 writer.write(program, writer.constants(call.program))
         name = self._programs[key]
-        return name, "" if name else "its forward program has other tensors"
+        if name:
+            return name, ""
+        if DIFFERENTIATES in writer.program(call.program).notes:
+            return "", "its forward pass runs a backward pass itself"
+        return "", "its forward program has other tensors"
 
 
 def _free(counts: dict[str, int], name: str, occurrence: int) -> int:

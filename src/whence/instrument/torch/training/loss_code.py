@@ -32,6 +32,7 @@ from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.training.forward_calls import ForwardCall, edge_of, next_node
 from whence.instrument.torch.training.open_region import OpenRegion
 from whence.records import Call, Placement, Ref
+from whence.records.backward import DIFFERENTIATES
 from whence.records.program import identified
 from whence.records.slots import SlotKind, is_output
 from whence.records.training import LOSS
@@ -294,6 +295,10 @@ class LossCode:
             self._writer.write(made, constants)
             program = made.id
         part = loss.part(results, names)
+        if made is not None and DIFFERENTIATES in made.notes:
+            # What it sends to tensors inside of models goes along other edges for each use of them.
+            edges = part.input_edges
+            part.input_edges = [(s, edge) for s, edge in edges if loss.has_model_returned(edge)]
         for slot, tensor in results:
             number, edge, _ = self._registry.record_of(tensor, slot, part)
             part.refs.append(Ref(slot, number, edge))
