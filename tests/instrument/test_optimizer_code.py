@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import whence
+from split_layers import run_in_parts
 
 pytestmark = pytest.mark.torch
 
@@ -106,19 +107,11 @@ def net():
     return nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 8))
 
 
-class InParts(nn.Linear):
-    """The same in three parts, whose gradients are added in another order."""
-
-    def forward(self, x):
-        return torch.cat([super(InParts, self).forward(part) for part in x.split(24)])
-
-
 def train(kind, path=None, *, parts=False, closure=False, lower=False, **options):
     torch.set_num_threads(1)
     model = net()
     if parts:
-        for layer in model:
-            layer.__class__ = InParts if isinstance(layer, nn.Linear) else layer.__class__
+        run_in_parts(model)
     optimizer = kind(model.parameters(), **options)
     draw = torch.Generator().manual_seed(3)
 

@@ -26,6 +26,7 @@ from whence.comparison.answer.commands import (
     shown_as,
     with_command,
 )
+from whence.comparison.verdicts.after_steps import AFTER_STEP
 from whence.comparison.verdicts.parameter_drift import STEPS_BEFORE
 from whence.records import Run
 from whence.records.marks import hidden_inside
@@ -140,7 +141,7 @@ def _is_compiled(answer: AnsweredRuns) -> bool:
 def _capture_operators(answer: AnsweredRuns) -> Iterator[NextStep]:
     """Where a finding names a module that runs several operators, and not which."""
     first = answer.first
-    if first is None or first.operator or _is_parameter(first):
+    if first is None or first.operator or _is_parameter(first) or AFTER_STEP in first.numbers:
         return
     if _is_compiled(answer) or _is_of_logits(answer.result):
         return

@@ -1,8 +1,9 @@
 """Parameters that something changes between an optimiser's step and the next call that reads them:
-a moving average that is taken over, weights that are clipped, a shard of an earlier step.
+a moving average that is taken over, weights that are clipped.
 
-What changed them was not captured. But where the step left alike what the next call of one run
-reads as it was left, and that of the other run reads as something else, rounding is not the reason.
+The code that changes them is not captured. But where the step leaves a parameter alike in both
+runs, and the next call reads it as it was left in one run and as something else in the other,
+rounding is not the reason.
 """
 
 from __future__ import annotations
@@ -76,12 +77,12 @@ class _Changes:
                 continue
             is_explained = False
             for change in self._changes(index, call):
-                words = self._words(change)
-                is_explained = is_explained or bool(words)
-                if words and change.step not in seen:
+                reason = self._reason(change)
+                is_explained = is_explained or bool(reason)
+                if reason and change.step not in seen:
                     seen.add(change.step)
                     step = self._paired.plan.pairs[change.step].reference
-                    out[step, -1] = self._verdict(change, words, verdicts.get((step, -1)))
+                    out[step, -1] = self._verdict(change, reason, verdicts.get((step, -1)))
             if is_explained:
                 out.update(_explained(verdicts, call.id))
         return out
@@ -104,11 +105,13 @@ class _Changes:
                 continue
             by_reference = _is_other(paired.reference, before.left, slot.reference_record)
             by_target = _is_other(paired.target, its.left, slot.target_record)
+            if by_reference is None or by_target is None:
+                continue
             if by_reference or by_target:
                 yield _Change(step, slot, by_reference, by_target)
 
-    def _words(self, change: _Change) -> str:
-        """Why rounding is not the reason, "" where it may be."""
+    def _reason(self, change: _Change) -> str:
+        """What is done to the parameter that rounding cannot do, "" where that is not known."""
         left = self._paired.slot(change.step, _LEFT)
         if left is None:
             return ""
@@ -118,14 +121,11 @@ class _Changes:
         limit = judge.LIMITS.growth * (before.value + 2 * error.u)
         if error.value <= max(limit, judge.LIMITS.spread * error.spread):
             return ""
-        size = f"rel_l2 {error.value:.2g}, {before.value:.2g} as the step left it"
-        name = param_name(change.read.reference_slot)
         if change.by_reference and change.by_target:
-            if not self._are_left_alike(change.step):
-                return ""
-            return f"{name} is changed after the step in both runs, and differently ({size})"
+            is_known = self._are_left_alike(change.step)
+            return "is changed after the step in both runs, and differently" if is_known else ""
         side, other = ("target", "reference") if change.by_target else ("reference", "target")
-        return f"{name} is changed after the step in the {side}, not in the {other} ({size})"
+        return f"is changed after the step in the {side}, not in the {other}"
 
     def _are_left_alike(self, step: int) -> bool:
         """Did the steps of all parameters at this step leave the same bits in both runs?"""
@@ -143,8 +143,10 @@ class _Changes:
                 alike[key] = alike.get(key, True) and self._paired.is_equal(left)
         return alike
 
-    def _verdict(self, change: _Change, words: str, before: Verdict | None) -> Verdict:
-        error = self._errors.of(change.read).value
+    def _verdict(self, change: _Change, reason: str, before: Verdict | None) -> Verdict:
+        error, name = self._errors.of(change.read).value, param_name(change.read.reference_slot)
+        left = self._paired.slots[change.step][_LEFT]
+        size = f"rel_l2 {error:.2g}, {self._errors.of(left).value:.2g} as the step left it"
         is_of_both = change.by_reference and change.by_target
         verdict = before or Verdict(change.step, VerdictKind.IDENTICAL)
         return verdict.replace(
@@ -154,8 +156,8 @@ class _Changes:
             cause=CauseKind.SEMANTIC,
             numbers={**verdict.numbers, "e_out": error, AFTER_STEP: error},
             slot=_LEFT,
-            sentence=words,
-            reason=words.partition(" (")[0].partition(" ")[2],
+            sentence=f"{name} {reason} ({size})",
+            reason=reason,
         )
 
 
@@ -181,13 +183,15 @@ class _Steps:
         return steps[place - 1] if place else None
 
 
-def _is_other(run: Run, left: int, read: int) -> bool:
-    """Does a call read other numbers than the step left? Not known of what is of another form."""
+def _is_other(run: Run, left: int, read: int) -> bool | None:
+    """Does a call read other numbers than the step left? None where that is not known: of tensors
+    of another form, or without a hash.
+    """
     if left == read:
         return False
     a, b = run.records[left], run.records[read]
-    is_known = bool(a.hash and b.hash) and (a.dtype, a.shape) == (b.dtype, b.shape)
-    return is_known and a.hash != b.hash
+    is_known = a.hash and b.hash and (a.dtype, a.shape) == (b.dtype, b.shape)
+    return a.hash != b.hash if is_known else None
 
 
 def _explained(verdicts: Verdicts, call: int) -> Verdicts:

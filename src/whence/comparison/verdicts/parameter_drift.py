@@ -1,6 +1,6 @@
 """Parameters, and what an optimiser keeps, that parted where the runs do not show what changed
-them: between steps, by a backward pass or an optimiser that was not captured, or in steps before
-the first recorded one.
+them: between steps, by a backward pass, an optimiser or code that was not captured, or in steps
+before the first recorded one.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ParameterDrift(NamedTuple):
             )
         return (
             f"{self.name} diverged between steps (rel_l2 {self.error:.2g}; before, nothing "
-            f"differed by more than {self.largest_before:.2g}); what changed it, backward or an "
-            "optimiser, was not captured"
+            f"differed by more than {self.largest_before:.2g}); what changed it (backward, an "
+            "optimiser, code after its step) was not captured"
         )
 
 

@@ -125,7 +125,7 @@ class OperatorRecording:
             self._note_writes(mutated)
         self._note_modes(schema)
         line = source_here()
-        if (returning := _returning(name)) is not None and "out" in named:
+        if "out" in named and (returning := _returning(name)) is not None:
             encoded, encoded_kwargs = self._returned(returning, named, encoded, encoded_kwargs)
             name, schema = _COPY, schema_of(torch.ops.aten.copy_.default)
             self.lines[len(table.operations) - 1] = line

@@ -94,7 +94,10 @@ def open_subject(compared: Comparison, finding: Finding, model: Any) -> Subject:
     if not 0 <= index < len(compared.plan.pairs):
         raise ReplayRefused("it is about no pair of calls")
     if AFTER_STEP in finding.numbers:
-        raise NothingToRun("the code that changes the parameter after its step was not captured")
+        raise NothingToRun(
+            "the code that changes the parameter after its step was not captured; look at what the "
+            "program does between the optimiser's step and the next forward pass"
+        )
     then = compared.plan.pairs[index]
     now = paired.plan.pairs[index] if index < len(paired.plan.pairs) else None
     if now is None or (now.reference, now.target) != (then.reference, then.target):

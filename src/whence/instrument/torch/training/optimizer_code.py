@@ -29,8 +29,8 @@ def is_torchs(kind: type) -> bool:
 
 
 def can_listen(parameters: Sequence[Tensors]) -> bool:
-    """Can be recorded what code does to these tensors: are they plain, and is no mode of the
-    program on?
+    """Can code that works on these tensors be recorded? They have to be plain, and no mode of the
+    program on.
     """
     return torch._C._len_torch_dispatch_stack() == 0 and all(
         OperandTable.is_plain(tensor) for tensors in parameters for _, tensor in tensors
@@ -72,8 +72,8 @@ class OptimizerCode(Recorder):
         return super().operator(func, args, kwargs)
 
     def measured(self, settings: Tensors) -> str:
-        """The name of a setting that the step has changed, and not by counting: what later steps
-        compute depends on numbers that rounding changes. "" where there is none.
+        """The name of a setting that the step has changed and that is no count: later steps compute
+        with a number that rounding changes. "" where there is none.
         """
         changed = (
             name

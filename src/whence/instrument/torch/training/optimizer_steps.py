@@ -42,7 +42,7 @@ _HOW = ("foreach", "fused", "capturable", "differentiable")
 _GRAD = 1
 """Place of the gradient among the inputs of a step."""
 
-_NOT_FOLLOWED = "is not one of torch's own optimisers, and was not followed"
+_NOT_FOLLOWED = "is not one of torch's own optimisers, and its step could not be recorded"
 
 
 class OptimizerSteps:
