@@ -195,8 +195,8 @@ def test_a_capture_that_stopped_while_its_program_went_on_is_no_pass(stopped):
             run.notes = (Note(STOPPED, "No space left on device"),)
     result = api.compare(*runs.values())
     assert (result.status, result.findings) == ("undecided", ())
-    side = "reference" if stopped == "both" else stopped
-    assert f"the {side}'s capture stopped before its program ended" in result.headline
+    whose = "neither run is" if stopped == "both" else f"the {stopped} is not"
+    assert f"{whose} whole: the capture stopped before its program ended" in result.headline
     assert "No space left on device" in result.headline
 
 

@@ -44,7 +44,8 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
 
 
 _GROUPS = {
-    "Answer": "--format --annotations --bisect --strict --policy --min-coverage --tier "
+    "Answer": "--format --annotations --bisect --strict --policy --min-coverage --partial "
+    "--ignore --tier "
     "--occurrences",
     "Files": "--output --force --html --junit --view",
     "Pairing": "--plan --match --map --program",
@@ -84,6 +85,18 @@ _RARE = "--tier --occurrences --sample --budget --workers --address"
     default=0.9,
     show_default=True,
     help="Share of the calls that must be measured for the answer to be 'same'.",
+)
+@click.option(
+    "--partial",
+    is_flag=True,
+    help="Runs that end early, lack ranks or hold files that cannot be read may be the same in "
+    "what is there.",
+)
+@click.option(
+    "--ignore",
+    metavar="PATTERN",
+    multiple=True,
+    help="Files that need not be read, by name within REF or TGT, as '*.npy' (repeatable).",
 )
 @click.option(
     "--tier",
@@ -269,7 +282,7 @@ def command(
 
 _PASSED_ON = (
     *("strict", "min_coverage", "tier", "allow", "policy", "again", "match"),
-    *("third", "sample", "budget", "model", "view", "occurrences"),
+    *("third", "sample", "budget", "model", "view", "occurrences", "partial", "ignore"),
 )
 """Options that `api.compare` takes as they are."""
 

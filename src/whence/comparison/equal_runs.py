@@ -14,7 +14,7 @@ from whence.comparison.answer import generation, summary
 from whence.comparison.call_columns import CallColumns, of_columns
 from whence.comparison.options import CompareOptions
 from whence.comparison.replays.sampling import Sampling
-from whence.comparison.verdicts.status import Gaps, decide, unseen_end
+from whence.comparison.verdicts.status import Gaps, decide, failed_alone
 from whence.records import Run
 from whence.records.views import CachedRun
 from whence.results import (
@@ -45,7 +45,7 @@ def _answer(
     replayed = number - calls.labels if options.replay else 0
     coverage = Coverage(number, number, number, replayed, calls.programs, True)
     status, why, _ = decide(
-        (), (), coverage, Gaps(unseen_end=unseen_end(reference, target)),
+        (), (), coverage, Gaps(failed_alone=failed_alone(reference.info, target.info)),
         inputs_differ=False, strict=options.strict,
         min_coverage=options.min_coverage,
     )  # fmt: skip

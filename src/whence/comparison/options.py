@@ -27,7 +27,9 @@ class CompareOptions:
     also where calls are modules. stated: labels are paired because the program says so, and nothing
     tells what lies between (`judge.stated`). engine: workers for what takes long; None does all in
     this process. compared: what comparisons of earlier steps have judged, which is no finding of
-    this one; what this one judges is added.
+    this one; what this one judges is added. partial: runs that end early, lack ranks or hold files
+    that cannot be read may be the same in what is there. ignore: patterns of file names (`fnmatch`,
+    relative to a run) that need not be read.
     """
 
     replay: bool = True
@@ -46,6 +48,8 @@ class CompareOptions:
     model: Models | None = None
     views: tuple[str, ...] = ()
     stated: bool = False
+    partial: bool = False
+    ignore: tuple[str, ...] = ()
     occurrences: bool = False
     compared: ComparedTensors | None = field(default=None, compare=False)
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)

@@ -2,6 +2,7 @@
 
 from whence.records.collective import Collective, CollectiveKind
 from whence.records.marks import MEMORY_ORDER, OVERWRITTEN, PATCHED, PATCHED_AS
+from whence.records.missing import Lack, Missing, missing_of
 from whence.records.program import Operation, Program
 from whence.records.region import Region, children, regions
 from whence.records.run import (
@@ -34,8 +35,10 @@ __all__ = [
     "Increment",
     "Kept",
     "Key",
+    "Lack",
     "Looked",
     "MemoryRun",
+    "Missing",
     "Note",
     "Operation",
     "Over",
@@ -52,5 +55,6 @@ __all__ = [
     "Step",
     "children",
     "collectives_of",
+    "missing_of",
     "regions",
 ]

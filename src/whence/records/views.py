@@ -9,6 +9,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records.collective import Collective
 from whence.records.lookup import Named
+from whence.records.missing import Missing, missing_of
 from whence.records.program import Program
 from whence.records.run import Call, Note, Record, Run, RunInfo, Step, collectives_of
 
@@ -35,6 +36,7 @@ class MemoryRun(Named):
         steps: Sequence[Step] = (),
         collectives: Sequence[Collective] = (),
         ended: str = "",
+        missing: Sequence[Missing] | None = None,
     ) -> None:
         for i, call in enumerate(calls):
             if call.id != i:
@@ -51,7 +53,7 @@ class MemoryRun(Named):
         self.path, self.info, self.ended = path, info or RunInfo(), ended
         self.calls, self.records = tuple(calls), tuple(records)
         self.programs, self.notes, self.steps = dict(programs or {}), tuple(notes), tuple(steps)
-        self.collectives = tuple(collectives)
+        self.collectives, self.missing = tuple(collectives), missing
         self._arrays = dict(arrays)
 
     def array(self, record: int) -> Array:
@@ -81,6 +83,11 @@ class Over(Named):
         self.collectives = collectives_of(base)
         self.calls: Sequence[Call] = base.calls if calls is None else calls
         self.records: Sequence[Record] = base.records if records is None else records
+
+    @property
+    def missing(self) -> Sequence[Missing]:
+        """What the other run lacks, asked for anew: reading elements may show more of it."""
+        return missing_of(self.base)
 
     def array(self, record: int) -> Array:
         return self.base.array(record)

@@ -20,6 +20,7 @@ from whence.results import (
     Evidence,
     Finding,
     LayerCost,
+    NotThere,
     Status,
     Undecided,
     VerdictKind,
@@ -28,6 +29,7 @@ from whence.results import (
 LEFT = 19
 _MOST_FINDINGS = 5
 _MOST_COSTS = 5
+_MOST_MISSING = 5
 _WORTH = 0.01  # share of the outputs' squared error, from which on a layer is named
 _SATURATED = 1e-3  # share of results beyond the largest code, from which on it is shown
 CAUSES: dict[str, str] = {
@@ -81,6 +83,7 @@ def answer(
     if result.generation is None or not result.generation.logits_only:
         lines += [_row(*line) for line in evidence.lines(result)]
     lines += _about_all(result)
+    lines += _missing(result.missing)
     lines += [_row(*line) for line in next_lines(result)]
     if result.generation is None or not result.generation.logits_only:
         lines.append(_counts(result))
@@ -98,6 +101,17 @@ def answer(
     if output:
         lines.append(written_to(result, output))
     return folded("\n".join(lines), width, LEFT) + "\n"
+
+
+def _missing(missing: Sequence[NotThere]) -> Iterator[str]:
+    """What either run lacks; what was accepted is left out."""
+    for place, one in enumerate(missing[:_MOST_MISSING]):
+        title = "  leaves out" if one.accepted else "  missing"
+        before = missing[place - 1].accepted if place else None
+        where = f"{clean(one.side)}, {clean(one.where)}" if one.where else clean(one.side)
+        yield _row("" if before is one.accepted else title, f"{where}: {clean(one.text)}")
+    if len(missing) > _MOST_MISSING:
+        yield _row("", f"{count(len(missing) - _MOST_MISSING)} more in summary.json (missing)")
 
 
 def _about_all(result: Comparison) -> Iterator[str]:
@@ -142,9 +156,12 @@ def _head(result: Comparison) -> Iterator[str]:
     elif result.status == Status.SAME:
         yield _row(
             "SAME",
-            "bitwise identical"
-            if is_bitwise(result)
-            else f"no fault: every difference is {same_words(result)}",
+            (
+                "bitwise identical"
+                if is_bitwise(result)
+                else f"no fault: every difference is {same_words(result)}"
+            )
+            + (", in what is there" if result.missing else ""),
         )
     elif result.status == Status.UNDECIDED:
         yield _row("UNDECIDED", clean(result.headline))

@@ -57,6 +57,7 @@ def summary_of(result: Comparison) -> Summary:
         layer_costs=few("layer_costs", result.layer_costs),
         alike=few("alike", result.alike),
         random_numbers=result.random_numbers,
+        missing=few("missing", result.missing),
         notes=few("notes", result.notes),
         environment=few("environment", result.environment),
         repetition=result.repetition,

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from whence.display import Described
+from whence.records.missing import Lack
 from whence.results.generation import Generation
 from whence.results.lookup import Framed
 from whence.results.origin import Occurrences, Origin
@@ -286,6 +287,19 @@ class Nearest(msgspec.Struct, frozen=True):
     why: str
 
 
+class NotThere(msgspec.Struct, frozen=True):
+    """What one of the runs lacks (`records.Missing`).
+
+    side: "reference" or "target". accepted: the caller said to do without (`partial`, `ignore`).
+    """
+
+    side: str
+    kind: Lack
+    where: str
+    text: str
+    accepted: bool = False
+
+
 class Comparison(Framed, msgspec.Struct, frozen=True):
     """The whole answer. Every output format is written from this and computes nothing.
 
@@ -311,6 +325,7 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     further, the most telling first. ranks: what ranks of the target part in, and those of the
     reference do not. windows: where the runs were compared by windows of steps, what each said; the
     rest is then of all of them in numbers, and of one (`report.windows`) in rows and findings.
+    missing: what either run lacks; where some of it is not accepted, the status is not `same`.
     """
 
     status: str
@@ -354,6 +369,7 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     undecided: Undecided | None = None
     ranks: tuple[RankFinding, ...] = ()
     windows: tuple[ComparedWindow, ...] = ()
+    missing: tuple[NotThere, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("rows", "verdicts"):

@@ -13,6 +13,7 @@ from whence.results.comparison import (
     LayerCost,
     Nearest,
     NextStep,
+    NotThere,
     RandomNumbers,
     Remark,
     Repetition,
@@ -101,6 +102,7 @@ class Summary(msgspec.Struct, frozen=True):
     undecided: Undecided | None = None
     alike: tuple[Alike, ...] = ()
     random_numbers: RandomNumbers | None = None
+    missing: tuple[NotThere, ...] = ()
     omitted: dict[str, int] = {}
 
 

@@ -54,6 +54,8 @@ def compare(
     address: str | None = None,
     resume: bool = False,
     compared: ComparedTensors | None = None,
+    partial: bool = False,
+    ignore: Sequence[str] = (),
 ) -> Comparison:
     """Compare two runs (folders, opened runs, {name: array}): do they still compute the same, and
     if not, from which operator on?
@@ -86,8 +88,10 @@ def compare(
     of them, default one a core. address: of a running Ray cluster; None starts Ray on this machine.
     resume: go on with what workers finished for the same comparison before it was stopped, which
     lies in `output`. compared: of windows of steps, what was judged in those before (`watch` keeps
-    it). Raises UnreadableRun, UsageError, OutputExists; MissingDependency without
-    Ray.
+    it). partial: runs that ended early, lack ranks, are still being written or hold files that
+    cannot be read may be `same` in what is there. ignore: patterns of file names, relative to a
+    run, that need not be read for it. Raises UnreadableRun, UsageError, OutputExists;
+    MissingDependency without Ray.
     """
     from whence.align import load_map
     from whence.comparison.onnx_files import answer as onnx_files
@@ -135,6 +139,8 @@ def compare(
         "min coverage": min_coverage,
         "again": again,
         "third": third,
+        "partial": partial,
+        "ignore": tuple(ignore),
     }
     with (
         notebook_progress.counting(progress) as count,
@@ -157,6 +163,8 @@ def compare(
             occurrences=occurrences,
             engine=engine_of_tasks,
             compared=compared,
+            partial=partial,
+            ignore=tuple(ignore),
         )
         if onnx_files.can_compare(a, b):
             result = onnx_files.compare(a, b)

@@ -15,10 +15,9 @@ from whence._version import __version__
 from whence.comparison.answer.effect import of_tokens
 from whence.comparison.answer.paired_prompts import PairedPrompts
 from whence.comparison.answer.token_verdicts import BAD, finite, judged
-from whence.comparison.verdicts.status import Gaps, decide, unseen_end
+from whence.comparison.verdicts.status import Gaps, decide, failed_alone
 from whence.records import Call, Run
 from whence.records.experts import has_experts
-from whence.records.marks import STOPPED
 from whence.results import (
     CauseKind,
     Comparison,
@@ -82,7 +81,7 @@ def compare_logits(
     coverage = Coverage(
         generation.of, compared, measured, 0, 0, bool(compared) and measured == compared
     )
-    gaps = Gaps(unseen_end=unseen_end(reference, target))
+    gaps = Gaps(failed_alone=failed_alone(reference.info, target.info))
     status, why, undecided = decide(
         findings,
         (),
@@ -94,7 +93,7 @@ def compare_logits(
     )
     if status == Status.UNDECIDED and findings and routes:
         why = _EXPERTS
-    if status == Status.UNDECIDED and not findings and why != gaps.unseen_end:
+    if status == Status.UNDECIDED and not findings and why != gaps.failed_alone:
         why = _too_few(generation, coverage, options.min_coverage)
         if prompts.reasons and not compared:
             why = f"no token is compared: {prompts.reasons[0]}"
@@ -125,7 +124,7 @@ def compare_logits(
 
 def _notes(prompts: PairedPrompts, options: CompareOptions, third: Run | None) -> Iterator[str]:
     for run in prompts.runs:
-        yield from (n.text for n in run.notes if n.kind in ("logits", "budget", "error", STOPPED))
+        yield from (n.text for n in run.notes if n.kind in ("logits", "budget", "error"))
     for side, run in zip(("reference", "target"), prompts.runs, strict=True):
         yield from (f"{side}: {text}" for text in align.changed(run))
     yield from (f"tokens: {reason}" for reason in dict.fromkeys(prompts.reasons))

@@ -13,8 +13,7 @@ import numpy as np
 from whence import align, dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Collective, Note, Program, Record, Ref, Run, Step
-from whence.records.marks import STOPPED
+from whence.records import Call, Collective, Note, Program, Record, Ref, Run, Step, missing_of
 
 # of their own spread: logits of one text are nearer to each other than this in two right runs,
 # those of two texts are not
@@ -107,10 +106,10 @@ class LogitsRun:
         texts: Mapping[TokenKey, Array],
         number: int,
     ) -> None:
-        self.path, self.ended = run.path, run.ended
+        self.path, self.ended, self.missing = run.path, run.ended, missing_of(run)
         self.programs: Mapping[str, Program] = {}
         self.notes: Sequence[Note] = [
-            note for note in run.notes if note.kind in ("error", "budget", "settings", STOPPED)
+            note for note in run.notes if note.kind in ("error", "budget", "settings")
         ]
         calls: list[Call] = []
         records: list[Record] = []

@@ -16,11 +16,11 @@ from whence.comparison.answer.coverage import is_count_of_cache
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.source_lines import of_call
-from whence.comparison.verdicts.status import Gaps, unseen_end
+from whence.comparison.verdicts.status import Gaps, failed_alone
 from whence.comparison.verdicts.third_run import ThirdRunJudge
 from whence.judge.power import KINDS
 from whence.records import Call, Run, marks
-from whence.records.marks import STOPPED, Mark
+from whence.records.marks import Mark
 from whence.records.slots import is_output
 from whence.results import (
     GUILTY,
@@ -150,16 +150,8 @@ def gaps(paired: PairedRuns, unmeasured_pairs: Mapping[tuple[int, int], str], pa
         output=_unmeasured_output(paired, unmeasured_pairs),
         partly=partly,
         about=functools.partial(_about, paired),
-        ended=paired.reference.ended,
-        target_share=_target_share(paired),
-        unseen_end=unseen_end(paired.reference, paired.target),
+        failed_alone=failed_alone(paired.reference.info, paired.target.info),
     )
-
-
-def _target_share(paired: PairedRuns) -> float:
-    """The share of the target's calls that have a partner, 0..1."""
-    alone = len(paired.plan.unmatched_target)
-    return 1 - alone / max(len(paired.target.calls), 1)
 
 
 def _about(paired: PairedRuns, index: int, slot: str = "", why: str = "") -> Undecided:
@@ -290,8 +282,10 @@ def run_notes(paired: PairedRuns) -> list[str]:
 
 
 def capture_notes(side: str, run: Run, calls: Sequence[Call]) -> list[str]:
-    """What went wrong while a run was captured. calls: those that may say so."""
-    out = [run.ended] if run.ended else []
+    """What went wrong while a run was captured, beside what it lacks. calls: those that may say
+    so.
+    """
+    out = []
     raised = next((c for c in calls if c.error and c.parent == -1), None)
     if raised is not None:
         message = " ".join(raised.error.split())
@@ -300,11 +294,7 @@ def capture_notes(side: str, run: Run, calls: Sequence[Call]) -> list[str]:
             f"{message[:_MAX_ERROR_TEXT]}{'...' if message[_MAX_ERROR_TEXT:] else ''}"
         )
     out += align.changed(run)
-    out += [
-        n.text
-        for n in run.notes
-        if n.kind in ("budget", "error", "inside-not-seen", STOPPED) and n.text not in run.ended
-    ]
+    out += [n.text for n in run.notes if n.kind in ("budget", "error", "inside-not-seen")]
     out += observer_effects(run)
     out += sorted({note for c in calls if (note := marks.hidden_inside(c))})
     return [f"{side}: {sentence}" for sentence in out]

@@ -11,8 +11,18 @@ import msgspec
 
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Collective, Note, Program, Record, Ref, Run, RunInfo, Step
-from whence.records.marks import STOPPED
+from whence.records import (
+    Call,
+    Collective,
+    Note,
+    Program,
+    Record,
+    Ref,
+    Run,
+    RunInfo,
+    Step,
+    missing_of,
+)
 
 RULE = "label"
 
@@ -166,12 +176,10 @@ class Side:
         self.path = f"{', '.join(run.path for run in runs)} ({words})"
         self.info: RunInfo = runs[0].info if runs else RunInfo()
         self.ended = "; ".join(dict.fromkeys(run.ended for run in runs if run.ended))
+        self.missing = tuple(one for run in runs for one in missing_of(run))
         self.programs: dict[str, Program] = {}
         self.notes: Sequence[Note] = [
-            n
-            for run in runs
-            for n in run.notes
-            if n.kind in ("error", "budget", "label-error", STOPPED)
+            n for run in runs for n in run.notes if n.kind in ("error", "budget", "label-error")
         ]
         self.labels = list(labels)
         self.records = [

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from whence.records import Run, RunInfo
-from whence.records.marks import STOPPED
+from whence.records import RunInfo
 from whence.results import (
     Confidence,
     Coverage,
@@ -31,10 +30,8 @@ class Gaps:
 
     calls: of the reference and of the target. tensor: the first that could not be measured, with
     the reason, and `output` the first such output of a model; None where there is none. partly: of
-    how many tensors text shows a part. about: a call by the index of its pair. ended: how the
-    reference ended before its time, "" for a clean end; then `target_share` is the share of the
-    target's calls that have a partner. unseen_end: which capture stopped early, or which of the two
-    commands failed as the other did not.
+    how many tensors text shows a part. about: a call by the index of its pair. failed_alone:
+    which of the two commands failed as the other did not.
     """
 
     calls: tuple[int, int] = (0, 0)
@@ -42,9 +39,7 @@ class Gaps:
     output: Undecided | None = None
     partly: int = 0
     about: Callable[[int], Undecided] = _whole_model
-    ended: str = ""
-    target_share: float = 1.0
-    unseen_end: str = ""
+    failed_alone: str = ""
 
 
 class Decision(NamedTuple):
@@ -53,20 +48,6 @@ class Decision(NamedTuple):
     status: Status
     why: str = ""
     undecided: Undecided | None = None
-
-
-def unseen_end(reference: Run, target: Run) -> str:
-    """Which capture stopped before its program ended, or which command failed where the other did
-    not, in a sentence; "" where both runs were seen to their ends, or ended alike.
-    """
-    for side, run in (("reference", reference), ("target", target)):
-        for note in run.notes:
-            if note.kind == STOPPED:
-                return (
-                    f"no fault in what was captured, but the {side}'s capture stopped before its "
-                    f"program ended, and what came later was not compared: {note.text}"
-                )
-    return failed_alone(reference.info, target.info)
 
 
 def failed_alone(reference: RunInfo, target: RunInfo) -> str:
@@ -139,12 +120,6 @@ def _not_compared(
     too_few = coverage.share < min_coverage
     if coverage.paired == 0:
         return undecided(f"no call could be paired ({gaps.calls[0]} against {gaps.calls[1]})")
-    if gaps.ended and gaps.target_share < min_coverage:
-        # Coverage counts the reference's calls, and those that it lost are not among them.
-        return undecided(
-            f"the reference was read in part, and only {gaps.target_share:.0%} of the target's "
-            f"calls are in it: {gaps.ended}"
-        )
     if inputs_differ:
         return undecided("the inputs of the model differ, so outputs that differ prove nothing")
     if gaps.partly and is_silent and (too_few or not coverage.root_outputs_measured):
@@ -194,7 +169,7 @@ def _open_regions(verdicts: Sequence[Verdict], gaps: Gaps) -> Decision:
         if v.verdict == VerdictKind.UNDETERMINED and v.numbers.get("e_out", 0.0) != 0.0
     ]
     if not beyond:
-        return Decision(Status.UNDECIDED if gaps.unseen_end else Status.SAME, gaps.unseen_end)
+        return Decision(Status.UNDECIDED if gaps.failed_alone else Status.SAME, gaps.failed_alone)
     first = msgspec.structs.replace(
         gaps.about(beyond[0].pair),
         slot=beyond[0].slot,

@@ -1,0 +1,67 @@
+"""What a run lacks: files that no reader read, ends that were cut off, ranks that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from whence.records.marks import STOPPED
+from whence.records.run import Run
+
+
+class Lack(StrEnum):
+    """Kinds of what a run may lack."""
+
+    UNREAD = "unread"
+    """A file that may hold tensors, and that no reader read."""
+    DAMAGED = "damaged"
+    """What is there and cannot be read."""
+    CUT = "cut"
+    """A journal, an index or a process that ended before its end."""
+    RANK = "rank"
+    """A process of the recorded world size that left nothing."""
+    RUNNING = "running"
+    """A run that is still being written."""
+    FOREIGN = "foreign"
+    """Elements that are not those that the journal names."""
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """One thing that a run lacks.
+
+    where: the file, rank or step, as a path relative to the run. text: one sentence that says what
+    is missing, and what to do.
+    """
+
+    kind: Lack
+    where: str
+    text: str
+
+
+def missing_of(run: Run) -> Sequence[Missing]:
+    """What a run lacks, () for a whole one. One that has no `missing` says it by how it ended, and
+    by notes that its capture stopped.
+    """
+    missing: Sequence[Missing] | None = getattr(run, "missing", None)
+    return missing if missing is not None else ends_of(run)
+
+
+def ends_of(run: Run) -> tuple[Missing, ...]:
+    """The end that a run lacks: why its capture stopped before its program did, or how it ended
+    otherwise.
+    """
+    stopped = [
+        Missing(
+            Lack.CUT,
+            "",
+            f"the capture stopped before its program ended ({note.text}): what came later was not "
+            "recorded; remove the cause, and capture again",
+        )
+        for note in run.notes
+        if note.kind == STOPPED
+    ]
+    if stopped or not run.ended:
+        return tuple(stopped)
+    return (Missing(Lack.CUT, "", run.ended),)
