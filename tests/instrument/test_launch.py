@@ -787,6 +787,25 @@ def test_secrets_are_masked_in_the_run(place):
         ),
         (["--tokenizer", "gpt2", "--max-new-tokens=8", "--monkey", "x", "--keyframes", "3"], None),
         (["python", "infer.py", "--dtype", "bf16", "a=b", "x:y"], None),
+        (["-H", "Authorization: Bearer ab"], ["-H", "Authorization: Bearer ***"]),
+        (["Authorization:", "Bearer", "ab"], ["Authorization:", "Bearer", "***"]),
+        (["Proxy-Authorization:Basic YQ=="], ["Proxy-Authorization:Basic ***"]),
+        (["Cookie: a=b; c=d"], ["Cookie: ***"]),
+        (
+            ["bash", "-c", "curl -H 'Authorization: tok en' -u me:abc x; run"],
+            ["bash", "-c", "curl -H 'Authorization: ***' -u me:*** x; run"],
+        ),
+        (["-u", "me:abc"], ["-u", "me:***"]),
+        (
+            ["--pw", "abc", "--bearer", "abc", "--cookie", "abc", "--session-id=abc"],
+            ["--pw", "***", "--bearer", "***", "--cookie", "***", "--session-id=***"],
+        ),
+        (["--private", "abc", "SESSION_ID=abc"], ["--private", "***", "SESSION_ID=***"]),
+        (["-p", "abc", "-pAbc", "-pab1", "-p=abc"], ["-p", "***", "-p***", "-p***", "-p=***"]),
+        (["bash", "-c", "mysql -pa1 -p abc x"], ["bash", "-c", "mysql -p*** -p *** x"]),
+        (["-p", "8080", "-p0.9", "-p", "./out", "-pthread", "-prec=fp16", "-p", "--x"], None),
+        (["python", "-m", "pytest", "-p", "no:xdist", "-p", "plugin"], None),
+        (["bash", "-c", "mkdir -p out && python infer.py --session-len 64"], None),
     ],
 )
 def test_masks(given, masked):
@@ -897,6 +916,22 @@ def test_something_called_python_that_is_none(tmp_path):
     fake.chmod(0o755)
     with pytest.raises(CaptureError, match="does not run Python: broken"):
         interpreter.check(interpreter.Interpreter(str(fake), (), "the command line"), os.environ)
+
+
+def test_what_is_needed_is_what_the_package_requires(monkeypatch):
+    assert {"numpy", "click", "numba"} <= set(interpreter.needed())
+    assert {"torch", "safetensors", "pytest"}.isdisjoint(interpreter.needed())
+    required = ["PyYAML>=6", "ml_dtypes", "not-installed-here>=1", "pytest>=8; extra == 'test'"]
+    monkeypatch.setattr(interpreter.metadata, "requires", lambda name: required)
+    assert set(interpreter.needed()) == {"PyYAML", "ml_dtypes"}
+    assert "yaml" in interpreter.needed()["PyYAML"]
+
+
+def test_a_python_in_which_something_needed_is_missing(monkeypatch):
+    needed = {"numpy": ("numpy",), "lost-package": ("lost", "_lost")}
+    monkeypatch.setattr(interpreter, "needed", lambda: needed)
+    with pytest.raises(CaptureError, match="whence is there, but not lost-package"):
+        interpreter.check(interpreter.Interpreter(sys.executable, (), "the command line"), {})
 
 
 def test_child_environment_changes_nothing_else():

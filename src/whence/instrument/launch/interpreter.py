@@ -4,6 +4,7 @@ library only.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,7 +77,9 @@ out = {"executable": sys.executable, "python": sys.version.split()[0], "error": 
 try:
     import whence
     import importlib.util
-    missing = [n for n in %r if importlib.util.find_spec(n) is None]
+    missing = [
+        name for name, modules in %r.items() if not any(map(importlib.util.find_spec, modules))
+    ]
     if missing:
         out["error"] = "whence is there, but not " + ", ".join(missing)
     out["whence"] = whence.__version__
@@ -92,7 +96,6 @@ except ImportError:
     pass
 print("\\n" + json.dumps(out))
 """
-_NEEDED = ("msgspec", "numpy", "ml_dtypes", "safetensors", "xxhash", "orjson")
 
 
 class Interpreter(NamedTuple):
@@ -222,7 +225,7 @@ def check(interpreter: Interpreter, environment: Mapping[str, str]) -> dict[str,
             f"drop -{flags}, "
             "or use whence.capture(model, RUN) inside the program; nothing was started"
         )
-    probe = _PROBE % (_NEEDED, PACKAGES)
+    probe = _PROBE % (needed(), PACKAGES)
     clean = {name: value for name, value in environment.items() if name != "WHENCE_CAPTURE"}
     try:
         process = subprocess.run(
@@ -256,10 +259,40 @@ def check(interpreter: Interpreter, environment: Mapping[str, str]) -> dict[str,
     return {"python": answer["python"], "whence": answer["whence"], **answer["versions"]}
 
 
+def needed() -> dict[str, tuple[str, ...]]:
+    """What whence needs wherever it runs, as its own metadata says: the names that are imported, by
+    the name that pip knows. What is not installed here is not needed; empty where whence itself has
+    no metadata (a checkout on PYTHONPATH).
+    """
+    try:
+        requirements = metadata.requires("whence") or []
+    except metadata.PackageNotFoundError:
+        return {}
+    modules = {}
+    for requirement in requirements:
+        name, _, marker = requirement.partition(";")
+        name = re.split(r"[^\w.-]", name, maxsplit=1)[0]
+        if "extra" in marker:
+            continue
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            if imported := _imported_names(metadata.distribution(name)):
+                modules[name] = imported
+    return modules
+
+
+def _imported_names(package: metadata.Distribution) -> tuple[str, ...]:
+    listed = (package.read_text("top_level.txt") or "").split()
+    if not listed:
+        listed = [
+            file.parts[0].removesuffix(".py")
+            for file in package.files or ()
+            if file.suffix == ".py" and len(file.parts) <= 2
+        ]
+    return tuple(dict.fromkeys(name for name in listed if name.isidentifier()))
+
+
 def versions_here() -> dict[str, str]:
     """Versions of this process's python and packages, none of them imported."""
-    from importlib import metadata
-
     versions = {"python": sys.version.split()[0]}
     for name in ("whence", *PACKAGES):
         try:

@@ -53,21 +53,32 @@ ALLOWED = frozenset(
 # --tokenizer, PATH and keep do not.
 _SECRET_PARTS = frozenset(
     """
-    auth pass passwd password passphrase passwords pwd pat login key keys apikey accesskey secretkey
-    privatekey token secret secrets credential credentials cred creds
+    auth authorization pass passwd password passphrase passcode passwords pw pwd pat login key keys
+    apikey accesskey secretkey private privatekey token bearer jwt otp secret secrets cookie cookies
+    session sessionid sid credential credentials cred creds
     """.split()  # noqa: SIM905
 )
 # Words beside which "key" and "token" are the field's own: eos-token-id, pad_token,
 # num_key_value_heads, key_cache, prompt-key.
 _HARMLESS = frozenset((
     "eos", "bos", "pad", "unk", "sep", "cls", "mask", "num", "query", "value", "heads", "layer",
-    "cache", "size", "count", "prompt", "output", "forward", "backward",
+    "cache", "size", "count", "prompt", "output", "forward", "backward", "len", "length",
 ))  # fmt: skip
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _ASSIGNED = re.compile(r"([A-Za-z_][\w.-]*)(['\"]?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s'\",;&|]+)")
 _OPTION = re.compile(r"(?<!\S)(--?[A-Za-z][\w.-]*)(\s+)(\"[^\"]*\"|'[^']*'|[^\s-]\S*)")
 _USERINFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s/@]+@")
-_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}")
+_BEARER = re.compile(r"(?i)\b(?:(bearer)\s+[^\s'\",;*]+|(basic)\s+[A-Za-z0-9._~+/=-]{8,})")
+# A header of HTTP, up to the end of its line or of the quotes around it.
+_HEADER = re.compile(r"(?i)([\w-]*\b(?:authorization|cookie2?))(\s*:\s*)([^'\"\n]+)")
+_SCHEME = re.compile(r"(?i)(bearer|basic|digest|negotiate|token)(?=\s|$)")
+_NAMES_A_USER = ("-u", "-U", "--user", "--proxy-user")
+_USER = re.compile(rf"(?<!\S)({'|'.join(_NAMES_A_USER)})(\s+|=)([^\s:'\"/]+):([^\s'\"]+)")
+# -p and -P, of which some programs take a password, and others a port, a folder, a share.
+_SHORT = re.compile(r"(?<!\S)(-[pP])(\s+|=|)(\"[^\"]*\"|'[^']*'|[^\s'\"=-][^\s'\"]*)")
+_NO_PASSWORD = re.compile(r"[\d.:,%/-]+|[~$./].*|no:.*")
+_LONG_NAME = re.compile(r"[a-z][a-z_-]*(=.*)?")
+_OTHER_SHORT = re.compile(r"(^|[\s/])(mkdir|cp|rsync|tar|docker|podman|pytest|py\.test)(?=\s)")
 # Tokens that are known by their own look: Hugging Face, OpenAI, GitHub, GitLab, AWS, Slack, Google,
 # JSON web tokens.
 _KNOWN = re.compile(
@@ -84,18 +95,24 @@ def command(arguments: Sequence[str]) -> tuple[str, ...]:
     """
     masked: list[str] = []
     hide = False
-    for argument in arguments:
+    for place, argument in enumerate(arguments):
         if hide and not argument.startswith("--"):
-            masked.append(MASK)
-            hide = False
+            hide = bool(_SCHEME.fullmatch(argument))  # "Authorization:" Bearer X, without quotes
+            masked.append(argument if hide else MASK)
             continue
-        hide = (
-            argument.startswith("-")
-            and "=" not in argument
-            and " " not in argument
-            and is_secret_option(argument)
+        before = " ".join(arguments[:place]) + " "
+        hide = " " not in argument and (
+            argument.lower() == "bearer"
+            or (argument.startswith("-") and "=" not in argument and is_secret_option(argument))
+            or (argument.endswith(":") and is_secret_option(argument))
+            or (
+                argument in ("-p", "-P")
+                and _is_password(before, " ", "".join(arguments[place + 1 : place + 2]))
+            )
         )
-        masked.append(text(argument))
+        if place and arguments[place - 1] in _NAMES_A_USER:
+            argument = re.sub(r"^([^\s:]+):(?!//).+", rf"\1:{MASK}", argument)
+        masked.append(argument if hide else _text(argument, before))
     return tuple(masked)
 
 
@@ -110,11 +127,46 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 def text(value: str) -> str:
     """Free text with everything masked that looks like a secret."""
+    return _text(value, "")
+
+
+def _text(value: str, before: str) -> str:
+    """before: the words of the command in front of it, with a blank behind each."""
     value = _USERINFO.sub(rf"\1{MASK}@", value)
-    value = _BEARER.sub(rf"\1 {MASK}", value)
+    value = _HEADER.sub(lambda m: m[1] + m[2] + _of_header(m[3]), value)
+    value = _BEARER.sub(lambda m: f"{m[1] or m[2]} {MASK}", value)
+    value = _USER.sub(rf"\1\2\3:{MASK}", value)
+    value = _SHORT.sub(
+        lambda m: (
+            m[1] + m[2] + MASK if _is_password(before + m.string[: m.start()], m[2], m[3]) else m[0]
+        ),
+        value,
+    )
     value = _OPTION.sub(lambda m: m[1] + m[2] + MASK if is_secret_option(m[1]) else m[0], value)
-    value = _ASSIGNED.sub(lambda m: m[1] + m[2] + MASK if is_secret_option(m[1]) else m[0], value)
+    value = _ASSIGNED.sub(
+        lambda m: (
+            m[1] + m[2] + MASK if is_secret_option(m[1]) and not _SCHEME.fullmatch(m[3]) else m[0]
+        ),
+        value,
+    )
     return _KNOWN.sub(MASK, value)
+
+
+def _of_header(value: str) -> str:
+    """What is written for the value of a header: how one logs in, and not with what."""
+    scheme = _SCHEME.match(value)
+    return f"{scheme[0]} {MASK}" if scheme else MASK
+
+
+def _is_password(before: str, between: str, value: str) -> bool:
+    """Is `value` behind -p a password? between: what parts them; "" for one word, which may also be
+    an option that begins with p.
+    """
+    if not value or value.startswith("-") or _NO_PASSWORD.fullmatch(value):
+        return False
+    if not between and _LONG_NAME.fullmatch(value) and not is_secret_option(value):
+        return False
+    return not _OTHER_SHORT.search(before)
 
 
 def is_secret_option(name: str) -> bool:
