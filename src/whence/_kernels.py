@@ -3,7 +3,7 @@ call without the GIL.
 
 Importing this module costs nothing and does not import numba: functions are only marked here, and
 turned into machine code by `load`, which keeps the result on disk (`cache_dir`), so that it happens
-once per machine and version.
+once per machine, version of whence and release of numba.
 
 How a pair is compared. Each tensor is walked in blocks of 2048 elements that stay in the
 first-level cache, each block by several simple loops that LLVM vectorises: bytes equal? -> decode
@@ -26,6 +26,7 @@ nothing is written but the result rows and the scratch.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import platform
@@ -34,6 +35,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -1612,16 +1614,37 @@ def _machine() -> str:
     return hashlib.sha256("|".join(about).encode()).hexdigest()[:12]
 
 
+@functools.cache
+def _cache_name() -> str:
+    """By what is compiled and by which numba, and not by where they lie: all environments of a
+    machine share what one of them compiled.
+    """
+    try:
+        source, numba = Path(__file__).read_bytes(), metadata.version("numba")
+    except (OSError, metadata.PackageNotFoundError):
+        return __version__
+    return f"{__version__}-{hashlib.sha256(source).hexdigest()[:12]}-numba{numba}"
+
+
+def _source_in(folder: Path) -> str:
+    """A copy of this file in the folder: numba finds a kernel again by the path, and in some
+    releases by the time of change, of the file that its code names.
+    """
+    copy = folder / Path(__file__).name
+    if not copy.exists():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # deleted while this process ran
+        written = folder / f"{copy.name}.{os.getpid()}"
+        written.write_bytes(Path(__file__).read_bytes())
+        os.utime(written, (0, 0))
+        written.replace(copy)
+    return str(copy)
+
+
 def cache_dir() -> Path | None:
     """Where compiled kernels are kept: $NUMBA_CACHE_DIR, else the user's cache folder, else one of
     our own in the temporary folder; None when nothing is writable (they are then compiled again by
-    every process). Named by version and source."""
-    source = Path(__file__)
-    try:
-        about = source.stat()
-        name = f"{__version__}-{about.st_size:x}-{about.st_mtime_ns:x}"
-    except OSError:
-        name = __version__
+    every process)."""
+    name = _cache_name()
     named_folder = (
         [Path(os.environ["NUMBA_CACHE_DIR"]) / "whence"]
         if os.environ.get("NUMBA_CACHE_DIR")
@@ -1905,7 +1928,12 @@ def _decorate(folder: Path | None) -> None:
     configured = config.CACHE_DIR
     try:
         config.CACHE_DIR = str(folder) if folder is not None else configured
+        source = None
+        with contextlib.suppress(OSError):  # a full disk, or no source: found by its own path
+            source = _source_in(folder) if folder is not None else None
         for function, fast, entry in _marked:
+            if source is not None:
+                function.__code__ = function.__code__.replace(co_filename=source)
             space[function.__name__] = nb.njit(
                 nogil=True,
                 error_model="numpy",

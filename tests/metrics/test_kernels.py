@@ -5,6 +5,7 @@ write.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -145,6 +146,13 @@ def test_processes_that_want_a_kernel_at_once_compile_it_once(tmp_path):
     said = [process.result().stderr for process in started]
     assert sum(text.count("compiles\n") for text in said) == 1
     assert "compiles" not in run(COUNTED, NUMBA_CACHE_DIR=str(tmp_path)).stderr
+    # Nor does another environment of this machine.
+    shutil.copytree(Path(_kernels.__file__).parent, tmp_path / "other" / "whence")
+    (tmp_path / "other" / "whence" / "_kernels.py").touch()
+    code = f"{COUNTED}\nassert {str(tmp_path)!r} in _kernels.__file__\nprint(_kernels.join_units.stats)"
+    done = run(code, NUMBA_CACHE_DIR=str(tmp_path), PYTHONPATH=str(tmp_path / "other"))
+    assert "compiles" not in done.stderr
+    assert "cache_misses=Counter()" in done.stdout
 
 
 def test_a_cache_folder_that_changes_while_a_process_runs(tmp_path):
