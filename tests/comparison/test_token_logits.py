@@ -139,12 +139,25 @@ def test_what_cannot_be_compared_is_no_pass(tmp_path):
     assert batches[1][0]["cmp_fail_reason"] == "2 rows against 3"
 
 
+@pytest.mark.parametrize("off", [[3], [2, 4]])
+def test_one_token_off_and_the_others_bit_equal(tmp_path, off):
+    golden = logits(6, 6)
+    mine = golden[:, :, -1].copy()
+    mine[off] *= 1.03
+    result, rows = compared(tmp_path, torch_dump(tmp_path, golden), library_dump(tmp_path, mine))
+    assert (result.status, result.findings[0].step) == ("different", off[0])
+    assert [row["whence_verdict"] for row in rows] == [
+        "off" if n in off else "identical" for n in range(6)
+    ]
+
+
 def test_precision_that_no_dump_tells(tmp_path):
     """0.6 % at every token alike: a 16-bit model rounds so, a float32 model does not."""
     golden = logits(6, 6)
     mine = noisy(golden[:, :, -1], size=6e-3)
     result, _ = compared(tmp_path, torch_dump(tmp_path, golden), library_dump(tmp_path, mine))
     assert result.status == "undecided"
+    assert "at 6 of 6 tokens by more than float32 rounds" in result.headline
     assert "do not say in which the models computed" in result.headline
     half = compared(
         tmp_path / "h",

@@ -93,9 +93,20 @@ def test_a_faulty_start_explains_no_flip_of_its_own():
     assert {j.flip for j in said} <= {"", "unexplained"}
 
 
-def test_equal_logits_measure_nothing():
+def test_equal_logits_among_noise_hide_and_blame_nothing():
     said = token_flips.judged(_figures([0.0] * 30 + [1e-6] * 10), U32)
     assert not any(j.off or j.flip for j in said)
+
+
+@pytest.mark.parametrize("off", [[3], [4, 6, 7]])
+@pytest.mark.parametrize(
+    ("roundoff", "share"), [(0.0, 1e-3), (0.0, 0.03), (U32, 1e-3), (U16, 0.07)]
+)
+def test_where_the_others_are_bit_equal_nothing_hides_a_token(off, roundoff, share):
+    shares = [share if n in off else 0.0 for n in range(8)]
+    runs_of_others = [0.0] * 8 if not roundoff else ()
+    said = token_flips.judged(_figures(shares), roundoff, runs_of_others)
+    assert [n for n, j in enumerate(said) if j.off] == off
 
 
 def test_runs_of_the_reference_widen_what_is_noise():
@@ -121,7 +132,7 @@ def test_what_rounding_makes_at_most():
     )
 
 
-def test_what_a_proven_fault_reaches_measures_nothing_and_only_other_noise_explains_its_flips():
+def test_what_a_finding_reaches_measures_nothing_and_rounding_explains_none_of_its_flips():
     close = 0.02
     figures = _figures([0.01] * 40, close=close)
     assert {j.flip for j in token_flips.judged(figures, 0.0) if j.flip} == {"explained"}
@@ -129,5 +140,6 @@ def test_what_a_proven_fault_reaches_measures_nothing_and_only_other_noise_expla
     assert {j.flip for j in alone if j.flip} == {"unexplained"}
     assert alone[20].noise == pytest.approx(1000 * U32 * figures[20].scale)
     measured = token_flips.judged(figures, 0.0, faulty=[0.0] * 20 + [U32] * 20)
-    assert {j.flip for j in measured if j.flip} == {"explained"}
+    assert {j.flip for j in measured[:20] if j.flip} == {"explained"}
+    assert {j.flip for j in measured[20:] if j.flip} == {"unexplained"}
     assert measured[30].noise == pytest.approx(0.03, rel=0.2)

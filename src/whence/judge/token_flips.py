@@ -5,9 +5,10 @@ A token flips when the logits of two candidates change places: their difference 
 between them. If logits carry independent errors of standard deviation s, that difference carries
 sqrt(2) s, so a gap of more than `LIMITS.flip` s (4.2 standard deviations of the difference) is not
 closed by rounding. s is measured where both runs had the same tokens before them; the whole
-vocabulary tells it, so the two candidates themselves hardly enter. A fault must not be taken for
-the noise it is measured by: what jumps out of what was measured before, or above what rounding can
-make at all, joins no measurement.
+vocabulary tells it, so the two candidates themselves hardly enter. Bit-equal logits are a
+measurement too: they say that both runs compute alike. A fault must not be taken for the noise it
+is measured by: what jumps out of what was measured before, or above what rounding can make at all,
+joins no measurement, and behind a finding nothing is explained by rounding.
 """
 
 from __future__ import annotations
@@ -17,9 +18,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from whence.judge.limits import ENOUGH_FOR_A_MEDIAN, LASTING_FACTOR, LASTING_TOKENS, LIMITS
+from whence.judge.limits import (
+    ENOUGH_FOR_A_MEDIAN,
+    LASTING_FACTOR,
+    LASTING_TOKENS,
+    LIMITS,
+    U32,
+)
 from whence.judge.ties import closed_by
 from whence.metrics.logits import LogitFigures
+
+_BFLOAT16 = 2.0**-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +57,15 @@ def most(unit_roundoff: float) -> float:
 def _limits(ceiling: float, usual: float | None, count: int) -> tuple[float, float]:
     """Limits of the error of one token, and of several in a row. usual: the median error of
     `count` tokens.
+
+    Where most tokens are bit-equal both runs compute alike, in whatever precision: one that is not
+    has no noise to hide in.
     """
     if usual is None or count < ENOUGH_FOR_A_MEDIAN:
         return 2 * ceiling, math.inf
+    if usual == 0.0:
+        lone = 2 * (ceiling if math.isfinite(ceiling) else most(U32))
+        return min(lone, most(_BFLOAT16)), math.inf
     floor = ceiling if math.isfinite(ceiling) else 0.0
     return max(LIMITS.whole * usual, 2 * floor), max(LASTING_FACTOR * usual, floor)
 
@@ -66,27 +81,26 @@ def judged(
 
     unit_roundoff: of the coarser dtype that either model works in, 0 when that says nothing
     (quantised). noise_errors: relative errors of logits between runs of the reference, which noise
-    is then at least. faulty: 0, or for a token whose logits a proven fault reaches the unit
-    roundoff of its arithmetic: such a token measures nothing, and only what was measured elsewhere,
-    or else what rounding makes at most, explains another choice.
+    is then at least. faulty: 0, or for a token whose logits a finding reaches the unit roundoff of
+    its arithmetic: such a token measures nothing, and rounding explains no other choice there.
     """
-    ceiling = most(unit_roundoff)
     errors = [f.rel_logit_err for f in figures]
-    measured = [r for r in noise_errors if 0 < r < math.inf]
+    measured = [r for r in noise_errors if 0 <= r < math.inf]
     out: list[Judged] = []
     for n, token in enumerate(figures):
         error = errors[n]
+        fault = faulty[n] if faulty else 0.0
+        ceiling = most(fault or unit_roundoff)
         usual = median(measured) if measured else None
         lone_limit, lasting = _limits(ceiling, usual, len(measured))
         ahead = errors[n : n + LASTING_TOKENS]
         lasts = len(ahead) == LASTING_TOKENS and error > lasting and median(ahead) > lasting
         limit = lasting if lasts else lone_limit
         off = bool(token.nonfinite) or lasts or not error <= limit
-        fault = faulty[n] if faulty else 0.0
-        if not off and not fault and error > 0:
+        if not off and not fault:
             measured.append(error)
         if off or fault:
-            rounding = usual if usual is not None else most(fault) if fault else ceiling
+            rounding = usual if usual is not None else ceiling
         else:
             rounding = max(error, usual or 0.0)
         noise = rounding * token.scale if math.isfinite(rounding) else None
@@ -106,7 +120,7 @@ def judged(
             Judged(
                 noise,
                 off,
-                "explained" if by <= 1 else "unexplained",
+                "explained" if by <= 1 and not fault else "unexplained",
                 max(by, score) if off and by > 1 else by,
             )
         )

@@ -150,6 +150,8 @@ def _what(prompt: Prompted, result: Generation) -> str:
         f"token {_place(token, prompt)}: {token.reference} against {token.target}, {gap}: "
         f"{_WORDS[token.verdict]}"
     )
+    if prompt.led_to:
+        text += f", behind {clean(prompt.led_to)}"
     return f"{text}; {off}" if off else text
 
 

@@ -59,7 +59,7 @@ class Prompted(msgspec.Struct, frozen=True, omit_defaults=True):
     flips: (explained, unexplained, sampled). first: place in Generation.tokens of the first token
     that differs, off: of the first from logits that are off; -1 for none. no_effect: modules in its
     calls whose error changed none of its tokens. number: from 1, in the order in which the
-    reference was asked.
+    reference was asked. led_to: the finding behind a token that is not explained, "" for none.
     """
 
     ids: tuple[int, ...]
@@ -79,6 +79,7 @@ class Prompted(msgspec.Struct, frozen=True, omit_defaults=True):
     off: int = -1
     no_effect: tuple[str, ...] = ()
     number: int = 0
+    led_to: str = ""
 
     @property
     def passes(self) -> bool:

@@ -29,6 +29,7 @@ from whence.results import (
     Plan,
     Prompted,
     Status,
+    Token,
     TokenKind,
     VerdictKind,
 )
@@ -42,7 +43,7 @@ _FAULTY = (
     VerdictKind.STRUCTURAL,
     VerdictKind.PRECISION,
 )
-_WRONG = (VerdictKind.INTRODUCED, VerdictKind.STRUCTURAL)
+_WRONG = (VerdictKind.INTRODUCED, VerdictKind.PARAM_DIFF, VerdictKind.STRUCTURAL)
 _CLEAR = 1.5  # times what is allowed, from which on one token is more than a suspect
 _SEVERAL = 3
 _EXPERTS = (
@@ -175,8 +176,10 @@ def generated(
         generation = _inherited(generation)
     return msgspec.structs.replace(
         generation,
-        led_to=_led_to(generation, prompts, result, reach),
-        prompts=tuple(_with_no_effect(generation, prompts, result, reach)),
+        led_to=_led_to(generation.tokens[generation.suspect], prompts, result, reach)
+        if generation.suspect >= 0
+        else "",
+        prompts=tuple(_with_causes(generation, prompts, result, reach)),
     ), notes
 
 
@@ -300,11 +303,11 @@ class _Reach:
 
 
 def _faulty(result: Comparison, reach: _Reach) -> set[tuple[str, int]]:
-    """(root, step) of calls in which something computes wrongly: what their logits part by is no
-    rounding.
+    """(root, step) of calls in which something computes wrongly, or on other parameters: what
+    their logits part by is no rounding.
     """
     faulty: set[tuple[str, int]] = set()
-    proven = any(finding.confidence == Confidence.CERTAIN for finding in result.findings)
+    proven = any(f.confidence in (Confidence.CERTAIN, Confidence.LIKELY) for f in result.findings)
     for verdict in result.verdicts if proven else ():
         if verdict.verdict in _WRONG and verdict.pair >= 0:
             root, steps = reach.of(verdict.pair)
@@ -312,15 +315,10 @@ def _faulty(result: Comparison, reach: _Reach) -> set[tuple[str, int]]:
     return faulty
 
 
-def _led_to(
-    generation: Generation, prompts: PairedPrompts, result: Comparison, reach: _Reach
-) -> str:
-    """The finding that the first unexplained token leads to: the first one in calls of its root up
-    to the token's own.
+def _led_to(token: Token, prompts: PairedPrompts, result: Comparison, reach: _Reach) -> str:
+    """The finding that an unexplained token leads to: the first one in calls of its root up to the
+    token's own.
     """
-    if generation.suspect < 0:
-        return ""
-    token = generation.tokens[generation.suspect]
     root = prompts.reference[token.prompt - 1].call.root
     for finding in result.findings:
         name, steps = (
@@ -331,11 +329,11 @@ def _led_to(
     return ""
 
 
-def _with_no_effect(
+def _with_causes(
     generation: Generation, prompts: PairedPrompts, result: Comparison, reach: _Reach
 ) -> Iterator[Prompted]:
-    """Prompts that pass, with the modules in their calls that make an error of their own all the
-    same.
+    """Prompts that fail, with the finding behind it; those that pass, with the modules in their
+    calls that make an error of their own all the same.
     """
     touched: dict[tuple[str, int], dict[str, None]] = defaultdict(dict)
     for verdict in result.verdicts:
@@ -345,7 +343,10 @@ def _with_no_effect(
                 touched[root, step][f"{reach.name(verdict.pair)} ({verdict.verdict})"] = None
     for number, prompt in enumerate(generation.prompts):
         if not prompt.passes:
-            yield prompt
+            led_to = ""
+            if prompt.first >= 0:
+                led_to = _led_to(generation.tokens[prompt.first], prompts, result, reach)
+            yield msgspec.structs.replace(prompt, led_to=led_to)
             continue
         calls = [prompts.runs[0].calls[c] for c in prompts.pair(number)[0].calls]
         names = dict.fromkeys(name for c in calls for name in touched.get((c.root, c.step), ()))

@@ -61,6 +61,22 @@ class PairedPrompts:
         """The call of the reference that made the logits of a token."""
         return self.runs[0].calls[self.pair(place.pair)[0].scores[place.index].call]
 
+    def behind(self, place: TokenPlace) -> list[Call]:
+        """The calls of the reference that the logits of a token rest on: the one that made them,
+        and the prompt's earlier ones, where that was given less than the whole text.
+        """
+        call, calls = self.call(place), self.runs[0].calls
+        extents = [
+            shape[-1]
+            for ref in call.slots("input")
+            if (shape := self.runs[0].records[ref.record].shape)
+            and not unit_roundoff(self.runs[0].records[ref.record].dtype)
+        ]
+        if max(extents, default=0) > place.index:
+            return [call]
+        earlier = [calls[c] for c in self.pair(place.pair)[0].calls]
+        return [*(c for c in earlier if c.order < call.order), call]
+
     def moment(self, place: TokenPlace) -> tuple[int, int, int]:
         """When the reference made the logits of a token."""
         return self.call(place).order, self.pair(place.pair)[0].scores[place.index].row, place.index
@@ -134,10 +150,12 @@ class PairedPrompts:
         return places, lengths
 
     def roundoff(self, places: Iterable[TokenPlace], *, weights: bool = True) -> float:
-        """Unit roundoff of the coarser dtype that either model works in; 0 where a model is
-        quantised, which rounds otherwise, and where its precision is not known.
+        """Unit roundoff of the coarser dtype that either model works in; 0 where one model is
+        quantised and the other is not, or otherwise, and where its precision is not known.
 
-        weights: False leaves quantised parameters out, where both runs have the same.
+        Integers do not round: where both models hold the same kinds of them, what rounds beside
+        them is floating, and codes that it moves make no more than 16 bits do. weights: False
+        leaves quantised parameters out.
         """
         widths = [U32]
         assumed = {run.info.options.get("precision") for run in self.runs}
@@ -148,15 +166,18 @@ class PairedPrompts:
         for place in places:
             for run, prompt in zip(self.runs, self.pair(place.pair), strict=True):
                 widths.append(unit_roundoff(run.records[prompt.scores[place.index].record].dtype))
-        for run in self.runs:
+        packed: list[set[str]] = [set(), set()]
+        for run, codes in zip(self.runs, packed, strict=True):
             for settings in align.settings_of(run).values():
-                kinds = settings.get("parameter_dtypes") or {}
-                packed = [kind for kind in kinds if re.match(r"u?int\d|float[48]", str(kind))]
-                if packed and weights:
-                    return 0.0
-                widths += [unit_roundoff(str(kind)) for kind in kinds if kind not in packed]
+                kinds = {str(kind) for kind in settings.get("parameter_dtypes") or {}}
+                codes |= {kind for kind in kinds if re.match(r"u?int\d|float[48]", kind)}
+                widths += [unit_roundoff(kind) for kind in kinds - codes]
                 if settings.get("matmul_precision", "highest") != "highest":
                     widths.append(_TF32)
+        if weights and any(packed):
+            if packed[0] != packed[1]:
+                return 0.0
+            widths.append(_BFLOAT16)
         return max(widths)
 
 

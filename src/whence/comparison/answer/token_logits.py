@@ -180,8 +180,10 @@ def _within_float32(result: Comparison) -> Comparison:
     )
     if result.status != Status.SAME or max(errors, default=0.0) <= most(U32):
         return result
+    beyond = sum(error > most(U32) for error in errors)
     why = (
-        f"the logits part by up to {max(errors):.2g} of their spread at every token alike: more "
+        f"the logits part by up to {max(errors):.2g} of their spread, at {beyond} of {len(errors)} "
+        "tokens by more "
         f"than float32 rounds ({most(U32):.1g}), "
         f"less than 16 bits may ({most(2.0**-8):.2g}), and the dumps do not say in which the "
         "models computed; dump both models in float32"

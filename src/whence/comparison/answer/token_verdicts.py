@@ -66,8 +66,10 @@ def _judgements(
     """By id of the place, what rounding explains there."""
     measured = [(p, p.figures) for p in places if p.figures is not None]
     working = prompts.roundoff((p for p, _ in measured), weights=False)
-    calls = [prompts.call(p) for p, _ in measured] if faulty else []
-    wrong = [working if (call.root, call.step) in faulty else 0.0 for call in calls]
+    wrong = [
+        working if any((call.root, call.step) in faulty for call in prompts.behind(p)) else 0.0
+        for p, _ in (measured if faulty else ())
+    ]
     roundoff = prompts.roundoff(p for p, _ in measured)
     judgements = token_flips.judged([f for _, f in measured], roundoff, noise, wrong)
     return {id(p): j for (p, _), j in zip(measured, judgements, strict=True)}
@@ -143,6 +145,10 @@ def _prompted(
     indices = [i for i, t in enumerate(tokens) if t.prompt == name]
     verdicts = Counter(tokens[i].verdict for i in indices)
     compared = len(indices) - verdicts[TokenKind.INCOMPARABLE]
+    chosen_off = sum(
+        tokens[i].verdict == TokenKind.OFF and tokens[i].reference != tokens[i].target
+        for i in indices
+    )
     worst = next((v for v in ("unexplained", "off", "explained", "sampled") if verdicts[v]), "")
     outcome = worst or ("equal" if compared else "not compared")
     if outcome == "equal" and _has_ended(reference, target, lengths):
@@ -162,7 +168,7 @@ def _prompted(
         outcome,
         (
             verdicts[TokenKind.EXPLAINED],
-            verdicts[TokenKind.UNEXPLAINED],
+            verdicts[TokenKind.UNEXPLAINED] + chosen_off,
             verdicts[TokenKind.SAMPLED],
         ),
         next((i for i in indices if tokens[i].reference != tokens[i].target), -1),
