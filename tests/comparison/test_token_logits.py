@@ -205,3 +205,25 @@ def test_no_output_at_all_is_an_error(tmp_path):
         cmp_report(
             str(tmp_path / "empty"), library_dump(tmp_path, logits(0, 1)[:, 0]), level="token"
         )
+
+
+def test_a_tensor_of_another_width_is_no_vocabulary(tmp_path):
+    """The last layer of a model whose head is a function returns states, not logits."""
+    steps = logits(0, 4)
+    result, rows = compared(
+        tmp_path, torch_dump(tmp_path, steps), library_dump(tmp_path, steps[..., :8].copy())
+    )
+    assert result.status == "undecided"
+    assert "40 entries against 8" in " ".join((result.headline, *result.notes))
+    assert all(row["cmp_fail_reason"] for row in rows)
+
+
+def test_a_head_that_the_model_scales_behind_it(tmp_path):
+    steps = logits(0, 4)
+    result, _ = compared(
+        tmp_path,
+        torch_dump(tmp_path, steps * np.float32(0.125), "root"),
+        library_dump(tmp_path, steps),
+    )
+    assert result.status == "undecided"
+    assert "a factor of 0.125" in result.headline

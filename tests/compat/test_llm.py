@@ -47,7 +47,7 @@ def test_the_last_logits_of_a_generation(tmp_path):
     ids, logits, state = torch.load(tmp_path / "golden.pt")
     assert sorted(p.name for p in golden.iterdir() if p.name.isdigit()) == ["0", "1", "3"]
     for token in (0, 1, 3):
-        saved = torch.load(golden / str(token) / "root" / "output.pth", weights_only=True)
+        saved = torch.load(golden / str(token) / "root.head" / "output.pth", weights_only=True)
         assert torch.equal(saved[0, -1], logits[token][0, -1])
     plain = "".join(
         f"{line}\n"

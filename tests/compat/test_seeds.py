@@ -140,7 +140,9 @@ def test_logits_of_torch_against_the_last_layer_of_a_library(tmp_path, monkeypat
     assert [row["token_id"] for row in rows] == list("0123")
     for row in rows[:1]:
         a = (
-            torch.load(golden / row["token_id"] / "root" / "output.pth", weights_only=True)[:, -1]
+            torch.load(golden / row["token_id"] / "root.head" / "output.pth", weights_only=True)[
+                :, -1
+            ]
             .double()
             .ravel()
         )

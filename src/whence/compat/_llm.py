@@ -50,6 +50,7 @@ class DumpConfig:
         seed: int | None = None,
         **others: Any,
     ) -> None:
+        from whence.api import Dump
         from whence.compat._steps import numbers
         from whence.errors import UsageError
 
@@ -84,7 +85,8 @@ class DumpConfig:
         }
         self.options: dict[str, Any] = {k: v for k, v in chosen.items() if v}
         if dump_last_logits:
-            self.options = {"level": "logits"}
+            # The layer that `llm dump --ids N` dumps on the other side.
+            self.options = {"level": "logits", "logits_module": Dump.LAST_LAYER}
         self.layout_options = {
             "weights": dump_weight,
             "statistics": dump_statistics_mode == 2 or bool(analyze),
@@ -127,7 +129,6 @@ def register(
         once("register_hook: this model is dumped already; the first configuration holds")
         return
     modules = "module" in config.modes
-    layout_options = {**config.layout_options, "head": _head(model) if level == "logits" else ""}
 
     def wanted(call: Any) -> bool:
         if call.kind == "module":
@@ -141,7 +142,7 @@ def register(
         model,
         steps=config.steps,
         layout="msit_torch",
-        layout_options=layout_options,
+        layout_options=config.layout_options,
         is_wanted=wanted,
         **config.options,
     )
@@ -171,22 +172,6 @@ def _folder(tool: str, dump_path: Path, process: str, model: Any) -> Path | None
         number += 1
         folder = parent / f"{process}-{number}"
     return folder
-
-
-def _head(model: Any) -> str:
-    """The name of the module that makes the logits, where the model says which it is; its files are
-    named after it, as the tool's are.
-    """
-    ask = getattr(model, "get_output_embeddings", None)
-    try:
-        head = ask() if callable(ask) else None
-    except Exception:  # noqa: BLE001 - the user's own method
-        head = None
-    return (
-        next((name for name, module in model.named_modules() if module is head), "")
-        if head is not None
-        else ""
-    )
 
 
 def registering(tool: str) -> Callable[..., None]:

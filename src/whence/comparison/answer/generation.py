@@ -12,6 +12,7 @@ import msgspec
 
 from whence import align
 from whence._version import __version__
+from whence.comparison.answer import logits_relation
 from whence.comparison.answer.effect import of_tokens
 from whence.comparison.answer.paired_prompts import PairedPrompts
 from whence.comparison.answer.token_verdicts import BAD, finite, judged
@@ -70,8 +71,24 @@ def compare_logits(
     differ by is noise. third: is noted.
 
     The status is that of `decide`; a finding names the root, the step and the token, for no module
-    was captured.
+    was captured. Where one side holds what the model's last module returned and the other what the
+    model made of it, they are brought together first, and never `same`.
     """
+    relation = logits_relation.between(reference, target)
+    if relation is None:
+        return _compared(reference, target, options, again, third)
+    reference, target, *others = (relation.brought(run) for run in (reference, target, *again))
+    return relation.told(_compared(reference, target, options, others, third))
+
+
+def _compared(
+    reference: Run,
+    target: Run,
+    options: CompareOptions,
+    again: Sequence[Run],
+    third: Run | None,
+) -> Comparison:
+    """Two runs whose logits are the same tensor, compared."""
     prompts = PairedPrompts(reference, target)
     noise = [error for run in again for error in PairedPrompts(reference, run).errors()]
     generation = judged(prompts, noise, logits_only=True)

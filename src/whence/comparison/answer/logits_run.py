@@ -14,6 +14,7 @@ from whence import align, dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Collective, Note, Program, Record, Ref, Run, Step, missing_of
+from whence.records.logits import maker_of, note_of_maker
 
 # of their own spread: logits of one text are nearer to each other than this in two right runs,
 # those of two texts are not
@@ -118,6 +119,8 @@ class LogitsRun:
         self._arrays: list[Array | None] = []
         first = next(iter(side.values())).call
         root = first.scope or first.root
+        if maker := maker_of(run) or _maker(run, next(iter(side.values()))):
+            self.notes = [*self.notes, note_of_maker(maker, first.root)]
         self.is_narrow, self.says_precision = False, bool(align.settings_of(run))
         for rank, token in sorted(side):
             pair, text = pairs[rank, token], texts[rank, token]
@@ -169,6 +172,20 @@ class LogitsRun:
         if array is None:
             raise ElementsMissing(self.records[record].why)
         return array
+
+
+def _maker(run: Run, logits: TokenLogits) -> str:
+    """The module or operator that made a tensor, which the model may hand on unchanged; "" for the
+    model itself.
+    """
+    scopes = (
+        call.scope
+        for call in run.calls
+        if call.step == logits.call.step and call.phase == "forward"
+        for ref in call.slots("output")
+        if ref.record == logits.ref.record
+    )
+    return next(filter(None, scopes), "")
 
 
 def _as_rounded(array: Array) -> tuple[Array, str]:

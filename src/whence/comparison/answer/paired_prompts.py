@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+import numpy as np
 
 from whence import align
 from whence.align import prompts as sequences
@@ -12,7 +14,7 @@ from whence.align.batches.prompts import Prompt
 from whence.dtypes import unit_roundoff
 from whence.errors import ElementsMissing
 from whence.judge.limits import U32
-from whence.metrics.logits import LogitFigures, of_token
+from whence.metrics.logits import Floats, LogitFigures, of_token
 from whence.records import Call, Run
 
 _TF32, _BFLOAT16 = 2.0**-11, 2.0**-8
@@ -148,6 +150,24 @@ class PairedPrompts:
             is_equal = a.dtype == b.dtype and a.tobytes() == b.tobytes()
             places.append(TokenPlace(number, index, of_token(a, b), is_equal))
         return places, lengths
+
+    def logit_rows(self) -> Iterator[tuple[Floats, Floats]]:
+        """The logits of each token that both runs have, as far as they are finite, in float64."""
+        for number, pair in enumerate(self.pairs):
+            for index in range(pair.shared):
+                scores = [prompt.scores.get(index) for prompt in self.pair(number)]
+                try:
+                    rows = [
+                        sequences.logits(run, score).astype(np.float64)
+                        for run, score in zip(self.runs, scores, strict=True)
+                        if score is not None
+                    ]
+                except ElementsMissing:
+                    continue
+                if len(rows) == len(self.runs):
+                    width = min(map(len, rows))
+                    finite = np.isfinite(rows[0][:width]) & np.isfinite(rows[1][:width])
+                    yield rows[0][:width][finite], rows[1][:width][finite]
 
     def roundoff(self, places: Iterable[TokenPlace], *, weights: bool = True) -> float:
         """Unit roundoff of the coarser dtype that either model works in; 0 where one model is

@@ -35,6 +35,7 @@ from whence.results import Comparison, Status, TokenKind, ViewRow
 if TYPE_CHECKING:
     from whence.comparison.options import CompareOptions
 
+_LEAST_VOCABULARY = 0.5  # of the other side's entries: a vocabulary may be padded, not doubled
 _ASSUMED = (
     "no token ids are in the dumps: each next token is taken to be the largest logit of "
     "the one before"
@@ -240,6 +241,14 @@ def _rows(
     reference_rows, target_rows = arrays
     assert reference_rows is not None
     assert target_rows is not None
+    widths = sorted((reference_rows.shape[-1], target_rows.shape[-1]))
+    if widths[0] < _LEAST_VOCABULARY * widths[1]:
+        return Rows(
+            None,
+            None,
+            f"{reference_rows.shape[-1]} entries against {target_rows.shape[-1]}: not both are "
+            "logits of one vocabulary",
+        )
     if len(reference_rows) != len(target_rows):
         return Rows(None, None, f"{len(reference_rows)} rows against {len(target_rows)}")
     return Rows(reference_rows, target_rows)

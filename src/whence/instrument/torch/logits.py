@@ -22,6 +22,7 @@ from whence.instrument.torch.program_cache import NoPrograms
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.records import Ref
 from whence.records.experts import note_of_experts
+from whence.records.logits import LAST_LAYER, note_of_maker
 from whence.records.slots import input_name
 
 TOKENS = ("decoder_input_ids", "input_ids", "ids", "tokens", "token_ids", "input_tokens")
@@ -46,7 +47,7 @@ class LogitsListener(Listener):
         head = session.options.logits_module
         self._is_head = matcher(head) if head else None
         self._heads = 0
-        self._logits = LogitsTensors(session, self.registry)
+        self._logits = LogitsTensors(session, self.registry, any_width=head != LAST_LAYER)
         self.tensors = self._logits
         self.programs = NoPrograms("--level logits", always=True)
 
@@ -88,7 +89,7 @@ class LogitsListener(Listener):
             logits = logits_of(out, None, 0)
             if logits is not None:
                 self._heads += 1
-                stack[-1].results.append(("output.logits", logits[1].detach()))
+                stack[-1].results.append((info.scope, logits[1].detach()))
         return out
 
     def _note_boundary(self, frame: ModuleFrame) -> None:
@@ -96,10 +97,17 @@ class LogitsListener(Listener):
 
 
 class LogitsTensors:
-    """Records tokens, positions and masks of a model's calls, and logits."""
+    """Records tokens, positions and masks of a model's calls, and logits.
 
-    def __init__(self, session: Session, registry: TensorRegistry) -> None:
-        self._session, self._registry = session, registry
+    any_width: what a module named for the logits returns is taken also where it is not as wide as
+    what the model returns.
+    """
+
+    def __init__(
+        self, session: Session, registry: TensorRegistry, *, any_width: bool = True
+    ) -> None:
+        self._session, self._registry, self._any_width = session, registry, any_width
+        self._makers: set[tuple[str, str]] = set()  # root, module: those that were noted
         self._silent: set[str] = set()  # roots that were given tokens and returned no logits
         self._scored: set[str] = set()
         self._forms: dict[str, tuple[int, ...]] = {}  # of the tokens that a root was given last
@@ -145,11 +153,8 @@ class LogitsTensors:
         if error:
             return
         inputs = {input_name(slot): tensor for slot, tensor, *_ in frame.inputs}
-        tapped = [tensor for slot, tensor in frame.results if slot == "output.logits"]
         ids, root = tokens_of(inputs), frame.root.name
-        logits = (
-            tapped[-1] if tapped else (logits_of(out, ids, widest(frame.module)) or ("", None))[1]
-        )
+        logits = self._made(frame, out, ids)
         frame.results.clear()
         if logits is None:
             if ids is not None:
@@ -162,6 +167,20 @@ class LogitsTensors:
             logits = last(logits, ids, inputs) if columns == 1 else logits[:, -columns:]
         number, edge, _ = self._registry.record_of(logits, "output.logits", frame)
         frame.refs.append(Ref("output.logits", number, edge))
+
+    def _made(self, frame: ModuleFrame, out: Any, ids: Any) -> Any:
+        """The logits of a call: of the module inside that makes them, else what the model returned;
+        None without any.
+        """
+        returned = logits_of(out, ids, widest(frame.module))
+        for scope, tensor in reversed(frame.results):
+            if self._any_width or returned is None or tensor.shape[-1] == returned[1].shape[-1]:
+                if (frame.root.name, scope) not in self._makers:
+                    self._makers.add((frame.root.name, scope))
+                    note = note_of_maker(scope, frame.root.name)
+                    self._session.note(note.kind, note.text, note.scope)
+                return tensor
+        return returned[1] if returned is not None else None
 
     def _columns(self, root: str, logits: Any, ids: Any, inputs: dict[str, Any]) -> int:
         """How many columns of logits to keep at least: 1, or back to the last token before what may

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from whence.readers.opening import _BESIDE
+from whence.records.logits import LAST_LAYER
 from whence.records.marks import Mark, has_mark
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class Dump:
     or a dump of nothing, is a line on stderr. first: number of the first step for the user. Raises
     UsageError, StoreFailed.
     """
+
+    LAST_LAYER = LAST_LAYER
+    """For `logits_module`: the last module that the model itself calls."""
 
     def __init__(
         self,

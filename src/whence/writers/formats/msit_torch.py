@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from whence.records import Call, Ref, Run
+from whence.records.logits import maker_of
 from whence.records.slots import is_input, is_output, is_param
 from whence.writers.support import encodings, job
 from whence.writers.support.job import Tell, Writing, Written, cell, silent
@@ -36,21 +37,20 @@ def write(
     weights: bool = False,
     statistics: bool = False,
     tensors: bool = True,
-    head: str = "",
 ) -> Written:
     """Write a run into the folder `destination`, which is made; files of the same names there are
     replaced.
 
     weights: parameters too, once. statistics: `statistics.csv` too. tensors: elements; without them
-    the statistics alone. head: the module that makes the logits, which a run of logits alone has
-    under the name of the model. Several ranks lie in folders `cpu_<rank>`. Raises OSError.
+    the statistics alone. The logits of a run of these alone lie under the module that made them.
+    Several ranks lie in folders `cpu_<rank>`. Raises OSError.
     """
     work = Writing(run, tell, sum(len(call.refs) for call in run.calls))
     ranks = dict.fromkeys(call.rank for call in run.calls)
     for rank in ranks:
         folder = destination if len(ranks) == 1 else destination / f"cpu_{rank}"
         calls = [call for call in run.calls if call.rank == rank]
-        _Process(work, folder, calls, tensors=tensors, head=head).write(
+        _Process(work, folder, calls, tensors=tensors).write(
             weights=weights, statistics=statistics
         )
     return work.done()
@@ -59,16 +59,9 @@ def write(
 class _Process:
     """What one process dumps."""
 
-    def __init__(
-        self, work: Writing, folder: Path, calls: list[Call], *, tensors: bool, head: str
-    ) -> None:
-        self.work, self.folder, self.calls, self.tensors, self.head = (
-            work,
-            folder,
-            calls,
-            tensors,
-            head,
-        )
+    def __init__(self, work: Writing, folder: Path, calls: list[Call], *, tensors: bool) -> None:
+        self.work, self.folder, self.calls, self.tensors = work, folder, calls, tensors
+        self.head = maker_of(work.run)
         self.rows: list[tuple[object, ...]] = []
 
     def write(self, *, weights: bool, statistics: bool) -> None:
