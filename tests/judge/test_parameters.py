@@ -171,3 +171,46 @@ def test_digits_cut_off_are_no_rounding():
     low = w.astype(ml_dtypes.bfloat16)
     truncated = (w.view(np.uint32) & 0xFFFF0000).view(np.float32).astype(ml_dtypes.bfloat16)
     assert not judge.parameters(low, truncated).is_rounding
+
+
+def drawn_elsewhere(weights, roundings=40.0):
+    """Four elements of ten moved by up to so many roundings of the whole, as torch.randn does."""
+    rng = np.random.default_rng(2)
+    moved = rng.uniform(-1, 1, weights.shape) * (rng.random(weights.shape) < 0.4)
+    size = float(np.sqrt(np.mean(weights.astype(np.float64) ** 2)))
+    return (weights + moved * roundings * 2.0**-24 * size).astype(weights.dtype)
+
+
+def test_weights_drawn_from_one_seed_on_two_processors_differ_by_rounding():
+    w = RNG.standard_normal((64, 64)).astype(np.float32)
+    assert judge.parameters(w, drawn_elsewhere(w)).is_rounding
+    low = (w.astype(ml_dtypes.bfloat16), drawn_elsewhere(w).astype(ml_dtypes.bfloat16))
+    assert judge.parameters(*low).is_rounding
+    assert not judge.parameters(w, drawn_elsewhere(w, 1000)).is_rounding
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w: w * np.float32(1 + 2e-6),
+        lambda w: w + np.float32(2e-6),
+        lambda w: np.where(np.arange(w.size).reshape(w.shape) == 70, w + np.float32(2e-6), w),
+    ],
+    ids=["a factor", "a constant", "one element"],
+)
+def test_small_changes_that_no_kernel_makes_are_differences(change):
+    w = RNG.standard_normal((64, 64)).astype(np.float32)
+    assert not judge.parameters(w, change(w)).is_rounding
+
+
+def test_last_digits_that_moved_one_way_are_told_apart():
+    w = 1 + RNG.random(64).astype(np.float32)
+    moved = shifted(w, np.arange(64) % 2)
+    difference = judge.parameters(w, moved)
+    assert (difference.is_rounding, difference.is_last_digit) == (False, True)
+    assert not judge.parameters(w, shifted(w, 3 * (np.arange(64) % 2))).is_last_digit
+    zeros = np.zeros(64, np.float32)
+    assert judge.parameters(zeros, np.nextafter(zeros, np.float32(1))).is_last_digit
+    low = w.astype(ml_dtypes.bfloat16)
+    cut = (w.view(np.uint32) & 0xFFFF0000).view(np.float32).astype(ml_dtypes.bfloat16)
+    assert not judge.parameters(low, cut).is_last_digit

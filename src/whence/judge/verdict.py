@@ -84,7 +84,7 @@ def judge_leaf(evidence: LeafEvidence) -> Verdict:
             cause=CauseKind.STRUCTURAL,
             sentence=evidence.structural,
         )
-    wrong = [(slot, p) for slot, p in evidence.parameters if p.differs]
+    wrong = [(slot, p) for slot, p in evidence.parameters if p.differs and not p.is_rounding]
     if wrong:
         slot, difference = wrong[0]
         return verdict.replace(
@@ -135,7 +135,9 @@ def _of_parameters(evidence: LeafEvidence) -> Verdict:
             evidence.pair,
             VerdictKind.NOISE,
             evidence=Evidence.TWO_DUMPS,
-            sentence="its parameters are equal in the coarser dtype",
+            sentence="its parameters differ by rounding"
+            if any(p.differs for _, p in evidence.parameters)
+            else "its parameters are equal in the coarser dtype",
         )
     slot, difference = unknown[0]
     # Nothing of it is known to agree.

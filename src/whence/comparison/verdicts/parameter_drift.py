@@ -80,6 +80,8 @@ class ParameterDrifts:
                 judge.LIMITS.growth * (largest + 2 * error.u), judge.LIMITS.spread * error.spread
             )
             if error.value is not None and error.value > limit:
+                if is_param(name) and self._parameters.difference(slot).is_rounding:
+                    continue
                 steps_before = pair.call.step if is_made_before else 0
                 return ParameterDrift(_name_of(name), error.value, largest, steps_before)
         return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Mapping, Set
 
 from whence import align, judge
@@ -19,6 +21,8 @@ from whence.records.slots import (
 )
 from whence.records.training import OPTIMIZER
 from whence.results import SlotPair
+
+_SEVERAL = 3  # parameters that differ by rounding, of a model that was made on another processor
 
 
 class Parameters:
@@ -102,27 +106,56 @@ class Parameters:
         return inputs, outputs, parameters
 
     def notes(self) -> list[str]:
-        """What differs in the last digit only, and is taken as it is on each side."""
-        names = sorted(
-            {
-                f"{call.scope}.{param_name(slot.reference_slot)}".lstrip(".")
-                for pair in self.paired.plan.pairs
-                for call in (self.paired.calls[pair.reference],)
-                for slot in pair.slots
-                if is_param(slot.reference_slot)
-                and (key := (slot.reference_record, slot.target_record)) in self._differences
-                and self._differences[key].is_rounding
-            }
-        )
-        if not names:
+        """What differs by rounding only, and is taken as it is on each side."""
+        names: set[str] = set()
+        moved: dict[str, float] = {}
+        for pair in self.paired.plan.pairs:
+            call = self.paired.calls[pair.reference]
+            for slot in pair.slots:
+                if not is_param(slot.reference_slot):
+                    continue
+                name = f"{call.scope}.{param_name(slot.reference_slot)}".lstrip(".")
+                names.add(name)
+                if (slot.reference_record, slot.target_record) not in self._differences:
+                    continue
+                difference = self.difference(slot)
+                if difference.is_rounding:
+                    rel = (difference.numbers or {}).get("rel_l2") or 0.0
+                    moved[name] = rel if math.isfinite(rel) else 0.0
+        if not moved:
             return []
-        others = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        listed, more = sorted(moved)[:3], len(moved) - 3
+        which = f"{len(moved)} of {len(names)} parameters, " if len(moved) > 1 else ""
         return [
-            f"{', '.join(names[:3])}{others}: the last digits differ, up and down alike, as where "
-            "both sides computed them; each side is replayed with its own"
+            f"{which}{', '.join(listed)}{f' and {more} more' if more > 0 else ''}: the last digits "
+            f"differ, up and down alike, by {max(moved.values()):.1g} of their norm at most: made "
+            "on another processor? Each side is replayed with its own"
         ]
 
     def difference(self, slot: SlotPair) -> judge.ParameterDifference:
+        """What differs, with what the other parameters show of it: last digits that all moved one
+        way are rounding where those of most others moved both ways.
+        """
+        difference = self._by_itself(slot)
+        if difference.is_last_digit and not difference.is_rounding and self._round_everywhere:
+            return dataclasses.replace(difference, is_rounding=True)
+        return difference
+
+    @functools.cached_property
+    def _round_everywhere(self) -> bool:
+        """Do several parameters, and most of those whose last digits differ, differ both ways?"""
+        slots = {
+            (slot.reference_record, slot.target_record): slot
+            for pair in self.paired.plan.pairs
+            for slot in pair.slots
+            if is_param(slot.reference_slot) and not self.paired.was_compared(slot)
+        }
+        differences = [self._by_itself(slot) for slot in slots.values()]
+        both_ways = sum(d.is_rounding for d in differences)
+        one_way = sum(d.is_last_digit and not d.is_rounding for d in differences)
+        return both_ways >= max(_SEVERAL, one_way)
+
+    def _by_itself(self, slot: SlotPair) -> judge.ParameterDifference:
         key = (slot.reference_record, slot.target_record)
         difference = self._differences.get(key)
         if difference is None:
