@@ -50,6 +50,11 @@ AUTOCAST_KEYS = {
     "hpu": "AutocastHPU",
 }
 
+_TRACKING = "ADInplaceOrView"
+_TRACKING_KEY = torch._C._parse_dispatch_key(_TRACKING)
+_is_off = torch._C._dispatch_tls_is_dispatch_key_excluded
+_set_off = torch._C._dispatch_tls_set_dispatch_key_excluded
+
 
 class OperatorSchema(NamedTuple):
     """What the schema of an overload says, worked out once."""
@@ -62,6 +67,7 @@ class OperatorSchema(NamedTuple):
     view: bool
     random: bool
     composite: bool  # runs other operators, with view tracking as its caller had it
+    tracks: bool  # counts versions and notes views itself: what it runs inside does not
     defaults: dict[str, Any]
 
 
@@ -70,6 +76,7 @@ def schema_of(func: Any) -> OperatorSchema:
     schema = func._schema
     namespace, _, base = schema.name.partition("::")
     returns = [r.alias_info for r in schema.returns]
+    tracks = _has_kernel(func, _TRACKING)
     return OperatorSchema(
         name=f"{namespace}.{base}.{func._overloadname}",
         base=base,
@@ -80,8 +87,8 @@ def schema_of(func: Any) -> OperatorSchema:
         ),
         view=bool(returns) and all(a is not None and not a.is_write for a in returns),
         random=torch.Tag.nondeterministic_seeded in func.tags,
-        composite=_has_kernel(func, "CompositeImplicitAutograd")
-        and not _has_kernel(func, "ADInplaceOrView"),
+        composite=_has_kernel(func, "CompositeImplicitAutograd") and not tracks,
+        tracks=tracks,
         defaults={a.name: a.default_value for a in schema.arguments if a.has_default_value()},
     )
 
@@ -158,30 +165,61 @@ def kind(func: Any, named: Mapping[str, Any]) -> str:
     )
 
 
+class _Tracked:
+    """Inside of it, versions of tensors are counted and views noted. No state: used again."""
+
+    def __enter__(self) -> None:
+        _set_off(_TRACKING_KEY, False)
+
+    def __exit__(self, *_: object) -> None:
+        _set_off(_TRACKING_KEY, True)
+
+
+_TRACKED, _AS_IT_IS = _Tracked(), contextlib.nullcontext()
+
+
 def restored(func: Any, autocast: tuple[str, ...]) -> Any:
     """What a mode's handler must put back for `func` to run as it would have without the mode.
 
-    torch calls the handler with view tracking and autocast switched off. An operator that reaches
-    it whole (a composite under inference_mode) would then decide otherwise inside: linear folds its
-    input if and only if the transposed weight requires grad. autocast: the dispatch keys
-    (`AUTOCAST_KEYS`) that are on around the operator. One with an autocast kernel of its own has
-    passed through that already, and autocast is off for what it calls.
+    torch calls the handler with the tracking of versions and views, and autocast, switched off. An
+    operator without a kernel of its own for the tracking leaves it to those that it runs inside
+    (`_foreach_add_` counts a version in the `add_` of each tensor; linear folds its input if and
+    only if the transposed weight requires grad). autocast: the dispatch keys (`AUTOCAST_KEYS`) that
+    are on around the operator. One with an autocast kernel of its own has passed through that
+    already, and autocast is off for what it calls.
     """
     if not isinstance(func, torch._ops.OpOverload):
-        return contextlib.nullcontext()
+        return _AS_IT_IS
+    schema = schema_of(func)
+    is_tracked = not schema.tracks and _is_tracked_outside()
     inner: tuple[str, ...] = ()
-    if not torch.is_inference_mode_enabled():
-        if autocast and func.__name__ == "_trilinear.default":
-            inner = tuple(
-                k
-                for k in autocast
-                if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::bilinear", k)
-            )
-    elif schema_of(func).composite:
-        inner = ("ADInplaceOrView", *(k for k in autocast if not _has_kernel(func, k)))
+    if not autocast:
+        pass
+    elif torch.is_inference_mode_enabled():
+        if schema.composite:
+            inner = tuple(k for k in autocast if not _has_kernel(func, k))
+    elif func.__name__ == "_trilinear.default":
+        inner = tuple(
+            k
+            for k in autocast
+            if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::bilinear", k)
+        )
     if not inner:
-        return contextlib.nullcontext()
+        return _TRACKED if is_tracked else _AS_IT_IS
     exclude = torch._C._dispatch_tls_local_exclude_set()
-    for key in inner:
+    for key in (*inner, *((_TRACKING,) if is_tracked else ())):
         exclude = exclude.remove(torch._C._parse_dispatch_key(key))
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), exclude)
+
+
+def _is_tracked_outside() -> bool:
+    """Is the tracking off because of the mode alone? What makes tensors (`torch.ones`) has it off
+    by itself.
+    """
+    if not _is_off(_TRACKING_KEY):
+        return False
+    try:
+        with torch._C._RestorePythonTLSSnapshot():
+            return not _is_off(_TRACKING_KEY)
+    except RuntimeError:  # no mode's handler runs
+        return False

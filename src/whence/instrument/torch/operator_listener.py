@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence.frameworks.torch_schema import AUTOCAST_KEYS
+from whence.frameworks.torch_schema import AUTOCAST_KEYS, restored
 
 
 class _Dispatch(TorchDispatchMode):  # type: ignore[misc]
@@ -48,6 +48,11 @@ class OperatorListener(ABC):
     @abstractmethod
     def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         """One operator at the dispatcher: runs it exactly once."""
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator as it runs without a mode."""
+        with restored(func, self.autocast):
+            return func(*args, **kwargs)
 
     def function_mode(self) -> TorchFunctionMode | None:
         """A mode that listens at the torch-function level too, where one is wanted."""

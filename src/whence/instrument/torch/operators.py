@@ -42,9 +42,8 @@ FORWARDS = 1 << 17
 """
 _OVERLOAD = torch._ops.OpOverload
 _backward_task, _backward_node = torch._C._current_graph_task_id, torch._C._current_autograd_node
-_tracing, _inference, _grad = (
+_tracing, _grad = (
     torch._C._get_tracing_state,
-    torch.is_inference_mode_enabled,
     torch.is_grad_enabled,
 )
 
@@ -234,10 +233,7 @@ class OperatorListener(Listener):
         thread.running = True
         started = time.perf_counter()
         try:
-            if autocast or _inference():
-                with restored(func, autocast):
-                    out = func(*args, **kwargs)
-            else:
+            with restored(func, autocast):
                 out = func(*args, **kwargs)
         except BaseException as error:
             call.seconds = time.perf_counter() - started

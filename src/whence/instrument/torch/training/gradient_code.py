@@ -54,20 +54,20 @@ class GradientCode(OperatorListener):
     def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         """One operator at the dispatcher: runs it exactly once."""
         if self.over:
-            return func(*args, **kwargs)
+            return self.run(func, args, kwargs)
         if self._recorder is None:
             self._begin()
         recorder = self._recorder
         assert recorder is not None
         if not any(map(recorder.knows, tensors_in((args, kwargs)))):
-            out = func(*args, **kwargs)
+            out = self.run(func, args, kwargs)
             self._took_number = self._took_number or isinstance(out, (bool, int, float))
             return out
         if self._took_number and any(isinstance(value, float) for value in args):
             # It may have been computed from the number, which is another in another run.
             recorder.give_up("works on gradients with a number that came out of a tensor")
         if parts := one_by_one(func, args, kwargs):
-            return recorder.operator_as(lambda: func(*args, **kwargs), parts)
+            return recorder.operator_as(lambda: self.run(func, args, kwargs), parts)
         return recorder.operator(func, args, kwargs)
 
     def _begin(self) -> None:

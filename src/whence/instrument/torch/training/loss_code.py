@@ -115,7 +115,7 @@ class _LossRecorder(Recorder):
             return super().operator(func, args, kwargs)
         if not self.over:
             self.forget(tensors_in((args, kwargs)), "a message between ranks changes it")
-        return func(*args, **kwargs)
+        return self.run(func, args, kwargs)
 
 
 class _Returned:

@@ -68,7 +68,7 @@ class OptimizerCode(Recorder):
     def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         """One operator at the dispatcher: runs it exactly once."""
         if not self.over and (parts := one_by_one(func, args, kwargs)):
-            return self.operator_as(lambda: func(*args, **kwargs), parts)
+            return self.operator_as(lambda: self.run(func, args, kwargs), parts)
         return super().operator(func, args, kwargs)
 
     def measured(self, settings: Tensors) -> str:
