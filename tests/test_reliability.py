@@ -145,9 +145,9 @@ def test_a_page_that_cannot_be_written_is_told_and_leaves_nothing(tmp_path, monk
         assert not [*file.parent.iterdir()]
 
 
-def lossy_write(fd, data, offset):
+def lossy_write(file, data, offset):
     """Writes on, whatever the system said."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), disk.opened(file) as fd:
         disk.system.write(fd, memoryview(data), offset)
 
 

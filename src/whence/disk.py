@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import io
 import mmap
 import os
@@ -23,14 +24,21 @@ Parts = Iterable[str | bytes | memoryview]
 
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_MAP_FIXED = 0x10
+HIGH = 200
+"""Descriptors that stay open in a program lie from here on, out of the way of its own."""
 
 
 class System:
     """The calls of the operating system. Each raises OSError."""
 
     def __init__(self) -> None:
+        library = ctypes.CDLL(None, use_errno=True)
         # Linux has it
-        self._fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+        self._fallocate = getattr(library, "fallocate", None)
+        self._mmap = library.mmap
+        self._mmap.restype = ctypes.c_void_p
+        self._mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
 
     def open(self, path: str | Path, flags: int, mode: int = 0o666) -> int:
         """A descriptor that is not inherited."""
@@ -75,14 +83,105 @@ class System:
         os.mkdir(path, mode)  # noqa: PTH102 - one call of the system each
 
     def map(self, fd: int, nbytes: int) -> mmap.mmap:
-        """The first bytes of a file, read-only."""
-        return mmap.mmap(fd, nbytes, prot=mmap.PROT_READ)
+        """The first bytes of a file, read-only. It holds no descriptor, as one that Python maps
+        does: a program that closes all would have its own file closed with the mapping.
+        """
+        import numpy as np
+
+        mapped = mmap.mmap(-1, nbytes, prot=mmap.PROT_READ)
+        place = np.frombuffer(mapped, np.uint8).ctypes.data
+        flags = mmap.MAP_SHARED | _MAP_FIXED
+        if self._mmap(place, nbytes, mmap.PROT_READ, flags, fd, 0) != place:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return mapped
+
+    def raise_number(self, fd: int) -> int:
+        """Another descriptor of the same file, from `HIGH` on, not inherited. Raises OSError where
+        the limit of the process lies below.
+        """
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH)
 
 
 system = System()
 
 
-def write_all(fd: int, data: memoryview | bytes | bytearray, offset: int) -> None:
+class OwnFile:
+    """A new file that is written while a program runs in the same process. The program may close
+    every descriptor, and give the number to a file of its own: which file a number stands for is
+    looked at before each use, and what is lost is opened again by its path.
+
+    No descriptor stays open where the limit of the process lies below `HIGH`. Raises OSError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._process, self._held = path, os.getpid(), -1
+        fd = system.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        self._identity = _identity(fd)
+        if self._hold(fd) == fd:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """A descriptor of this very file. Raises OSError where it cannot be had: the file was
+        deleted, or is that of the process that forked this one.
+        """
+        if os.getpid() != self._process:
+            raise OSError(errno.EPERM, "the file is that of the process that forked this one")
+        fd = self._held if self._is_held() else self._hold(self._again())
+        try:
+            if os.fstat(fd).st_nlink == 0:
+                raise FileNotFoundError(errno.ENOENT, "a file was deleted while it was written")
+            yield fd
+        finally:
+            if fd != self._held:
+                os.close(fd)
+
+    def close(self) -> None:
+        """Close what is open of it. Idempotent."""
+        if self._is_held():
+            os.close(self._held)
+        self._held = -1
+
+    def _is_held(self) -> bool:
+        if self._held >= 0 and _identity(self._held) != self._identity:
+            self._held = -1
+        return self._held >= 0
+
+    def _again(self) -> int:
+        fd = system.open(self._path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+        if _identity(fd) != self._identity:
+            os.close(fd)
+            raise OSError(errno.ESTALE, "another file lies where a file of the run did")
+        return fd
+
+    def _hold(self, fd: int) -> int:
+        """Keep the file open, out of the way, in place of this descriptor, which is returned where
+        there is no room there.
+        """
+        try:
+            self._held = system.raise_number(fd)
+        except OSError:
+            return fd
+        os.close(fd)
+        return self._held
+
+
+def _identity(fd: int) -> tuple[int, int] | None:
+    """Device and inode of an open file, None where none is open."""
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def opened(file: int | OwnFile) -> contextlib.AbstractContextManager[int]:
+    """A descriptor that stands for the file now."""
+    return contextlib.nullcontext(file) if isinstance(file, int) else file.descriptor()
+
+
+def write_all(file: int | OwnFile, data: memoryview | bytes | bytearray, offset: int) -> None:
     """Write all of `data` at an offset. A short write is continued, so that a full disk shows its
     errno; one that fails is tried once more, which is harmless: a signal, a network that was away
     or a file that somebody deletes in the same moment loses nothing.
@@ -92,7 +191,8 @@ def write_all(fd: int, data: memoryview | bytes | bytearray, offset: int) -> Non
     failed = False
     while written_bytes < len(view):
         try:
-            taken = system.write(fd, view[written_bytes:], offset + written_bytes)
+            with opened(file) as fd:
+                taken = system.write(fd, view[written_bytes:], offset + written_bytes)
             if taken <= 0:
                 raise OSError(errno.EIO, "the medium takes nothing")
         except OSError:

@@ -7,8 +7,6 @@ of them afterwards. So a kill at any moment leaves a journal whose every line is
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import time
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import msgspec
 import numpy as np
 
 from whence import disk
-from whence.disk import write_all
+from whence.disk import OwnFile, write_all
 from whence.records import Call, Increment, Kept, Record
 from whence.store.folder import JOURNAL, shard_name
 from whence.store.journal import Line, encoded
@@ -46,11 +44,9 @@ class ProcessFiles:
         self._lines: list[Line | msgspec.Raw] = []  # not encoded yet
         self._journal = bytearray()
         self._journal_end = 0
-        self._journal_fd = disk.system.open(
-            folder / JOURNAL, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600
-        )
+        self._journal_file = OwnFile(folder / JOURNAL)
         self._has_room = False
-        self._journal_room = Room(self._journal_fd)
+        self._journal_room = Room(self._journal_file)
         self._flushed_at = time.monotonic()
 
     @property
@@ -151,26 +147,26 @@ class ProcessFiles:
         """Hand everything added so far to the kernel."""
         if self._shard is not None:
             self._shard.flush()
-            _check_linked(self._shard.fd)
-        _check_linked(self._journal_fd)
         if self._lines:
             self._encode()
         if self._journal:
-            write_all(self._journal_fd, self._journal, self._journal_end)
+            write_all(self._journal_file, self._journal, self._journal_end)
             self._journal_end += len(self._journal)
             self._journal.clear()
         self._flushed_at = time.monotonic()
 
     def sync(self) -> None:
         """Wait until what was flushed is on the medium."""
-        if self._shard is not None:
-            disk.system.sync(self._shard.fd)
-        disk.system.sync(self._journal_fd)
+        for file in (self._shard.file if self._shard is not None else None, self._journal_file):
+            if file is not None:
+                with file.descriptor() as fd:
+                    disk.system.sync(fd)
 
     def finish(self) -> None:
         """Flush, and make the last shard a valid safetensors file."""
         self.flush()
-        disk.system.cut(self._journal_fd, self._journal_end)
+        with self._journal_file.descriptor() as fd:
+            disk.system.cut(fd, self._journal_end)
         if self._shard is not None:
             self._shard.finish()
             self._shard = None
@@ -187,12 +183,5 @@ class ProcessFiles:
         if self._shard is not None:
             self._shard.abandon()
             self._shard = None
-        if self._journal_fd >= 0:
-            os.close(self._journal_fd)
-            self._journal_fd = -1
+        self._journal_file.close()
         self._staging, self._journal, self._lines = bytearray(), bytearray(), []
-
-
-def _check_linked(fd: int) -> None:
-    if os.fstat(fd).st_nlink == 0:
-        raise FileNotFoundError(errno.ENOENT, "a file was deleted while it was written")

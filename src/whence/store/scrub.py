@@ -246,7 +246,8 @@ def _move(
 
 def _finish(writer: ShardWriter) -> None:
     writer.flush()
-    disk.system.sync(writer.fd)
+    with writer.file.descriptor() as fd:
+        disk.system.sync(fd)
     writer.finish()
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 
 from whence import disk
-from whence.disk import write_all
+from whence.disk import OwnFile, opened, write_all
 from whence.dtypes import DTYPES
 from whence.errors import ElementsMissing
 
@@ -105,8 +105,8 @@ class Room:
     page. The size of the file stays as it is, and what is too much goes when it is cut.
     """
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, file: OwnFile) -> None:
+        self._file = file
         self.end: float = 0  # infinite where the file system reserves nothing
 
     def have(self, end: int, ahead: int) -> None:
@@ -118,7 +118,8 @@ class Room:
         start = int(self.end)
         for until in (end + ahead, end):
             try:
-                can = disk.system.reserve(self._fd, start, until - start)
+                with self._file.descriptor() as fd:
+                    can = disk.system.reserve(fd, start, until - start)
             except OSError:
                 if until == end:
                     raise
@@ -141,14 +142,14 @@ class ShardWriter:
         self.end = 0  # of the data, staged bytes included
         self._flushed_end = 0  # data bytes handed to the kernel
         self._staging = memoryview(staging if staging is not None else bytearray(STAGING_BYTES))
-        self.fd = disk.system.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-        self._room = Room(self.fd)
+        self.file = OwnFile(path)
+        self._room = Room(self.file)
         try:
             # Real bytes, so that the header can still be written at the end when the disk has
             # become full.
-            write_all(self.fd, Header().encode(header_bytes), 0)
+            write_all(self.file, Header().encode(header_bytes), 0)
         except OSError:
-            os.close(self.fd)
+            self.file.close()
             raise
 
     @property
@@ -169,7 +170,7 @@ class ShardWriter:
             start = (self.end + PAGE - 1) & -PAGE
             self.flush()
             self._room.have(self.header_bytes + start + nbytes, ROOM_BYTES)
-            write_all(self.fd, data.data, self.header_bytes + start)
+            write_all(self.file, data.data, self.header_bytes + start)
             # The gap before it has to be real bytes too, but pwrite behind the end of a file fills
             # it with zeros.
             self._flushed_end = self.end = start + nbytes
@@ -206,7 +207,7 @@ class ShardWriter:
         """Hand the staged bytes to the kernel."""
         if self.end > self._flushed_end:
             write_all(
-                self.fd,
+                self.file,
                 self._staging[: self.end - self._flushed_end],
                 self.header_bytes + self._flushed_end,
             )
@@ -214,32 +215,32 @@ class ShardWriter:
 
     def cut(self) -> None:
         """Give back what was written behind the last tensor that was `put`."""
-        disk.system.cut(self.fd, self.header_bytes + self._flushed_end)
-        self._room = Room(self.fd)
+        with self.file.descriptor() as fd:
+            disk.system.cut(fd, self.header_bytes + self._flushed_end)
+        self._room = Room(self.file)
 
     def finish(self) -> None:
         """Make the file a valid safetensors file and close it."""
         try:
             self.flush()
             self.header.pad(self.end)
-            finish_file(self.fd, self.header, self.header_bytes)
+            finish_file(self.file, self.header, self.header_bytes)
         finally:
             self.abandon()
 
     def abandon(self) -> None:
         """Close without finishing. `recover` can still do that."""
-        if self.fd >= 0:
-            fd, self.fd = self.fd, -1
-            os.close(fd)
+        self.file.close()
 
 
-def finish_file(fd: int, header: Header, reserved: int) -> None:
+def finish_file(file: int | OwnFile, header: Header, reserved: int) -> None:
     """Cut the file behind the last named tensor and write its header. Raises OSError; ValueError
     when the header does not fit.
     """
     text = header.encode(reserved)
-    disk.system.cut(fd, reserved + header.end)
-    write_all(fd, text, 0)
+    with opened(file) as fd:
+        disk.system.cut(fd, reserved + header.end)
+    write_all(file, text, 0)
 
 
 class Tensor(NamedTuple):

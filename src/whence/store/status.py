@@ -5,6 +5,7 @@ can be told on a full disk.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from whence import disk
 from whence.store.folder import STATUS, load_json
 
 STATUS_BYTES = 4096
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 ENDS = RUNNING, CLEAN, FAILED, RECOVERED = "running", "clean", "failed", "recovered"
 
@@ -44,6 +46,25 @@ def read_status(folder: Path) -> tuple[str, str]:
     if ended not in ENDS or not isinstance(error, str):
         return RUNNING, ""
     return ended, error
+
+
+def failure_text(where: Path, records: int, error: OSError) -> str:
+    """Why a run cannot be written on after so many records, and what to do."""
+    file = error.filename
+    return (
+        f"cannot write the run {where}: {error.strerror or error}"
+        f"{f' ({file})' if file and str(file) != str(where) else ''}"
+        + (f" after {records} records, which stay readable; " if records else "; ")
+        + _advice(error)
+    )
+
+
+def _advice(error: OSError) -> str:
+    if error.errno in NO_DESCRIPTOR:
+        return "raise the limit of open files (ulimit -n)"
+    if error.errno in (errno.ENOENT, errno.ESTALE):
+        return "leave the folder as it is while the program runs"
+    return "free some space, choose another output path, or keep less (keep: stats, max_bytes)"
 
 
 def _padded(fields: dict[str, Any]) -> bytes:

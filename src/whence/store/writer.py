@@ -35,7 +35,15 @@ from whence.store.folder import JOURNAL
 from whence.store.journal import settled
 from whence.store.process_files import FLUSH_S, ProcessFiles
 from whence.store.shards import HEADER_BYTES, SHARD_BYTES, Bytes
-from whence.store.status import CLEAN, FAILED, RUNNING, leave_status, write_status
+from whence.store.status import (
+    CLEAN,
+    FAILED,
+    NO_DESCRIPTOR,
+    RUNNING,
+    failure_text,
+    leave_status,
+    write_status,
+)
 from whence.store.stored_elements import StoredElements
 
 # a tenth of it, what is left when a shard counts as full, holds one entry of any rank
@@ -248,6 +256,7 @@ class Writer:
             files = self._files
             if self._failure:
                 self._let_go()
+                self._leave_failure()  # again: there may have been no descriptor for it
                 if not self._failure_raised:
                     self._raise()
                 return
@@ -287,6 +296,8 @@ class Writer:
             try:
                 self._files.flush()
             except OSError as error:
+                if error.errno in NO_DESCRIPTOR:  # the program has them all: it waits in memory
+                    return
                 self._fail(error)
 
     def _flush_if_old(self) -> None:
@@ -305,6 +316,7 @@ class Writer:
             raise StoreFailed(
                 f"cannot add to {self.folder or self.run_path}: the writer was closed"
             )
+        self._process = os.getpid()
         try:
             process = folders.this_process(
                 self.rank,
@@ -326,21 +338,17 @@ class Writer:
         return files
 
     def _fail(self, error: OSError) -> NoReturn:
-        where = self.folder or self.run_path
-        file = error.filename
-        self._failure = (
-            f"cannot write the run {where}: {error.strerror or error}"
-            f"{f' ({file})' if file and str(file) != str(where) else ''}"
-            + (f" after {self.count} records, which stay readable; " if self.count else "; ")
-            + "free some space, choose another output path, or keep less (keep: stats, max_bytes)"
-        )
+        self._failure = failure_text(self.folder or self.run_path, self.count, error)
         if self._files is not None:
             self._files.give_up()
         self._let_go()
-        if self.folder is not None:
-            leave_status(self.folder, FAILED, self._failure)
+        self._leave_failure()
         self._failure_raised = True
         raise StoreFailed(self._failure) from error
+
+    def _leave_failure(self) -> None:
+        if self.folder is not None and self._process == os.getpid():
+            leave_status(self.folder, FAILED, self._failure)
 
     def _raise(self) -> NoReturn:
         self._failure_raised = True

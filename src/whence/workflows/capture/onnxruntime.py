@@ -4,7 +4,6 @@ where initialisers lie in the user's file.
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from whence.errors import WhenceError
 from whence.readers.encodings import onnx_model
 from whence.readers.encodings.onnx_tensor import OnnxTensor
+from whence.store.shards import map_file
 
 if TYPE_CHECKING:
     from whence.instrument.onnxruntime.insides import Reading
@@ -34,12 +34,7 @@ def _model(source: str | bytes) -> Any:
         return onnx_model.parse(source)
     if os.path.getsize(source) == 0:  # noqa: PTH202
         raise ValueError("it is empty")
-    return onnx_model.parse(memoryview(_mapped(source)))
-
-
-def _mapped(path: str) -> mmap.mmap:
-    with Path(path).open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return onnx_model.parse(map_file(source).data)
 
 
 def _elements(tensor: OnnxTensor, folder: str) -> Any:
@@ -71,7 +66,7 @@ class _Weights:
         self._places: dict[tuple[str, int], list[tuple[str, int]]] = defaultdict(list)
         self._files: dict[str, Any] = {}
         try:
-            data = np.frombuffer(_mapped(path), np.uint8)
+            data = map_file(path)
         except (OSError, ValueError):
             return
         start, end = _address(data), _address(data) + data.size
@@ -95,7 +90,7 @@ class _Weights:
             offset = int(tensor.external.get("offset", "0"))
             length = int(tensor.external.get("length", "0"))
             if file not in self._files:
-                self._files[file] = np.frombuffer(_mapped(file), np.uint8)
+                self._files[file] = map_file(file)
         except (OSError, ValueError):
             return
         if 0 <= offset <= offset + length <= self._files[file].size:

@@ -4,7 +4,6 @@ file.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from whence.errors import WhenceError
 from whence.readers import Place
 from whence.readers.formats import paddle_params, paddle_program
 from whence.readers.paddle.names import plain_name, plain_type
+from whence.store.shards import Bytes, map_file
 
 if TYPE_CHECKING:
     from whence.instrument.paddle.saved_programs import NameTable
@@ -37,9 +37,7 @@ def _of_file(program: str, weights: str, names: Collection[str]) -> dict[str, We
     """Parameters of a program by name, mapped from its file of weights; without those that are not
     in there.
     """
-    import numpy as np
-
-    data = np.asarray(np.memmap(weights, np.uint8, "r"))
+    data = map_file(weights)
     streams = paddle_params.places(Place(Path(weights)), Place(Path(program)))
     return {
         name: (s.dtype, s.shape, data[s.start : s.start + s.nbytes])
@@ -53,11 +51,10 @@ def _weights(program: str, weights: str) -> Callable[[str, bytes, str, int], Ext
     they are the same.
     """
     places: dict[str, paddle_params.Stream] = {}
-    data: mmap.mmap | None = None
+    data: Bytes | None = None
     try:
         places = paddle_params.places(Place(Path(weights)), Place(Path(program)))
-        with Path(weights).open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        data = map_file(weights)
     except (WhenceError, OSError, ValueError):
         pass  # then parameters are copied
 
@@ -68,9 +65,7 @@ def _weights(program: str, weights: str) -> Callable[[str, bytes, str, int], Ext
         stream = places.get(name)
         if data is None or stream is None or (stream.dtype, stream.nbytes) != (dtype, nbytes):
             return None
-        import numpy as np
-
-        if host.digest(np.frombuffer(data, np.uint8, nbytes, stream.start)) != digest:
+        if host.digest(data[stream.start : stream.start + nbytes]) != digest:
             return None
         return External(str(Path(weights).resolve()), stream.start, nbytes)
 
