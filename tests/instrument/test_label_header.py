@@ -19,9 +19,19 @@ PROGRAM = r"""
 #include <array>
 #include <cstdio>
 #include <thread>
+#include <fcntl.h>
+#include <string.h>
 #include <sys/wait.h>
 int main(int count, char** words) {
     const float x[6] = {1, 2, 3, 4, 5, 6};
+    if (count > 1 && !strcmp(words[1], "daemon")) {
+        WHENCE_LABEL("before", x, {6}, "float32");
+        for (int number = 3; number < 64; ++number) close(number);
+        const int mine = open("mine", O_CREAT | O_RDWR, 0600);
+        for (int number = mine + 1; number < 16; ++number) dup2(mine, number);
+        WHENCE_LABEL("after", x, {6}, "float32");
+        return 0;
+    }
     const double d = 2.5;
     const std::int8_t i8[2] = {-1, 7};
     const std::vector<std::int64_t> shape{2, 3};
@@ -112,6 +122,14 @@ def test_without_a_run_nothing_is_written_or_said(program, tmp_path):
 def test_a_folder_that_is_gone_is_told_and_the_program_goes_on(program, tmp_path):
     done = run(program, tmp_path, WHENCE_LABELS=str(tmp_path / "gone"))
     assert done.stderr.count("cannot be written") == 1
+
+
+def test_descriptors_that_the_program_took_are_left_alone(program, tmp_path):
+    run(program, tmp_path, "daemon", WHENCE_LABELS=str(tmp_path))
+    assert not (tmp_path / "mine").read_bytes()
+    (file,) = tmp_path.glob("*.bin")
+    names = [found.attributes["whence.name"] for found in atb_file.tensors(file)]
+    assert names == ["before", "after"]
 
 
 def test_what_is_written(program, tmp_path):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import sys
 import threading
 from collections.abc import Callable, Collection
 from typing import Any
@@ -26,7 +25,7 @@ from whence.instrument.on_record import OnRecord, UserColumns, load_on_record
 from whence.instrument.options import CaptureOptions
 from whence.instrument.selection import Selector
 from whence.instrument.step_sizes import StepSizes
-from whence.instrument.wording import printed, stderr_is_terminal
+from whence.instrument.wording import printed, stderr_is_terminal, stderr_of_now
 from whence.instrument.wording import size as size_words
 from whence.records import Call, External, Note, Program, Sink, Sketch, Statistics, Step
 from whence.records.marks import STOPPED
@@ -131,7 +130,7 @@ class Session:
         self._sink: Sink | None = None
         function = on_record or (load_on_record(options.on_record) if options.on_record else None)
         self._columns = UserColumns(function, self.note) if function is not None else None
-        self._say = say or (lambda text: print(text, file=sys.stderr, flush=True))
+        self._say = say or stderr_of_now()
         self._tells_all = say is not None or stderr_is_terminal()
         self._sizes = StepSizes(max_bytes)
         # called with (root, step) when all of a step is written

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from whence.records import Statistics
 
@@ -39,6 +42,29 @@ def stderr_is_terminal() -> bool:
         return sys.stderr.isatty()
     except (AttributeError, ValueError):  # no stderr, or one that was closed
         return False
+
+
+def stderr_of_now() -> Callable[[str], None]:
+    """Prints a line to what stderr is now. Where the program has put something else in its place
+    since, such as a file of its own at number 2, it prints nothing.
+    """
+    stream = sys.stderr
+    file = _file_of(stream)
+
+    def say(text: str) -> None:
+        if sys.stderr is stream and _file_of(stream) == file:
+            print(text, file=stream, flush=True)
+
+    return say
+
+
+def _file_of(stream: Any) -> tuple[int, int] | None:
+    """Device and inode of an open stream, None where it has no file."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (AttributeError, OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino
 
 
 def printed(name: str, dtype: str, shape: tuple[int, ...], statistics: Statistics | None) -> str:

@@ -37,6 +37,7 @@
 #ifdef _WIN32
 #include <process.h>
 #else
+#include <sys/stat.h>
 #include <unistd.h>
 #endif
 
@@ -122,12 +123,27 @@ struct Writer {
     bool failed = false;
     std::string task;
     bool own_task = false;
+#ifndef _WIN32
+    dev_t device = 0;
+    ino_t inode = 0;
+#endif
     std::map<std::string, unsigned long> seen;
+
+    // A program may close every descriptor and give the number to a file of its own: nothing is written there, nor closed.
+    bool ours() const {
+#ifdef _WIN32
+        return true;
+#else
+        struct stat now;
+        return fstat(fileno(file), &now) == 0 && now.st_dev == device && now.st_ino == inode;
+#endif
+    }
 
     bool open(const std::string& to) {
         const long now = process();
-        if (file && pid == now && folder == to) return true;
-        if (file && pid == now) std::fclose(file);  // after a fork it is the parent's
+        const bool held = file && pid == now && ours();
+        if (held && folder == to) return true;
+        if (held) std::fclose(file);  // after a fork it is the parent's
         if (pid != now) seen.clear();
         file = nullptr;
         folder = to;
@@ -142,7 +158,16 @@ struct Writer {
 #endif
         char path[64];
         std::snprintf(path, sizeof path, "-%ld-%llx.bin", now, static_cast<unsigned long long>(reinterpret_cast<std::uintptr_t>(this)));
+#ifdef _WIN32
         file = std::fopen((to + "/" + host + path).c_str(), "ab");
+#else
+        file = std::fopen((to + "/" + host + path).c_str(), "abe");  // not inherited
+        struct stat opened;
+        if (file && fstat(fileno(file), &opened) == 0) {
+            device = opened.st_dev;
+            inode = opened.st_ino;
+        }
+#endif
         failed = file == nullptr;
         if (failed) std::fprintf(stderr, "whence: labels of process %ld cannot be written to %s\n", now, to.c_str());
         return !failed;

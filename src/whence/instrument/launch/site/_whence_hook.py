@@ -20,12 +20,15 @@ from typing import Any
 
 LOG = "launch.jsonl"
 ERRORS = "attach-errors.txt"
+_stderr: tuple[int, int] | None = None
 
 
 def arm(text: str) -> None:
     """Install the import hook. text: the JSON of WHENCE_CAPTURE (`run`, `launcher`, `attach`,
     `frameworks`, `options`).
     """
+    global _stderr
+    _stderr = stderr_file()
     config: dict[str, Any] = json.loads(text)
     log(config["run"], "python")
     actions: dict[str, Callable[[ModuleType], None]] = {
@@ -168,9 +171,18 @@ def complain(run: str, text: str, *, quiet: bool = False) -> None:
     """
     line = " ".join(text.split())
     append(run, ERRORS, f"pid {os.getpid()}, {sys.executable}: {line}\n")
-    if not quiet:
+    if not quiet and stderr_file() == _stderr:  # else it is a file of the program's
         with contextlib.suppress(Exception):
             sys.stderr.write(f"whence: not capturing this process: {line}\n")
+
+
+def stderr_file() -> tuple[int, int] | None:
+    """Device and inode of stderr, None where there is none."""
+    try:
+        status = os.fstat(sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino
 
 
 def log(run: str, event: str, **fields: Any) -> None:
