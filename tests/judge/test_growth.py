@@ -243,7 +243,7 @@ def test_what_unseen_operators_may_make_of_a_tensor_that_somebody_labelled(
 ):
     """A thousand roundoffs of float32; at 16 bits a twentieth, of the first alone."""
     growth = grow([PairError(0.0, u=u)], [PairError(error, "two dumps", u=u)], u)
-    judged = judge_stated(judge_region(0, 1, growth), growth, u, first)
+    judged = judge_stated(judge_region(0, 1, growth), growth, u, lambda: None, first=first)
     assert judged.verdict == verdict
     assert words in judged.sentence
 

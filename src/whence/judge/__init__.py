@@ -12,7 +12,6 @@ from whence.judge.error_growth import (
     error_of,
     grow,
     is_filled,
-    judge_stated,
     lone_element,
     may_be_masked,
 )
@@ -31,7 +30,7 @@ from whence.judge.replay_error import measure as local
 from whence.judge.statistics_drift import drift, parted
 from whence.judge.three_way import ThreeWay, judge_third, three_way, with_third
 from whence.judge.ties import Choice
-from whence.judge.unknown_depth import judge_unseen
+from whence.judge.unknown_depth import judge_stated, judge_unseen
 from whence.judge.verdict import LeafEvidence, judge_leaf, judge_region
 
 __all__ = [

@@ -19,11 +19,10 @@ from whence.judge.limits import (
     LONE_SHARE,
     UNLIKE_INPUTS,
 )
-from whence.judge.power import without_visible
 from whence.judge.precision import is_mask_fill, mask_fill
 from whence.judge.statistics_drift import Drift, drift
 from whence.records import Record
-from whence.results import Evidence, Measured, Verdict, VerdictKind
+from whence.results import Evidence, Measured, VerdictKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class ErrorGrowth:
     spread: that of the output that grew most. moved: the kind of statistic that moved furthest, in
     units of its limit, `by`. repeats: how many calls like this one gave the same bits on both
     sides, where the verdict is based on that. visible: by kind, the smallest fault that would have
-    been named here (`judge.power`), where a pass hides any.
+    been named here (`judge.power`), where a pass hides any. count: elements of the largest output.
     """
 
     verdict: VerdictKind
@@ -79,6 +78,7 @@ class ErrorGrowth:
     by: float = 0.0
     repeats: int = 0
     visible: Mapping[str, float] = field(default_factory=dict)
+    count: int = 0
 
     def score(self) -> float:
         """The error in units of what is allowed."""
@@ -295,7 +295,8 @@ def grow(inputs: Sequence[PairError], outputs: Sequence[PairError], u: float) ->
         verdict = VerdictKind.NOISE if e_out <= 2 * u else VerdictKind.INHERITED
     is_told = len(known_in) == len(inputs) and not unlike
     visible = _visible(inputs, outputs, band, room, evidence) if is_told else {}
-    return dataclasses.replace(result, verdict=verdict, visible=visible)
+    count = max(e.count for e in outputs)
+    return dataclasses.replace(result, verdict=verdict, visible=visible, count=count)
 
 
 def _visible(
@@ -363,31 +364,3 @@ def _over(error: PairError, band: float) -> float:
     """An output's error in units of the band, which its own run-to-run spread may widen."""
     band = max(band, error.spread)
     return (error.value or 0.0) / band if band > 0 else math.inf
-
-
-def judge_stated(verdict: Verdict, growth: ErrorGrowth, u: float, first: bool) -> Verdict:
-    """The verdict of such a pair after that of its growth, with room for what rounding in unseen
-    operators may make.
-
-    first: nothing before it is seen. The room is that of `Limits.otherwise`; at 16 bits only for
-    the first, since growth from there on is judged in units of roundoffs that leave room
-    themselves.
-    """
-    verdict = without_visible(verdict)
-    by_growth = growth.evidence in (Evidence.TWO_DUMPS, Evidence.STATISTICS)
-    if verdict.verdict != VerdictKind.INTRODUCED or not by_growth:
-        return verdict
-    room = LIMITS.root_output_room(u) if first or not dtypes.is_half_roundoff(u) else 0.0
-    if growth.e_out > room:
-        if not first:
-            return verdict
-        sentence = (
-            f"differs by rel_l2 {growth.e_out:.2g}, "
-            f"{'' if room == 0 else f'more than {room:.2g}, '}and nothing before it is seen"
-        )
-        return verdict.replace(sentence=sentence, numbers={**verdict.numbers, "e_in": None})
-    sentence = (
-        f"differs by rel_l2 {growth.e_out:.2g}, within {room:.2g}, which rounding in "
-        "operators that nobody labelled may make"
-    )
-    return verdict.withdrawn(VerdictKind.NOISE, sentence)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from whence import dtypes
 from whence.dtypes import Array
+from whence.judge.coherence import coherent
 from whence.judge.limits import (
     PATTERN_CLOSER,
     PATTERN_EFFECT,
@@ -36,11 +37,13 @@ MAX_SLICES, MAX_WORK = 1024, 1 << 28
 @dataclass(frozen=True, slots=True)
 class Sight:
     """What the elements of a pair show. typical: the median over rows of their relative error.
-    pattern: in words, "" for none.
+    pattern: in words, "" for none; effect: of one number that explains the difference in 16 bits,
+    which then is the pattern (`judge.coherent`).
     """
 
     typical: float
     pattern: str = ""
+    effect: float = 0.0
 
 
 def sight(reference: Array, target: Array, u: float, room: float) -> Sight | None:
@@ -63,6 +66,8 @@ def sight(reference: Array, target: Array, u: float, room: float) -> Sight | Non
     if not size or not error:
         return None
     typical = _typical(g, t)
+    if (coherence := coherent(reference, target)) is not None:
+        return Sight(typical, *coherence)
     pattern = _one_number(g, t, room) if g.size >= PATTERN_ELEMENTS_ONE_NUMBER else ""
     if g.size >= PATTERN_ELEMENTS and not pattern:
         fine = not dtypes.is_half_roundoff(u)

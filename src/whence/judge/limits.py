@@ -155,6 +155,16 @@ PATTERN_SLICES, PATTERN_FAR_SLICES, PATTERN_FAR = 8, 0.25, 10
 PATTERN_CLOSER = 0.25
 """Share of a slice's distance to its own place that its distance to another place may have."""
 
+# Do two tensors of 16 bits differ by one number?
+
+COHERENT_EFFECT, COHERENT_ROW = 3 * 2.0**-8, 10 * 2.0**-8
+"""Effects up to which scalars that were kept in bfloat16 explain a factor, or a constant in units
+of the tensor: of several rows alike, and of one row, whose gate is computed from it."""
+COHERENT_REST = 0.35
+"""Share of the error's 2-norm that may be left where more rounding lies on top."""
+COHERENT_ELEMENTS, COHERENT_SLICES = 16, 4
+"""Different numbers that must agree, and slices of which some may be changed."""
+
 # Which form of an activation was computed?
 
 FORM_LEAST, FORM_AGREES = 4, 0.9

@@ -14,9 +14,17 @@ from collections.abc import Callable, Sequence
 from whence.dtypes import is_half_roundoff
 from whence.judge.error_growth import ErrorGrowth, PairError
 from whence.judge.error_patterns import Sight
-from whence.judge.limits import BFLOAT16_AND_COARSER, ENOUGH_IN_FLOAT32, LIMITS
-from whence.judge.power import without_visible
+from whence.judge.limits import (
+    BFLOAT16_AND_COARSER,
+    COHERENT_EFFECT,
+    COHERENT_REST,
+    ENOUGH_IN_FLOAT32,
+    LIMITS,
+)
+from whence.judge.power import ELEMENT, NOISE, SCALE, without_visible
 from whence.results import Confidence, Evidence, Verdict, VerdictKind
+
+_PASSED = (VerdictKind.NOISE, VerdictKind.INHERITED, VerdictKind.AMPLIFIED)
 
 RECORD_MORE = (
     "nothing in between was recorded, so whence cannot localise it: to decide it, capture both "
@@ -35,6 +43,43 @@ RECORD_INPUTS = (
     "with outputs alone whence cannot localise it: to decide it, record the inputs and tensors in "
     "between too"
 )
+
+
+def judge_stated(
+    verdict: Verdict,
+    growth: ErrorGrowth,
+    u: float,
+    look: Callable[[], Sight | None],
+    *,
+    first: bool,
+) -> Verdict:
+    """The verdict of a pair that the program itself states, after that of its growth, with room for
+    what rounding in unseen operators may make.
+
+    first: nothing before it is seen. The room is that of `Limits.otherwise`; at 16 bits only for
+    the first, since growth from there on is judged in units of roundoffs that leave room
+    themselves.
+    """
+    verdict = without_visible(verdict)
+    if growth.evidence not in (Evidence.TWO_DUMPS, Evidence.STATISTICS):
+        return verdict
+    room = LIMITS.root_output_room(u) if first or not is_half_roundoff(u) else 0.0
+    if verdict.verdict == VerdictKind.INTRODUCED and growth.e_out > room:
+        if not first:
+            return verdict
+        sentence = (
+            f"differs by rel_l2 {growth.e_out:.2g}, "
+            f"{'' if room == 0 else f'more than {room:.2g}, '}and nothing before it is seen"
+        )
+        return verdict.replace(sentence=sentence, numbers={**verdict.numbers, "e_in": None})
+    if verdict.verdict == VerdictKind.INTRODUCED:
+        sentence = (
+            f"differs by rel_l2 {growth.e_out:.2g}, within {room:.2g}, which rounding in "
+            "operators that nobody labelled may make"
+        )
+        verdict = verdict.withdrawn(VerdictKind.NOISE, sentence)
+    room = max(room, LIMITS.growth * (growth.e_in + 2 * u))
+    return unless_coherent(verdict, growth, u, look, room)
 
 
 def judge_unseen(
@@ -67,7 +112,10 @@ def judge_unseen(
         )
     room = LIMITS.within(u)
     if growth.e_out <= room:
-        return _within(verdict, growth, u, room)
+        return unless_coherent(_within(verdict, growth, u, room), growth, u, look, room)
+    coherence = look() if is_half_roundoff(u) else None
+    if coherence is not None and coherence.effect > LIMITS.growth * growth.e_in:
+        return _introduced(verdict, growth, _not_rounding(coherence), is_whole=is_whole)
     if errors_before is None:
         return _open(
             verdict,
@@ -79,10 +127,9 @@ def judge_unseen(
         return verdict
     if growth.e_in > room and growth.growth <= LIMITS.growth:
         return verdict.withdrawn(VerdictKind.INHERITED, verdict.sentence)
-    sight = look()
-    if sight is not None and sight.pattern:
-        why = f"{sight.pattern}, which rounding at no depth makes"
-        return _introduced(verdict, growth, why, is_whole=is_whole)
+    sight = coherence or look()
+    if sight is not None and sight.pattern and not sight.effect:
+        return _introduced(verdict, growth, _not_rounding(sight), is_whole=is_whole)
     far = _far(u, errors_before)
     typical = growth.e_out if sight is None else min(growth.e_out, sight.typical)
     if typical > max(far, LIMITS.growth * growth.e_in):
@@ -94,6 +141,36 @@ def judge_unseen(
         "but how many operators lie between is not known"
     )
     return _open(verdict, words, SEE_INSIDE if is_whole else RECORD_MORE)
+
+
+def unless_coherent(
+    verdict: Verdict,
+    growth: ErrorGrowth,
+    u: float,
+    look: Callable[[], Sight | None],
+    room: float,
+) -> Verdict:
+    """The verdict of a pair that passes by its size, unless one number explains how it differs in
+    16 bits, and by more than what came in; with how large a fault would have been named.
+
+    room: the relative error that passes.
+    """
+    if verdict.verdict not in _PASSED or growth.evidence != Evidence.TWO_DUMPS:
+        return verdict
+    sizes = {SCALE: room, ELEMENT: room * math.sqrt(growth.count or math.inf), NOISE: room}
+    if is_half_roundoff(u):
+        sight = look()
+        if sight is not None and sight.effect > LIMITS.growth * growth.e_in:
+            return _introduced(verdict, growth, _not_rounding(sight))
+        if sight is not None:
+            largest = max(LIMITS.growth * growth.e_in, growth.e_out / COHERENT_REST)
+            sizes[SCALE] = min(room, max(COHERENT_EFFECT, largest))
+    numbers = {f"visible_{k}": size for k, size in sizes.items() if math.isfinite(size)}
+    return verdict.replace(numbers={**verdict.numbers, **numbers})
+
+
+def _not_rounding(sight: Sight) -> str:
+    return f"{sight.pattern}, which rounding at no depth makes"
 
 
 def _of_integers(verdict: Verdict, growth: ErrorGrowth) -> Verdict:
@@ -133,7 +210,9 @@ def _far(u: float, errors_before: Sequence[PairError]) -> float:
     return LIMITS.far_seen if exact >= ENOUGH_IN_FLOAT32 else LIMITS.far
 
 
-def _introduced(verdict: Verdict, growth: ErrorGrowth, why: str, *, is_whole: bool) -> Verdict:
+def _introduced(
+    verdict: Verdict, growth: ErrorGrowth, why: str, *, is_whole: bool = False
+) -> Verdict:
     size = f"differs by rel_l2 {growth.e_out:.2g}, where {growth.e_in:.2g} came in"
     score = verdict.score if verdict.score is not None else growth.score()
     return verdict.replace(

@@ -122,8 +122,9 @@ class LabelJudge:
         growth = judge.grow(errors_before if has_order else [judge.PairError(None)], errors, u)
         verdict = judge.judge_region(self._labels[label.id], -1, growth, note=self._note)
         size = f"differs by rel_l2 {size_in_words(growth.e_out)}"
+        look = functools.partial(self.errors.sight, slots)
         if self.paired.stated:
-            verdict = judge.judge_stated(verdict, growth, u, not labels_before)
+            verdict = judge.judge_stated(verdict, growth, u, look, first=not labels_before)
         elif verdict.verdict == VerdictKind.INTRODUCED and (kernel := self._around.kernel(label)):
             verdict = verdict.withdrawn(
                 VerdictKind.UNDETERMINED,
@@ -137,7 +138,7 @@ class LabelJudge:
                 growth,
                 u,
                 errors_before if has_order and errors_before else None,
-                functools.partial(self.errors.sight, slots),
+                look,
             )
         if not has_order and verdict.verdict == VerdictKind.UNDETERMINED:
             sentence = f"{size}; {Mark.UNORDERED}, so what it inherits is not known"
