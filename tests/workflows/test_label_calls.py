@@ -549,3 +549,16 @@ def test_a_folder_of_labels_that_another_rank_removes_meanwhile_holds_none(run, 
 
     monkeypatch.setattr(Path, "iterdir", removed)
     assert gather(str(run), ended_only=True) == 0
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_tensor_that_is_missing_is_the_headline_and_no_shape(run, tmp_path, equal):
+    a = np.ones((1, 4, 8), np.float32)
+    with whence.recording(run):
+        if equal:
+            pair("there", a, a)
+        whence.label("gone", a, side="reference")
+        whence.label("gone", file="gone.bin", side="target")
+    result = whence.compare_labels(run, output=tmp_path / "cmp")
+    assert result.status == "undecided"
+    assert "gone.bin never appeared" in result.headline

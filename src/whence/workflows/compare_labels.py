@@ -84,7 +84,7 @@ def labels_compared(
             "or WHENCE_LABEL in C++"
         )
     rows = faced(labels)
-    reference_run, target_run, notes = sides(rows)
+    reference_run, target_run, notes = sides([row for row in rows if not _without_tensor(row)])
     result = compare_runs(
         reference_run,
         target_run,
@@ -158,6 +158,9 @@ def _with_alone(
     pairs = len(rows) - len(unpaired)
     if not pairs:
         status, headline = "undecided", f"no two labels could be paired: {unpaired[0].why}"
+    elif status == Status.UNDECIDED and missing:
+        compared = pairs - sum(map(_without_tensor, rows))
+        headline = f"{compared} of {pairs} pairs of labels could be compared; {missing[0]}"
     elif status == Status.SAME and (unpaired or missing):
         words = [
             f"{n} {predicate}"
@@ -168,6 +171,8 @@ def _with_alone(
             if n
         ]
         status, headline = "undecided", " and ".join(words)
+        if missing:
+            headline += f"; {missing[0]}"
 
     def in_task(finding: Finding) -> Finding:
         return (
@@ -183,6 +188,7 @@ def _with_alone(
         headline=headline,
         findings=tuple(map(in_task, result.findings)),
         unmatched=result.unmatched + len(unpaired),
+        incomparable=result.incomparable + sum(map(_without_tensor, rows)),
         without_partner={
             **result.without_partner,
             **{side: tuple(dict.fromkeys(labels)) for side, labels in names.items()},
@@ -203,6 +209,14 @@ def lost(label: Label) -> str:
     """Why a label has no elements; "" where it has."""
     record = label.record
     return record.why if record.elements is None and record.count else ""
+
+
+def _without_tensor(row: TensorMatcher) -> bool:
+    """Is a tensor of a pair not there at all, not even its shape?"""
+    return any(
+        label is not None and not label.record.dtype and bool(label.record.why)
+        for label in (row.reference, row.target)
+    )
 
 
 def write_table(rows: Sequence[TensorMatcher], folder: Path) -> None:

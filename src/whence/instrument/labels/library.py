@@ -47,6 +47,15 @@ class Library(msgspec.Struct, frozen=True):
     dump: str
     variables: dict[str, str]
 
+    @property
+    def limit(self) -> tuple[str, int] | None:
+        """The variable that says how many tokens are saved, and how many; None where none does."""
+        for variable, text in self.profile.variables.items():
+            value = self.variables.get(variable, "")
+            if "{max}" in text and value.isdigit():
+                return variable, int(value)
+        return None
+
     def places(self, label: Waiting) -> list[str]:
         """Paths, with wild cards, at which the file of a label may lie, in the order in which they
         are tried.

@@ -60,7 +60,7 @@ def gather(
     texts = [file for file in files if file.suffix == ".jsonl"]
     waiting = [label for text in texts for label in _waiting(text)]
     waiting.sort(key=lambda label: label.at)
-    labels = resolved(waiting, library, since, wait_s)
+    labels = resolved(waiting, library, since, wait_s, lambda: _shapes(folder))
     binaries = [file for file in files if file.suffix == ".bin"]
     try:
         labels += [label for file in binaries for label in _written(file)]
@@ -174,6 +174,23 @@ def _written(file: Path) -> Iterable[FoundLabel]:
             "",
             stored_tensor(file, tensor),
         )
+
+
+def _shapes(folder: str) -> Mapping[tuple[str, str], tuple[int, ...]]:
+    """The shapes of the run's labels, by task and id; of none where the run cannot be read."""
+    from whence import store
+
+    try:
+        run = store.open_run(folder)
+    except WhenceError:
+        return {}
+    return {
+        (str(call.arguments.get("task", "")), str(call.arguments["id"])): run.records[
+            call.refs[0].record
+        ].shape
+        for call in run.calls
+        if call.kind == "label" and call.arguments.get("id")
+    }
 
 
 # ---- into the run

@@ -1,0 +1,86 @@
+"""Which label the tensors in a library's files belong to: by number, by time, by shape."""
+
+import os
+
+import numpy as np
+import pytest
+
+from whence.instrument.labels.labels import Waiting
+from whence.instrument.labels.library import Library, Profile, encoded
+from whence.workflows.capture.label_files import resolved
+
+STEP_NS = 50_000_000  # between two tokens
+LIMIT = "LIBRARY_MAX"
+
+
+def labels_of(folder, files, start=10**18):
+    """A label for each file, STEP_NS apart."""
+    return [
+        Waiting(
+            "acl", "target", f"id{n}", "", 0, file, start + n * STEP_NS, 1, 1, 0, str(folder), "a:1"
+        )
+        for n, file in enumerate(files)
+    ]
+
+
+def save(path, array, at):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.save(path, array)
+    os.utime(path, ns=(at, at))
+
+
+def found(folder, labels, shapes=(), most=None):
+    """The first number in each label's tensor, None without one; the reasons."""
+    profile = Profile(variables={} if most is None else {LIMIT: "{max}"}, places=("{file}",))
+    library = Library("lib", profile, str(folder), {} if most is None else {LIMIT: str(most)})
+    got = resolved(labels, encoded(library), 0.0, 0.0, lambda: dict(shapes))
+    first = [
+        int(label.source.load().flat[0]) if label.source is not None and not label.why else None
+        for label in got
+    ]
+    return first, [label.why for label in got]
+
+
+def test_the_number_in_front_of_the_path_counts_the_tokens(tmp_path):
+    labels = labels_of(tmp_path, ["0_Encoder/3_Attention/out.npy"] * 3)
+    for token, label in enumerate(labels):
+        save(tmp_path / f"{token}_Encoder/3_Attention/out.npy", np.full(4, token), label.at - 10**6)
+    assert found(tmp_path, labels)[0] == [0, 1, 2]
+
+
+def test_numbers_that_count_operations_are_not_tokens(tmp_path):
+    """All of them are written again for every token: the last one's are there."""
+    labels = labels_of(tmp_path, ["0_Linear/out.npy"] * 3)
+    for operation in range(3):
+        save(tmp_path / f"{operation}_Linear/out.npy", np.full(4, operation), labels[2].at - 10**6)
+    first, whys = found(tmp_path, labels)
+    assert first == [None, None, 0]
+    assert "written over" in whys[0]
+
+
+def test_a_file_that_is_written_once_belongs_to_the_label_behind_it(tmp_path):
+    labels = labels_of(tmp_path, ["0_Encoder/out.npy"] * 3)
+    save(tmp_path / "0_Encoder/out.npy", np.full(4, 7), labels[0].at - 10**6)
+    first, whys = found(tmp_path, labels)
+    assert first == [7, None, None]
+    assert all("earlier token" in why for why in whys[1:])
+
+
+def test_a_shape_says_whose_a_file_is(tmp_path):
+    """Labels are set before the library writes here, and only the prompt has several rows."""
+    labels = labels_of(tmp_path, ["out.npy"] * 3)
+    save(tmp_path / "out.npy", np.full((4, 2), 7), labels[0].at + 10**7)
+    shapes = {("", f"id{n}"): (4 if n == 0 else 1, 2) for n in range(3)}
+    assert found(tmp_path, labels, shapes)[0] == [7, None, None]
+
+
+@pytest.mark.parametrize("literal", [False, True])
+def test_a_limit_that_hides_files_is_named(tmp_path, literal):
+    files = [f"{0 if literal else n}_Encoder/out.npy" for n in range(3)]
+    labels = labels_of(tmp_path, files)
+    for token in range(2):
+        save(tmp_path / f"{token}_Encoder/out.npy", np.full(4, token), labels[token].at - 10**6)
+    first, whys = found(tmp_path, labels, most=2)
+    assert first == [0, 1, None]
+    assert f"{LIMIT}=2 hides it" in whys[2]
+    assert f"set {LIMIT}=3" in whys[2]
