@@ -69,7 +69,7 @@ def test_an_old_torch_is_not_captured_and_no_run_is_left(tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch, "__version__", "2.5.1+cu124")
     net = torch.nn.Linear(2, 2)
-    said = r"torch 2\.5\.1\+cu124 is installed, and whence needs torch 2\.6 or newer: pip install 'torch>=2\.6'"
+    said = r"torch 2\.5\.1\+cu124 is installed, and whence needs torch 2\.6 or newer: pip install 'torch>=2\.6,<2\.14'"
     with pytest.raises(Unsupported, match=said), whence.capture(net, tmp_path / "run"):
         net(torch.ones(1, 2))
     with pytest.raises(Unsupported, match=said):

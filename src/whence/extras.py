@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from whence.errors import MissingDependency, Unsupported
 
 _REQUIREMENTS = {
-    "torch": "torch>=2.6",
+    "torch": "torch>=2.6,<2.14",
     "paddle": "paddlepaddle>=3.0",
     "h5py": "h5py>=3.11",
     "matplotlib": "matplotlib>=3.9",
@@ -77,7 +77,7 @@ def check_release(name: str, version: str) -> None:
     does not begin with two numbers passes: someone built it.
     """
     requirement = _NUMPY if name == "numpy" else _REQUIREMENTS.get(name, "")
-    bound = requirement.partition(">=")[2]
+    bound = requirement.partition(">=")[2].partition(",")[0]
     release, least = _release(version), _release(bound)
     if release and least and release < least:
         raise Unsupported(

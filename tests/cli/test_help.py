@@ -86,6 +86,14 @@ def test_every_option_stands_under_one_heading(name, tmp_path):
     assert [line for line in everything.splitlines() if len(line) > 80] == []
 
 
+def test_the_help_of_every_command_at_once(tmp_path):
+    shown = inside.whence(tmp_path, "--help-all")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    usages = re.findall(r"^Usage: whence ?(.*?) ?\[OPTIONS\]", shown.stdout, re.MULTILINE)
+    assert {"", *cli.group.list_commands(CONTEXT), "ops diff", "msit llm compare"} <= {*usages}
+    assert all(o in shown.stdout for n in GROUPED for o in cli.group.get_command(CONTEXT, n).rare)
+
+
 def test_few_options_are_rare():
     rare = [o for name in GROUPED for o in cli.group.get_command(CONTEXT, name).rare]
     assert 10 <= len(rare) <= 20

@@ -115,6 +115,8 @@ def test_errors_are_those_of_the_commands(folder):
         tools.compare("ref", "nowhere")
     with pytest.raises(UsageError, match="no call named"):
         tools.show("ref", "thrid")
+    with pytest.raises(UsageError, match="close the quote"):
+        tools.capture("python 'infer.py", "captured")
     with pytest.raises(UnreadableRun, match="is a run, not a comparison"):
         tools.repro("new", "ref")
 

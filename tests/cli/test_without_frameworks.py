@@ -161,7 +161,8 @@ def test_every_command_answers_or_says_what_it_needs(answers):
         for name in needing:
             assert codes[name] == 3, name
             assert (
-                "torch, which is not installed here: pip install 'torch>=2.6'" in found[name][1]
+                "torch, which is not installed here: pip install 'torch>=2.6,<2.14'"
+                in found[name][1]
             ), (name, found[name][1])
             assert found[name][1].count("\n") == 1, name
 

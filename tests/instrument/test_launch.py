@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,11 @@ import pytest
 from whence import errors, extras, store
 from whence.errors import CaptureError
 from whence.instrument.framework import set_determinism
-from whence.instrument.launch import interpreter, redaction
+from whence.instrument.launch import interpreter, outcome, redaction
 from whence.instrument.launch import launcher as launch
+from whence.instrument.launch.child_process import EndedProcess
 from whence.instrument.options import CaptureOptions, make
+from whence.records import Call, RunInfo
 from whence.store import open_run
 
 DRIVER = """
@@ -550,6 +553,49 @@ def test_a_script_that_fails_early_leaves_no_run(place, lines):
         assert done.returncode not in (0, 3)
         assert "nothing was captured" in done.stderr.splitlines()[-1]
         assert not place.run.exists()
+
+
+def test_a_run_that_was_deleted_meanwhile_is_said_to_be_gone(tmp_path):
+    said = []
+    asked = outcome.Outcome(
+        "run",
+        str(tmp_path / "run"),
+        CaptureOptions(),
+        EndedProcess(0, 1.0),
+        outcome.Processes(0, 0, {}, ()),
+        [],
+    )
+    assert outcome.conclude(asked, open_run, lambda: False, said.append) == 3
+    (line,) = said
+    assert "its run is gone: run was deleted, moved or unmounted" in line
+    assert "kept" not in line
+
+
+def test_a_process_that_left_inside_its_first_call_is_said_to_have(tmp_path):
+    store.create(tmp_path / "run", RunInfo())
+    writer = store.Writer(tmp_path / "run", 0)
+    writer.call(Call(0, "fc", "model", 0, 0))
+    (said,) = store.reasons(tmp_path / "run")
+    assert "os._exit" in said
+    writer.close()
+    assert store.reasons(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_compiled_code_is_blamed_only_where_no_module_was_called(monkeypatch, begun):
+    pytest.importorskip("torch")
+    from whence.instrument.torch.compiled import stages
+
+    monkeypatch.setattr(stages, "_counted", lambda: (1, {}))
+    notes = []
+    note = lambda kind, text: notes.append(text)  # noqa: E731
+    stages.note_unseen(types.SimpleNamespace(active=True, begun=begun, note=note))
+    assert bool(notes) != begun
+
+
+def test_names_that_are_no_utf_8_are_written_as_escapes():
+    info = launch.describe(["python", "b\udcff.py"], CaptureOptions())
+    assert info.command == ("python", "b\\udcff.py")
 
 
 def test_what_was_captured_before_a_failure_is_kept(place):

@@ -315,3 +315,16 @@ def test_an_archive_is_linear_in_its_entries(method, tmp_path, monkeypatch):
 def _counted(self, real, read):
     read.append(self)
     return real(self)
+
+
+def test_a_file_whose_name_is_no_utf_8(tmp_path):
+    dump = tmp_path / "dump"
+    dump.mkdir()
+    try:
+        np.save(dump / os.fsdecode(b"x\xe9.npy"), np.ones(3, np.float32))
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    np.save(dump / "y.npy", np.ones(3, np.float32))
+    assert {"x\\udce9", "y"} <= {call.scope for call in open_run(dump).calls}
+    result = whence.compare(dump, dump, output=tmp_path / "cmp")
+    assert result.status == "same"

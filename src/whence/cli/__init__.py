@@ -154,6 +154,13 @@ def _added() -> dict[str, Any]:
     return {point.name: point for point in entry_points(group="whence.cli")}
 
 
+def _help_of_all(ctx: click.Context, option: click.Parameter, given: bool) -> None:
+    if given:
+        from whence.cli import _help
+
+        _help.of_every_command(ctx, option, given)
+
+
 @click.group(
     cls=Commands,
     invoke_without_command=True,
@@ -165,6 +172,14 @@ def _added() -> dict[str, Any]:
     is_flag=True,
     envvar="WHENCE_DEBUG",
     help="Show where an unexpected error happened (also WHENCE_DEBUG=1).",
+)
+@click.option(
+    "--help-all",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_help_of_all,
+    help="Show the help of every command with all its options and exit.",
 )
 @click.pass_context
 def group(ctx: click.Context, debug: bool) -> None:
@@ -240,6 +255,12 @@ def _unexpected(err: Exception, arguments: list[str], debug: bool) -> int:
     """Tell an error that nobody foresaw; a framework that is not installed is a foreseen one."""
     if debug:
         _trace()
+    if isinstance(err, UnicodeEncodeError | TypeError) and "surrogates not allowed" in str(err):
+        _tell(
+            "whence: a path or a name here holds bytes that are not UTF-8, and cannot be written "
+            "down as text: rename it, or take a folder with another name"
+        )
+        return USAGE
     if isinstance(err, ModuleNotFoundError):
         from whence import extras
 

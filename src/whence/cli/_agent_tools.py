@@ -5,7 +5,6 @@ bounded size.
 from __future__ import annotations
 
 import itertools
-import shlex
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +39,7 @@ def capture(
     end of what the command printed.
     """
     from whence import api
+    from whence.cli._options import words_of
 
     options: dict[str, Any] = {"level": level, "force": force}
     options |= {"include": include} if include else {}
@@ -47,7 +47,7 @@ def capture(
     options |= {"seed": seed} if seed is not None else {}
     lines: list[str] = []
     with tempfile.TemporaryFile() as log:
-        code = api.run_command(shlex.split(command), output, log=log, tell=lines.append, **options)
+        code = api.run_command(words_of(command), output, log=log, tell=lines.append, **options)
         size = log.tell()
         log.seek(max(0, size - _TAIL))
         printed = log.read().decode("utf-8", "replace")

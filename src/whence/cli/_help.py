@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -66,6 +66,23 @@ class Grouped(click.Command):
             formatter.write_text(
                 f"{len(self.rare)} more options are rarely needed: {ctx.command_path} --help-all"
             )
+
+
+def of_every_command(ctx: click.Context, option: click.Parameter, given: bool) -> None:
+    """Print the help of the whole command line, a command after the other with all its options."""
+    if given and not ctx.resilient_parsing:
+        click.echo("\n\n".join(_helps(ctx)))
+        ctx.exit()
+
+
+def _helps(ctx: click.Context) -> Iterator[str]:
+    ctx.meta[EVERYTHING] = True  # shared by the contexts of its commands
+    yield ctx.get_help()
+    if isinstance(ctx.command, click.Group):
+        for name in ctx.command.list_commands(ctx):
+            command = ctx.command.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                yield from _helps(click.Context(command, parent=ctx, info_name=name))
 
 
 def _show_everything(ctx: click.Context, option: click.Parameter, given: bool) -> None:

@@ -57,3 +57,20 @@ FIRST_MAP = click.option(
 STRICT = click.option(
     "--strict", is_flag=True, help="Count precision losses and suspects as different, too."
 )
+
+
+def words_of(command: str) -> list[str]:
+    """The words of a command that was given as one text. Raises UsageError where a quote is not
+    closed.
+    """
+    import shlex
+
+    from whence.errors import UsageError
+
+    try:
+        return shlex.split(command)
+    except ValueError as err:
+        raise UsageError(
+            f"cannot read the command {command!r} ({str(err).lower()}): close the quote, or write "
+            "a backslash before one that is meant as it is; nothing was started"
+        ) from err

@@ -138,6 +138,7 @@ class Session:
         # False where a listener itself says when a step has ended: one of a training
         self.steps_are_calls = True
         self.calls = self.records = 0
+        self.begun = False
 
     @property
     def shows_values(self) -> bool:
@@ -164,6 +165,7 @@ class Session:
         """
         if self.options.ranks is not None and self.rank not in self.options.ranks:
             self.failed = self.failed or f"rank {self.rank} was not asked for"
+        self.begun = True
         return not self.failed
 
     @property

@@ -10,6 +10,13 @@ DELETED_WINDOWS = "deleted.json"
 """The file of a run that says how many of its windows of steps were compared and deleted."""
 
 
+def as_text(name: str | os.PathLike[str]) -> str:
+    """A name of the file system as text that any file can hold: bytes of it that are no UTF-8 as
+    escapes.
+    """
+    return os.fspath(name).encode("utf-8", "backslashreplace").decode()
+
+
 def is_url(path: object) -> bool:
     """Whether a path is a URL of an object store: "s3://bucket/run", and not "C:\\run"."""
     scheme, marked, _ = str(path).partition("://")

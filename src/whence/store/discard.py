@@ -13,7 +13,7 @@ from whence.store import journal
 from whence.store.folder import JOURNAL, RUN, delete_run, is_run, load_process, process_folders
 from whence.store.process_reader import ProcessReader
 from whence.store.recover import is_written
-from whence.store.status import FAILED, read_status
+from whence.store.status import FAILED, RUNNING, read_status
 
 
 def discard(path: str | Path, *, also: Collection[str] = (), folder: bool = True) -> bool:
@@ -57,6 +57,11 @@ def reasons(path: str | Path) -> list[str]:
             state, error = read_status(folder)
             if state == FAILED and error:
                 found.append(error)
+            if state == RUNNING:
+                found.append(
+                    "a process still runs, or ended without a word (os._exit, SIGKILL), before the "
+                    "first call that it began was complete"
+                )
             if (folder / JOURNAL).exists():
                 process = ProcessReader(folder, load_process(folder))
                 notes = process.decode(journal.NOTE, journal.decode_note)

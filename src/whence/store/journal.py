@@ -59,8 +59,8 @@ def settled(line: Line) -> Line | msgspec.Raw:
         try:
             return msgspec.Raw(encoder.encode(_writable(line)))
         except _UNWRITABLE:
-            return msgspec.Raw(encoder.encode(_in_plain_words(line)))
-    return msgspec.Raw(encoder.encode(line))
+            return msgspec.Raw(_escaped(_in_plain_words(line)))
+    return msgspec.Raw(_escaped(line))
 
 
 def encoded(lines: list[Line | msgspec.Raw]) -> bytes:

@@ -11,6 +11,7 @@ import click
 
 from whence.cli import _files
 from whence.cli._ascend.words import command, free_path, tell, tell_same
+from whence.cli._options import words_of
 from whence.errors import UsageError
 
 _COMPARE = (
@@ -150,7 +151,7 @@ def aclcmp_command() -> click.Command:
                 f"{command}"
             )
             tell_same("ait debug compare aclcmp", words)
-            code, result = api.run_labels(shlex.split(command), folder, library="acltransformer")
+            code, result = api.run_labels(words_of(command), folder, library="acltransformer")
             if result is None:
                 return code
         else:

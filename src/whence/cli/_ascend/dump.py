@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from whence.cli._ascend.words import command, free_path, tell, tell_same, word
+from whence.cli._options import words_of
 from whence.errors import UsageError
 
 _TYPES = ("model", "layer", "op", "kernel", "tensor", "cpu_profiling", "onnx", "stats")
@@ -128,7 +129,7 @@ def dump_command(tool: str) -> click.Command:
             f"{tool} llm dump",
             " ".join(["whence run -o", shlex.quote(str(run)), *words, "--", command]),
         )
-        code = api.run_command(shlex.split(command), str(run), **options)
+        code = api.run_command(words_of(command), str(run), **options)
         if run.exists():  # else nothing was captured
             _lay_out(run, folder, values["types"] or ("tensor", "model"))
         return code

@@ -21,9 +21,10 @@ from whence.instrument import FRAMEWORKS
 from whence.instrument.framework import framework
 from whence.instrument.launch import attaching, interpreter, redaction
 from whence.instrument.launch.child_process import execute
-from whence.instrument.launch.outcome import ERRORS, LOG, Outcome, collect, conclude
+from whence.instrument.launch.outcome import ERRORS, LOG, Outcome, collect, conclude, is_gone
 from whence.instrument.options import CaptureOptions
 from whence.records import Run, RunInfo
+from whence.records.places import as_text
 
 ENVIRONMENT = "WHENCE_CAPTURE"
 SITE = Path(__file__).parent / "site"
@@ -133,7 +134,8 @@ def launch(
     try:
         runs.update(absolute, versions={**info.versions, **processes.versions}, settings=settings)
     except WhenceError as err:
-        terminal.tell(f"whence: cannot note the end of the command: {err}")
+        if not is_gone(absolute):
+            terminal.tell(f"whence: cannot note the end of the command: {err}")
     reasons = runs.reasons(absolute)
     outcome = Outcome(run_path, absolute, options, ended, processes, reasons)
     exit_code = conclude(outcome, runs.open, discard, terminal.tell)
@@ -157,11 +159,11 @@ def describe(
     except (OSError, KeyError, ImportError):
         user = ""
     return RunInfo(
-        command=redaction.command(command),
+        command=tuple(as_text(word) for word in redaction.command(command)),
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         user=user,
         host=socket.gethostname(),
-        cwd=str(Path.cwd()),
+        cwd=as_text(Path.cwd()),
         versions=dict(interpreter.versions_here() if versions is None else versions),
         git=git_state(Path.cwd()),
         seed=options.seed,

@@ -18,6 +18,7 @@ from whence.instrument.wording import counted, size
 from whence.records import Run
 from whence.records.places import DELETED_WINDOWS
 
+RUN_FILE = "run.json"
 LOG = "launch.jsonl"
 ERRORS = "attach-errors.txt"
 _MOST_ERRORS = 3
@@ -60,6 +61,11 @@ def collect(run_path: str) -> Processes:
     return Processes(started, attached, versions, errors)
 
 
+def is_gone(run_path: str) -> bool:
+    """Is a run that was made before the command not there any more?"""
+    return not Path(run_path, RUN_FILE).exists()
+
+
 class Outcome(NamedTuple):
     """A command that ended. shown, path: of the run, as the user named it and absolute. reasons:
     why its processes captured nothing, in their own words.
@@ -84,6 +90,13 @@ def conclude(
     discard: deletes the run where it holds nothing, and says whether it did.
     """
     shown, path, options, ended, processes, _ = outcome
+    if is_gone(path):
+        discard()  # a run that it would have replaced is kept
+        tell(
+            f"whence: the command {ended_words(ended.exit_code)}, and its run is gone: {shown} was "
+            "deleted, moved or unmounted while it ran"
+        )
+        return ended.exit_code or 3
     try:
         run: Run | None = open_run(path)
         problem = ""

@@ -27,6 +27,7 @@ from whence.records import (
     Step,
 )
 from whence.records.marks import Mark, mark
+from whence.records.places import as_text
 
 Load = Callable[[], Array]
 Slots = Mapping[str, int] | Iterable[int]
@@ -144,6 +145,7 @@ class Building:
         params: {name: record}. parent: handle of the call it is part of. The n-th call of a name in
         a step has occurrence n.
         """
+        root, scope, op = as_text(root), as_text(scope), as_text(op)  # often names of files
         key = (rank, root, step, micro, phase, scope, op)
         if phase == "backward":  # what the forward pass kept for it is in no dump
             notes = (*notes, mark(Mark.INPUTS_UNKNOWN))

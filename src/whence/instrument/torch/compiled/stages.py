@@ -199,9 +199,9 @@ def _seen(compiled: Any, model: Any) -> Any:
 
 
 def note_unseen(session: Session) -> None:
-    """Where nothing was captured, but dynamo compiled: note why, and what captures it."""
+    """Where no module was called, but dynamo compiled: note why, and what captures it."""
     graphs, _ = _counted()
-    if graphs and session.active and not session.calls:
+    if graphs and session.active and not session.begun:
         session.note(
             "error",
             f"the model ran in {counted(graphs, 'graph')} that torch.compile made of a function, "
