@@ -26,7 +26,7 @@ from whence.instrument.launch import interpreter, outcome, redaction
 from whence.instrument.launch import launcher as launch
 from whence.instrument.launch.child_process import EndedProcess
 from whence.instrument.options import CaptureOptions, make
-from whence.records import Call, RunInfo
+from whence.records import Call, MemoryRun, Note, RunInfo, Step
 from whence.store import open_run
 
 DRIVER = """
@@ -993,3 +993,10 @@ def test_child_environment_changes_nothing_else():
 
 def test_no_determinism_asked_no_torch_needed():
     set_determinism(CaptureOptions())
+
+
+def test_the_closing_line_says_how_many_steps_hold_no_elements():
+    steps = [Step("Net", n, 10, n < 4) for n in range(30)]
+    run = MemoryRun([], [], {}, steps=steps, notes=[Note("budget", "it does not fit")])
+    assert "26 of 30 steps hold no elements" in outcome._over_budget(run)
+    assert outcome._over_budget(MemoryRun([], [], {}, steps=steps)) == ""

@@ -102,7 +102,7 @@ def test_a_pipe_in_place_of_the_status_is_not_waited_for(fuzzer, tmp_path):
 def test_a_status_of_no_known_word_is_a_run_that_did_not_end(fuzzer, tmp_path):
     """Its length is not bounded, and what is written in its place is 4 KB."""
     (tmp_path / "status.json").write_text('{"ended": "%s", "error": ""}' % ("x" * 5000))
-    assert status.read_status(tmp_path) == ("running", "")
+    assert status.read_status(tmp_path) == status.Ended("running")
 
 
 def test_a_run_json_that_could_not_be_written_again_is_not_read(tmp_path):

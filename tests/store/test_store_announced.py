@@ -16,7 +16,7 @@ from whence.comparison.tasks import measuring
 from whence.records import Ref
 from whence.store import remote_shard
 from whence.store.remote import Place
-from whence.store.status import RUNNING, write_status
+from whence.store.status import RUNNING, Ended, write_status
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -102,7 +102,7 @@ def test_who_says_that_it_ended_has_a_whole_journal(tmp_path, bucket, monkeypatc
     # As the upload leaves it while the program runs: half of the journal, and no end.
     half = journal[: journal.index(b"\n", len(journal) // 2) + 1]
     whole_status = (folder / "status.json").read_bytes()
-    write_status(folder, RUNNING)
+    write_status(folder, Ended(RUNNING))
     running = (folder / "status.json").read_bytes()
 
     for request in range(12):

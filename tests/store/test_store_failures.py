@@ -610,7 +610,7 @@ def test_a_broken_index_is_not_used(tmp_path: Path) -> None:
     assert len(store.open_run(run).records) == 20
 
 
-def test_a_wrong_shard_number_in_an_index_costs_one_note(tmp_path: Path) -> None:
+def test_a_wrong_shard_number_in_an_index_costs_a_note(tmp_path: Path) -> None:
     run = written(tmp_path / "run")
     (process,) = store.open_run(run).readers
     columns = process.index.columns
@@ -618,8 +618,9 @@ def test_a_wrong_shard_number_in_an_index_costs_one_note(tmp_path: Path) -> None
     shards[np.flatnonzero(columns["elements"] == KEPT)[0]] = 2**31 - 2
     columns["shard"] = shards
     process.shard_count = int(shards.max()) + 1  # a number for each would take 16 GiB
-    (note,) = notes_of(process)
+    other, note = notes_of(process)
     assert note.text.startswith("elements of 1 of ")
+    assert "another journal" in other.text
 
 
 def test_a_hundred_thousand_records_open_without_making_them(tmp_path: Path) -> None:

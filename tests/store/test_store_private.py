@@ -16,7 +16,7 @@ import whence
 from whence import store
 from whence.records import External, Note, Operation, Program, Ref, RunInfo
 from whence.store.anonymous import Anonymous
-from whence.store.status import leave_status, write_status
+from whence.store.status import Ended, leave_status, write_status
 
 HOME = "/home/zoe_planted"
 PLANTED = (
@@ -124,8 +124,8 @@ def planted_run(path: Path) -> Path:
         )
         folder.rename(run / f"rank0000{rank}-planted-node-17-{400_000 + rank}")
     first, second = sorted(f for f in run.iterdir() if f.is_dir())
-    leave_status(first, "failed", TEXT)
-    write_status(second, "running")
+    leave_status(first, Ended("failed", TEXT))
+    write_status(second, Ended("running"))
     (second / "index.safetensors").unlink()
     with (second / "journal.jsonl").open("ab") as file:
         file.write(b'{"t":"note","kind":"error","text":"' + TEXT.encode())

@@ -17,7 +17,7 @@ import warm
 import whence
 from whence.errors import OutputExists
 from whence.store.folder import load_process, process_folders, this_process
-from whence.store.status import CLEAN, read_status, write_status
+from whence.store.status import CLEAN, Ended, read_status, write_status
 from whence.workflows.stop_writers import stop_writers
 
 torch = pytest.importorskip("torch")
@@ -100,14 +100,16 @@ def test_as_steps_arrive_then_once_more_when_all_is_there(writing, tmp_path):
     looks = whence.watch(tmp_path / "ref", tmp_path / "tgt", every=0.05, output=tmp_path / "cmp")
     first = next(looks)
     assert (first.status, first.coverage.calls, first.unmatched) == ("same", 4, 0)
-    assert any("still being written" in note for note in first.notes)
+    assert [(one.side, one.kind, one.accepted) for one in first.missing] == [
+        ("target", "running", True)
+    ]
     assert whence.load_comparison(tmp_path / "cmp").coverage.calls == 4
     target.step(2)
     assert next(looks).coverage.calls == 12
     target.end()
     last = list(looks)
-    assert [(one.status, one.coverage.calls, one.notes) for one in last] == [("same", 12, ())]
-    assert whence.load_comparison(tmp_path / "cmp").notes == ()
+    assert [(one.status, one.coverage.calls, one.missing) for one in last] == [("same", 12, ())]
+    assert whence.load_comparison(tmp_path / "cmp").missing == ()
     with pytest.raises(OutputExists):
         next(whence.watch(tmp_path / "ref", tmp_path / "tgt", output=tmp_path / "cmp"))
 
@@ -188,7 +190,7 @@ def test_stop_ends_both_programs_and_their_runs_are_whole(writing, tmp_path):
     assert target.process.wait(60) != 0
     assert bystander.process.poll() is None
     (process,) = process_folders(tmp_path / "tgt")
-    assert read_status(process)[0] == CLEAN
+    assert read_status(process).ended == CLEAN
     again = whence.compare(tmp_path / "ref", tmp_path / "tgt")
     assert [(f.name, f.step, f.confidence) for f in again.findings] == [("1", 1, "certain")]
 
@@ -272,7 +274,7 @@ def test_only_the_process_that_writes_is_ended(holder, tmp_path):
     (folder / "journal.jsonl").rename(folder / "old")
     (folder / "journal.jsonl").touch()
     assert "has closed the journal" in stopped()[0]
-    write_status(folder, CLEAN)
+    write_status(folder, Ended(CLEAN))
     assert stopped() == []
 
 

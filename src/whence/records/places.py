@@ -9,6 +9,9 @@ from whence.errors import UsageError
 DELETED_WINDOWS = "deleted.json"
 """The file of a run that says how many of its windows of steps were compared and deleted."""
 
+WRITTEN = "written_processes"
+"""The setting of a run that says how many processes had a folder in it as its command ended."""
+
 
 def as_text(name: str | os.PathLike[str]) -> str:
     """A name of the file system as text that any file can hold: bytes of it that are no UTF-8 as

@@ -25,8 +25,10 @@ def _lines(result: RankReport) -> Iterator[str]:
     for finding in result.findings:
         yield from _finding(finding)
     if not result.findings:
-        title = "NOTHING" if result.verdict == RankVerdict.NOTHING else "FINE"
-        yield headed(title, "no rank parts from the others in what was checked")
+        title = {RankVerdict.NOTHING: "NOTHING", RankVerdict.UNKNOWN: _TITLES[RankVerdict.UNKNOWN]}
+        but = ", but the run is not whole" if result.ended else ""
+        words = f"no rank parts from the others in what was checked{but}"
+        yield headed(title.get(result.verdict, "FINE"), words)
     for check in result.checks:
         yield headed(f"  {check.kind}", f"{check.verdict}: {clean(check.words)}")
     whole = f"{count(len(result.ranks), 'rank')}, {count(result.steps, 'step')}"
@@ -40,7 +42,7 @@ def _lines(result: RankReport) -> Iterator[str]:
             "group", f"{clean(group.name)}{named}: ranks {listed}; {group.issued:,} issued"
         )
     if result.ended:
-        yield headed("ended", clean(result.ended))
+        yield headed("missing", clean(result.ended))
     if result.collectives:
         yield ""
         yield from _table(result)

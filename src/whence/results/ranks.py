@@ -105,7 +105,8 @@ class CollectiveRow(msgspec.Struct, frozen=True):
 
 class RankReport(Described, msgspec.Struct, frozen=True):
     """The ranks of one run: their groups, what they send, and the checks. meshes: as DTensors state
-    them, in words. steps: how many were seen. ended: how the run ended, "" cleanly.
+    them, in words. steps: how many were seen. ended: what the run lacks (its end, ranks), ""
+    where it is whole.
     """
 
     run: str
@@ -128,6 +129,7 @@ class RankReport(Described, msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> RankVerdict:
-        """The worst of all checks."""
+        """The worst of all checks; of a run that is not whole, no pass."""
         order = list(RankVerdict)
-        return max((check.verdict for check in self.checks), key=order.index)
+        least = RankVerdict.UNKNOWN if self.ended else RankVerdict.NOTHING
+        return max((least, *(check.verdict for check in self.checks)), key=order.index)

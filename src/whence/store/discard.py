@@ -54,10 +54,10 @@ def reasons(path: str | Path) -> list[str]:
     found = []
     with contextlib.suppress(WhenceError, OSError):
         for folder in process_folders(Path(path)):
-            state, error = read_status(folder)
-            if state == FAILED and error:
-                found.append(error)
-            if state == RUNNING:
+            status = read_status(folder)
+            if status.ended == FAILED and status.error:
+                found.append(status.error)
+            if status.ended == RUNNING:
                 found.append(
                     "a process still runs, or ended without a word (os._exit, SIGKILL), before the "
                     "first call that it began was complete"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import xxhash
 
 from whence import disk
 from whence.records import Elements, Increment, Kept
@@ -16,6 +17,7 @@ from whence.store.folder import INDEX, JOURNAL
 from whence.store.index import Column, Index
 from whence.store.journal import decode_record, encoder
 from whence.store.shards import Bytes
+from whence.store.status import Ended, leave_status, read_status
 
 Places = Mapping[tuple[int, int], tuple[int, int]]
 """Old (shard, offset) -> new (shard, offset)."""
@@ -70,12 +72,20 @@ def replace_journal(folder: Path, lines: Iterable[bytes | memoryview]) -> None:
     """Replace the journal of a process folder, and take away its index. From that moment on what is
     gone from it is gone for every reader. Raises OSError.
     """
+    status, count, digest = read_status(folder), 0, xxhash.xxh3_128()
+    is_stated = status.lines >= 0
     with disk.whole_file(folder / JOURNAL) as file:
         for line in lines:
             file.write(line)
+            digest.update(line)
+            count += 1
         file.flush()
         disk.system.sync(file.fileno())
         (folder / INDEX).unlink(missing_ok=True)
+        if is_stated:  # until the other journal stands, neither is told to be whole
+            leave_status(folder, Ended(status.ended, status.error))
+    if is_stated:
+        leave_status(folder, Ended(status.ended, status.error, count, digest.hexdigest()))
 
 
 def _moved(place: Kept | Increment, moved: Places) -> Elements:

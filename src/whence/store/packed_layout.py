@@ -119,6 +119,7 @@ def closed_up(
             shape,
             start,
             nbytes,
+            columns["hash"][record].tobytes(),
         )
         pieces.append(at(record, start))
         moved[place] = len(plans), start

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import xxhash
 
 from whence import disk
 from whence.disk import OwnFile, write_all
@@ -42,12 +43,20 @@ class ProcessFiles:
         self._max_shard_bytes = max_shard_bytes
         self._staging = bytearray(STAGING_BYTES)
         self._lines: list[Line | msgspec.Raw] = []  # not encoded yet
+        self.lines = 0
+        """Lines of the journal that are encoded."""
+        self._hash = xxhash.xxh3_128()  # of the journal as far as it is written
         self._journal = bytearray()
         self._journal_end = 0
         self._journal_file = OwnFile(folder / JOURNAL)
         self._has_room = False
         self._journal_room = Room(self._journal_file)
         self._flushed_at = time.monotonic()
+
+    @property
+    def digest(self) -> str:
+        """Hash of the journal as far as it is written."""
+        return self._hash.hexdigest()
 
     @property
     def is_old(self) -> bool:
@@ -86,6 +95,7 @@ class ProcessFiles:
 
     def _encode(self) -> None:
         text = encoded(self._lines)
+        self.lines += len(self._lines)
         self._lines.clear()
         self._journal += text
 
@@ -117,10 +127,15 @@ class ProcessFiles:
             raise
 
     def name(
-        self, record: int, dtype: str, shape: tuple[int, ...], elements: Kept | Increment
+        self,
+        record: int,
+        dtype: str,
+        shape: tuple[int, ...],
+        elements: Kept | Increment,
+        digest: bytes,
     ) -> None:
-        """Name bytes that were `put` last in the header of their shard: the elements of a
-        record.
+        """Name bytes that were `put` last in the header of their shard: the elements of a record
+        of this digest.
         """
         assert self._shard is not None
         self._shard.name(
@@ -129,6 +144,7 @@ class ProcessFiles:
             shape,
             elements.offset,
             elements.nbytes,
+            digest,
             increment=isinstance(elements, Increment),
         )
 
@@ -151,6 +167,7 @@ class ProcessFiles:
             self._encode()
         if self._journal:
             write_all(self._journal_file, self._journal, self._journal_end)
+            self._hash.update(self._journal)
             self._journal_end += len(self._journal)
             self._journal.clear()
         self._flushed_at = time.monotonic()

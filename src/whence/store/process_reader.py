@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
+import xxhash
 
 from whence.dtypes import DTYPES, Array, DType
 from whence.errors import ElementsMissing, UnreadableRun
@@ -28,13 +29,13 @@ from whence.store.index import (
     RECORD_COLUMNS,
     Column,
 )
-from whence.store.journal import PROGRAM
+from whence.store.journal import OTHER, PROGRAM
 from whence.store.packed_reference import PackedReference
 from whence.store.packed_shard import PackedShard, packed_name
 from whence.store.remote_run import mirror_of
 from whence.store.remote_shard import RemoteShard
 from whence.store.shards import Bytes, Shard, forget, map_file
-from whence.store.status import FAILED, RECOVERED, RUNNING, read_status
+from whence.store.status import CLEAN, FAILED, RECOVERED, RUNNING, read_status
 
 T = TypeVar("T")
 AnyShard = Shard | PackedShard | RemoteShard
@@ -50,7 +51,7 @@ class ProcessReader:
     def __init__(self, folder: Path, info: ProcessInfo) -> None:
         self.folder, self.info = folder, info
         # before the journal: a clean end read here means the journal is whole
-        self.status, self.error = read_status(folder)
+        self.left = read_status(folder)
         try:
             self.journal: Bytes = map_file(folder / JOURNAL)
         except OSError as error:
@@ -77,27 +78,47 @@ class ProcessReader:
             return columns
         return line_digests.of_journal(self.journal, columns["line_kind"].size)
 
+    @functools.cached_property
+    def is_running(self) -> bool:
+        """Does its process still write?"""
+        return self.left.ended == RUNNING and is_writing(self.folder, self.info)
+
     def ended(self) -> str:
+        """How it ended where that was no clean end of the whole journal, "" where it was."""
         process = f"rank {self.info.rank} ({self.info.host}, pid {self.info.pid})"
         damage = self.index.damage
         problems = []
-        if self.status == RUNNING and is_writing(self.folder, self.info):
+        if self.is_running:
             problems.append(f"{WRITING}: {self._extent()} so far")
-        elif self.status in (RUNNING, RECOVERED):
+        elif self.left.ended in (RUNNING, RECOVERED):
             problems.append(
                 f"ended uncleanly (killed or crashed): {self._extent()} were saved, what came "
                 "after is missing"
             )
-        elif self.status == FAILED:
+        elif self.left.ended == FAILED:
             problems.append(
-                f"stopped: {self.error or 'no reason was left'} ({self._extent()} were saved)"
+                f"stopped: {self.left.error or 'no reason was left'} ({self._extent()} were saved)"
             )
         if damage is not None and not (damage.torn and problems):
             problems.append(
                 f"journal damaged at line {damage.line} (byte {damage.byte}): {damage.reason}; "
                 "what follows was not read"
             )
+        elif self.left.ended == CLEAN and 0 <= self.left.lines != self._lines():
+            problems.append(
+                f"its journal has {self._lines()} of the {self.left.lines} lines that were "
+                f"written: {self._extent()} are there"
+            )
         return f"{process} {'; '.join(problems)}" if problems else ""
+
+    def _lines(self) -> int:
+        """Lines of its journal that are of kinds that a writer of this version writes."""
+        return int(np.count_nonzero(self.index.columns["line_kind"] != OTHER))
+
+    def is_altered(self) -> bool:
+        """Is the journal as long as it was written, and another all the same?"""
+        said = self.left.journal if self.left.ended == CLEAN and not self.ended() else ""
+        return bool(said) and xxhash.xxh3_128_hexdigest(self.journal.data) != said
 
     def _extent(self) -> str:
         text = f"{self.calls} calls and {self.records} records"

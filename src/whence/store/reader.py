@@ -25,7 +25,9 @@ from whence.records import (
     External,
     Increment,
     Kept,
+    Lack,
     Looked,
+    Missing,
     Note,
     Program,
     Record,
@@ -43,13 +45,14 @@ from whence.store.folder import (
     load_info,
     load_process,
     process_folders,
+    shard_name,
     windows_of,
 )
 from whence.store.index import INCREMENT, KEPT, NONE, Column
 from whence.store.journal import COLLECTIVE, STEP
 from whence.store.process_reader import ProcessReader, view_elements
 from whence.store.remote_run import Mirror, Mirrored, mirror, mirror_of
-from whence.store.run_notes import absent_ranks, emptiness, notes_of
+from whence.store.run_notes import absent_ranks, emptiness, lacks, notes_of
 from whence.store.shards import Bytes, map_file
 
 T = TypeVar("T")
@@ -89,6 +92,10 @@ def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> Store
     return opened
 
 
+class _Foreign(ElementsMissing):
+    """Elements are not those that the journal names."""
+
+
 class StoredRun(Named):
     """A `Run` read from disk. Calls and records are made when asked for; elements are
     memory-mapped. chosen_ranks: those whose processes alone were opened, None for all.
@@ -119,6 +126,8 @@ class StoredRun(Named):
         self._programs: dict[str, Program] | None = None
         self._notes: tuple[Note, ...] | None = None
         self._verified: set[int] = set()
+        self._unborn = tuple(unborn)
+        self._lost: dict[str, Missing] = {}  # by file, as elements are asked for
         self._ended = "; ".join([*(problem for p in processes if (problem := p.ended())), *unborn])
 
     def __reduce__(self) -> tuple[Callable[..., StoredRun], tuple[Any, ...]]:
@@ -140,6 +149,18 @@ class StoredRun(Named):
     def ended(self) -> str:
         """Empty after a clean end, else which process did not end so, how far it came and why."""
         return self._ended
+
+    @functools.cached_property
+    def _lacks(self) -> tuple[Missing, ...]:
+        return lacks(self._processes, self._unborn, self._info, self.chosen_ranks)
+
+    @property
+    def missing(self) -> Sequence[Missing]:
+        """What the files of the run show that it lacks, and what was asked for so far and could not
+        be read.
+        """
+        known = {missing.where for missing in self._lacks}
+        return (*self._lacks, *(m for where, m in self._lost.items() if where not in known))
 
     @property
     def processes(self) -> Sequence[ProcessInfo]:
@@ -237,19 +258,50 @@ class StoredRun(Named):
         Raises ElementsMissing with the reason; IndexError when there is no such record.
         """
         process, local = self._at(record)
-        columns = process.index.columns
-        kind = int(columns["elements"][local])
-        dtype = process.dtype(local)
-        shape = process.index.shape(local)
-        if kind == KEPT:
-            return view_elements(process.bytes(local), dtype, shape, record)
-        if kind == INCREMENT:
-            return process.rebuild(local, dtype, shape, record, self._external)
-        if kind == NONE:
+        if process.index.columns["elements"][local] == NONE:
             raise ElementsMissing(
                 self._record(record).why or f"record {record}: elements were not kept"
             )
+        try:
+            return self._elements(process, local, record)
+        except ElementsMissing as error:
+            self._note_loss(process, local, error)
+            raise
+
+    def _elements(self, process: ProcessReader, local: int, record: int) -> Array:
+        kind = int(process.index.columns["elements"][local])
+        dtype, shape = process.dtype(local), process.index.shape(local)
+        if kind == KEPT:
+            data = process.bytes(local)
+            self._verify(process, local, record, data)
+            return view_elements(data, dtype, shape, record)
+        if kind == INCREMENT:
+            whole = process.rebuild(local, dtype, shape, record, self._external)
+            self._verify(process, local, record, whole.reshape(-1).view(np.uint8))
+            return whole
         return view_elements(self._external(record), dtype, shape, record)
+
+    def _note_loss(self, process: ProcessReader, local: int, error: ElementsMissing) -> None:
+        """Count a shard of which something could not be read among what the run lacks."""
+        shard = int(process.index.columns["shard"][local])
+        if shard >= 0:  # else in a file of the user's
+            where = f"{process.folder.name}/{shard_name(shard)}"
+            kind = Lack.FOREIGN if isinstance(error, _Foreign) else Lack.DAMAGED
+            self._lost.setdefault(where, Missing(kind, where, str(error)))
+
+    def _verify(self, process: ProcessReader, local: int, record: int, data: Bytes) -> None:
+        """Compare elements with their hash, where one was taken, once."""
+        if record in self._verified:
+            return
+        digest = process.index.columns["hash"][local].tobytes()
+        if any(digest) and xxhash.xxh3_128_digest(data.data) != digest:
+            file = shard_name(int(process.index.columns["shard"][local]))
+            raise _Foreign(
+                f"the elements of record {record} in {process.folder / file} are not those that "
+                "the journal names (the hash differs): the run was damaged, or put together from "
+                "two; copy it again"
+            )
+        self._verified.add(record)
 
     def raw(self, record: int) -> tuple[int, int] | None:
         """(address, nbytes) of the elements where they lie contiguously in a mapped shard, for
@@ -265,6 +317,8 @@ class StoredRun(Named):
         nbytes = int(columns["nbytes"][local])
         if nbytes != math.prod(process.index.shape(local)) * process.dtype(local).itemsize:
             return None
+        if record not in self._verified:
+            self.array(record)
         return shard.address(int(columns["offset"][local]), nbytes), nbytes
 
     def location(self, record: int) -> tuple[str, int, int] | None:

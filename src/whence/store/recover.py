@@ -36,7 +36,7 @@ from whence.store.shards import (
     parse_header,
     tensor_name,
 )
-from whence.store.status import RECOVERED, RUNNING, leave_status, read_status
+from whence.store.status import RECOVERED, RUNNING, Ended, leave_status, read_status
 
 DAMAGED = "journal.damaged"
 
@@ -89,7 +89,7 @@ def writable_folders(run: Path, *, force: bool) -> list[tuple[Path, ProcessInfo]
         if not (folder / JOURNAL).exists():
             continue
         process = load_process(folder)
-        if not force and read_status(folder)[0] == RUNNING and is_writing(folder, process):
+        if not force and read_status(folder).ended == RUNNING and is_writing(folder, process):
             raise StoreFailed(
                 f"process {process.pid} still writes {folder}: wait until it ends (or force it, "
                 "when you know better)"
@@ -102,7 +102,7 @@ def is_written(run: Path) -> bool:
     """Whether any process still writes the run."""
     for folder in (f for part in (run, *windows_of(run)) for f in process_folders(part)):
         try:
-            if read_status(folder)[0] == RUNNING and is_writing(folder, load_process(folder)):
+            if read_status(folder).ended == RUNNING and is_writing(folder, load_process(folder)):
                 return True
         except UnreadableRun:
             continue
@@ -136,9 +136,9 @@ def recover_process(folder: Path, process: ProcessInfo) -> Recovered:
             finished.append(shard_name(number))
     if fresh:
         index.save(folder)
-    if read_status(folder)[0] == RUNNING:
+    if read_status(folder).ended == RUNNING:
         _refuse_link(folder / "status.json")
-        leave_status(folder, RECOVERED)
+        leave_status(folder, Ended(RECOVERED))
     return Recovered(str(folder), int(index.records_at.size), tuple(finished), lost, cut)
 
 
@@ -201,7 +201,8 @@ def _header(index: Index, number: int, data_bytes: int) -> tuple[Header, int]:
             continue
         increment = columns["elements"][record] == INCREMENT
         dtype = index.names[columns["dtype"][record]]
-        header.add(tensor_name(record, increment=bool(increment)), dtype, shape, offset, nbytes)
+        name, digest = tensor_name(record, increment=bool(increment)), columns["hash"][record]
+        header.add(name, dtype, shape, offset, nbytes, digest.tobytes())
     return header, missing
 
 

@@ -1,4 +1,4 @@
-"""What the processes of a run noted, and what is wrong with their files."""
+"""What the processes of a run noted, what is wrong with their files, and what the run lacks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from whence.errors import ElementsMissing
-from whence.records import Note, RunInfo
+from whence.records import Lack, Missing, Note, RunInfo
 from whence.records.marks import STOPPED
+from whence.records.places import WRITTEN
 from whence.store import journal
-from whence.store.index import INCREMENT, KEPT
+from whence.store.folder import JOURNAL
+from whence.store.index import INCREMENT, KEPT, Column
 from whence.store.journal import NOTE
-from whence.store.process_reader import ProcessReader
-from whence.store.status import FAILED
+from whence.store.process_reader import AnyShard, ProcessReader
+from whence.store.remote_shard import RemoteShard
+from whence.store.shards import Shard, holds
+from whence.store.status import CLEAN, FAILED
 from whence.store.windows import deleted_windows
 
 _RANKS = 1 << 17  # more are named by no launcher
@@ -23,18 +27,19 @@ _RANKS = 1 << 17  # more are named by no launcher
 def notes_of(process: ProcessReader) -> list[Note]:
     """What a process noted, why it stopped where its medium failed, and damaged shards."""
     noted = process.decode(NOTE, journal.decode_note)
-    return [*noted, *_stopped(process), *_damaged_shards(process)]
+    damaged = [Note("error", missing.text) for missing in damaged_shards(process)]
+    return [*noted, *_stopped(process), *damaged]
 
 
 def _stopped(process: ProcessReader) -> list[Note]:
-    if process.status != FAILED:
+    if process.left.ended != FAILED:
         return []
-    return [Note(STOPPED, process.error or "no reason was left")]
+    return [Note(STOPPED, process.left.error or "no reason was left")]
 
 
-def _damaged_shards(process: ProcessReader) -> list[Note]:
-    """A note for each shard that is not there or was cut off, with how many tensors lie in what
-    is missing.
+def damaged_shards(process: ProcessReader) -> list[Missing]:
+    """Each shard that is not there or was cut off, with how many tensors lie in what is missing,
+    and each that is not the one that the journal speaks of.
     """
     columns = process.index.columns
     is_stored = (columns["elements"] == KEPT) | (columns["elements"] == INCREMENT)
@@ -43,7 +48,7 @@ def _damaged_shards(process: ProcessReader) -> list[Note]:
     numbers = np.unique(shards[np.flatnonzero(np.diff(shards, prepend=-1))])
     last = np.zeros(numbers.size, np.int64)  # a number may be any, where an index is damaged
     np.maximum.at(last, np.searchsorted(numbers, shards), ends)
-    notes = []
+    damaged = []
     for number, end in zip(numbers.tolist(), last.tolist(), strict=True):
         if number == process.shard_count:  # of those that are stored elsewhere
             continue
@@ -53,8 +58,74 @@ def _damaged_shards(process: ProcessReader) -> list[Note]:
         except ElementsMissing as error:
             lost = shard.lost(columns["offset"][shards == number], ends[shards == number])
             text = f"elements of {lost} of {process.records} tensors cannot be read: {error}"
-            notes.append(Note("error", text))
-    return notes
+            damaged.append(Missing(Lack.DAMAGED, _where(process, shard), text))
+        else:
+            if isinstance(shard, Shard) and _is_foreign(process, shard, shards == number):
+                text = (
+                    f"{shard.path} holds the elements of another journal than the one beside it: "
+                    "copy the run again, all of it"
+                )
+                damaged.append(Missing(Lack.FOREIGN, _where(process, shard), text))
+    return damaged
+
+
+def _where(process: ProcessReader, shard: AnyShard) -> str:
+    name = shard.path.name if not isinstance(shard, RemoteShard) else ""
+    return f"{process.folder.name}/{name}".rstrip("/")
+
+
+def _is_foreign(process: ProcessReader, shard: Shard, in_shard: Column) -> bool:
+    """Does a whole shard say that it holds other tensors than the journal names?"""
+    said = shard.said_to_hold() if process.left.ended == CLEAN else ""
+    if not said:
+        return False
+    columns = process.index.columns
+    records = np.flatnonzero(in_shard & (columns["nbytes"] > 0))
+    _, firsts = np.unique(columns["offset"][records], return_index=True)
+    digests = columns["hash"][records[firsts]]
+    return said != holds([digests.tobytes()])
+
+
+def lacks(
+    processes: Sequence[ProcessReader],
+    unborn: Sequence[str],
+    info: RunInfo,
+    chosen: Collection[int] | None,
+) -> tuple[Missing, ...]:
+    """What the files of a run show that it lacks. unborn: process folders without a journal, in
+    sentences.
+    """
+    out = []
+    for process in processes:
+        name = process.folder.name
+        if process.is_running:
+            text = f"{process.ended()}; wait for its end, or follow it with --watch"
+            out.append(Missing(Lack.RUNNING, name, text))
+        elif ended := process.ended():
+            out.append(Missing(Lack.CUT, name, f"{ended}; capture it again, or copy it again"))
+        if process.is_altered():
+            text = (
+                f"{process.folder / JOURNAL} is not as it was written (its hash differs): copy the "
+                "run again"
+            )
+            out.append(Missing(Lack.FOREIGN, f"{name}/{JOURNAL}", text))
+        out += damaged_shards(process)
+    out += [Missing(Lack.CUT, text.partition(" ")[0], text) for text in unborn]
+    absent = absent_ranks(processes, info, chosen)
+    out += [Missing(Lack.RANK, "", note.text) for note in absent]
+    return (*out, *_absent_processes(processes, len(unborn), info, chosen))
+
+
+def _absent_processes(
+    processes: Sequence[ProcessReader], unborn: int, info: RunInfo, chosen: Collection[int] | None
+) -> tuple[Missing, ...]:
+    """That process folders are gone which were there as the command ended."""
+    written = info.settings.get(WRITTEN)
+    there = len(processes) + unborn
+    if chosen is not None or not isinstance(written, int) or written <= there:
+        return ()
+    text = f"{there} of the {written} processes that wrote this run are in it: copy it again"
+    return (Missing(Lack.RANK, "", text),)
 
 
 def absent_ranks(

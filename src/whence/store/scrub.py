@@ -144,8 +144,9 @@ def _scrub_process(
     if anonymous is not None:
         chosen |= columns["elements"] == EXTERNAL  # the path of a file of the user's
         (folder / DAMAGED).unlink(missing_ok=True)
-        ended, error = read_status(folder)
-        leave_status(folder, ended, anonymous.text(error))
+        status = read_status(folder)
+        error = anonymous.text(status.error)
+        leave_status(folder, msgspec.structs.replace(status, error=error))
     chosen = with_dependents(columns, chosen) & (columns["elements"] != NONE)
     _delete_unreferenced(folder, columns["shard"])  # of a scrub that was interrupted
     if chosen.any() or anonymous is not None:
@@ -234,7 +235,8 @@ def _move(
             if shape is not None:
                 increment = int(columns["base"][record]) >= 0
                 dtype = index.names[columns["dtype"][record]]
-                writer.name(record, dtype, shape, start, nbytes, increment=increment)
+                digest = columns["hash"][record].tobytes()
+                writer.name(record, dtype, shape, start, nbytes, digest, increment=increment)
             moved[shard, offset] = (number, start)
         if writer is not None:
             _finish(writer)

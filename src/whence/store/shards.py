@@ -15,11 +15,13 @@ import math
 import mmap
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import orjson
+import xxhash
 
 from whence import disk
 from whence.disk import OwnFile, opened, write_all
@@ -65,16 +67,41 @@ def _form(dtype: str, shape: tuple[int, ...]) -> str:
     return f'{{"dtype":"{code}","shape":{list(stored)},"data_offsets":'
 
 
+_HOLDS = b'{"__metadata__":{"holds":"'
+_HOLDS_BYTES = 32
+_NO_DIGEST = bytes(16)
+
+
+def holds(digests: Iterable[bytes]) -> str:
+    """One hash of those of the tensors of a shard that have bytes, in the order of their places: it
+    binds the shard to the journal that names them.
+    """
+    return xxhash.xxh3_128_hexdigest(b"".join(digests))
+
+
 class Header:
     """The JSON header of a shard as it grows. Gaps between tensors are named as padding."""
 
     def __init__(self) -> None:
         self.end = 0
-        self.nbytes = 1
+        self.nbytes = 1 + len(_HOLDS) + _HOLDS_BYTES
         self._entries: list[str] = []
+        self._digests: list[bytes] = []
 
-    def add(self, name: str, dtype: str, shape: tuple[int, ...], start: int, nbytes: int) -> None:
-        """Name the tensor at data offset `start` (not before the end of the last one)."""
+    def add(
+        self,
+        name: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        start: int,
+        nbytes: int,
+        digest: bytes,
+    ) -> None:
+        """Name the tensor at data offset `start` (not before the end of the last one). digest: of
+        the record, b"" when not taken.
+        """
+        if nbytes:
+            self._digests.append(digest or _NO_DIGEST)
         self.pad(start)
         self.end = end = start + nbytes
         self._append(f'"{name}":{_form(dtype, shape)}[{start},{end}]}}')
@@ -93,7 +120,8 @@ class Header:
 
     def encode(self, reserved: int) -> bytes:
         """The header area of `reserved` bytes. Raises ValueError when the entries do not fit."""
-        text = ("{" + ",".join(self._entries) + "}").encode()
+        said = [f'"__metadata__":{{"holds":"{holds(self._digests)}"}}'] if self._digests else []
+        text = ("{" + ",".join([*said, *self._entries]) + "}").encode()
         if len(text) > reserved - 8:
             raise ValueError(f"{len(text)} bytes of header do not fit the {reserved - 8} reserved")
         return (reserved - 8).to_bytes(8, "little") + text.ljust(reserved - 8)
@@ -197,11 +225,13 @@ class ShardWriter:
         shape: tuple[int, ...],
         start: int,
         nbytes: int,
+        digest: bytes,
         *,
         increment: bool = False,
     ) -> None:
         """Put a tensor that was `put` into the header."""
-        self.header.add(tensor_name(record, increment=increment), dtype, shape, start, nbytes)
+        name = tensor_name(record, increment=increment)
+        self.header.add(name, dtype, shape, start, nbytes, digest)
 
     def flush(self) -> None:
         """Hand the staged bytes to the kernel."""
@@ -363,6 +393,16 @@ class Shard:
             return int(self._map().size) - self._data_at
         except ElementsMissing:
             return 0
+
+    def said_to_hold(self) -> str:
+        """What `holds` gave as the shard was finished, "" where it does not say. Raises
+        ElementsMissing.
+        """
+        mapped = self._bytes if self._bytes is not None else self._map()
+        start = 8 + len(_HOLDS)
+        if mapped[8:start].tobytes() != _HOLDS:
+            return ""
+        return mapped[start : start + _HOLDS_BYTES].tobytes().decode("ascii", "replace")
 
     def offset(self) -> int:
         """Where the data area starts in the file."""

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 
 from whence import disk
@@ -21,31 +22,40 @@ NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 ENDS = RUNNING, CLEAN, FAILED, RECOVERED = "running", "clean", "failed", "recovered"
 
 
-def write_status(folder: Path, ended: str, error: str = "") -> None:
+class Ended(msgspec.Struct, frozen=True):
+    """How the writing of one process ended. lines, journal: of its journal at a clean end how many
+    lines it has, -1 where that is not said, and its hash (`xxh3_128`), "" where not.
+    """
+
+    ended: str
+    error: str = ""
+    lines: int = -1
+    journal: str = ""
+
+
+def write_status(folder: Path, status: Ended) -> None:
     """Overwrite the status in place (allocating nothing once it exists). Raises OSError."""
     fd = disk.system.open(folder / STATUS, os.O_CREAT | os.O_RDWR, 0o600)
     try:
-        disk.write_all(fd, _padded({"ended": ended, "error": error}), 0)
+        disk.write_all(fd, _padded(msgspec.structs.asdict(status)), 0)
     finally:
         os.close(fd)
 
 
-def leave_status(folder: Path, ended: str, error: str = "") -> None:
+def leave_status(folder: Path, status: Ended) -> None:
     """`write_status` as a last word: a medium that no longer takes it is not reported again."""
     with contextlib.suppress(OSError):
-        write_status(folder, ended, error)
+        write_status(folder, status)
 
 
-def read_status(folder: Path) -> tuple[str, str]:
-    """(one of `ENDS`, error); ("running", "") when there is none or it cannot be understood."""
+def read_status(folder: Path) -> Ended:
+    """One of `ENDS`, with the error; "running" when there is none or it cannot be understood."""
     try:
         fields = load_json(folder / STATUS)
-        ended, error = fields["ended"], fields["error"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return RUNNING, ""
-    if ended not in ENDS or not isinstance(error, str):
-        return RUNNING, ""
-    return ended, error
+        status = msgspec.convert({"error": None, **fields}, Ended)
+    except (OSError, ValueError, TypeError, msgspec.ValidationError):
+        return Ended(RUNNING)
+    return status if status.ended in ENDS else Ended(RUNNING)
 
 
 def failure_text(where: Path, records: int, error: OSError) -> str:

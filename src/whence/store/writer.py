@@ -40,6 +40,7 @@ from whence.store.status import (
     FAILED,
     NO_DESCRIPTOR,
     RUNNING,
+    Ended,
     failure_text,
     leave_status,
     write_status,
@@ -162,7 +163,7 @@ class Writer:
             except OSError as error:
                 self._fail(error)
             if added_shape is not None and isinstance(elements, Kept | Increment):
-                files.name(number, dtype, added_shape, elements)
+                files.name(number, dtype, added_shape, elements, digest)
                 self._nbytes += elements.nbytes
             stored.add(digest, dtype, shape, elements)
             return number
@@ -264,7 +265,7 @@ class Writer:
                 return
             try:
                 files.finish()
-                write_status(files.folder, CLEAN)
+                write_status(files.folder, Ended(CLEAN, "", files.lines, files.digest))
             except OSError as error:
                 self._fail(error)
             finally:
@@ -324,7 +325,7 @@ class Writer:
                 self._header_bytes,
             )
             self.folder = folders.make_process_folder(self.run_path, self.rank, process)
-            write_status(self.folder, RUNNING)
+            write_status(self.folder, Ended(RUNNING))
             files = ProcessFiles(self.folder, self._header_bytes, self._max_shard_bytes)
         except OSError as error:
             self._fail(error)
@@ -348,7 +349,7 @@ class Writer:
 
     def _leave_failure(self) -> None:
         if self.folder is not None and self._process == os.getpid():
-            leave_status(self.folder, FAILED, self._failure)
+            leave_status(self.folder, Ended(FAILED, self._failure))
 
     def _raise(self) -> NoReturn:
         self._failure_raised = True

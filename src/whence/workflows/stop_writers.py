@@ -83,7 +83,7 @@ def _writers(runs: Iterable[str | os.PathLike[str]]) -> list[_Writer]:
                 # a process that has only begun has no process.json yet, and no step either
                 with contextlib.suppress(WhenceError):
                     writer = _Writer(run, folder, load_process(folder))
-                    if read_status(folder)[0] == RUNNING:
+                    if read_status(folder).ended == RUNNING:
                         writers.append(writer)
     return [writer for writer in writers if _is_writing(writer)]
 

@@ -150,7 +150,9 @@ def _watch_growing(
                     if writing
                     else (reference_side.run, target_side.run)
                 )
-                yield Look(compare(*runs, **how), (reference, target) if writing else ())
+                # as far as both have come; the last look takes them as they ended
+                so_far = {**how, "partial": True} if writing else how
+                yield Look(compare(*runs, **so_far), (reference, target) if writing else ())
                 if not writing:
                     return
                 # A look costs more the longer the runs are; half of the time at most is spent on

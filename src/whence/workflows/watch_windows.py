@@ -201,7 +201,7 @@ def _is_written(folder: Path) -> bool:
 
     if not (folder / PROCESS).exists():  # it is being made, unless its process was killed then
         return time.time() - folder.stat().st_mtime < _MAKING_S
-    return read_status(folder)[0] == RUNNING and is_writing(folder, load_process(folder))
+    return read_status(folder).ended == RUNNING and is_writing(folder, load_process(folder))
 
 
 def _has_calls(path: Path) -> bool:

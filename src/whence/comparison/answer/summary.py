@@ -19,7 +19,7 @@ from whence.comparison.verdicts.source_lines import of_call
 from whence.comparison.verdicts.status import Gaps, failed_alone
 from whence.comparison.verdicts.third_run import ThirdRunJudge
 from whence.judge.power import KINDS
-from whence.records import Call, Run, marks
+from whence.records import Call, Run, marks, missing_of
 from whence.records.marks import Mark
 from whence.records.slots import is_output
 from whence.results import (
@@ -285,7 +285,7 @@ def capture_notes(side: str, run: Run, calls: Sequence[Call]) -> list[str]:
     """What went wrong while a run was captured, beside what it lacks. calls: those that may say
     so.
     """
-    out = []
+    out, told = [], {missing.text for missing in missing_of(run)}
     raised = next((c for c in calls if c.error and c.parent == -1), None)
     if raised is not None:
         message = " ".join(raised.error.split())
@@ -294,7 +294,8 @@ def capture_notes(side: str, run: Run, calls: Sequence[Call]) -> list[str]:
             f"{message[:_MAX_ERROR_TEXT]}{'...' if message[_MAX_ERROR_TEXT:] else ''}"
         )
     out += align.changed(run)
-    out += [n.text for n in run.notes if n.kind in ("budget", "error", "inside-not-seen")]
+    kinds = ("budget", "error", "inside-not-seen")
+    out += [n.text for n in run.notes if n.kind in kinds and n.text not in told]
     out += observer_effects(run)
     out += sorted({note for c in calls if (note := marks.hidden_inside(c))})
     return [f"{side}: {sentence}" for sentence in out]

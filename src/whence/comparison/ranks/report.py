@@ -8,7 +8,7 @@ from whence.comparison.ranks import replicas, sequences, settings
 from whence.comparison.ranks.parameters import Parameters
 from whence.comparison.ranks.rank_calls import RankCalls
 from whence.comparison.ranks.rows import RowsAndDraws
-from whence.records import Collective, Run, collectives_of
+from whence.records import Collective, Run, collectives_of, missing_of
 from whence.results import CollectiveRow, RankGroup, RankReport
 
 
@@ -38,7 +38,7 @@ def report(run: Run) -> RankReport:
             rows.draws(),
             settings.check(calls),
         ),
-        ended=run.ended,
+        ended="; ".join(missing.text for missing in missing_of(run)),
     )
 
 

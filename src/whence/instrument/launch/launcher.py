@@ -24,7 +24,7 @@ from whence.instrument.launch.child_process import execute
 from whence.instrument.launch.outcome import ERRORS, LOG, Outcome, collect, conclude, is_gone
 from whence.instrument.options import CaptureOptions
 from whence.records import Run, RunInfo
-from whence.records.places import as_text
+from whence.records.places import WRITTEN, as_text
 
 ENVIRONMENT = "WHENCE_CAPTURE"
 SITE = Path(__file__).parent / "site"
@@ -130,6 +130,7 @@ def launch(
         "duration_s": round(ended.duration_s, 3),
         "python_processes": processes.started,
         "attached_processes": processes.attached,
+        WRITTEN: sum(folder.is_dir() for folder in Path(absolute).glob("rank*-*")),
     }
     try:
         runs.update(absolute, versions={**info.versions, **processes.versions}, settings=settings)

@@ -134,6 +134,7 @@ def _captured(outcome: Outcome, run: Run) -> str:
         f"whence: captured {counted(steps, 'step')}, {counted(len(run.calls), 'call')}, "
         f"{size(on_disk(outcome.path))} in {outcome.shown}"
     )
+    line += _over_budget(run)
     if run.ended:
         line += f"  (not whole: {run.ended})"
     if outcome.ended.exit_code:
@@ -142,6 +143,20 @@ def _captured(outcome: Outcome, run: Run) -> str:
             "another -o)"
         )
     return line
+
+
+def _over_budget(run: Run) -> str:
+    """How many steps --max-bytes left without elements, "" where it left none."""
+    if not any(note.kind == "budget" for note in run.notes):
+        return ""
+    every = {(s.rank, s.root, s.step) for s in run.steps}
+    bare = {(s.rank, s.root, s.step) for s in run.steps if not s.kept}
+    if not bare:
+        return ""
+    return (
+        f"; --max-bytes was reached: {len(bare)} of {counted(len(every), 'step')} hold no "
+        "elements, or not all"
+    )
 
 
 def ended_words(exit_code: int) -> str:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from whence.judge.diverging import LIMITS, Drift
+from whence.records.missing import missing_of
 from whence.records.training import LOSS
 from whence.results import Diverged, Parting, PartKind, Status, StepDrift
 from whence.workflows.diverge.distances import NORM
@@ -104,9 +105,13 @@ class Answer:
         return why
 
     def _ended(self) -> list[str]:
-        """Runs that did not end by themselves."""
+        """What the runs lack."""
         sides = ("reference", self._reference.figures.run), ("target", self._pair.target.run)
-        return [f"the {name} ended early: {run.ended}" for name, run in sides if run.ended]
+        return [
+            f"the {name} is not whole: {missing.text}"
+            for name, run in sides
+            for missing in missing_of(run)
+        ]
 
     def _is_late(self, first: Start) -> bool:
         """Did both runs stay equal for so long that a first difference of any size says

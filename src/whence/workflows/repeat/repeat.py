@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from whence.errors import UsageError
+from whence.records.missing import missing_of
 from whence.records.slots import is_of_child, split_child
 from whence.results import Repeated, Source, SourceKind, Status
 from whence.workflows.repeat import programs
@@ -122,8 +123,7 @@ class Repetition:
         """Why runs that show no difference may differ all the same."""
         why = []
         for number, run in enumerate(self._runs, 1):
-            if run.ended:
-                why.append(f"run {number}: {run.ended}")
+            why += [f"run {number}: {missing.text}" for missing in missing_of(run)]
             why += [f"run {number}: {n.text}" for n in run.notes if n.kind in _LOST][:3]
         for walk, _ in self._walks.values():
             if unknown := len(walk.records.unknown):
