@@ -3,6 +3,7 @@ headline.
 """
 
 import numpy as np
+import pytest
 
 from handmade import record
 from whence import api
@@ -156,3 +157,48 @@ def test_what_figures_say_is_suspected_only_where_the_root_was_given_something_e
     assert any(v.confidence == "suspect" for v in other.verdicts)
     wrong = api.compare(layered([1, 2, 3, 4, 5]), layered([1, 2, 3, 4, 5], factor=1.5))
     assert (wrong.status, [f.name for f in wrong.findings]) == ("different", ["head"])
+
+
+def padded_rows(change=0.0, *, returns_tokens=False):
+    """A predictor that is given (2, 6) padded ids at every step and returns scores of every place,
+    or the tokens that it chose. change: of the scores of row 1 at step 0.
+    """
+    calls, records, arrays = [], [], {}
+    ids, lengths = np.array([[3, 5, 0, 0, 0, 0], [2, 4, 6, 0, 0, 0]]), [2, 3]
+    for step in range(3):
+        scores = np.random.default_rng(step).standard_normal((2, 6, VOCABULARY)).astype(np.float32)
+        if step == 0:
+            scores[1, 2, 9] += np.float32(change)
+        chosen = np.array([scores[row, lengths[row] - 1].argmax() for row in range(2)])
+        for array in (ids.copy(), chosen[:, None] if returns_tokens else scores):
+            arrays[len(records)] = array
+            records.append(record(len(records), array))
+        refs = Ref("input.input_ids", len(records) - 2), Ref("output.0", len(records) - 1)
+        calls.append(
+            Call(len(calls), "", "Lm", step, len(calls), op_type="Lm", leaf=True, refs=refs)
+        )
+        for row in range(2):
+            ids[row, lengths[row]] = chosen[row]
+            lengths[row] += 1
+    return MemoryRun(calls, records, arrays, steps=[Step("Lm", s, 0, True) for s in range(3)])
+
+
+@pytest.mark.parametrize("returns_tokens", [False, True])
+def test_tokens_that_a_run_chose_itself_are_no_different_inputs(returns_tokens):
+    """A fault chose them: it is the answer, and what follows from it is none of the user's."""
+    reference = padded_rows(returns_tokens=returns_tokens)
+    result = api.compare(reference, padded_rows(20.0, returns_tokens=returns_tokens))
+    assert result.inputs_differ == ()
+    assert result.status != "same"
+    assert any("step 0" in note and "inherited" in note for note in result.notes)
+
+
+def test_tokens_that_no_run_chose_are_different_inputs():
+    other = padded_rows()
+    given = other.calls[1].refs[0].record
+    other._arrays[given] = other.array(given).copy()
+    other._arrays[given][1, 1] += 1
+    other.records = [
+        record(n, other.array(n)) if n == given else each for n, each in enumerate(other.records)
+    ]
+    assert "step 1: input_ids at [1, 1]" in api.compare(padded_rows(), other).inputs_differ[0]

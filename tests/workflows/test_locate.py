@@ -20,7 +20,7 @@ from torch import nn
 import warm
 import whence
 from whence.errors import CaptureError, OutputExists, UnreadableRun, UsageError
-from whence.instrument.launch import interpreter
+from whence.instrument.launch import interpreter, redaction
 from whence.records import MemoryRun
 from whence.report.locate import location
 from whence.workflows.locate.output_error import output_errors
@@ -343,6 +343,16 @@ def test_a_command_is_not_run_with_other_libraries_than_it_had(
     monkeypatch.setattr(Command, "capture", lambda *_, **__: pytest.fail("the program was run"))
     with pytest.raises(UsageError, match=words):
         whence.locate(place / "ref", tmp_path / "bad")
+
+
+def test_a_command_runs_with_the_search_path_that_it_had(place, monkeypatch):
+    info = whence.open_run(place / "bad").info
+    monkeypatch.setenv("PYTHONPATH", "of here")
+    assert "PYTHONPATH" not in recorded(info, "bad").environment()
+    given = redaction.environment({"PYTHONPATH": "a release", "HOME": "x"})
+    assert given == {"PYTHONPATH": "a release"}
+    changed = msgspec.structs.replace(info, environment={**info.environment, **given})
+    assert recorded(changed, "bad").environment()["PYTHONPATH"] == "a release"
 
 
 def test_many_changed_libraries_are_counted(place):
