@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import sys
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -19,9 +21,16 @@ def scaled(name, factor=1.5):
     return lambda n, value: value * factor if n == name else value
 
 
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+
 def captured(path, *, command=(), cwd="", **changes):
     """A run made by hand as `whence run` would have captured it."""
     run = net(**changes)
+    Path(path).mkdir(parents=True, exist_ok=True)
     run.path, run.info = (
         path,
         RunInfo(command=command, cwd=cwd, interpreter="python" if command else ""),
@@ -33,7 +42,8 @@ def accepted(command):
     """The subcommands of a line, each parsed as the command line parses it."""
     names = []
     for part in re.sub(r"^\(cd \S+ && (.*)\)$", r"\1", command).split(" && "):
-        program, name, *words = shlex.split(part.strip("()"))
+        assigned = re.match(r"([A-Z_]+=('[^']*'|\S*) )*", part.strip("()"))
+        program, name, *words = shlex.split(part.strip("()")[assigned.end() :])
         if program == "cd":
             continue
         assert program == "whence"
@@ -49,7 +59,7 @@ def steps_of(reference, target, **options):
     for step in result.next:
         assert accepted(step.command), step
         assert step.decides
-        assert step.fill_in == bool(re.search(r"\b[A-Z_]{3,}\b", step.command)), step
+        assert step.fill_in == bool(re.search(r"\b[A-Z_]{3,}\b(?!=)", step.command)), step
     return result.next
 
 
@@ -89,7 +99,7 @@ def test_a_program_that_ran_elsewhere_runs_there(tmp_path, monkeypatch):
 
 
 def test_a_command_that_nobody_recorded_is_to_be_filled_in():
-    (step, *_) = steps_of(captured("a"), captured("b", change=scaled("h")))
+    (*_, step) = steps_of(captured("a"), captured("b", change=scaled("h")))
     assert step.fill_in and step.command.count("-- COMMAND") == 2
 
 
@@ -224,3 +234,51 @@ def test_dumps_without_inputs_are_captured_instead_of_replayed(tmp_path, monkeyp
     )
     assert steps[0].fill_in
     assert not any("--model" in s.command for s in steps)
+
+
+def recorded(path, environment, **changes):
+    run = captured(path, command=("python", "x.py"), **changes)
+    run.info = msgspec.structs.replace(
+        run.info, environment=environment, interpreter=sys.executable
+    )
+    return run
+
+
+def test_the_variables_and_the_python_of_a_run_are_in_its_line(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PATH", "/nowhere")
+    same = {"OMP_NUM_THREADS": "1", "SLURM_JOB_ID": "7", "HF_HUB_OFFLINE": "***"}
+    step = steps_of(
+        recorded("a", {**same, "PYTHONPATH": "old release"}),
+        recorded("b", {**same, "PYTHONPATH": "new"}, change=scaled("h")),
+    )[0]
+    first, second, _ = step.command.split(" && ")
+    assert first.startswith("PYTHONPATH='old release' whence run --level op")
+    assert second.startswith("PYTHONPATH=new whence run --level op")
+    assert second.endswith(f"-- {sys.executable} x.py")
+
+
+def test_a_search_path_of_here_is_not_that_of_a_run_without_one(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "mine")
+    run = (
+        recorded("a", {"OMP_DYNAMIC": "x"}),
+        recorded("b", {"OMP_DYNAMIC": "x"}, change=scaled("h")),
+    )
+    assert "PYTHONPATH='' OMP_DYNAMIC=x whence run" in steps_of(*run)[0].command
+
+
+def test_no_line_names_a_run_without_a_folder(tmp_path):
+    """Labels of one program and arrays of this process lie in none."""
+    reference, target = captured("a"), captured("b", change=scaled("w2", 2))
+    target.path = "a/run (target labels)"
+    commands = [step.command for step in steps_of(reference, target)]
+    assert commands
+    assert not any("target labels" in command for command in commands)
+
+
+def test_a_line_with_words_to_fill_in_comes_last_and_does_not_look_typed():
+    result = api.compare(captured("a"), captured("b", change=scaled("h")))
+    assert [step.fill_in for step in result.next] == sorted(step.fill_in for step in result.next)
+    lines = [line for line in answer(result).splitlines() if "COMMAND" in line]
+    assert lines
+    assert all("# fill in: " in line for line in lines)

@@ -93,6 +93,7 @@ def compare_command(target: str, golden: str, output: str, **_: object) -> int:
         by_rank.setdefault(side.rank if side is not None else 0, []).append(row)
     folder, stamp = Path(output), time.strftime("%Y%m%d%H%M%S")
     _answers.put(answer(result))
+    _answers.kept(result)
     jobs = []
     for rank, rows in sorted(by_rank.items()):
         whose = "" if Path(target).is_file() else f"rank{rank}_"

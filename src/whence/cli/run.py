@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 
-from whence.cli import _help
+from whence.cli import _answers, _help
 
 _GROUPS = {
     "Files": "--output --force",
@@ -353,4 +353,5 @@ def _compared(cmd: tuple[str, ...], folder: str, options: dict[str, Any]) -> int
     if result is None:
         return code
     sys.stdout.write(labels_answer(result, folder))
+    _answers.kept(result, folder)
     return code or CODES[result.status]

@@ -85,6 +85,7 @@ def compare_command(
     _files.check(Path(output), force)
     result = api.compare(bench, target, view="torch_xray", match=_MATCHES[match])
     _answers.put(answer(result))
+    _answers.kept(result)
     _answers.all_of(
         lambda: _files.write(
             Path(output), view_csv("torch_xray", result.views["torch_xray"]), force

@@ -124,7 +124,9 @@ def _about_all(result: Comparison) -> Iterator[str]:
 def next_lines(result: Comparison) -> Iterator[tuple[str, str]]:
     """(heading, text) of each command that takes the answer further."""
     for number, step in enumerate(result.next):
-        yield "" if number else "  next", f"{clean(step.command)}   # {clean(step.decides)}"
+        words = f"{clean(step.command)}   # {clean(step.decides)}"
+        # A line with words to fill in cannot be typed as it stands, and does not look so.
+        yield "" if number else "  next", f"# fill in: {words}" if step.fill_in else words
 
 
 def written_to(result: Comparison, output: str) -> str:

@@ -18,7 +18,7 @@ FILE = "cmp_report.csv"
 
 def labels_answer(result: Comparison, output: str) -> str:
     """The answer as text, with the table of labels among the files of `output`."""
-    return answer(result) + labels_written_to(result, output) + "\n"
+    return answer(result.in_folder(output)) + labels_written_to(result, output) + "\n"
 
 
 def labels_written_to(result: Comparison, output: str) -> str:

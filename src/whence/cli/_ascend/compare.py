@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from whence.cli import _files
+from whence.cli import _answers, _files
 from whence.cli._ascend.words import command, free_path, tell, tell_same
 from whence.cli._options import words_of
 from whence.errors import UsageError
@@ -97,6 +97,7 @@ def compare_command(tool: str) -> click.Command:
                 show=show,
                 progress=count,
             )
+        _answers.kept(result)
         sys.stdout.write(f"written to {path}\n")
         return CODES[result.status]
 
@@ -159,6 +160,7 @@ def aclcmp_command() -> click.Command:
         if clean:
             tell("--clean changes nothing: whence scrub removes elements from a run")
         sys.stdout.write(labels_answer(result, folder))
+        _answers.kept(result, folder)
         if not output:
             table = free_path(Path("cmp_report.csv"))
             _files.write(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from whence.records import Call, Run
 from whence.records.marks import EngineModel
-from whence.records.places import absolute
+from whence.records.places import absolute, is_url
 from whence.records.slots import is_input
 from whence.results import Comparison, Finding, NextStep
 from whence.results.free_names import free_name
@@ -94,7 +97,10 @@ def is_of_operators(run: Run) -> bool:
 def captured_again(answer: AnsweredRuns, options: tuple[str, ...], decides: str) -> NextStep:
     """Both programs captured again with these options, and compared."""
     suffix = _SUFFIX[options[0]]
-    paths = [f"{run.path.rstrip('/')}{suffix}" for run in answer.runs]
+    paths = [
+        f"{run.path.rstrip('/') if _is_there(run) else f'runs/{side}'}{suffix}"
+        for side, run in zip(SIDES, answer.runs, strict=True)
+    ]
     return captured(answer, options, paths, decides)
 
 
@@ -121,21 +127,63 @@ _SUFFIX = {"--level": "-op", "--keep": "-full", "--programs": "-programs", "--se
 
 
 def with_command(run: Run, start: tuple[str, ...], decides: str) -> NextStep:
-    """A command of whence around the one that made a run, which is the user's to fill in where
-    nobody recorded it.
+    """A command of whence around the one that made a run, in its folder, by its Python and with its
+    variables. It is the user's to fill in where nobody recorded it.
     """
-    command = run.info.command
     if not can_be_rerun(run):
         return NextStep(f"{shlex.join([*start, '--'])} COMMAND", decides, fill_in=True)
     folder = run.info.cwd
-    if not folder or folder == str(Path.cwd()):
-        return NextStep(shlex.join([*start, "--", *command]), decides)
+    is_here = not folder or folder == str(Path.cwd())
     # The program runs in its own folder, so the path of the run has to hold from there.
     words = [
-        absolute(word) if before == "-o" else word for before, word in zip(("", *start), start)
+        absolute(word) if before == "-o" and not is_here else word
+        for before, word in zip(("", *start), start)
     ]
-    line = shlex.join([*words, "--", *command])
-    return NextStep(f"(cd {shlex.quote(folder)} && {line})", decides)
+    line = f"{_variables(run)}{shlex.join([*words, '--', *_by_its_python(run)])}"
+    return NextStep(line if is_here else f"(cd {shlex.quote(folder)} && {line})", decides)
+
+
+_MASKED = "***"
+# Set anew by whatever starts a job; what they were then is not what they have to be.
+_OF_A_JOB = re.compile(r"SLURM_|(LOCAL_|GROUP_|ROLE_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|CONDA_")
+
+
+def _variables(run: Run) -> str:
+    """What a shell needs in front of a command: the recorded variables that have another value
+    here; "" for none.
+    """
+    recorded = run.info.environment
+    if recorded and os.environ.get("PYTHONPATH"):
+        recorded = {"PYTHONPATH": "", **recorded}
+    return "".join(
+        f"{name}={shlex.quote(value)} "
+        for name, value in recorded.items()
+        if os.environ.get(name) != value and _MASKED not in value and not _OF_A_JOB.match(name)
+    )
+
+
+def _by_its_python(run: Run) -> tuple[str, ...]:
+    """The command of a run; with the path of its Python, where `python` is another one here."""
+    program, *arguments = run.info.command
+    python = Path(run.info.interpreter)
+    if not re.fullmatch(r"python[\d.]*", program) or not python.is_file():
+        return run.info.command
+    here = shutil.which(program)
+    if here is not None and Path(here).parent.resolve() == python.parent.resolve():
+        return run.info.command
+    return str(python), *arguments
+
+
+def can_be_typed(step: NextStep, answer: AnsweredRuns) -> bool:
+    """Is every run that a line names where it says? Labels of one program and arrays of this
+    process are runs without a folder.
+    """
+    words = shlex.split(step.command)
+    return all(_is_there(run) for run in answer.runs if run.path in words)
+
+
+def _is_there(run: Run) -> bool:
+    return is_url(run.path) or Path(run.path).exists()
 
 
 def name_of(scope: str) -> str:

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from whence.align.calls.by_order import line_by_line
 from whence.comparison.answer.commands import (
     SIDES,
     AnsweredRuns,
     are_captures,
     can_be_rerun,
+    can_be_typed,
     captured,
     captured_again,
     free,
@@ -28,6 +30,7 @@ from whence.comparison.answer.commands import (
 )
 from whence.comparison.verdicts.after_steps import AFTER_STEP
 from whence.comparison.verdicts.parameter_drift import STEPS_BEFORE
+from whence.errors import UsageError
 from whence.records import Run
 from whence.records.marks import hidden_inside
 from whence.records.slots import is_input, is_of_child
@@ -58,7 +61,9 @@ def next_steps(result: Comparison, reference: Run, target: Run) -> tuple[NextSte
     rules = _AFTER_A_FAULT if result.findings else _TO_DECIDE
     # Asked one by one: rules that come later look through whole runs.
     steps = (step for rule in rules for step in rule(answer))
-    return tuple(itertools.islice(steps, MOST))
+    typed = (step for step in steps if can_be_typed(step, answer))
+    # What can be typed as it stands comes first.
+    return tuple(sorted(itertools.islice(typed, MOST), key=lambda step: step.fill_in))
 
 
 # ---- after a fault
@@ -198,14 +203,23 @@ def _pair_otherwise(answer: AnsweredRuns) -> Iterator[NextStep]:
     if answer.result.coverage.paired:
         return
     runs = [run.path for run in answer.runs]
-    yield NextStep(
-        shlex.join(["whence", "compare", *runs, "--match", "order"]),
-        "pairs the calls line by line, whatever their names",
-    )
+    if _agree_line_by_line(answer):
+        yield NextStep(
+            shlex.join(["whence", "compare", *runs, "--match", "order"]),
+            "pairs the calls line by line, whatever their names",
+        )
     yield NextStep(
         shlex.join(["whence", "align", *runs, "-o", free("map.yaml")]),
         "writes what could be paired as a map to correct, for --map",
     )
+
+
+def _agree_line_by_line(answer: AnsweredRuns) -> bool:
+    try:
+        line_by_line(*answer.runs)
+    except UsageError:
+        return False
+    return True
 
 
 def _give_equal_inputs(answer: AnsweredRuns) -> Iterator[NextStep]:
