@@ -59,9 +59,7 @@ def test_the_last_module_is_captured_alike_whatever_the_model_makes_of_it(tmp_pa
     assert maker_of(run) == "lm_head"
     net = Small(form)
     given, made = (run.calls[0].slots(kind)[0].record for kind in ("input", "output"))
-    wanted = net.lm_head(
-        torch.relu(net.body(net.embed(torch.tensor(run.array(given))).cumsum(1)))
-    )
+    wanted = net.lm_head(torch.relu(net.body(net.embed(torch.tensor(run.array(given))).cumsum(1))))
     np.testing.assert_array_equal(run.array(made)[0, -1], wanted[0, -1].detach().numpy())
 
 

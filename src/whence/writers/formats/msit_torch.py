@@ -50,9 +50,7 @@ def write(
     for rank in ranks:
         folder = destination if len(ranks) == 1 else destination / f"cpu_{rank}"
         calls = [call for call in run.calls if call.rank == rank]
-        _Process(work, folder, calls, tensors=tensors).write(
-            weights=weights, statistics=statistics
-        )
+        _Process(work, folder, calls, tensors=tensors).write(weights=weights, statistics=statistics)
     return work.done()
 
 
