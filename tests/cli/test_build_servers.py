@@ -2,10 +2,11 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+import warm
 
 ROOT = Path(__file__).parents[2]
 yaml = pytest.importorskip("yaml")
@@ -28,12 +29,17 @@ class BuildServer:
     def __init__(self, folder):
         self.folder = folder
         (folder / "net.py").write_text(PROGRAM)
+        self.commands = folder / "commands"
+        self.commands.mkdir()
+        for name, words in (("python", ""), ("whence", "-m whence")):
+            (self.commands / name).write_text(f'#!/bin/sh\nexec {warm.TORCH} {words} "$@"\n')
+            (self.commands / name).chmod(0o755)
         self.summary, self.output = folder / "summary.md", folder / "output.txt"
 
     def runs(self, script, **variables):
         environment = {
             **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{self.commands}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT / "src"),
             "GITHUB_STEP_SUMMARY": str(self.summary),
             "GITHUB_OUTPUT": str(self.output),

@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import re
-import sys
 import threading
 import uuid
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +12,7 @@ import click
 import pytest
 
 import inside
+import warm
 import whence
 from whence import api, cli
 from whence.cli import _options
@@ -139,7 +139,7 @@ def test_locate_runs_a_recorded_command_again(tmp_path):
     url = f"file://{tmp_path}/store"
     for run, approximate in (("ref", "none"), ("tgt", "tanh")):
         inside.or_outside(
-            tmp_path, "run", "-o", f"{url}/{run}", "--", sys.executable, "infer.py", approximate
+            tmp_path, "run", "-o", f"{url}/{run}", "--", warm.TORCH, "infer.py", approximate
         )
     inside.whence(tmp_path, "compare", f"{url}/ref", f"{url}/tgt", "-o", f"{url}/cmp")
     done = inside.or_outside(tmp_path, "locate", f"{url}/cmp")

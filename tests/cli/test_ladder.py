@@ -102,8 +102,8 @@ def test_a_clean_program_and_what_is_kept(place):
 
 
 @pytest.mark.slow
-def test_a_stage_is_named(place):
-    done = climb(place, "wrong", "wrong", before=["--format", "json"])
+def test_a_stage_is_named_for_a_compiled_function_without_a_module(place):
+    done = climb(place, "wrong", "function", "wrong", before=["--format", "json"])
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
     assert (found["status"], found["stages"]) == ("different", ["own"])
@@ -113,6 +113,7 @@ def test_a_stage_is_named(place):
     assert rungs["inductor"]["rel_l2"] == pytest.approx(0.01, rel=1e-2)
     assert rungs["inductor"]["backends"] == ["own"]
     assert rungs["aot_eager"]["graphs"] == 1
+    assert "inductor is outside the noise: halves: introduced here" in found["sentence"]
 
 
 @pytest.mark.slow
@@ -131,13 +132,6 @@ def test_a_program_that_draws_lots(place):
         "UNDECIDED          the eager program does not do the same twice: "
     )
     assert "--seed N" in done.stdout
-
-
-@pytest.mark.slow
-def test_a_compiled_function_without_a_module(place):
-    done = climb(place, "function", "function", "wrong")
-    assert done.returncode == 1, done.stderr
-    assert "inductor is outside the noise: halves: introduced here" in done.stdout
 
 
 def test_what_cannot_be_run(place):

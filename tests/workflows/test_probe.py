@@ -164,13 +164,11 @@ def test_rows_that_reach_another_are_named(change, cause):
 
 
 class Split(nn.Linear):
-    """Sums in two parts where there is more than one row."""
+    """Loses what 4 takes of the last digits, where there is more than one row."""
 
     def forward(self, x):
-        if len(x) == 1:
-            return super().forward(x)
-        y = x[..., :7] @ self.weight[:, :7].T + x[..., 7:] @ self.weight[:, 7:].T
-        return y + self.bias
+        y = super().forward(x)
+        return y if len(x) == 1 else (y + 4.0) - 4.0
 
 
 def test_an_operator_that_rounds_otherwise_in_a_batch_is_named():
