@@ -30,6 +30,7 @@ OPEN = {
     "errors",
     "extras",
     "records",
+    "regular_files",
     "results",
 }
 LAYERS = {
@@ -40,6 +41,7 @@ LAYERS = {
     "_kernels": set(),
     "cache_folders": {"errors"},
     "config_files": {"errors"},
+    "regular_files": set(),
     "extras": {"errors"},
     "display": {"errors"},
     "dtypes": {"errors", "extras"},

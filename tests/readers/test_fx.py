@@ -14,6 +14,7 @@ import whence
 from whence.errors import ElementsMissing
 from whence.readers import open_run
 from whence.readers.assembly.call_order import ordered
+from whence.records import Lack
 
 DATA = Path(__file__).parents[1] / "data" / "ascend"
 TS = "20251017071211190258"
@@ -131,9 +132,10 @@ def test_bfloat16_as_raw_bytes_and_lost_tensors(tmp_path):
     assert run.array(0).tobytes() == raw.tobytes()
     with pytest.raises(ElementsMissing, match=r"a-aten.x.OUTPUT.1.npy is no .npy file"):
         run.array(1)
-    assert [n.text for n in run.notes] == [
-        "other.npy is not read: its name says neither INPUT nor OUTPUT of a node"
-    ]
+    assert {m.where: m.kind for m in run.missing} == {
+        "a-aten.x.OUTPUT.1.npy": Lack.DAMAGED,
+        "other.npy": Lack.DAMAGED,
+    }
 
 
 def test_hostile(tmp_path):

@@ -2,6 +2,7 @@
 reads them back.
 """
 
+import shutil
 import struct
 from pathlib import Path
 
@@ -39,8 +40,10 @@ def test_elements_in_another_file_are_read_only_inside_the_dump():
         run.array(found["escape.weight"])
 
 
-def test_a_data_set_is_a_call_of_the_whole_a_step_each():
-    run = open_run(DATA)
+def test_a_data_set_is_a_call_of_the_whole_a_step_each(tmp_path):
+    for folder in ("test_data_set_0", "test_data_set_1"):
+        shutil.copytree(DATA / folder, tmp_path / folder)
+    run = open_run(tmp_path)
     assert [
         (c.scope, c.step, [r.slot for r in c.refs])
         for c in sorted(run.calls, key=lambda c: c.order)

@@ -13,7 +13,8 @@ A reader is a file `readers/NAME.py` (or a module behind an entry point of the g
 """  # noqa: E501
 
 from whence.readers.assembly.builder import LOGGED, Building
-from whence.readers.registry import Reader, known, open_run
+from whence.readers.folder import Reader
+from whence.readers.registry import known, open_run
 from whence.readers.source import Place
 from whence.records.marks import GATHERED, ONEDNN, TAKES, UNORDERED, UNTOLD, WIDER
 from whence.records.views import ForeignRun

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -16,7 +17,19 @@ from whence import dtypes
 from whence.errors import ElementsMissing
 from whence.frameworks import host
 from whence.readers import ForeignRun
-from whence.records import Call, Looked, Over, Record, Ref, Run, children
+from whence.records import (
+    Call,
+    Dumped,
+    Lack,
+    Looked,
+    Missing,
+    Over,
+    Record,
+    Ref,
+    Run,
+    children,
+    missing_of,
+)
 from whence.records.slots import is_written
 
 _TELLING = 8  # elements from which on equal content is no coincidence
@@ -40,6 +53,24 @@ class MeasuredRun(Over):
         with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
             records = list(pool.map(lambda record: _described(base, record, kernels), base.records))
         super().__init__(base, _joined(base.calls, records), records)
+        self._damaged = _damaged(base, records)
+
+    @property
+    def missing(self) -> Sequence[Missing]:
+        """What the dump lacks, and the files of tensors that could not be read."""
+        return tuple(dict.fromkeys((*missing_of(self.base), *self._damaged)))
+
+
+def _damaged(base: Run, records: Sequence[Record]) -> list[Missing]:
+    """Files with tensors that are there, as the dump says, and cannot be read."""
+    damaged: dict[str, Missing] = {}
+    for before, after in zip(base.records, records, strict=True):
+        if after.why and not before.why:
+            named = before.elements.file if isinstance(before.elements, Dumped) else ""
+            file = named.partition(",")[0] or Path(base.path).name
+            text = f"a tensor of {file} cannot be read: {after.why}"
+            damaged.setdefault(file, Missing(Lack.DAMAGED, file, text))
+    return list(damaged.values())
 
 
 def with_figures(run: Run) -> Run:

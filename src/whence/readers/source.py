@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
 from whence.errors import UnreadableRun
 from whence.readers.encodings import limits
+from whence.regular_files import is_regular
 
 
 class Place:
     """A file or a folder.
 
     path: as given. head: the first 64 KiB of a file, b"" for a folder. size: of a file in bytes.
-    Raises UnreadableRun when nothing that can be read is there.
+    hidden: files of a folder, relative, that other readers have read. asked_for: files, relative,
+    whose paths a reader wanted. Raises UnreadableRun when nothing that can be read is there.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], hidden: frozenset[str] = frozenset()) -> None:
         self.path = Path(path)
         self.is_folder = self.path.is_dir()
         self.head, self.size = b"", 0
+        self.hidden, self.asked_for = hidden, set[str]()
+        self._above: tuple[Place, str] | None = None
         self._root = self.path if self.is_folder else self.path.parent
         self._inner_folders: dict[str, bool] = {}
+        self._not_followed = set[str]()
         if self.is_folder:
             return
         if not self.path.exists():
             raise UnreadableRun(f"nothing at {self.path}; check the path")
-        if not self.path.is_file():
-            raise UnreadableRun(f"{self.path} is neither a file nor a folder")
+        if not is_regular(self.path):
+            raise UnreadableRun(f"{self.path} is neither a file nor a folder on a disk")
         try:
             with self.path.open("rb") as file:
                 self.head = file.read(limits.HEAD_BYTES)
@@ -55,7 +60,8 @@ class Place:
                     sorted(
                         entry.name
                         for entry in entries
-                        if entry.is_dir(follow_symlinks=False) or _is_there(entry)
+                        if entry.name not in self.hidden
+                        and (entry.is_dir(follow_symlinks=False) or _is_there(entry))
                     )
                 )
         except OSError as error:
@@ -68,10 +74,21 @@ class Place:
 
         Raises UnreadableRun beyond two million files.
         """
-        return tuple(sorted(self._walk("", 0)))
+        return tuple(sorted(set(self._walk("", 0)) - self.hidden))
+
+    @cached_property
+    def not_followed(self) -> tuple[str, ...]:
+        """What lies below a folder and is none of its `files`, sorted: links to folders outside and
+        to nothing, pipes, folders too deep.
+        """
+        _ = self.files
+        return tuple(sorted(self._not_followed - self.hidden))
 
     def _walk(self, below: str, depth: int) -> Iterator[str]:
-        if not self.is_folder or depth > limits.DEPTH:
+        if not self.is_folder:
+            return
+        if depth > limits.DEPTH:
+            self._not_followed.add(below)
             return
         count = 0
         try:
@@ -88,10 +105,19 @@ class Place:
                                 "folder of one dump"
                             )
                         yield name
+                    elif not self._is_inner_folder(entry):
+                        self._not_followed.add(name)
         except OSError as error:
             raise UnreadableRun(
                 f"cannot list {self.path / below}: {error.strerror or error}"
             ) from error
+
+    def _is_inner_folder(self, entry: os.DirEntry[str]) -> bool:
+        """Is this a link to a folder in here, whose files are listed where they lie?"""
+        try:
+            return entry.is_dir() and Path(entry.path).resolve().is_relative_to(self._real_root)
+        except OSError:
+            return False
 
     @cached_property
     def _real_root(self) -> Path:
@@ -109,7 +135,14 @@ class Place:
             raise UnreadableRun(
                 f"{self.path} names {name!r}, which is outside of it; it is not followed"
             )
+        self._ask_for(name)
         return path
+
+    def _ask_for(self, name: str) -> None:
+        self.asked_for.add(os.path.normpath(name).replace(os.sep, "/"))
+        if self._above is not None:
+            place, folder = self._above
+            place._ask_for(f"{folder}/{name}")
 
     def _holds(self, name: str, path: Path) -> bool:
         """Does a name lead to something inside? A folder is followed once for all files in it, a
@@ -127,7 +160,22 @@ class Place:
         """The place called `name` in this folder, for a reader that opens others. Raises
         UnreadableRun as `inside` and `Place` do.
         """
-        return Place(self.inside(name))
+        folder = f"{name}/"
+        hidden = frozenset(h[len(folder) :] for h in self.hidden if h.startswith(folder))
+        place = Place(self.inside(name), hidden)
+        if place.is_folder:
+            place._above = self, name
+        return place
+
+    def leave(self, name: str) -> None:
+        """Say that a reader knows a file, and leaves it unread on purpose: it holds nothing else,
+        or what nobody compares.
+        """
+        self._ask_for(name)
+
+    def without(self, files: Iterable[str]) -> Place:
+        """This folder as if these files, relative, were not there."""
+        return Place(self.path, self.hidden | frozenset(files))
 
 
 def _is_there(entry: os.DirEntry[str]) -> bool:

@@ -92,10 +92,10 @@ def _plain_names(graph: Graph) -> dict[str, Node]:
 
 
 class Texts:
-    """The graph files of a dump. wrong: sentences about those that cannot be read."""
+    """The graph files of a dump. wrong: names of those that cannot be read, and why."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self.wrong: list[str] = []
+        self.wrong: list[tuple[str, str]] = []
         self._read: list[tuple[str, int, int, Graph]] = []  # which, graph, rank
         for path in paths:
             named = _DYNAMO.match(path.name)
@@ -104,7 +104,8 @@ class Texts:
                 self._read += [(kind, graph, rank, g) for g in graphs(path)]
             except UnreadableRun as error:
                 if not path.name.endswith(".json"):  # any JSON may lie about
-                    self.wrong.append(f"{error}; names of fused operators are not known from it")
+                    problem = f"{error}; names of fused operators are not known from it"
+                    self.wrong.append((path.name, problem))
 
     def origins(self, graph: int, rank: int) -> Origins:
         """For the graph of this number on this rank; texts without a number serve all."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,6 +18,8 @@ from whence.records import (
     Call,
     Collective,
     Dumped,
+    Lack,
+    Missing,
     Note,
     Program,
     Record,
@@ -27,6 +30,7 @@ from whence.records import (
     Step,
 )
 from whence.records.marks import Mark, mark
+from whence.records.missing import ends_of, missing_of
 from whence.records.places import as_text
 
 Load = Callable[[], Array]
@@ -63,6 +67,7 @@ class Building:
         self._calls: list[Call] = []
         self._occurrences: Counter[tuple[int, str, int, int, str, str, str]] = Counter()
         self._notes: list[Note] = []
+        self._missing: list[Missing] = []
 
     def tensor(
         self,
@@ -87,13 +92,16 @@ class Building:
         called; it may raise ElementsMissing (gone), and what else it raises becomes that. Without
         it `why` says why there are none. digest: the dump's own, prefixed ("md5:..."). quantum,
         whole: as `Record` says; whole is (-1,) where a text does not tell how much it leaves out.
-        file: as `Dumped` says.
+        file: as `Dumped` says; a tensor that is said to lie in one and has no elements is lacking.
         """
         number = len(self._records)
         if load is not None and dtype not in dtypes.DTYPES:
             load, why = None, why or f"dtype {dtype} is not known to whence"
         if load is None and not why:
             raise ValueError(f"record {number}: neither elements nor a reason")
+        if load is None and file:
+            text = f"a tensor of {file} cannot be read: {why}"
+            self._missing.append(Missing(Lack.DAMAGED, file, text))
         record = Record(
             number,
             dtype,
@@ -221,6 +229,28 @@ class Building:
         """Add a note on the run; kinds "error" and "budget" are shown with every comparison."""
         self._notes.append(Note(kind, text, scope, step))
 
+    def lacks(self, kind: Lack, where: str, text: str) -> None:
+        """Say what of the dump is there and not read, as a note too. where: the file, relative to
+        the dump; text: which thing, and why.
+        """
+        self._missing.append(Missing(kind, where, text))
+        self.note("error", text)
+
+    def take_over(self, run: Run) -> int:
+        """Add the tensors of another run, its programs, notes and what it lacks, without its calls.
+        Returns the number of its first record here.
+        """
+        first = len(self._records)
+        for record in run.records:
+            number = first + record.id
+            self._records.append(msgspec.structs.replace(record, id=number))
+            if not record.why:
+                self._loads[number] = partial(run.array, record.id)
+        self.programs.update(run.programs)
+        self._notes += run.notes
+        self._missing += missing_of(run)
+        return first
+
     def run(self) -> Run:
         """The finished run. Calls without a parent get one root per process, model and step, where
         there is none.
@@ -331,6 +361,7 @@ class _Built:
         self.calls, self.records, self.steps = calls, of._records, steps
         self.programs, self.notes = dict(of.programs), list(of._notes)
         self.collectives: list[Collective] = []
+        self.missing = tuple(dict.fromkeys((*ends_of(self), *of._missing)))
         self._loads = of._loads
         self._lock = threading.Lock()
 

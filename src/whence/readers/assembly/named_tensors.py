@@ -18,6 +18,7 @@ from whence.readers.assembly.builder import Building, Load
 from whence.readers.encodings.archive import File
 from whence.readers.encodings.pickle_values import TorchTensor, Unknown
 from whence.readers.source import Place
+from whence.records import Lack
 from whence.records.marks import Mark, mark
 
 # Last parts of names that only weights, and what optimizers keep of them, have.
@@ -30,8 +31,6 @@ _WEIGHTS = re.compile(
 _WRAPPERS = ("state_dict", "model_state_dict", "module_state_dict")
 _SLOT = re.compile(r"(?:^|[._-])(?P<kind>input|output)s?(?:[._-](?P<slot>\d{1,4}))?$")
 _ORDERED = re.compile(r"^(\d{1,12})[_-](?=.)")
-# What else holds tensors.
-TENSORS = (".npy", ".npz", ".pt", ".pth", ".ckpt", ".safetensors", ".pb", ".h5")
 _STEP = re.compile(r"^(?:step|iter|iteration|pass|token)[_=-]?(\d{1,9})$", re.IGNORECASE)
 _RANK = re.compile(r"^(?:rank|global_?rank|device|worker|proc)[_=-]?(\d{1,9})$", re.IGNORECASE)
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
@@ -44,7 +43,7 @@ class Named:
 
     modified_ns: of its file. ordered: whether the file has its tensors in the order in which they
     were made. place_in_call: scope, "input" or "output", and slot, where the dump states them.
-    arguments: of its call. file: relative to the dump.
+    arguments: of its call. file: relative to the dump. is_text: it holds words and no numbers.
     """
 
     name: str
@@ -60,10 +59,16 @@ class Named:
     place_in_call: tuple[str, str, str] | None = None
     file: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    is_text: bool = False
 
     def record(self, building: Building) -> int:
         return building.tensor(
-            self.dtype, self.shape, self.load, why=self.why, stride=self.stride, file=self.file
+            self.dtype,
+            self.shape,
+            self.load,
+            why=self.why,
+            stride=self.stride,
+            file="" if self.is_text else self.file,
         )
 
 
@@ -106,11 +111,14 @@ def of_files(
     order of the dump, as far as it has one.
 
     items: the tensors of one file, given the prefix of their names. A file that cannot be read is
-    noted, and so are files of other formats. Raises UnreadableRun when a single file cannot be
-    read.
+    lacking. Raises UnreadableRun when a single file cannot be read.
     """
     if not place.is_folder:
-        return list(items(building, File(place.path), ""))
+        only = File(place.path)
+        return [
+            item if item.load is not None else replace(item, file=place.path.name)
+            for item in items(building, only, "")
+        ]
     chosen = [name for name in place.files if is_ours(name)]
     tensors: list[Named] = []
     for name in chosen:
@@ -122,14 +130,7 @@ def of_files(
                 for item in items(building, file, prefix)
             )
         except UnreadableRun as error:
-            building.note("error", f"{name} is not read: {error}")
-    others = [name for name in place.files if not is_ours(name) and name.lower().endswith(TENSORS)]
-    if others:
-        building.note(
-            "error",
-            f"{len(others)} files of other formats are not read: "
-            f"{', '.join(others[:3])}{' ...' if others[3:] else ''}",
-        )
+            building.lacks(Lack.DAMAGED, name, f"{name} is not read: {error}")
     return tensors
 
 

@@ -20,6 +20,7 @@ from whence.readers.assembly.builder import Building
 from whence.readers.assembly.named_tensors import Named
 from whence.readers.encodings import limits
 from whence.readers.encodings.archive import File, words
+from whence.records import Lack
 
 HEADER_BYTES = 100_000_000  # what the format allows
 # F64 is float64; complex128 has no code of its own
@@ -39,8 +40,9 @@ def tensors_of(building: Building, file: File, name: str) -> Iterator[Named]:
             begin, end = limits.extents(entry["data_offsets"], inner)
             code = str(entry["dtype"])
         except (KeyError, TypeError, ValueError, UnreadableRun):
-            building.note(
-                "error",
+            building.lacks(
+                Lack.DAMAGED,
+                file.name,
                 f"{full_name} is not read: its entry in the header of {file.name} makes no sense",
             )
             continue

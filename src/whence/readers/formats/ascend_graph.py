@@ -19,13 +19,14 @@ from whence.readers.assembly.builder import Building
 from whence.readers.encodings import limits
 from whence.readers.encodings.json_file import json_of
 from whence.readers.source import Place
-from whence.records import Run
+from whence.records import Lack, Run
 
 LOOKS_LIKE = (
     "a graph such as ge_proto_00000001_Build.txt, an OM model as JSON, a topology of "
     "ATB, or a folder of them"
 )
 ORDER = 50
+HOLDS_TENSORS = False
 KIND = "ascend program"
 _NO_VALUES = "a graph has no values"
 _SAMPLE = 1 << 12
@@ -85,7 +86,7 @@ def open_run(place: Place) -> Run:
             _add(building, path)
         except (UnreadableRun, ValueError, RecursionError) as error:
             failed.append(f"{path.name}: {error}")
-            building.note("error", f"{path.name} cannot be read: {error}")
+            building.lacks(Lack.DAMAGED, path.name, f"{path.name} cannot be read: {error}")
     if len(failed) == len(paths):
         raise UnreadableRun(failed[0])
     return building.run()

@@ -106,14 +106,11 @@ def open_run(place: Place) -> Run:
             operators[
                 _Where("", "0", ((-1, re.sub(r"\W", "_", name.removesuffix(".bin"))),))
             ].append(_Tensor("out", 0, "", name))
-        elif last.endswith(".bin"):
-            building.note(
-                "error",
-                f"{name} is not read: its name is not that of a tensor (intensor0.bin, "
-                "outtensor0.bin)",
-            )
     models = _models(place)
     steps = _steps(operators, models, building)
+    for where in operators.keys() - steps.keys():
+        for tensor in operators[where]:
+            place.leave(tensor.file)
     rank_of = ranks(where.process for where in operators)
     files = _Files(place, building, operators)
     for step, process in sorted({(steps[w], w.process) for w in operators if w in steps}):

@@ -83,10 +83,6 @@ def open_run(place: Place) -> Run:
         folder, _, last = name.rpartition("/")
         match = _FILE.match(last)
         if match is None:
-            if last.endswith(".npy"):
-                building.note(
-                    "error", f"{name} is not read: its name says neither INPUT nor OUTPUT of a node"
-                )
             continue
         where = _where((*above, *filter(None, folder.split("/"))))
         digits = tuple(int(k) for k in match["place"].split("."))

@@ -23,7 +23,7 @@ from whence.readers.ascend.ge_graphs import Origins, Texts, is_graph
 from whence.readers.assembly import npy_tensors
 from whence.readers.assembly.builder import Building
 from whence.readers.source import Place
-from whence.records import Run
+from whence.records import Lack, Run
 from whence.records.slots import split_slot
 
 LOOKS_LIKE = "a folder with GE dumps such as MatMulV2.MatMul.45.6.1706596912161951, or one of them"
@@ -128,8 +128,8 @@ def open_run(place: Place) -> Run:
         key=lambda f: (f.where.step, f.where.rank, f.name.time, f.name.task, f.file),
     )
     texts = Texts(_texts(place))
-    for wrong in texts.wrong:
-        building.note("error", wrong)
+    for name, problem in texts.wrong:
+        building.lacks(Lack.DAMAGED, name, problem)
     origins: dict[tuple[int, int], Origins] = {}
     for run in runs:
         key = run.where.graph, run.where.rank
@@ -151,7 +151,7 @@ def _call(place: Place, building: Building, run: _OperatorRun, origins: Origins)
         try:
             dumped = ge_file.read(place.inside(run.file))
         except (UnreadableRun, OSError) as error:
-            building.note("error", f"{run.file}: {error}", name, run.where.step)
+            building.lacks(Lack.DAMAGED, run.file, f"{run.file}: {error}")
             return
         name = dumped.op_name or name
         stated = tuple(t.origin for t in dumped.tensors if t.origin)
@@ -263,7 +263,7 @@ def _mapping(place: Place, folder: str, building: Building) -> dict[str, str]:
         try:
             return {row[0].strip(): row[1].strip() for row in csv.reader(file) if len(row) > 1}
         except csv.Error as error:
-            building.note("error", f"{path.name}: {error}")
+            building.lacks(Lack.DAMAGED, path.name, f"{path.name}: {error}")
             return {}
 
 

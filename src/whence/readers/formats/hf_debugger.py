@@ -23,7 +23,7 @@ from whence.readers.encodings import limits, torch_print
 from whence.readers.encodings.archive import File
 from whence.readers.encodings.json_file import json_of
 from whence.readers.source import Place
-from whence.records import Run, Statistics
+from whence.records import Lack, Run, Statistics
 
 LOOKS_LIKE = "MODEL_debug_tree_FULL_TENSORS.json of transformers, or the folder that has it"
 ORDER = 15
@@ -51,6 +51,9 @@ def open_run(place: Place) -> Run:
         ]
     else:
         names = [place.path.name]
+    for name in place.names:
+        if name.endswith(_SUMMARY):  # says the same of the same tensors
+            place.leave(name)
     for name in names:
         tree = _loaded(place, name)
         _Tree(
@@ -91,8 +94,9 @@ class _Tree:
         while todo:
             node, parent = todo.pop()
             if not isinstance(node, dict):
-                self.building.note(
-                    "error",
+                self.building.lacks(
+                    Lack.DAMAGED,
+                    self.place.path.name,
                     f"{type(node).__name__} is where a call is expected; it is not read",
                 )
                 continue
@@ -109,11 +113,24 @@ class _Tree:
                 **(dict(self._records(kwargs)) if isinstance(kwargs, dict) else {}),
             }
             outputs = dict(self._records(_listed(node.get("outputs"))))
+            if parent == -1 and not outputs:
+                outputs = self._of_root()
             call = self.building.call(
                 scope, kind="module", parent=parent, inputs=inputs, outputs=outputs
             )
             kids = node.get("children") or []
             todo += [(kid, call) for kid in reversed(kids)] if isinstance(kids, list) else []
+
+    def _of_root(self) -> dict[str, int]:
+        """What the whole returned: a file of which the tree says nothing."""
+        name = f"{self.root}_outputs.safetensors"
+        if name not in self.place.names:
+            return {}
+        items = safetensors_file.tensors_of(self.building, File(self.place.inside(name)), "")
+        return {
+            str(slot): replace(item, file=name).record(self.building)
+            for slot, item in enumerate(items)
+        }
 
     def _records(self, value: Any) -> Iterator[tuple[str, int]]:
         """(slot, record) of every tensor in inputs or outputs, nested lists and dicts taken
@@ -174,7 +191,7 @@ class _Tree:
         try:
             path = self.place.inside(name)
             if not path.is_file():
-                return self.building.tensor(dtype, shape, why=f"{name} is not there")
+                return self._lost(name, dtype, shape, "is not there")
             item = next(
                 (
                     item
@@ -184,10 +201,13 @@ class _Tree:
                 None,
             )
         except WhenceError as error:
-            return self.building.tensor(dtype, shape, why=str(error))
+            return self._lost(name, dtype, shape, str(error))
         if item is None:
-            return self.building.tensor(dtype, shape, why=f"{name} holds no tensor called data")
+            return self._lost(name, dtype, shape, "holds no tensor called data")
         return replace(item, file=name.removeprefix("./")).record(self.building)
+
+    def _lost(self, name: str, dtype: str, shape: tuple[int, ...], why: str) -> int:
+        return self.building.tensor(dtype, shape, why=f"{name} {why}", file=name.removeprefix("./"))
 
 
 def _listed(value: Any) -> Any:

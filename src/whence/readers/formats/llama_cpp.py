@@ -30,6 +30,7 @@ from whence.records.marks import Mark, mark
 
 LOOKS_LIKE = "a text with lines as llama-eval-callback prints them (ggml_debug: ...)"
 ORDER = 15
+ALONE = "a log with printed tensors"
 
 _NODE = re.compile(
     r"\s*(?:\S+\s+)?(?:ggml_debug|common_debug_cb_eval|cb_eval): +(?P<name>\S.*?) = "

@@ -29,7 +29,7 @@ from whence.readers.encodings import limits, torch_file
 from whence.readers.encodings.json_file import json_of
 from whence.readers.encodings.pickle_values import TorchTensor
 from whence.readers.source import Place
-from whence.records import Run, Statistics
+from whence.records import Lack, Run, Statistics
 from whence.records.slots import is_input, split_slot
 
 LOOKS_LIKE = "a folder with tensors of modules such as 0/root.model.layers.0/output.pth"
@@ -92,11 +92,6 @@ def open_run(place: Place) -> Run:
             trees[_process(folders[:-1])] = _tree(place.inside(name), building)
         elif folders[-1] == "statistics.csv":
             _statistics(place, name, folders, tensors, building)
-        elif name.endswith(".pth"):
-            building.note(
-                "error",
-                f"{name} is not read: it is neither an input or output of a module nor a weight",
-            )
     for process in weights:
         if not any(p == process for p, _ in tensors):
             tensors[process, 0] = defaultdict(list)
@@ -293,8 +288,9 @@ def _tree(path: Path, building: Building) -> dict[str, str]:
         limit = path.stat().st_size
         top = json_of(path) if limit < limits.JSON_BYTES else None
     except (OSError, ValueError, RecursionError) as error:
-        building.note(
-            "error",
+        building.lacks(
+            Lack.DAMAGED,
+            path.name,
             f"{path.name} cannot be read ({error}); classes and the order of modules are not "
             "known from it",
         )
@@ -320,7 +316,9 @@ def _statistics(
     with place.inside(name).open(newline="", encoding="utf-8", errors="backslashreplace") as file:
         rows = csv.reader(file)
         if next(rows, None) != _HEADER:
-            building.note("error", f"{name} is not read: its columns are not those of msit")
+            building.lacks(
+                Lack.DAMAGED, name, f"{name} is not read: its columns are not those of msit"
+            )
             return
         for number, row in enumerate(rows, 2):
             try:
@@ -333,7 +331,7 @@ def _statistics(
                 )
                 high, low, mean, norm = (float(f) for f in figures)
             except (ValueError, UnreadableRun) as error:
-                building.note("error", f"{name}: row {number} is not read: {error}")
+                building.lacks(Lack.DAMAGED, name, f"{name}: row {number} is not read: {error}")
                 continue
             plain = dtype.removeprefix("torch.")
             step = first + repeats[node, slot]

@@ -20,7 +20,7 @@ from whence.readers.assembly.builder import Building
 from whence.readers.encodings import limits
 from whence.readers.encodings.json_file import json_of
 from whence.readers.source import Place
-from whence.records import Run
+from whence.records import Lack, Run
 
 LOOKS_LIKE = "a folder with dump.json or debug.json, also below step*/ and rank*/ or proc*/"
 ORDER = 20
@@ -46,7 +46,9 @@ def open_run(place: Place) -> Run:
         except UnreadableRun as error:
             if len(files) == 1:
                 raise
-            building.note("error", f"{error}; this part is left out")
+            building.lacks(
+                Lack.DAMAGED, f"{file.folder}{file.name}", f"{error}; this part is left out"
+            )
     return building.run()
 
 
@@ -126,9 +128,8 @@ def _add(building: Building, place: Place, file: IndexFile) -> None:
     names = [name for name, tree in data.items() if isinstance(tree, dict)] or list(construct)
     for name, tree in data.items():
         if not isinstance(tree, dict):
-            building.note(
-                "error", f"{file.folder}dump.json: {name[:200]} is no call; it is left out"
-            )
+            where = f"{file.folder}dump.json"
+            building.lacks(Lack.DAMAGED, where, f"{where}: {name[:200]} is no call; it is left out")
     positions = {name: i for i, name in enumerate(names)}
     parents = [_nearest_parent(construct, name, positions) for name in names]
     sources = _sources(_json_or_note(building, place, f"{file.folder}stack.json"))
@@ -144,7 +145,7 @@ def _json_or_note(building: Building, place: Place, name: str) -> dict[str, Any]
     try:
         return _json(place, name, needed=False)
     except UnreadableRun as error:
-        building.note("error", str(error))
+        building.lacks(Lack.DAMAGED, name, str(error))
         return {}
 
 

@@ -17,10 +17,11 @@ from whence.readers.assembly.named_tensors import Named
 from whence.readers.encodings import numpy_file
 from whence.readers.encodings.archive import Bytes, File
 from whence.readers.source import Place
-from whence.records import Run
+from whence.records import Lack, Run
 
 LOOKS_LIKE = "a .npy or .npz file, or a folder of them"
 ORDER = 80
+LOOSE = True
 
 
 def sniff(place: Place) -> bool:
@@ -66,7 +67,7 @@ def _items(building: Building, file: File, name: str) -> Iterator[Named]:
         try:
             header = numpy_file.header(bytes(file.entry(info, numpy_file.HEAD_BYTES)), label)
         except (UnreadableRun, ElementsMissing) as error:
-            building.note("error", f"{full_name} is not read: {error}")
+            building.lacks(Lack.DAMAGED, file.name, f"{full_name} is not read: {error}")
             continue
         yield _item(header, full_name, partial(file.entry, info), label, ordered=True)
 
@@ -83,15 +84,21 @@ def _item(
         return numpy_file.array(header, read(), label)
 
     return Named(
-        name, header.dtype, header.shape, None if header.why else load, header.why, ordered=ordered
+        name,
+        header.dtype,
+        header.shape,
+        None if header.why else load,
+        header.why,
+        ordered=ordered,
+        is_text=header.dtype.lstrip("<>=|")[:1] in ("U", "S"),
     )
 
 
 def _elements(place: Place, name: str) -> Callable[[], Array]:
     """The elements of a file that the index names, as they lie there."""
+    path = place.inside(name)
 
     def load() -> Array:
-        path = place.inside(name)
         file = File(path, path.name)
         return numpy_file.bits(
             numpy_file.header(file.head(numpy_file.HEAD_BYTES), name), file.part(0, file.size), name

@@ -23,6 +23,7 @@ from whence.records.marks import Mark, mark
 
 LOOKS_LIKE = "an .onnx model"
 ORDER = 59
+ALONE = "a model"
 KIND = "onnx program"
 NO_VALUES = "a model file has no values"
 _LARGEST = 256  # elements of an attribute that are shown

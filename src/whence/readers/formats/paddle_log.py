@@ -21,6 +21,7 @@ from whence.records.marks import Mark, mark
 
 LOOKS_LIKE = "a log with tensors that Paddle printed, `===>:` blocks or [PRECISION] lines"
 ORDER = 45
+ALONE = "a log with printed tensors"
 _FAR_BYTES = 4 << 20  # how far into a log its first tensor may stand
 _BLOCK_VALUES = 10  # that a kernel logs of a tensor, however large it is
 _SAME_SHARE = 0.95  # of the names of a step that an earlier one has

@@ -23,7 +23,7 @@ from whence.readers.formats import paddle_program
 from whence.readers.paddle.program import Variable
 from whence.readers.paddle.program_desc import description
 from whence.readers.source import Place
-from whence.records import Run
+from whence.records import Lack, Run
 
 LOOKS_LIKE = "Paddle weights, .pdiparams"
 ORDER = 31
@@ -116,7 +116,7 @@ def open_run(place: Place) -> Run:
     except UnreadableRun as error:
         if not streams:
             raise
-        building.note("error", f"read up to tensor {len(streams)}: {error}")
+        building.lacks(Lack.DAMAGED, place.path.name, f"read up to tensor {len(streams)}: {error}")
     names = _names(building, place, streams)
     root = building.call("", kind="module")
     layers: dict[str, dict[str, int]] = {}

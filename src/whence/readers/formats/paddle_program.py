@@ -17,6 +17,7 @@ from whence.records.marks import Mark, mark
 
 LOOKS_LIKE = "a Paddle program, .pdmodel or PIR .json"
 ORDER = 30
+HOLDS_TENSORS = False
 KIND = "paddle program"
 NO_VALUES = "a program has no values"
 

@@ -16,10 +16,11 @@ from whence.readers.assembly.named_tensors import Named
 from whence.readers.encodings.archive import File
 from whence.readers.encodings.json_file import json_of
 from whence.readers.source import Place
-from whence.records import Run
+from whence.records import Lack, Run
 
 LOOKS_LIKE = "a .safetensors file, or a folder of them"
 ORDER = 84
+LOOSE = True
 _INDEX = ".safetensors.index.json"
 
 
@@ -55,13 +56,17 @@ def _check_index(building: Building, place: Place, name: str) -> None:
     try:
         counts = Counter(json_of(place.inside(name))["weight_map"].values())
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, OSError) as error:
-        building.note("error", f"{name} cannot be read: {type(error).__name__}: {error}")
+        building.lacks(
+            Lack.DAMAGED, name, f"{name} cannot be read: {type(error).__name__}: {error}"
+        )
         return
     folder = PurePosixPath(name).parent
     for file, count in counts.items():
         if str(folder / str(file)) not in place.files:
-            building.note(
-                "error", f"{count} tensors that {name} names are in {file}, which is not there"
+            building.lacks(
+                Lack.DAMAGED,
+                str(folder / str(file)),
+                f"{count} tensors that {name} names are in {file}, which is not there",
             )
 
 

@@ -18,7 +18,7 @@ from whence.readers.assembly.named_tensors import Named
 from whence.readers.encodings import torch_file
 from whence.readers.encodings.pickle_values import TorchTensor, Unknown
 from whence.readers.source import Place
-from whence.records import Run
+from whence.records import Lack, Run
 
 LOOKS_LIKE = "a folder of step=..___rank=..___name=...pt, or of TP0_PP0_Rank0_pid1/Pass00000.pt"
 ORDER = 25
@@ -105,7 +105,9 @@ def _of_dumper(
     try:
         step, rank, index = (int(tags.get(key, "0")) for key in ("step", "rank", "dump_index"))
     except ValueError:
-        building.note("error", f"{name} is not read: its step, rank or dump_index is no number")
+        building.lacks(
+            Lack.UNREAD, name, f"{name} is not read: its step, rank or dump_index is no number"
+        )
         return
     label, place_in_call = tags["name"], None
     kind = next((prefix for prefix in ("param", "grad") if label.startswith(f"{prefix}__")), "")
@@ -154,5 +156,5 @@ def _tensors(
             for inner, tensor in torch_file.tensors(tree)
         ]
     except UnreadableRun as error:
-        building.note("error", f"{name} is not read: {error}")
+        building.lacks(Lack.DAMAGED, name, f"{name} is not read: {error}")
         return []

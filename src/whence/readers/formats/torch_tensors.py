@@ -17,8 +17,10 @@ from whence.readers.encodings.archive import File
 from whence.readers.source import Place
 from whence.records import Run
 
-LOOKS_LIKE = "a .pt or .pth file of torch.save, or a folder of them"
+LOOKS_LIKE = "a .pt or .pth file of torch.save, a pickle of arrays, or a folder of them"
 ORDER = 82
+LOOSE = True
+_PICKLES = (".pkl", ".pickle", ".pckl", ".pk")
 
 
 def sniff(place: Place) -> bool:
@@ -41,7 +43,7 @@ def open_run(place: Place) -> Run:
 
 def _is_ours(name: str) -> bool:
     name = name.lower()
-    return name.endswith((".pt", ".pth", ".ckpt")) or (
+    return name.endswith((".pt", ".pth", ".ckpt", *_PICKLES)) or (
         name.endswith(".bin") and "pytorch_model" in name
     )
 

@@ -25,7 +25,7 @@ from whence.readers.assembly.builder import Building
 from whence.readers.encodings import hdf5, limits
 from whence.readers.encodings.archive import bytes_of, words
 from whence.readers.source import Place
-from whence.records import Run
+from whence.records import Lack, Run
 from whence.records.marks import Mark, mark
 
 LOOKS_LIKE = "an HDF5 file, or a folder with globalrank-*_localrank-*.h5"
@@ -74,7 +74,7 @@ def open_run(place: Place) -> Run:
         except (UnreadableRun, OSError) as error:
             if len(ranks) == 1:
                 raise UnreadableRun(f"{name} is damaged: {error}; copy or dump it again") from error
-            building.note("error", f"{name} is damaged and left out: {error}")
+            building.lacks(Lack.DAMAGED, name, f"{name} is damaged and left out: {error}")
     return building.run()
 
 
@@ -106,7 +106,7 @@ def _add(building: Building, worker: hdf5.Worker, path: Path, name: str, rank: i
     step: int | None = None
     for message in worker.index(path):
         if "note" in message:
-            building.note("error", f"{name}: {message['note']}")
+            building.lacks(Lack.DAMAGED, name, f"{name}: {message['note']}")
         elif "step" in message:
             step = message["step"]
         elif "damaged" in message:

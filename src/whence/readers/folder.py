@@ -1,0 +1,244 @@
+"""A folder as one run of what all readers find in it.
+
+Readers are asked in their order; each takes the files whose paths it asks for, and the next sees a
+folder without them. What is left is asked for file by file. A file that may hold tensors and that
+nobody read is lacking: two runs are not called the same over it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from whence.errors import ElementsMissing, MissingDependency, UnreadableRun, WhenceError
+from whence.readers.assembly import named_tensors
+from whence.readers.assembly.joined_parts import Part, joined
+from whence.readers.source import Place
+from whence.readers.unread import Content, content_of, may_hold
+from whence.records import Dumped, Lack, Missing, Over, Run, missing_of
+
+
+class Reader(Protocol):
+    """What a reader's module holds.
+
+    It may hold three more: LOOSE, that it takes every file of its kind in a folder, none of which
+    needs another; ALONE, what a file of its kind is that is not read as part of a folder; and
+    HOLDS_TENSORS, False where files of its kind hold none.
+    """
+
+    LOOKS_LIKE: str
+    ORDER: int
+
+    def sniff(self, place: Place) -> bool: ...
+    def open_run(self, place: Place) -> Run: ...
+
+
+class NoTensor(UnreadableRun):
+    """A file of a known kind in which there is no tensor, and nothing that cannot be read."""
+
+
+Readers = Mapping[str, Reader]
+
+
+def recognising(place: Place, readers: Readers) -> str:
+    """The name of the first reader that recognises a place, "" where none does."""
+    return next((name for name, reader in readers.items() if _sniffed(reader, place)), "")
+
+
+def opened(place: Place, name: str, reader: Reader) -> Run:
+    """The run that a reader makes of a place. Raises UnreadableRun with the reader's words, also
+    where not one tensor can be read; MissingDependency.
+    """
+    try:
+        run = reader.open_run(place)
+    except MissingDependency as error:
+        raise MissingDependency(f"{place.path} is a {name} dump: {error}") from error
+    except WhenceError as error:
+        raise type(error)(
+            f"{place.path} looks like {name} ({reader.LOOKS_LIKE}), but {error}"
+        ) from error
+    except Exception as error:  # whatever a damaged file does to a parser
+        raise UnreadableRun(
+            f"{place.path} looks like {name} ({reader.LOOKS_LIKE}), but is damaged: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not len(run.calls) and not len(run.records) and not missing_of(run):
+        raise NoTensor(
+            f"{place.path} looks like {name} ({reader.LOOKS_LIKE}), but there is no tensor in it; "
+            "copy or dump it again"
+        )
+    if problem := _nothing_readable(run):
+        raise UnreadableRun(
+            f"{place.path} looks like {name} ({reader.LOOKS_LIKE}), but {problem}; "
+            "copy or dump it again"
+        )
+    return run
+
+
+def open_folder(place: Place, readers: Readers) -> tuple[Run | None, str]:
+    """The run that is in a folder, and the names of its readers; None where no reader recognises
+    anything in it.
+
+    Raises as `opened` where nothing of it can be read, or what its files are parts of.
+    """
+    reading = _Reading(place, readers)
+    reading.take_folders()
+    reading.take_files()
+    if not reading.parts:
+        if reading.failures:
+            raise reading.failures[0]
+        return None, ""
+    parts, missing = reading.parts, tuple(reading.missing)
+    run = parts[0].run if _is_whole(parts) else joined(place.path, parts)
+    return _Folder(run, missing), " and ".join(dict.fromkeys(part.reader for part in parts))
+
+
+def _is_whole(parts: Sequence[Part]) -> bool:
+    """Whether one reader took the whole folder."""
+    return len(parts) == 1 and not parts[0].file
+
+
+class _Folder(Over):
+    """A run of a folder, with what else is in it."""
+
+    def __init__(self, base: Run, missing: tuple[Missing, ...]) -> None:
+        super().__init__(base)
+        self._beside = missing
+
+    @property
+    def missing(self) -> tuple[Missing, ...]:
+        """What the readers could not read, and what none of them read."""
+        return (*missing_of(self.base), *self._beside)
+
+
+class _Reading:
+    """Who reads what of a folder."""
+
+    def __init__(self, place: Place, readers: Readers) -> None:
+        self._readers = readers
+        self._left = place
+        self.parts: list[Part] = []
+        self.missing: list[Missing] = []
+        self.failures: list[WhenceError] = []
+
+    def take_folders(self) -> None:
+        """Let each reader take of the folder what it recognises. Raises as `opened` where files
+        that need each other cannot be read, and nothing was read before.
+        """
+        for name, reader in self._readers.items():
+            if not _sniffed(reader, self._left):
+                continue
+            self._left.asked_for.clear()
+            try:
+                run = opened(self._left, name, reader)
+            except WhenceError as error:
+                if not self.parts and not _is_loose(reader):
+                    raise
+                self._failed(error, sorted(self._left.asked_for))
+            else:
+                self.parts.append(Part(run, name))
+                self._left.asked_for.update(_files_of(run))
+            self._left = self._left.without(self._left.asked_for)
+
+    def take_files(self) -> None:
+        """Look at each file that is left, and read those that a reader recognises."""
+        for name in self._left.not_followed:
+            if may_hold(name):
+                self._lacks(Lack.UNREAD, name, "is a link that leads nowhere or out of the folder, "
+                            "a pipe or a folder too deep, and is not followed")  # fmt: skip
+        mine: list[tuple[str, Place, str]] = []
+        for name, file in self._places():
+            content = content_of(file, name)
+            if content in (Content.EMPTY, Content.CUT):
+                self._lacks(Lack.DAMAGED, name, f"holds {content.value}")
+            elif content in (Content.TEXT, Content.TENSORS):
+                reader = recognising(file, self._readers)
+                mine += [(name, file, reader)] if reader else []
+                if not reader and content is Content.TENSORS:
+                    self._lacks(Lack.UNREAD, name, "may hold tensors, and no reader knows it")
+        counts = Counter(reader for *_, reader in mine)
+        for name, file, reader in mine:
+            self._take(name, file, reader, is_only=counts[reader] == 1)
+
+    def _places(self) -> Iterator[tuple[str, Place]]:
+        """The files that are left."""
+        for name in self._left.files:
+            try:
+                yield name, self._left.within(name)
+            except UnreadableRun as error:
+                self._lacks(Lack.UNREAD, name, f"is not read: {error}")
+
+    def _take(self, name: str, file: Place, reader: str, *, is_only: bool) -> None:
+        if not getattr(self._readers[reader], "HOLDS_TENSORS", True):
+            return
+        if alone := getattr(self._readers[reader], "ALONE", ""):
+            self._lacks(Lack.UNREAD, name, f"is {alone}, and is not read as part of a folder: "
+                        "compare it by itself")  # fmt: skip
+            return
+        try:
+            run = opened(file, reader, self._readers[reader])
+        except WhenceError as error:
+            self._failed(error, [name])
+            return
+        prefix, step, rank = named_tensors.placed(name, is_only=is_only)
+        self.parts.append(Part(run, reader, name, prefix, step, rank))
+
+    def _failed(self, error: WhenceError, files: Sequence[str]) -> None:
+        kind = Lack.UNREAD if isinstance(error, MissingDependency) else Lack.DAMAGED
+        self.failures.append(error)
+        if isinstance(error, NoTensor):
+            return
+        self.missing += [Missing(kind, name, f"{name} is not read: {error}") for name in files]
+
+    def _lacks(self, kind: Lack, name: str, text: str) -> None:
+        self.missing.append(
+            Missing(kind, name, f"{name} {text}; take it away, or give --ignore {name!r}")
+        )
+
+
+def _is_loose(reader: Reader) -> bool:
+    return bool(getattr(reader, "LOOSE", False))
+
+
+def _files_of(run: Run) -> set[str]:
+    """The files that elements of a run lie in."""
+    named = {r.elements.file for r in run.records if isinstance(r.elements, Dumped)}
+    return named | {name.partition(",")[0] for name in named}
+
+
+def _nothing_readable(run: Run) -> str:
+    """Why nothing of a dump can be compared: not one of its tensors can be read; "" where one can,
+    or has figures, or where a dump of this kind has no elements.
+
+    Reads tensors until one is read, so one in almost every dump.
+    """
+    if not len(run.calls) and not len(run.records):
+        return f"no tensor in it can be read: {_first_of([m.text for m in missing_of(run)])}"
+    reasons = []
+    for record in run.records:
+        if record.statistics is not None or record.hash:
+            return ""
+        if record.elements is None or not record.count:
+            continue
+        try:
+            run.array(record.id)
+        except ElementsMissing as error:
+            reasons.append(str(error).removeprefix("cannot be read: "))
+        else:
+            return ""
+    return f"not one of its tensors can be read: {_first_of(reasons)}" if reasons else ""
+
+
+def _first_of(reasons: Sequence[str]) -> str:
+    different = list(dict.fromkeys(reasons))
+    return different[0] + (f" (and {len(different) - 1} more)" if different[1:] else "")
+
+
+def _sniffed(reader: Reader, place: Place) -> bool:
+    try:
+        return reader.sniff(place)
+    except UnreadableRun:
+        raise
+    except Exception:  # noqa: BLE001 - not even its first bytes make sense to this one
+        return False

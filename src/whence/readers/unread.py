@@ -1,0 +1,140 @@
+"""Files beside a dump that no reader read: which of them may hold tensors."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from enum import Enum
+from pathlib import Path, PurePosixPath
+
+from whence.readers.source import Place
+from whence.regular_files import is_regular
+
+TENSOR_SUFFIXES = frozenset((
+    ".npy", ".npz", ".pt", ".pth", ".ckpt", ".safetensors", ".pb", ".h5", ".hdf5", ".pkl",
+    ".pickle", ".pk", ".bin", ".onnx", ".pdiparams", ".pdparams", ".msgpack", ".gguf", ".tflite",
+    ".mat", ".parquet", ".arrow", ".feather", ".zarr", ".raw", ".dat",
+))  # fmt: skip
+"""Of names of what holds tensors, whatever stands in it."""
+_WORDS = frozenset((
+    ".py", ".pyi", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", ".go",
+    ".js", ".ts", ".sh", ".md", ".rst", ".html", ".htm", ".css", ".yaml", ".yml", ".toml", ".ini",
+    ".cfg", ".xml", ".svg", ".patch", ".diff", ".tex", ".lock",
+))  # fmt: skip
+"""Of names of texts that are never a dump: sources, notes, settings."""
+_OTHER_KINDS = (
+    b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"%PDF", b"\x7fELF", b"!<arch>\n",
+    b"SQLite format 3\0", b"wOFF", b"wOF2", b"OggS", b"fLaC",
+)  # fmt: skip
+"""First bytes of pictures, documents, programs and sounds."""
+_OTHER_NAMES = {
+    ".bmp": b"BM", ".ico": b"\0\0\1\0", ".exe": b"MZ", ".dll": b"MZ", ".tif": b"", ".tiff": b"",
+    ".mp3": b"", ".mp4": b"", ".pyc": b"", ".dylib": b"",
+}  # fmt: skip
+"""The same, where first bytes tell too little without the name."""
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_PARSED_BYTES = 16 << 20
+_PIECE = 1 << 20
+
+
+class Content(Enum):
+    """What a file that no reader read may hold."""
+
+    OTHER = "a picture, a document, a program"
+    WORDS = "text that is no dump"
+    TEXT = "text that a reader may know"
+    EMPTY = "nothing"
+    CUT = "settings that end before their end"
+    TENSORS = "tensors, for all that is known"
+
+
+def may_hold(name: str) -> bool:
+    """Whether a thing of this name in a folder may hold tensors."""
+    return not _is_hidden(name) and PurePosixPath(name).suffix.lower() not in _WORDS
+
+
+def _is_hidden(name: str) -> bool:
+    parts = PurePosixPath(name).parts
+    return any(part.startswith(".") or part == "__pycache__" for part in parts)
+
+
+def content_of(place: Place, name: str) -> Content:
+    """What the file `name` of a folder may hold, by its name and its first bytes."""
+    if _is_hidden(name) or (not may_hold(name) and _is_text(place.head)):
+        return Content.WORDS
+    suffix = PurePosixPath(name).suffix.lower()
+    if not place.size:
+        return Content.WORDS if _is_words(suffix) else Content.EMPTY
+    if suffix in TENSOR_SUFFIXES:
+        return Content.TENSORS
+    if _is_text(_unpacked(place.head)):
+        if suffix == ".json" and not _is_json(place):
+            return Content.CUT
+        return Content.TEXT
+    return Content.OTHER if _is_other_kind(place.head, suffix) else Content.TENSORS
+
+
+def _is_words(suffix: str) -> bool:
+    """Whether an empty file of this name lacks nothing that could be compared."""
+    return suffix in _WORDS or suffix in (".txt", ".log", ".err", ".out", ".csv", ".jsonl")
+
+
+def _is_other_kind(head: bytes, suffix: str) -> bool:
+    riff = head[:4] == b"RIFF" and head[8:12] in (b"WEBP", b"WAVE", b"AVI ")
+    by_name = suffix in _OTHER_NAMES and head.startswith(_OTHER_NAMES[suffix])
+    return head.startswith(_OTHER_KINDS) or riff or by_name
+
+
+def _unpacked(head: bytes) -> bytes:
+    """The first bytes of what gzip packed; others as they are."""
+    if not head.startswith(b"\x1f\x8b"):
+        return head
+    try:
+        return zlib.decompressobj(31).decompress(head, 1 << 12)
+    except zlib.error:
+        return head
+
+
+def _is_text(head: bytes) -> bool:
+    """Could these first bytes be text? The last character may be cut."""
+    if head.startswith(_UTF16):
+        return True
+    if b"\0" in head:
+        return False
+    controls = sum(byte < 32 and byte not in (8, 9, 10, 12, 13, 27) for byte in head)
+    try:
+        head[:-4].decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.start < len(head) - 8:  # a table of another time, not numbers
+            return controls == 0 and all(byte >= 160 or byte < 128 for byte in head)
+    return controls * 100 <= len(head)
+
+
+def _is_json(place: Place) -> bool:
+    """Whether JSON was written to its end; a large file is believed."""
+    if place.size > _PARSED_BYTES:
+        return True
+    try:
+        json.loads(place.path.read_bytes())
+    except RecursionError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def same_bytes(path: Path, other: Path) -> bool:
+    """Whether two files hold the same bytes; False where one cannot be read."""
+    try:
+        if not (is_regular(path) and is_regular(other)):
+            return False
+        with path.open("rb") as file, other.open("rb") as second:
+            if os.fstat(file.fileno()).st_size != os.fstat(second.fileno()).st_size:
+                return False
+            while piece := file.read(_PIECE):
+                if piece != second.read(_PIECE):
+                    return False
+            return True
+    except OSError:
+        return False
