@@ -24,7 +24,7 @@ class FileBlocks:
     """
 
     def __init__(self, path: Path) -> None:
-        self._fd = disk.system.open(path, os.O_RDONLY)
+        self._fd = disk.system.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
         self.size = os.fstat(self._fd).st_size
 
     def __len__(self) -> int:

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import socket
-import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from whence.disk import write_file
 from whence.errors import OutputExists, StoreFailed, UnknownVersion, UnreadableRun
 from whence.records import RunInfo
 from whence.records.places import DELETED_WINDOWS, refuse_url
+from whence.regular_files import regular
 
 FORMAT = 1
 """The version of the run format this code reads and writes (docs/format.md)."""
@@ -269,13 +269,16 @@ def process_folders(run: Path) -> list[Path]:
 
 def windows_of(run: Path) -> list[Path]:
     """The windows of steps of a run, each a run of its own, in their order."""
-    windows = (p for p in run.iterdir() if WINDOW_FOLDER.fullmatch(p.name) and is_run(p))
+    names = (p for p in run.iterdir() if WINDOW_FOLDER.fullmatch(p.name) and not p.is_symlink())
+    windows = (p for p in names if is_run(p))
     return sorted(windows, key=lambda path: int(path.name[1:]))
 
 
 def load_process(folder: Path) -> ProcessInfo:
     """process.json of a process folder. Raises UnreadableRun, UnknownVersion."""
     file = folder / PROCESS
+    if folder.is_symlink():
+        raise UnreadableRun(f"{folder} is a link, which is not followed; copy the folder itself")
     try:
         fields = load_json(file)
     except (OSError, ValueError) as error:
@@ -339,9 +342,9 @@ def delete_run(run: Path) -> None:
 
 
 def load_json(file: Path) -> dict[str, Any]:
-    size = file.stat()
-    if not stat.S_ISREG(size.st_mode):
-        raise ValueError("not a regular file")
+    size = file.lstat()
+    if not regular(size):
+        raise ValueError("not a regular file on a disk, or a link, which is not followed")
     if size.st_size > _MAX_JSON_BYTES:
         raise ValueError(f"{size.st_size} bytes, more than the {_MAX_JSON_BYTES} allowed")
     fields = orjson.loads(file.read_bytes())

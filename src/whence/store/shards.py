@@ -10,11 +10,11 @@ alignment, or bytes whose record was interrupted) is named as a U8 tensor for th
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
 import mmap
 import os
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -27,6 +27,7 @@ from whence import disk
 from whence.disk import OwnFile, opened, write_all
 from whence.dtypes import DTYPES
 from whence.errors import ElementsMissing
+from whence.regular_files import regular
 
 ALIGN = 64
 HEADER_BYTES = 512 << 10
@@ -320,13 +321,19 @@ def _naturals(values: object) -> TypeGuard[list[int]]:
 
 
 def map_file(path: Path | str) -> Bytes:
-    """A regular file as read-only memory-mapped bytes. Raises OSError. Never blocks on a pipe,
-    never opens a device.
+    """A regular file on a disk as read-only memory-mapped bytes. Raises OSError, also where it is a
+    link: that may lead out of the run. Never blocks on a pipe, never opens a device.
     """
-    fd = disk.system.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        fd = disk.system.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(f"{path} is a link, which is not followed") from error
+        raise
     try:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
+        if not regular(status):
             raise OSError(f"{path} is not a regular file")
         if status.st_size == 0:
             return np.empty(0, np.uint8)
