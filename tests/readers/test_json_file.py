@@ -55,3 +55,17 @@ def test_a_file_of_zeros_takes_its_own_size_and_no_more(beginning, tmp_path):
     )
     place = len(beginning)
     assert out.stdout == f"it holds zeros from byte {place} on: it was not written to its end\n"
+
+
+def test_a_hole_is_found_without_reading_all_of_it(tmp_path):
+    path = tmp_path / "dump.json"
+    with path.open("wb") as file:
+        file.write(b'{"data": 1')
+        file.truncate(1 << 33)
+    with pytest.raises(ValueError, match="holds zeros from byte 10 on"):
+        json_of(path)
+    with path.open("wb") as file:
+        file.write('{"data": 1'.encode("utf-16"))
+        file.truncate(1 << 33)
+    with pytest.raises(ValueError, match="write it in UTF-8"):
+        json_of(path)

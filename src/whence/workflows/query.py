@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from whence.report.arrow import Table
 
 _BATCH = 2048
+QUERY_SECONDS = 60.0
+"""How long a statement may take."""
 _ALONE = (
     "SET enable_external_access = false",
     "SET autoinstall_known_extensions = false",
@@ -67,13 +70,16 @@ def to_parquet(
 
 
 @contextmanager
-def query(comparison: str | os.PathLike[str] | Comparison, sql: str) -> Iterator[Answer]:
+def query(
+    comparison: str | os.PathLike[str] | Comparison, sql: str, *, seconds: float = QUERY_SECONDS
+) -> Iterator[Answer]:
     """Ask the tables of a comparison in SQL (DuckDB's dialect); the rows come in batches while the
     context lasts.
 
-    The tables lie in a database of their own, in a temporary folder. A statement reads and writes
-    no file, loads no extension, and sees no variable. Raises UnreadableRun, UsageError (in DuckDB's
-    words), MissingDependency.
+    seconds: after which the statement ends, its rows included. The tables lie in a database of
+    their own, in a temporary folder; a statement has 1 GB of memory and 4 GB of that folder. It
+    reads and writes no other file, loads no extension, and sees no variable. Raises UnreadableRun,
+    UsageError (in DuckDB's words), MissingDependency.
     """
     duckdb: Any = extras.needed("duckdb", "whence query")
     from whence.report.arrow import reader
@@ -81,8 +87,10 @@ def query(comparison: str | os.PathLike[str] | Comparison, sql: str) -> Iterator
     known = _tables(comparison)
     with tempfile.TemporaryDirectory(prefix="whence-query-") as folder:
         connection = duckdb.connect(str(Path(folder) / "tables.duckdb"))
+        limit: threading.Timer | None = None
         try:
             connection.execute("SET memory_limit = '1GB'")
+            connection.execute("SET max_temp_directory_size = '4GB'")
             for name in _asked_for(sql, known):
                 source = reader(known[name])
                 connection.register("source", source)
@@ -90,24 +98,40 @@ def query(comparison: str | os.PathLike[str] | Comparison, sql: str) -> Iterator
                 connection.unregister("source")
             for setting in _ALONE:
                 connection.execute(setting)
+            limit = threading.Timer(seconds, connection.interrupt)
+            limit.daemon = True
+            limit.start()
             try:
                 cursor = connection.execute(sql)
+            except duckdb.InterruptException as error:
+                raise UsageError(_too_long(seconds)) from error
             except duckdb.Error as error:
                 raise UsageError(
                     f"{str(error).strip()}\n  --tables lists the tables and their columns"
                 ) from error
             columns = tuple(column[0] for column in cursor.description or ())
-            yield Answer(columns, _rows(cursor, duckdb.Error) if columns else iter(()))
+            yield Answer(columns, _rows(cursor, duckdb, seconds) if columns else iter(()))
         finally:
+            if limit is not None:
+                limit.cancel()
             connection.close()
 
 
-def _rows(cursor: Any, error_of: type[Exception]) -> Iterator[list[tuple[Any, ...]]]:
+def _rows(cursor: Any, duckdb: Any, seconds: float) -> Iterator[list[tuple[Any, ...]]]:
     try:
         while rows := cursor.fetchmany(_BATCH):
             yield rows
-    except error_of as error:
+    except duckdb.InterruptException as error:
+        raise UsageError(_too_long(seconds)) from error
+    except duckdb.Error as error:
         raise UsageError(str(error).strip()) from error
+
+
+def _too_long(seconds: float) -> str:
+    return (
+        f"the statement was ended after {seconds:g} seconds; ask for less (LIMIT, WHERE), or write "
+        "the table as Parquet and ask that"
+    )
 
 
 def _asked_for(sql: str, known: dict[str, Table]) -> list[str]:

@@ -16,6 +16,7 @@ from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.assembly import sidecar
 from whence.readers.assembly.builder import Building, Load
 from whence.readers.encodings import limits
+from whence.readers.encodings.json_file import refuse_zeros
 from whence.readers.source import Place
 from whence.records import Call, Dumped, Note, Program, Record, Run
 
@@ -81,10 +82,12 @@ def _lines(place: Place) -> list[object]:
                 f"{NAME} has {path.stat().st_size} bytes, more than {limits.JSON_BYTES}"
             )
         with path.open("rb") as file:
+            refuse_zeros(file)
+            file.seek(0)
             return [_decode(line) for line in file] or [None]
     except OSError as error:
         raise UnreadableRun(f"cannot read {NAME}: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UnreadableRun(
             f"{NAME} is damaged: {str(error)[:120]}; convert again, or remove it to read the "
             "tensors by their names"

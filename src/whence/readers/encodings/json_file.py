@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _BEGINNING = 64
+_PIECE = 1 << 20
+_WIDE_BYTES = 256 << 20
 
 
 def json_of(path: Path) -> Any:
     """What a file of JSON holds. Raises OSError; ValueError and RecursionError for text that is no
     JSON.
 
-    Zeros are looked for first: a file of some hundred megabytes that was not written to its end
-    takes several times its size as text, before a parser comes to them. The parser is that of the
-    standard library: orjson ends the process where memory ends.
+    Zeros are looked for first, piece by piece: a file that was not written to its end, or has holes
+    (a few bytes on the disk, gigabytes to read), takes several times its size as text before a
+    parser comes to them. The parser is that of the standard library: orjson ends the process where
+    memory ends.
     """
-    data = path.read_bytes()
-    is_utf8 = json.detect_encoding(data).startswith("utf-8")
-    if is_utf8 or not data[:_BEGINNING].strip(b"\0"):
-        zero = data.find(b"\0")
+    with path.open("rb") as file:
+        head = file.read(_BEGINNING)
+        size = os.fstat(file.fileno()).st_size
+        if json.detect_encoding(head).startswith("utf-8") or not head.strip(b"\0"):
+            refuse_zeros(file)
+        elif size > _WIDE_BYTES:
+            raise ValueError(f"it has {size} bytes and is not written in UTF-8; write it in UTF-8")
+        file.seek(0)
+        return json.loads(file.read())
+
+
+def refuse_zeros(file: IO[bytes]) -> None:
+    """Raise ValueError where a text holds zeros."""
+    file.seek(0)
+    place = 0
+    while piece := file.read(_PIECE):
+        zero = piece.find(b"\0")
         if zero >= 0:
-            raise ValueError(f"it holds zeros from byte {zero} on: it was not written to its end")
-    return json.loads(data)
+            raise ValueError(
+                f"it holds zeros from byte {place + zero} on: it was not written to its end"
+            )
+        place += len(piece)
