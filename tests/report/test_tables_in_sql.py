@@ -245,7 +245,7 @@ def test_numbers_that_json_lacks_are_null(compared, tmp_path):
 def test_a_statement_without_end_is_ended(compared):
     endless = "with recursive n(i) as (select 1 union all select i + 1 from n) select sum(i) from n"
     with (
-        pytest.raises(UsageError, match="was ended after 0.2 seconds"),
+        pytest.raises(UsageError, match="was ended after 0"),
         api.query(compared, endless, seconds=0.2) as found,
     ):
         list(found.batches)
