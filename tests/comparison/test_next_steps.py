@@ -207,6 +207,12 @@ def test_a_capture_that_stopped_while_its_program_went_on_is_no_pass(stopped):
     assert (result.status, result.findings) == ("undecided", ())
     whose = "neither run is" if stopped == "both" else f"the {stopped} is not"
     assert f"{whose} whole: the capture stopped before its program ended" in result.headline
+    assert result.next == ()
+    for run in runs.values():
+        run.info = RunInfo(command=("python", "x.py"), interpreter="python")
+    step = api.compare(*runs.values()).next[0]
+    path = "reference" if stopped == "both" else stopped
+    assert step.command == f"whence run -o {path}-again -- python x.py"
     assert "No space left on device" in result.headline
 
 

@@ -31,7 +31,7 @@ from whence.comparison.answer.commands import (
 from whence.comparison.verdicts.after_steps import AFTER_STEP
 from whence.comparison.verdicts.parameter_drift import STEPS_BEFORE
 from whence.errors import UsageError
-from whence.records import Run
+from whence.records import Lack, Run
 from whence.records.marks import hidden_inside
 from whence.records.slots import is_input, is_of_child
 from whence.results import (
@@ -348,11 +348,19 @@ def _capture_instead(answer: AnsweredRuns) -> Iterator[NextStep]:
 
 
 def _repeat_what_failed(answer: AnsweredRuns) -> Iterator[NextStep]:
-    """One of the two commands failed."""
+    """One of the two commands failed, or its run lacks its end or a rank."""
     for side, run in zip(SIDES, answer.runs, strict=True):
-        if run.info.settings.get("exit_code", 0) and can_be_rerun(run):
+        lacks = {one.kind for one in answer.result.missing if one.side == side and not one.accepted}
+        has_failed = bool(run.info.settings.get("exit_code", 0))
+        if (has_failed or lacks & {Lack.CUT, Lack.RANK}) and can_be_rerun(run):
             start = ("whence", "run", "-o", free(f"{run.path.rstrip('/')}-again"))
-            yield with_command(run, start, f"whether the {side} fails again, and why")
+            yield with_command(
+                run,
+                start,
+                f"whether the {side} fails again, and why"
+                if has_failed
+                else f"what the {side} does behind its end, or on the ranks that are not there",
+            )
 
 
 def _bring_third(answer: AnsweredRuns) -> Iterator[NextStep]:

@@ -83,10 +83,11 @@ def _sentence(page: Page, first: Finding | None) -> str:
             f"{clean(result.inputs_differ[0])}."
         )
     if result.status == Status.SAME:
+        where = ", in what is there" if result.missing else ""
         return (
-            "Bitwise identical."
+            f"Bitwise identical{where}."
             if is_bitwise(result)
-            else f"No fault: every difference is {same_words(result)}."
+            else f"No fault: every difference is {same_words(result)}{where}."
         )
     if first is None:
         return _undecided(result)
