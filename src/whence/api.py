@@ -6,6 +6,7 @@ Importing it loads no framework; each function imports what it needs when it is 
 from whence.readers.opening import open_run, open_to_show
 from whence.workflows.capture.arrays import record, recording
 from whence.workflows.capture.atb_layout import lay_out_atb
+from whence.workflows.capture.bare import attach_bare
 from whence.workflows.capture.capture import attach, begin_dump, capture, end_dump
 from whence.workflows.capture.command import run_command
 from whence.workflows.capture.compile import compile, compile_backend  # noqa: A004
@@ -71,6 +72,7 @@ __all__ = [
     "Dump",
     "align_runs",
     "attach",
+    "attach_bare",
     "attach_labels",
     "attach_probe",
     "auto_diff",

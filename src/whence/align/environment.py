@@ -10,6 +10,7 @@ import msgspec
 
 from whence.records import Run
 from whence.records.marks import OBSERVER
+from whence.records.observed import observed
 
 # Settings that change results beyond rounding or choose other kernels; others are listed but
 # explain nothing.
@@ -100,7 +101,9 @@ def _short(value: Any) -> str:
 
 
 def observer_effects(run: Run) -> Iterator[str]:
-    """How a capture changed its run: a sentence for each graph that differs, or that none does."""
+    """How a capture changed its run: a sentence for each graph that differs, and one of the whole:
+    held against the same command without a capture, and in how many graphs nothing differs.
+    """
     none = 0
     for note in run.notes:
         if note.kind == "observer":
@@ -108,5 +111,11 @@ def observer_effects(run: Run) -> Iterator[str]:
                 none += 1
             else:
                 yield note.text
-    if none:
-        yield f"{OBSERVER}none in {none} {'graph' if none == 1 else 'graphs'}"
+    seen = observed(run)
+    parts = [seen.words] if seen is not None else []
+    if none and not (seen is not None and seen.is_doubt):
+        parts.insert(0, f"none in {none} {'graph' if none == 1 else 'graphs'}")
+    if run.info.options.get("graph_mode") == "fx":
+        parts.append("graphs ran node by node, in the place of compiled code")
+    if parts:
+        yield OBSERVER + "; ".join(parts)

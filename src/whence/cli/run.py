@@ -34,7 +34,7 @@ _GROUPS = {
     "Repeatable runs": "--seed --deterministic --force-tokens",
     "Experiments": "--patch --patch-from --inject --rung --disabled-optimizers",
     "Logits (--level logits)": "--logits-module --positions",
-    "Compiled graphs (--level graph)": "--graph-mode --graph-buffers --graph-anyway",
+    "Compiled graphs (--level graph)": "--graph-mode --graph-buffers --graph-anyway --bare",
     "Labels": "--compare --library --library-runner --library-max --library-dump",
 }
 _RARE = (
@@ -261,6 +261,12 @@ def _a_file(ctx: click.Context, argument: click.Parameter, word: str) -> list[An
     "--graph-anyway",
     is_flag=True,
     help="With --graph-mode deep: go on even where it changes the result.",
+)
+@click.option(
+    "--bare/--no-bare",
+    default=True,
+    help="Run CMD once more without a capture, to see that being watched did not change what it "
+    "computes.  [default: on]",
 )
 @click.option(
     "--logits-module",

@@ -26,6 +26,8 @@ class Lack(StrEnum):
     """A run that is still being written."""
     FOREIGN = "foreign"
     """Elements that are not those that the journal names."""
+    WATCHED = "watched"
+    """The program as it runs without a capture: this one changed it, or may have."""
 
 
 class Missing(msgspec.Struct, frozen=True):

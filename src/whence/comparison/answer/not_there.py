@@ -15,6 +15,7 @@ import msgspec
 from whence.comparison.options import CompareOptions
 from whence.readers.unread import same_bytes
 from whence.records import Lack, Missing, Run, missing_of
+from whence.records.observed import observed
 from whence.results import Comparison, NotThere, Status
 
 _PARTIAL = frozenset((Lack.CUT, Lack.RANK, Lack.RUNNING, Lack.DAMAGED))
@@ -26,7 +27,7 @@ _IGNORED = frozenset((Lack.UNREAD, Lack.DAMAGED))
 def not_there(reference: Run, target: Run, options: CompareOptions) -> Iterator[NotThere]:
     """What either run lacks, the reference first."""
     for side, run in (("reference", reference), ("target", target)):
-        for missing in missing_of(run):
+        for missing in (*missing_of(run), *_watched(run)):
             accepted = _is_accepted(missing, options)
             yield NotThere(side, missing.kind, missing.where, missing.text, accepted)
 
@@ -63,6 +64,13 @@ def _with_equal_files(
     )
 
 
+def _watched(run: Run) -> Iterator[Missing]:
+    """That a capture changed what it captured, or may have."""
+    seen = observed(run)
+    if seen is not None and seen.is_doubt:
+        yield Missing(Lack.WATCHED, "", seen.words)
+
+
 def _is_accepted(missing: Missing, options: CompareOptions) -> bool:
     if options.partial and missing.kind in _PARTIAL:
         return True
@@ -73,6 +81,8 @@ def _is_accepted(missing: Missing, options: CompareOptions) -> bool:
 
 def _headline(missing: Sequence[NotThere]) -> str:
     """Why two runs are not called the same that differ in nothing that is there."""
+    if missing[0].kind == Lack.WATCHED:
+        return f"no fault in what was captured, but of the {missing[0].side}: {missing[0].text}"
     sides = dict.fromkeys(one.side for one in missing)
     whose = "neither run is" if len(sides) > 1 else f"the {missing[0].side} is not"
     others = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""

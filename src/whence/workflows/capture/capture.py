@@ -5,7 +5,6 @@ started.
 from __future__ import annotations
 
 import atexit
-import multiprocessing.util
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whence.errors import UsageError
+from whence.workflows.capture.process_end import at_the_end
 from whence.workflows.capture.setup import (
     check_patch,
     is_one_of_several,
@@ -223,13 +223,4 @@ def attach(options: CaptureOptions, run_path: str, framework: str) -> None:
         current.abandon()
         current = start()
 
-    atexit.register(finish)
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=renew)
-    # multiprocessing ends its children without atexit. Its own finalizers do run there, but only
-    # those made after it cleared them in the child; that is the moment this hook is called. It
-    # holds the first argument weakly, so a module it is.
-    multiprocessing.util.register_after_fork(
-        sys.modules[__name__],
-        lambda _: multiprocessing.util.Finalize(None, finish, exitpriority=10),
-    )
+    at_the_end(finish, renew)

@@ -27,6 +27,7 @@ def run_command(
     library_max: int | None = None,
     library_dump: str = "",
     labels_only: bool = False,
+    bare: bool = True,
     **options: Unpack[CaptureArguments],
 ) -> int:
     """Run any Python command under capture and return its exit code, or 3 when it ended with 0 and
@@ -37,13 +38,15 @@ def run_command(
     outcome go to stderr, or `tell`. environment: of the command, None for ours. log: takes what the
     command prints instead of our terminal. library: a profile of a library that saves its tensors,
     with its white list, number of tokens and folder (docs/labels.md). labels_only: listen to no
-    module. Raises UsageError, CaptureError or OutputExists before anything was started,
-    StoreFailed where the run could not be uploaded.
+    module. bare: after a capture of compiled graphs, run the command once more without one, and
+    note in the run whether being watched changed what it computes. Raises UsageError, CaptureError
+    or OutputExists before anything was started, StoreFailed where the run could not be uploaded.
     """
     from whence import store
     from whence.errors import UsageError
     from whence.instrument.launch import launcher
     from whence.instrument.options import make
+    from whence.workflows.capture.bare import Bare
     from whence.workflows.capture.collect_labels import labelled_launch
     from whence.workflows.capture.setup import check_patch
     from whence.workflows.upload import uploaded
@@ -64,7 +67,7 @@ def run_command(
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    def capture(path: str) -> int:
+    def launched(path: str, variables: Mapping[str, str] | None) -> int:
         return launcher.launch(
             command,
             path,
@@ -73,9 +76,17 @@ def run_command(
             runs=launcher.RunStore(
                 create, store.update_info, open_run, discard, store.reasons, set_aside
             ),
-            terminal=launcher.Terminal(tell or say, environment, log),
+            terminal=launcher.Terminal(tell or say, variables, log),
             extra=extra,
         )
+
+    def capture(path: str) -> int:
+        if chosen.level != "graph":
+            return launched(path, environment)
+        with Bare(command, chosen, environment, tell or say, wanted=bare) as measured:
+            code = launched(path, measured.environment)
+            measured.measure(path)
+        return code
 
     if store.is_url(run_path):
         if chosen.window is not None:

@@ -27,6 +27,7 @@ from whence.instrument.torch.compiled.fx_interpreter import interpreted
 from whence.instrument.torch.compiled.graph import Graph, RunsGraphs
 from whence.instrument.torch.compiled.module_paths import ModulePaths
 from whence.instrument.wording import raised
+from whence.records.observed import SWITCHED
 
 # Compiling patches torch for the whole process: one at a time.
 _compiling = threading.RLock()
@@ -49,6 +50,7 @@ class GraphCompiler:
         self._compiled: dict[str, list[str]] = {}  # frame of dynamo's -> its compiles
         self._notes: set[str] = set()
         self.compiles = 0
+        self.switched: dict[str, None] = {}
 
     def _new_graph(self, modules: dict[str, str], *, backward: bool) -> Graph:
         return Graph(self.runs, self.mode, _name(), self._number(), backward, modules)
@@ -59,8 +61,16 @@ class GraphCompiler:
 
         whole: what dynamo handed to a backend that may know `compile_fx` since before.
         """
-        from torch._inductor import compile_fx, config
+        from torch._inductor import compile_fx
 
+        if inductor.is_precompiling():
+            self._tell(
+                "inside-not-seen",
+                "a graph that is compiled to be kept as a package is left as it is: only the "
+                "boundary of what it made is captured",
+            )
+            yield
+            return
         if not self._checked:
             try:
                 inductor.check(self.mode)
@@ -69,12 +79,7 @@ class GraphCompiler:
                 yield
                 return
             self._checked = True
-        if config.triton.cudagraphs:
-            self._tell(
-                "graph",
-                "CUDA graphs are off while graphs are captured: a replay runs no Python that "
-                "could take tensors",
-            )
+        self._switch(*inductor.switched())
         with _compiling, inductor.outside():
             original, thread = compile_fx.compile_fx, threading.get_ident()
 
@@ -97,6 +102,17 @@ class GraphCompiler:
             finally:
                 if compile_fx.compile_fx is compiled:
                     compile_fx.compile_fx = original
+
+    def _switch(self, *names: str) -> None:
+        """Say which settings are not as the program has them while its graphs compile; in mode fx
+        its graphs do not run as it has them anyway.
+        """
+        if self.mode == "fx":
+            return
+        self._tell(SWITCHED, "compiled graphs show their tensors to the capture")
+        for name in names:
+            self.switched[name] = None
+            self._tell(SWITCHED, f"{name} are off while graphs are captured")
 
     def other_backend(self, wrapper: Any, gm: Any, inputs: Any, out: Any) -> Any:
         """What runs instead of what another backend returned: the same, where it is not a graph
@@ -165,6 +181,9 @@ class GraphCompiler:
         self, modules: dict[str, str], gm: Any, example_inputs: Any, how: dict[str, Any]
     ) -> Any:
         graph = self._new_graph(modules, backward=bool(how.get("is_backward")))
+        if how.get("cudagraphs"):  # options of one torch.compile, unlike a setting of inductor's
+            self._switch(inductor.CUDA_GRAPHS)
+            how = {**how, "cudagraphs": type(how["cudagraphs"])(False)}
         original = nodes.readable(gm)
         every = self._session.options.graph_buffers
         out: Any = None

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -23,12 +23,26 @@ from whence.instrument.torch.compiled.kernel_lines import PATCHES, is_whole
 from whence.instrument.torch.compiled.node_taps import taps
 
 MODES = ("exact", "deep", "fx")
-_GRAPH_CACHES = ("fx_graph_cache", "fx_graph_remote_cache", "bundle_triton_into_fx_graph_cache")
-_AUTOGRAD_CACHES = (
-    "enable_autograd_cache",
-    "enable_remote_autograd_cache",
-    "bundled_autograd_cache",
-)
+CACHES, CUDA_GRAPHS = "the caches of whole graphs", "CUDA graphs"
+SWITCHES: dict[str, dict[str, tuple[str, ...]]] = {
+    CACHES: {
+        "torch._inductor.config": (
+            "fx_graph_cache",
+            "fx_graph_remote_cache",
+            "bundle_triton_into_fx_graph_cache",
+        ),
+        "torch._functorch.config": (
+            "enable_autograd_cache",
+            "enable_remote_autograd_cache",
+            "bundled_autograd_cache",
+        ),
+    },
+    CUDA_GRAPHS: {"torch._inductor.config": ("triton.cudagraphs",)},
+}
+"""What is off while graphs are captured, in words, and the settings that say so, by the module that
+has them: no cache may answer or keep a graph of ours, and no CUDA graph may replay without our
+Python code.
+"""
 _INSTEAD = (
     "mode='deep' (--graph-mode deep) needs none of it, mode='fx' runs the graph without "
     "inductor's code"
@@ -52,6 +66,7 @@ _POINTS = {
         ("torch.library", "", "Library"),
     ],
 }
+_NONE = object()
 _lock = threading.RLock()
 
 
@@ -80,24 +95,66 @@ def _has(kind: Any, name: str) -> bool:
 
 
 @contextlib.contextmanager
+def off(names: Iterable[str]) -> Iterator[None]:
+    """While this lasts, these `SWITCHES` are off; what this torch has not is passed over."""
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            for module, settings in SWITCHES[name].items():
+                config = find(module)
+                changes = {s: False for s in settings if _setting(config, s) is not _NONE}
+                if changes:
+                    stack.enter_context(config.patch(changes))
+        yield
+
+
+def switched() -> list[str]:
+    """The `SWITCHES` that are on now: a capture changes them."""
+    if getattr(find("torch._inductor.config"), "force_disable_caches", False):
+        return [name for name in SWITCHES if name != CACHES and _is_on(name)]
+    return [name for name in SWITCHES if _is_on(name)]
+
+
+def _is_on(name: str) -> bool:
+    return any(
+        _setting(find(module), s) not in (None, False, _NONE)
+        for module, settings in SWITCHES[name].items()
+        for s in settings
+    )
+
+
+def _setting(config: Any, path: str) -> Any:
+    """Its value, `_NONE` where this torch has no such setting."""
+    for part in path.split("."):
+        config = getattr(config, part, _NONE)
+    return config
+
+
+def is_precompiling() -> bool:
+    """Is a graph compiled now to be kept as a package (`aot_compile`, AOTInductor, dynamo's
+    `caching_precompile`)? It is written as it is, and nothing of ours may be in it.
+    """
+    return any(
+        getattr(holder, setting, False) is True
+        for holder, setting in (
+            (find("torch._functorch.config"), "force_autograd_cache"),
+            (find("torch._dynamo.config"), "caching_precompile"),
+            (find("torch._inductor.virtualized", "V"), "aot_compilation"),
+        )
+    )
+
+
+@contextlib.contextmanager
 def outside() -> Iterator[None]:
-    """Around everything that compiles a graph of ours: no cache of whole graphs may answer or keep
-    one, and no CUDA graph may replay without our Python code. Caches of kernels stay: they go by
-    the kernel's source, and that is unchanged.
+    """Around everything that compiles a graph of ours: `SWITCHES` are off. Caches of kernels stay:
+    they go by the kernel's source, and that is unchanged.
     """
     from torch._inductor import config
 
-    changes: dict[str, Any] = {name: False for name in _GRAPH_CACHES if hasattr(config, name)}
-    if config.triton.cudagraphs:
-        changes["triton.cudagraphs"] = False
+    changes: dict[str, Any] = {}
     # Kernels to nodes to lines. Older torch has another name for it, or none.
     if hasattr(config.trace, "provenance_tracking_level"):
         changes["trace.provenance_tracking_level"] = max(1, config.trace.provenance_tracking_level)
-    autograd = find("torch._functorch.config")
-    with (
-        config.patch(changes),
-        autograd.patch({n: False for n in _AUTOGRAD_CACHES if hasattr(autograd, n)}),
-    ):
+    with off(SWITCHES), config.patch(changes):
         yield
 
 

@@ -18,9 +18,11 @@ from typing import Any
 import torch
 
 from whence.instrument.session import Session
+from whence.instrument.torch.compiled import what_returned
 from whence.instrument.torch.compiled.graph_compiler import GraphCompiler
 from whence.instrument.torch.compiled.graph_runs import GraphRuns, GraphThread
 from whence.instrument.torch.compiled.module_paths import ModulePaths
+from whence.instrument.torch.compiled.results import Results
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.module_info import ModuleRoot
 from whence.instrument.torch.modules import Listener
@@ -58,6 +60,8 @@ class GraphListener(Listener):
             tell_mode=self._compiler.tell_mode,
         )
         self._compiler.runs = self._runs
+        told = what_returned.asked() if program else None
+        self._results = Results(*told) if told is not None else None
 
     def install(self) -> None:
         """Start listening, and of a whole program have its torch.compile instrumented."""
@@ -98,6 +102,8 @@ class GraphListener(Listener):
 
             wrapper.__call__ = __call__
             self._patched.append((wrapper, original, __call__))
+        if self._results is not None:
+            self._results.install()
 
     def remove(self) -> None:
         """Stop listening. What was compiled meanwhile keeps its code, which takes nothing any
@@ -105,6 +111,8 @@ class GraphListener(Listener):
         """
         if not self._removed:
             self.active = False
+            if self._results is not None:
+                self._results.finish(self._compiler.switched)
             for kind, original, replacement in self._patched:
                 if kind.__call__ is replacement:
                     kind.__call__ = original
@@ -113,6 +121,12 @@ class GraphListener(Listener):
                     self._regions.close_all()
             self._runs.clear()
         super().remove()
+
+    def abandon(self) -> None:
+        """Stop without writing more: in a forked child, whose own listener watches its results."""
+        if self._results is not None:
+            self._results.remove()
+        super().abandon()
 
     def _begin_root(self, frame: ModuleFrame, root: ModuleRoot) -> None:
         self._regions.close()

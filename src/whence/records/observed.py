@@ -1,0 +1,64 @@
+"""Did a capture change what it captured? What a run says of it, held against the same command
+without a capture.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from whence.records.run import Run
+
+SETTING = "bare"
+"""Of the settings of a run: its `Observed`."""
+SWITCHED = "switched"
+"""Kind of the note that says which settings of the program a capture changed to see inside."""
+
+
+class Effect(StrEnum):
+    """What a run of the same command without a capture says of a captured one, in words."""
+
+    NONE = "none"
+    CHANGED = "being watched changed the result"
+    UNMEASURED = "not measured against the program without a capture"
+    OUT_OF_REACH = "not measured against the program without the capture that its code asks for"
+
+
+class Observed(msgspec.Struct, frozen=True):
+    """why: how far it was measured, what differs first, or why nothing could be measured."""
+
+    effect: Effect
+    why: str
+
+    @property
+    def words(self) -> str:
+        """Both in one sentence."""
+        return f"{self.effect}: {self.why}"
+
+    @property
+    def is_doubt(self) -> bool:
+        """Can no answer be that the program without a capture computes the same?"""
+        return self.effect in (Effect.CHANGED, Effect.UNMEASURED)
+
+
+_NOT_YET = "whence run did not come to it"
+_IN_CODE = "whence run --level graph -- COMMAND measures it"
+
+
+def observed(run: Run) -> Observed | None:
+    """How a run stands against the same program without a capture; None where its capture changed
+    no setting, or a version wrote it that did not say so.
+    """
+    kept = run.info.settings.get(SETTING)
+    if kept is not None:
+        try:
+            return msgspec.convert(kept, Observed)
+        except msgspec.ValidationError:
+            return Observed(Effect.UNMEASURED, "what its run.json says of it cannot be read")
+    if any(note.kind == SWITCHED for note in run.notes):
+        return Observed(
+            Effect.UNMEASURED if run.info.interpreter else Effect.OUT_OF_REACH,
+            _NOT_YET if run.info.interpreter else _IN_CODE,
+        )
+    return None
