@@ -41,6 +41,9 @@ class ModuleCalls:
             return observe(previous, module, args, kwargs)
 
         taken_for_torchs(__call__)
+        # dynamo takes what is called so for the frame to compile, and wraps others in one of its
+        # own, whose guards would end up in a package of compiled code
+        __call__.__name__ = torch.nn.Module._wrapped_call_impl.__name__
         self._previous, self._wrapper = previous, __call__
         __call__.whence = self  # type: ignore[attr-defined]
         _set_call(__call__)
