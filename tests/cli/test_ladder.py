@@ -113,7 +113,7 @@ def test_a_stage_is_named_for_a_compiled_function_without_a_module(place):
     assert rungs["inductor"]["rel_l2"] == pytest.approx(0.01, rel=1e-2)
     assert rungs["inductor"]["backends"] == ["own"]
     assert rungs["aot_eager"]["graphs"] == 1
-    assert "inductor is outside the noise: halves: introduced here" in found["sentence"]
+    assert "inductor_dynamic_off is outside the noise: halves: introduced here" in found["sentence"]
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_torchs_bisector_over_processes(place):
     done = climb(place, "relu", "relu", before=["--bisect-pass"])
     assert done.returncode == 1, done.stderr
     assert done.stdout.startswith("STAGE inductor     aot_eager_decomp_partition is ")
-    assert ", inductor is outside the noise: Net: introduced here" in done.stdout
+    assert ", inductor_dynamic_off is outside the noise: Net: introduced here" in done.stdout
     assert "PASS               inductor / lowerings / " in done.stdout
     assert " / relu\n" in done.stdout
     assert not (place / "relu" / "bisect").exists()

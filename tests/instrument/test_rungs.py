@@ -79,6 +79,8 @@ OPTIONS = {"guard_filter_fn": len, "max_autotune": True}
             },
         ),
         ("inductor", {"options": OPTIONS}),
+        ("inductor_caches_off", {"options": OPTIONS}),
+        ("inductor_dynamic_off", {"options": OPTIONS, "dynamic": False}),
     ],
 )
 def test_the_backend_is_replaced_and_the_rest_kept(name, asked, seen):
@@ -86,6 +88,25 @@ def test_the_backend_is_replaced_and_the_rest_kept(name, asked, seen):
     found = climb(name, lambda: torch.compile(model, dynamic=True, fullgraph=True, options=OPTIONS))
     assert seen.given == [{"dynamic": True, "fullgraph": True, **asked}]
     assert found == Compiled(name, 1, ("inductor",), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "on"),
+    [("inductor", True), ("inductor_caches_off", False), ("inductor_dynamic_off", False)],
+)
+def test_caches_of_whole_graphs_are_off_on_rungs_that_say_so(seen, name, on):
+    import torch._functorch.config as autograd
+    import torch._inductor.config as inductor
+
+    def settings():
+        return inductor.fx_graph_cache, autograd.enable_autograd_cache
+
+    met = []
+    before = settings()
+    with inductor.patch(fx_graph_cache=True), autograd.patch(enable_autograd_cache=True):
+        climb(name, lambda: (torch.compile(nn.Linear(2, 2)), met.append(settings())))
+    assert met == [(on, on)]
+    assert settings() == before
 
 
 def test_eager_compiles_nothing(seen):

@@ -6,10 +6,11 @@
     whence ladder -o DIR --release ort-1.20 --release ort-1.23 -- python serve.py
 
 The command runs twice eagerly, then once per stage: aot_eager (dynamo and AOTAutograd),
-aot_eager_decomp_partition (with inductor's decompositions) and inductor. Nothing is edited:
-torch.compile gets another backend in these processes. Each stage is compared with eager and with
-the stage before it. With --bisect-pass, torch's own compiler bisector then finds the pass, lowering
-or decomposition, with this comparison as its test; that takes about 20 more runs.
+aot_eager_decomp_partition (with inductor's decompositions) and inductor; where that is the first
+outside the noise, with dynamic shapes and caches of whole graphs off, and with caches off. Nothing
+is edited: torch.compile gets another backend in these processes. Each stage is compared with eager
+and with the stage before it. With --bisect-pass, torch's own compiler bisector then finds the pass,
+lowering or decomposition, with this comparison as its test; that takes about 20 more runs.
 
 A program that compiles nothing and makes sessions of ONNX Runtime runs twice with their graph
 optimisations off, then once per level (basic, extended, layout, all). A bisection over more runs

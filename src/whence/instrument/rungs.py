@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from whence.errors import UsageError
 
 RUNGS: Mapping[str, tuple[str, ...]] = {
-    "torch": ("eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "inductor", "rounded"),
+    "torch": (
+        "eager",
+        "dynamo",
+        "aot_eager",
+        "aot_eager_decomp_partition",
+        "inductor_dynamic_off",
+        "inductor_caches_off",
+        "inductor",
+        "rounded",
+    ),
     "onnxruntime": ("off", "basic", "extended", "layout", "all"),
 }
 """By the framework that compiles or optimises; each name is of one framework alone."""

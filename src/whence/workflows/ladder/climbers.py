@@ -73,8 +73,10 @@ class Climber(Protocol):
         """Rungs above the lowest, in order."""
         ...
 
-    def parted_by(self, rung: str) -> str:
-        """The rung that is run too, before this one, where this one is not fine; "" for none."""
+    def parted_by(self, rung: Rung) -> Sequence[str]:
+        """The rungs that are run too, before this one, as it came out: in order, until one of them
+        is outside the noise.
+        """
         ...
 
     def nothing(self, rungs: Sequence[Rung]) -> str:
@@ -110,9 +112,9 @@ class OneByOne:
         """Sessions climb as sessions."""
         return
 
-    def parted_by(self, rung: str) -> str:
+    def parted_by(self, rung: Rung) -> Sequence[str]:
         """No rung."""
-        return ""
+        return ()
 
     def nothing(self, rungs: Sequence[Rung]) -> str:
         """It always makes sense."""

@@ -16,7 +16,7 @@ import msgspec
 from whence import disk
 from whence.errors import CaptureError, OutputExists, StoreFailed, UsageError
 from whence.results import Ladder, Pass, Rung, RungKind, Status, VerdictKind
-from whence.workflows.ladder.climbers import FINE, Judgement
+from whence.workflows.ladder.climbers import Judgement, first_outside
 from whence.workflows.ladder.verdict import (
     Outcome,
     boundary_of,
@@ -174,9 +174,8 @@ class _Rungs:
         why = why or self.climber.nothing(rungs)
         for name in () if why else self.climber.rungs(self.base):
             rungs.append(self._rung(name, rungs))
-            parted_by = self.climber.parted_by(name)
-            if parted_by and rungs[-1].verdict not in FINE:
-                rungs[-1:] = self._parted(parted_by, rungs)
+            if first_outside(rungs[:-1]) is None:
+                rungs[-1:] = self._parted(self.climber.parted_by(rungs[-1]), rungs)
             why = why or self.climber.nothing(rungs)
             if why:
                 break
@@ -320,16 +319,21 @@ class _Rungs:
             return True
         return False
 
-    def _parted(self, name: str, rungs: list[Rung]) -> list[Rung]:
-        """The last rung, which is not fine, with another before it."""
-        last = rungs[-1]
-        before = self._rung(name, rungs[:-1])
-        if name in self.runs and last.name in self.runs:
-            identical, rel_l2 = self._distance(name, self.runs[last.name])
+    def _parted(self, names: Sequence[str], rungs: list[Rung]) -> list[Rung]:
+        """The last rung with others before it."""
+        *before, last = rungs
+        first = len(before)
+        for name in names:
+            before.append(self._rung(name, before))
+            if before[-1].verdict == RungKind.OUTSIDE:
+                break
+        below = next((r.name for r in reversed(before[first:]) if r.name in self.runs), "")
+        if below and last.name in self.runs:
+            identical, rel_l2 = self._distance(below, self.runs[last.name])
             last = msgspec.structs.replace(
                 last, previous_identical=identical, previous_rel_l2=rel_l2
             )
-        return [before, last]
+        return [*before[first:], last]
 
     def _capture(self, rung: str, name: str = "") -> float:
         from whence.readers.opening import open_run

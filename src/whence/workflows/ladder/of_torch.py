@@ -25,11 +25,15 @@ if TYPE_CHECKING:
     from whence.results import Rung
 
 RUNGS = ("aot_eager", "aot_eager_decomp_partition", "inductor")
+_STATIC, _UNCACHED = "inductor_dynamic_off", "inductor_caches_off"
+_PARTED = {"aot_eager": ("dynamo",), "inductor": (_STATIC, _UNCACHED)}
+"""A rung that is not fine -> those that are run too, before it, until one is outside the noise."""
 _STAGES = {
     "dynamo": "dynamo",
     "aot_eager": "aot_autograd",
     "aot_eager_decomp_partition": "decomposition",
-    "inductor": "inductor",
+    _UNCACHED: "dynamic_shapes",
+    "inductor": "graph_caches",
 }
 
 
@@ -42,9 +46,12 @@ class _OfTorch:
         """The rung "dynamo", which parts dynamo from AOTAutograd, runs only where it must."""
         return RUNGS
 
-    def parted_by(self, rung: str) -> str:
-        """Dynamo alone, before AOTAutograd."""
-        return "dynamo" if rung == RUNGS[0] else ""
+    def parted_by(self, rung: Rung) -> Sequence[str]:
+        """Dynamo alone, before AOTAutograd; the program's backend without dynamic shapes and
+        caches, before all of it where that runs.
+        """
+        fine = FINE if rung.name == RUNGS[0] else (*FINE, RungKind.FAILED)
+        return () if rung.verdict in fine else _PARTED.get(rung.name, ())
 
     def nothing(self, rungs: Sequence[Rung]) -> str:
         """Nothing is compiled on the first rung."""
@@ -57,7 +64,7 @@ class _OfTorch:
     def stage(self, rung: str, top: Rung) -> str:
         """The stage of the compiler, or the program's own backend."""
         backend = next((b for b in top.backends if b != "inductor"), "inductor")
-        return {**_STAGES, "inductor": backend}[rung]
+        return {**_STAGES, _STATIC: backend}[rung]
 
 
 class TorchCommand(_OfTorch):
@@ -117,7 +124,7 @@ class TorchCommand(_OfTorch):
         def good(environment: Mapping[str, str]) -> bool | None:
             return _good(judge(lambda path: self.capture(path, "inductor", environment)))
 
-        return bisect(good, _answers(rungs), self._bisecting(base), tell)
+        return _no_pass(rungs) or bisect(good, _answers(rungs), self._bisecting(base), tell)
 
     def _bisecting(self, eager: Run) -> Path:
         """Where torch's bisector keeps its state, so that the program finds it. Raises
@@ -215,7 +222,7 @@ class TorchModel(_OfTorch):
         def good(environment: Mapping[str, str]) -> bool | None:
             return _good(judge(lambda path: self.capture(path, "inductor", environment)))
 
-        return bisect(good, _answers(rungs), None, tell)
+        return _no_pass(rungs) or bisect(good, _answers(rungs), None, tell)
 
     def _made(self) -> Any:
         """The model as this rung runs it: made or copied, and compiled unless it is."""
@@ -265,10 +272,24 @@ def _good(judgement: Judgement) -> bool | None:
     return judgement.verdict in FINE if told else None
 
 
+def _no_pass(rungs: Sequence[Rung]) -> Pass | None:
+    """Where it is no pass: what the program's backend makes is right until something is switched
+    on.
+    """
+    right = next((r for r in rungs if r.name in (_STATIC, _UNCACHED) and r.verdict in FINE), None)
+    if right is None:
+        return None
+    return Pass("", why=f"no pass: {right.name} has them all, and is within the noise")
+
+
 def _answers(rungs: Sequence[Rung]) -> dict[str, bool]:
     """What torch's bisector need not run. Its backend "eager" is our rung dynamo, which is fine
     whenever the rung behind it is. What could not be judged is passed over.
     """
-    answers = {r.name: r.verdict != RungKind.OUTSIDE for r in rungs[1:]}
+    answers = {
+        r.name: r.verdict != RungKind.OUTSIDE
+        for r in rungs[1:]
+        if r.name not in (_STATIC, _UNCACHED)
+    }
     answers["eager"] = answers.pop("dynamo", answers["aot_eager"])
     return answers

@@ -7,6 +7,7 @@ Nothing of the program is edited: `torch.compile` itself is wrapped while a capt
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -27,13 +28,16 @@ rounding alone takes this program.
 """
 
 # The rung of `RUNGS["torch"]` -> the backend of that name in torch. "eager" compiles
-# nothing, "inductor" is what the program asks for.
+# nothing; "inductor" is what the program asks for, and so are the two before it, but for what they
+# switch off.
 _BACKENDS = {
     "dynamo": "eager",
     "aot_eager": "aot_eager",
     "aot_eager_decomp_partition": "aot_eager_decomp_partition",
 }
 _UNCOMPILED = ("eager", ROUNDED)
+_STATIC = "inductor_dynamic_off"
+_UNCACHED = (_STATIC, "inductor_caches_off")
 
 
 class Rung:
@@ -41,8 +45,10 @@ class Rung:
     notes what was compiled.
 
     Kept of the program's own options: dynamic, fullgraph, disable and the guard filter; on the rung
-    "inductor" all, backend too. Random numbers are drawn as eager draws them (inductor's
-    `fallback_random`), or dropout would differ on every rung.
+    "inductor" all, backend too. On "inductor_caches_off" no cache of whole graphs is read or
+    written, on "inductor_dynamic_off" every shape and number is compiled for itself too. Random
+    numbers are drawn as eager draws them (inductor's `fallback_random`), or dropout would differ on
+    every rung.
     """
 
     def __init__(self, name: str) -> None:
@@ -53,6 +59,7 @@ class Rung:
         self._of_modules: Any = None
         self._hook: Any = None
         self._random: bool | None = None
+        self._switched = contextlib.ExitStack()
         self._counts_before: tuple[int, dict[str, int]] = (0, {})
 
     def install(self) -> None:
@@ -85,6 +92,7 @@ class Rung:
             self._hook.remove()
         if self._random is not None:
             torch._inductor.config.fallback_random = self._random
+        self._switched.close()
         (graphs, breaks), (graphs_before, broken) = _counted(), self._counts_before
         reasons = sum(count > broken.get(reason, 0) for reason, count in breaks.items())
         return Compiled(
@@ -103,7 +111,7 @@ class Rung:
         self._met(arguments)
         if self._name in _UNCOMPILED:
             return _seen(model, model)
-        self._draw_as_eager()
+        self._set()
         if self._name in _BACKENDS:
             options = {
                 k: v for k, v in (arguments.get("options") or {}).items() if k == "guard_filter_fn"
@@ -114,6 +122,8 @@ class Rung:
                 "mode": None,
                 "options": options or None,
             }
+        if self._name == _STATIC:
+            arguments = {**arguments, "dynamic": False}
         return _seen(original(model, **arguments), model)
 
     def _met(self, options: dict[str, Any]) -> None:
@@ -127,12 +137,18 @@ class Rung:
             else getattr(backend, "__name__", type(backend).__name__)
         ] = None
 
-    def _draw_as_eager(self) -> None:
-        if self._random is None:
-            import torch._inductor.config as inductor
+    def _set(self) -> None:
+        """Settings of the rung, once the program compiles: inductor takes seconds to import."""
+        if self._random is not None:
+            return
+        import torch._inductor.config as inductor
 
-            self._random = inductor.fallback_random
-            inductor.fallback_random = True
+        self._random = inductor.fallback_random
+        inductor.fallback_random = True
+        if self._name in _UNCACHED:
+            from whence.instrument.torch.compiled.inductor_taps import CACHES, off
+
+            self._switched.enter_context(off((CACHES,)))
 
 
 class _Rounding:
