@@ -101,15 +101,15 @@ def test_another_precision_of_the_target_is_no_yardstick():
     assert judge.three_way(h.astype(np.float32), h.astype(np.float32), h).u == 2.0**-24
 
 
-def three(reference, target, u=U):
-    return ThreeWay(reference, target, 1.0, 0.5, u)
+def three(reference, target, u=U, count=1000):
+    return ThreeWay(reference, target, 1.0, 0.5, u, count)
 
 
-def judged(name, out, into=(), evidence="two dumps", u=U):
+def judged(name, out, into=(), evidence="two dumps", u=U, count=1000):
     inputs = None if into is None else [three(0.01, 0.01 * i) for i in into]
-    return judge.judge_third(
-        Verdict(0, name, evidence=evidence, sentence="before"), inputs, [three(0.01, 0.01 * out, u)]
-    )
+    outputs = [three(0.01, 0.01 * out, u, count)]
+    verdict = Verdict(0, name, evidence=evidence, sentence="before")
+    return judge.judge_third(verdict, inputs, outputs)
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,12 @@ def judged(name, out, into=(), evidence="two dumps", u=U):
         ("introduced", 8.0, (4.0,), "inherited", "three-way"),
         ("inherited", 0.8, (1.1,), "inherited", "three-way"),
         ("inherited", 5.1, (0.5,), "introduced", "three-way"),
-        ("inherited", 4.0, (), "inherited", "two dumps"),
-        ("introduced", 4.0, (), "introduced", "two dumps"),
+        ("inherited", 3.1, (1.2,), "introduced", "three-way"),
+        ("introduced", 4.0, (), "introduced", "three-way"),
+        ("inherited", 4.0, (2.5,), "undetermined", "three-way"),
+        ("introduced", 4.0, (2.5,), "introduced", "two dumps"),
         ("introduced", 2.0, None, "noise", "three-way"),
-        ("inherited", 50.0, None, "inherited", "two dumps"),
+        ("inherited", 50.0, None, "undetermined", "three-way"),
         ("param-diff", 1.0, (), "param-diff", "two dumps"),
         ("nondeterministic", 1.0, (), "nondeterministic", "two dumps"),
     ],
@@ -136,13 +138,20 @@ def test_judged(name, out, into, after, evidence):
     assert got.confidence == ("likely" if after == "introduced" and evidence == "three-way" else "")
 
 
+@pytest.mark.parametrize(
+    ("count", "after"), [(1000, "introduced"), (16, "introduced"), (4, "noise")]
+)
+def test_of_few_elements_chance_alone_makes_more(count, after):
+    assert judged("noise", 4.0, count=count).verdict == after
+
+
 def test_a_reference_that_is_far_off_is_no_yardstick():
-    far = [ThreeWay(0.6, 0.6, 1.0, 0.5, U)]
+    far = [ThreeWay(0.6, 0.6, 1.0, 0.5, U, 1000)]
     assert (
         judge.judge_third(Verdict(0, "introduced", evidence="two dumps"), [], far).verdict
         == "introduced"
     )
-    near = [ThreeWay(0.4, 0.4, 1.0, 0.5, U)]
+    near = [ThreeWay(0.4, 0.4, 1.0, 0.5, U, 1000)]
     assert (
         judge.judge_third(Verdict(0, "introduced", evidence="two dumps"), [], near).verdict
         == "noise"

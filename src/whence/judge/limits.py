@@ -29,8 +29,9 @@ class Limits:
     effect_16: relative size, and size in unit roundoffs of 16 bits, up to which an average is the
     bias that kernels have against each other. spread: error in units of the run-to-run spread of
     the reference (judge.spread). third: error in units of the reference's own, both against a third
-    run (judge.third); yardstick: relative error of the reference from which on it is none: the
-    third run then computed something else. whole, whole_z: rho and z where many operators lie
+    run (judge.third); third_rise: how much larger that is than at the inputs where a fault is;
+    yardstick: relative error of the reference from which on it is none: the third run then computed
+    something else. whole, whole_z: rho and z where many operators lie
     between what is seen, in units of what rounding in each of them makes. otherwise: what rounding
     may make of the root's outputs where it was given other positions or masks, in unit roundoffs
     (at 16 bits 0.05, or ten). within_32, within_16: relative error that rounding may make over any
@@ -60,6 +61,7 @@ class Limits:
     effect_16: float = 0.02
     spread: float = 2.0
     third: float = 3.0
+    third_rise: float = 2.0
     yardstick: float = 0.5
     whole: float = 8.0
     whole_z: float = 24.0

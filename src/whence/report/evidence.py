@@ -12,7 +12,7 @@ from whence.results import Comparison, Confidence, Evidence, Finding, Status, Ve
 _BLIND: dict[str, str] = {
     Evidence.TWO_DUMPS: "errors below 5 times what came in",
     Evidence.STATISTICS: "errors that leave min, max, mean and norm alone",
-    Evidence.THREE_WAY: "errors below 5 times the reference's own",
+    Evidence.THREE_WAY: "errors below 3 times the reference's own",
     Evidence.TEXT: "differences below the printed digits",
 }
 

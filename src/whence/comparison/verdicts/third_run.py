@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from whence import align, judge, metrics
 from whence.comparison.verdicts.extra_runs import asked_the_same, partner_records
+from whence.comparison.verdicts.sparse_target.labels import is_label
 from whence.errors import ElementsMissing, UsageError
-from whence.records import Region, Run
+from whence.records import Call, Region, Run
+from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_output, is_param
 from whence.results import CallPair, Measured, SlotPair, ThirdRun, Verdict, VerdictKind
 
@@ -112,9 +114,11 @@ class ThirdRunJudge:
         if self.run is None:
             return out
         parameters = {r.record for c in self.reference.calls for r in c.slots("param")}
+        before = _Before()
         for number, region in enumerate(regions):
             self._tell(number + 1, len(regions), "measuring against the third run")
             key = region.call, region.stretch
+            call = self.reference.calls[region.call]
             verdict = out.get(key)
             if verdict is None or verdict.verdict == VerdictKind.IDENTICAL:
                 continue
@@ -129,6 +133,9 @@ class ThirdRunJudge:
             all_known = all(i is not None for i in inputs) and all(
                 r in partners or r in parameters for r in region.inputs
             )
+            if is_label(call):
+                inputs, all_known = before.of(call), not has_mark(call, Mark.UNORDERED)
+                before.add(call, measured)
             # The error the verdict is about must be among these outputs: the target may have
             # changed what the reference handed on.
             worst = max((error(s).value or 0.0 for s in wrote), default=0.0)
@@ -196,3 +203,23 @@ class ThirdRunJudge:
             math.hypot(*(r.target for r in ends)) / size if size else None,
             min((r.overlap for r in ends), default=None),
         )
+
+
+class _Before:
+    """What was measured before a label, in its process and root: of labels only the order is
+    known, and later steps may read what earlier ones left.
+    """
+
+    def __init__(self) -> None:
+        self._worst: dict[tuple[int, str], judge.ThreeWay] = {}
+
+    def of(self, call: Call) -> list[judge.ThreeWay | None]:
+        """The one with the largest ratio."""
+        worst = self._worst.get((call.rank, call.root))
+        return [worst] if worst is not None else []
+
+    def add(self, call: Call, outputs: Sequence[judge.ThreeWay]) -> None:
+        """Take what a label was measured as."""
+        key = call.rank, call.root
+        known = [self._worst[key]] if key in self._worst else []
+        self._worst[key] = max([*known, *outputs], key=lambda o: o.beyond)

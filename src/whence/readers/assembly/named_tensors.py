@@ -33,6 +33,8 @@ _SLOT = re.compile(r"(?:^|[._-])(?P<kind>input|output)s?(?:[._-](?P<slot>\d{1,4}
 _ORDERED = re.compile(r"^(\d{1,12})[_-](?=.)")
 _STEP = re.compile(r"^(?:step|iter|iteration|pass|token)[_=-]?(\d{1,9})$", re.IGNORECASE)
 _RANK = re.compile(r"^(?:rank|global_?rank|device|worker|proc)[_=-]?(\d{1,9})$", re.IGNORECASE)
+# Forward passes of a served model as engines capture them: prefill_s128_0, decode_b1_3.
+_PHASE = re.compile(r"^(?P<kind>prefill|decode)(?:_[a-z]+\d+)*_(?P<number>\d{1,9})$")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -121,8 +123,9 @@ def of_files(
         ]
     chosen = [name for name in place.files if is_ours(name)]
     tensors: list[Named] = []
+    steps = steps_of_phases(chosen)
     for name in chosen:
-        prefix, step, rank = placed(name, is_only=len(chosen) == 1)
+        prefix, step, rank = placed(name, is_only=len(chosen) == 1, phases=steps)
         try:
             file = File(place.inside(name))
             tensors += (
@@ -134,12 +137,32 @@ def of_files(
     return tensors
 
 
-def placed(path: str, *, is_only: bool = False) -> tuple[str, int, int]:
+def steps_of_phases(paths: Iterable[str]) -> dict[str, int]:
+    """The step that each folder named after a phase stands for: prefills first, then decodes, by
+    their numbers. A dump of decodes alone begins with step 1, after the prefill that it lacks.
+    """
+    phases = {
+        part: match for path in paths for part in path.split("/") if (match := _PHASE.match(part))
+    }
+    ordered = sorted(phases, key=lambda part: (int(phases[part]["number"]), natural(part)))
+    prefills, decodes = (
+        [part for part in ordered if phases[part]["kind"] == kind] for kind in ("prefill", "decode")
+    )
+    first = max(len(prefills), 1)
+    return {part: n for n, part in enumerate(prefills)} | {
+        part: first + n for n, part in enumerate(decodes)
+    }
+
+
+def placed(
+    path: str, *, is_only: bool = False, phases: Mapping[str, int] | None = None
+) -> tuple[str, int, int]:
     """(dotted name, step, rank) of a file in a tree: folders and files called step3 or rank0 are
     not part of the name.
 
     path: relative, with forward slashes. is_only: the only file of a dump adds no name, nor do
-    parts of one checkpoint (model-00001-of-00002).
+    parts of one checkpoint (model-00001-of-00002). phases: steps of folders, from
+    `steps_of_phases`.
     """
     step, rank, parts = 0, 0, []
     pure = PurePosixPath(path)
@@ -149,6 +172,8 @@ def placed(path: str, *, is_only: bool = False) -> tuple[str, int, int]:
             step = int(match[1])
         elif match := _RANK.match(part):
             rank = int(match[1])
+        elif phases and part in phases:
+            step = phases[part]
         elif part is not stem or not (is_only or _SHARD.search(stem)):
             parts.append(part)
     return ".".join(parts), step, rank
