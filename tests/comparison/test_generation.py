@@ -410,3 +410,49 @@ def test_tokens_that_no_module_gets_wrong_are_inherited(tmp_path):
     assert {t.verdict for t in generation.tokens if t.reference != t.target} == {"inherited"}
     text = answer(result)
     assert "\n  inherited " in text and "not explained by" not in text and "FAIL" not in text
+
+
+def test_behind_a_parameter_that_differs_no_token_is_explained_by_rounding(tmp_path):
+    prompts = PROMPTS[:3]
+    _captured(tmp_path / "ref", model(), lambda net: generate(net, prompts, 4), logits=False)
+    net = model()
+    with torch.no_grad():
+        net.model.layers[1].mlp.down_proj.weight[:, ::2] *= 1.5
+    _captured(tmp_path / "tgt", net, lambda net: generate(net, prompts, 4), logits=False)
+    result = whence.compare(tmp_path / "ref", tmp_path / "tgt")
+    generation = result.generation
+    assert result.findings[0].verdict == "param-diff"
+    failing = [p for p in generation.prompts if not p.passes]
+    assert failing and {p.led_to for p in failing} == {result.findings[0].name}
+    assert not any(t.verdict in ("explained", "noise") for t in generation.tokens)
+    assert not any(p.flips[0] for p in generation.prompts)
+    assert f"behind {result.findings[0].name}" in answer(result)
+
+
+class Coded(torch.nn.Module):
+    """A model whose head has codes of 8 bits."""
+
+    def __init__(self, scale: float = 1.0, scaled_first: bool = True) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.scale, self.scaled_first = scale, scaled_first
+        self.embed = torch.nn.Embedding(16, 8)
+        torch.nn.init.normal_(self.embed.weight, generator=generator)
+        codes = torch.randint(-127, 128, (8, 32), generator=generator, dtype=torch.int8)
+        self.codes = torch.nn.Parameter(codes, requires_grad=False)
+
+    def forward(self, input_ids: Any) -> Any:
+        x, steps = self.embed(input_ids).cumsum(1), self.codes.float()
+        scale = torch.ones(32).index_fill(0, torch.arange(16), self.scale) / 127
+        return x @ (steps * scale) if self.scaled_first else (x @ steps) * scale
+
+
+@pytest.mark.parametrize(("scale", "status"), [(1.0, "same"), (1.8, "different")])
+def test_codes_are_no_reason_for_logits_that_part(tmp_path, scale, status):
+    for name, net in (("ref", Coded()), ("tgt", Coded(scale, scaled_first=False))):
+        _captured(tmp_path / name, net, _asked)
+    result = whence.compare(tmp_path / "ref", tmp_path / "tgt")
+    assert result.status == status
+    assert {t.verdict for t in result.generation.tokens} <= (
+        {"off", "unexplained"} if status == "different" else {"identical", "noise"}
+    )
