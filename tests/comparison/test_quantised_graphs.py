@@ -13,6 +13,7 @@ pytest.importorskip("onnxruntime.quantization")
 
 from quantised_models import Net, captured, edited, quantised  # noqa: E402
 
+from whence.comparison.answer import layer_costs  # noqa: E402
 from whence.comparison.verdicts.quantised import saturating_sums  # noqa: E402
 from whence.records.quantised import Member  # noqa: E402
 from whence.report import answer  # noqa: E402
@@ -58,6 +59,21 @@ def test_the_loss_of_a_scheme_is_precision_with_what_each_layer_costs(folder):
     )
     text = answer.answer(result)
     assert "LEAVE IN FLOAT" in text and result.layer_costs[0].name in text
+
+
+def test_shares_of_layers_that_do_not_make_the_targets_outputs_are_not_told(folder, monkeypatch):
+    """Run again one after the other, the layers are another model here."""
+    chain = layer_costs._Chain
+    as_coded = chain._as_coded
+    monkeypatch.setattr(
+        chain, "_as_coded", lambda *args: [1.2 * result for result in as_coded(*args)]
+    )
+    result = whence.compare(folder / "float", folder / "qdq")
+    assert result.status == "same"
+    assert all(c.explains is None and c.sqnr_db > 20 for c in result.layer_costs)
+    (note,) = [note for note in result.notes if "leave in float is not known" in note]
+    assert "do not make the target's own outputs" in note
+    assert "LEAVE IN FLOAT" not in answer.answer(result)
 
 
 def test_what_the_weights_of_a_layer_cost_is_what_leaving_it_out_saves(folder):

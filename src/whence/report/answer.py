@@ -345,15 +345,14 @@ def _declared(item: Declared) -> Iterator[str]:
 
 def _costs(costs: Sequence[LayerCost]) -> Iterator[str]:
     """The quantised layers that cost most: not those that would save nothing in float."""
-    worth = [c for c in costs if c.explains is None or c.explains >= _WORTH]
-    for place, cost in enumerate(worth[:_MOST_COSTS]):
+    worth = [(c, c.explains) for c in costs if c.explains is not None and c.explains >= _WORTH]
+    for place, (cost, share) in enumerate(worth[:_MOST_COSTS]):
         words = f"{clean(cost.name)}   SQNR {cost.sqnr_db:.1f} dB"
-        if cost.explains is not None:
-            words += f", in float removes {100 * cost.explains:.0f} % of the outputs' squared error"
-            if cost.weights_explain is not None:
-                words += f" (its weights alone {100 * cost.weights_explain:.0f} %)"
-            if cost.steps < cost.calls:
-                words += f" in the first {count(cost.steps, 'call')} of {count(cost.calls)}"
+        words += f", in float removes {100 * share:.0f} % of the outputs' squared error"
+        if cost.weights_explain is not None:
+            words += f" (its weights alone {100 * cost.weights_explain:.0f} %)"
+        if cost.steps < cost.calls:
+            words += f" in the first {count(cost.steps, 'call')} of {count(cost.calls)}"
         if cost.saturated >= _SATURATED:
             words += f", {100 * cost.saturated:.2g} % saturated"
         yield _row("LEAVE IN FLOAT" if place == 0 else "  then", words)

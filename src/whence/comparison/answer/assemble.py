@@ -45,6 +45,8 @@ def comparison(
         strict=options.strict,
         min_coverage=options.min_coverage,
     )
+    costs = layer_costs(context, every)
+    why_no_shares = [costs.why_no_shares] if costs.why_no_shares else []
     views = viewed(paired, options.views, per_call, paired.progress) if options.views else {}
     result = Comparison(
         status=decision.status,
@@ -64,10 +66,10 @@ def comparison(
         verdicts=every,
         headline=decision.why,
         undecided=decision.undecided,
-        notes=(*not_replayed, *_notes(context, every, unmeasured)),
+        notes=(*not_replayed, *_notes(context, every, unmeasured), *why_no_shares),
         remarks=tuple(remarked),
         declared=context.errors.declared.ledger.summary(),
-        layer_costs=layer_costs(context, every),
+        layer_costs=costs.costs,
         alike=alike(paired, per_call) if decision.status == Status.SAME else (),
         random_numbers=random_numbers(paired),
         repetition=context.repeated.summary(),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,24 +25,40 @@ from whence.results import LayerCost, SlotPair, Verdict
 
 _MOST_REPLAYS = 600
 """Layers run again in all: of each that is tried, those behind it."""
+_REPRODUCED = 0.05
+"""The layers, run again one after the other, make the target's outputs if these are off by no more
+than this share of their squared error.
+"""
+_UNKNOWN = "which quantised layers to leave in float is not known: {}"
 
 
-def layer_costs(context: Context, verdicts: Sequence[Verdict]) -> tuple[LayerCost, ...]:
-    """The quantised layers, the most costly first. () where there are none."""
-    costs = _own(context, verdicts)
+class LayerCosts(NamedTuple):
+    """The quantised layers, the most costly first, and why nothing is known of what each explains
+    of the error at the outputs ("" where it is).
+    """
+
+    costs: tuple[LayerCost, ...] = ()
+    why_no_shares: str = ""
+
+
+def layer_costs(context: Context, verdicts: Sequence[Verdict]) -> LayerCosts:
+    """The quantised layers; none where there are none."""
+    costs, why = _own(context, verdicts), ""
     judge = context.judge.quantised
     if not costs or judge.programs is None:
-        return tuple(costs.values())
+        return LayerCosts(tuple(costs.values()))
     try:
         chain = _Chain(context, judge.programs, judge.parameters)
-        costs = chain.explained(costs)
-    except (ReplayRefused, ElementsMissing):
-        pass  # what is behind some layer cannot be run again: its own loss is known all the same
+        why = chain.why_not_reproduced()
+        costs = costs if why else chain.explained(costs)
+    except (ReplayRefused, ElementsMissing) as error:
+        # What is behind some layer cannot be run again: its own loss is known all the same.
+        why = str(error)
 
     def rank(cost: LayerCost) -> tuple[float, float]:
         return -(cost.explains if cost.explains is not None else -np.inf), cost.sqnr_db
 
-    return tuple(sorted(costs.values(), key=rank))
+    return LayerCosts(tuple(sorted(costs.values(), key=rank)), _UNKNOWN.format(why) if why else "")
 
 
 def _own(context: Context, verdicts: Sequence[Verdict]) -> dict[str, LayerCost]:
@@ -129,6 +146,29 @@ class _Chain:
             out[name] = cost
         return out
 
+    def why_not_reproduced(self) -> str:
+        """Why the layers, run again one after the other from the model's inputs, are not the
+        target: what they say of it without one of them would be about another model. "" where they
+        make its outputs.
+        """
+        whole = self._error({})
+        made = self._run_again()
+        missing = [slot for slot in self._ends if slot.target_record not in made]
+        if not self._ends or missing:
+            return "the layers, run again one after the other, do not lead to the model's outputs"
+        run = self._paired.target
+        off = sum(
+            float(np.sum((_wide(made[end]) - _wide(run.array(end))) ** 2))
+            for end in {slot.target_record for slot in self._ends}
+        )
+        if off <= _REPRODUCED * whole:
+            return ""
+        share = f"{off / whole:.2g} times" if whole else "by more than"
+        return (
+            "the layers, run again one after the other, do not make the target's own outputs (off "
+            f"{share} the squared error that was to be explained)"
+        )
+
     def _error(self, made: Mapping[int, Array]) -> float:
         """The squared error of the outputs, with some records of the target replaced."""
         run, reference = self._paired.target, self._paired.reference
@@ -140,6 +180,20 @@ class _Chain:
             off = produced.astype(np.float64) - right
             total += float(np.sum(off * off))
         return total
+
+    def _run_again(self) -> dict[int, Array]:
+        """What every layer makes of what those before it made, by record."""
+        made: dict[int, Array] = {}
+        for call, partner in self._layers:
+            layer = partner.quantised or _plain_layer(partner)
+            self._keep(made, layer, self._as_coded(call, layer, made))
+        return made
+
+    def _keep(
+        self, made: dict[int, Array], layer: QuantisedLayer, results: Sequence[Array]
+    ) -> None:
+        for coded, result in zip(layer.makes, results, strict=False):
+            made[coded.record] = result.reshape(self._paired.target.records[coded.record].shape)
 
     def _with_float(self, name: str, is_rounded: bool) -> dict[int, Array]:
         """What the target would make with one layer left in float, by record. is_rounded: its
@@ -160,9 +214,7 @@ class _Chain:
             )
             if is_left and is_rounded:
                 results = self._on_grid(layer, results)
-            for coded, result in zip(layer.makes, results, strict=False):
-                shape = self._paired.target.records[coded.record].shape
-                made[coded.record] = result.reshape(shape)
+            self._keep(made, layer, results)
         return made
 
     def _on_grid(self, layer: QuantisedLayer, results: Sequence[Array]) -> list[Array]:
