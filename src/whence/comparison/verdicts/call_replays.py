@@ -15,6 +15,7 @@ from whence.comparison.paired_runs import PairedCall
 from whence.comparison.replays.fault_cause import fault_cause
 from whence.comparison.replays.formulas import Formulas
 from whence.comparison.replays.replayer import Replayer, ReplayRequest
+from whence.comparison.replays.reproduction import precision_asked_for
 from whence.comparison.replays.sampling import Sampling
 from whence.comparison.replays.semantics import PLAIN, FaultCause, ReplayResult, Semantics
 from whence.comparison.verdicts.declared.candidates import CallReplay
@@ -219,10 +220,20 @@ class CallReplays:
             words = f"inherited: {', '.join(map(param_name, names))} {verb} between the runs"
             return verdict.withdrawn(VerdictKind.INHERITED, words)
         fault = self.cause(evidence.pair, flagged)
+        if fault.cause == CauseKind.SEMANTIC and (why := self._not_reproduced(evidence, flagged)):
+            words = verdict.sentence.removeprefix("introduced here: ")
+            return verdict.withdrawn(VerdictKind.PRECISION, f"{words}; {why}")
         leaf = leaf.replace(cause=CauseKind(fault.cause), cause_words=fault.words)
         return judge.judge_leaf(leaf).replace(
             operator=fault.operator, source=fault.source, reason=fault.reason
         )
+
+    def _not_reproduced(self, evidence: RegionEvidence, flagged: Sequence[str]) -> str:
+        """Why a script of this finding would not fail, "" where it would."""
+        assert self.replayer is not None
+        pair = evidence.pair
+        slot_of = functools.partial(self.paired.replayed, pair.index)
+        return precision_asked_for(self.replayer.sides, pair.call, pair.partner, slot_of, flagged)
 
     def _differing_parameters_behind(self, pair: PairedCall, flagged: Sequence[str]) -> list[str]:
         """The parameters of a call that differ, where the reference's program gives the target's

@@ -1,0 +1,122 @@
+"""The reproduction of a finding, before the answer: does the code of the target still compute
+something else once its operators run without rounding, and the reference's run in the dtype of the
+target's inputs?
+
+The figures of a replay are in units of what the dtype of the outputs rounds. Under autocast, and in
+models that mix dtypes, a call may be given 16 bits and return 32: its code is the reference's, and
+its error is what it was asked for. A script of the finding would not fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from whence import dtypes, judge
+from whence.comparison.replays.both_sides import BothSides, Slots, slot_in_target
+from whence.comparison.replays.self_check import Threads
+from whence.dtypes import Array
+from whence.errors import ElementsMissing, ReplayRefused
+from whence.records import Call
+from whence.results import SlotPair
+
+_ONE_FUNCTION = 1e-9  # relative, of two ways to write one formula in float64
+
+
+def precision_asked_for(
+    sides: BothSides, call: Call, partner: Call, slots: Slots, flagged: Sequence[str]
+) -> str:
+    """Why these outputs of a call, beyond the rounding of the reference's operators, are not
+    reproduced, in words; "" where they are, or where it cannot be known.
+    """
+    program = sides.reference.run.programs.get(call.program)
+    if program is None or not partner.program or sides.reference.borrows(call):
+        return ""
+    pairs = {
+        slot: pair
+        for slot in (*program.inputs, *program.params, *flagged)
+        if (pair := slots(slot)) is not None
+    }
+    given = {s: p for s, p in pairs.items() if s in program.inputs}
+    coarser = _coarser_dtype(sides, given.values())
+    if not coarser or any(slot not in pairs for slot in flagged):
+        return ""
+    try:
+        with Threads(1):
+            is_one = _is_one_function(sides, call, partner, pairs, flagged)
+            score = _score(sides, call, pairs, flagged, coarser) if is_one else np.inf
+    except (ReplayRefused, ElementsMissing, KeyError, ValueError):
+        return ""
+    if score > 1:
+        return ""
+    return (
+        "not reproduced: in float64 both programs are one function, and the reference's operators "
+        f"round as much in {coarser}, the dtype of what the target is given here"
+    )
+
+
+def _coarser_dtype(sides: BothSides, pairs: Iterable[SlotPair]) -> str:
+    """The dtype of an input in which the target was given fewer digits than the reference was; ""
+    where it has all.
+    """
+    for pair in pairs:
+        ours = sides.reference.run.records[pair.reference_record].dtype
+        theirs = sides.target.run.records[pair.target_record].dtype
+        if (dtypes.unit_roundoff(theirs) or 0.0) > (dtypes.unit_roundoff(ours) or 0.0) > 0:
+            return theirs
+    return ""
+
+
+def _on_targets_inputs(
+    sides: BothSides, call: Call, pairs: dict[str, SlotPair], flagged: Sequence[str], working: str
+) -> dict[str, Array]:
+    """These outputs of the reference's program on the target's inputs, in a dtype."""
+    loaded = sides.reference.load(call)
+    needed = {s for slot in flagged for s in loaded.needs(slot)}
+    arrays, strides = sides.target.arrays({s: pairs[s].target_record for s in needed})
+    results: dict[str, Array] = loaded.run(
+        arrays, arrays, working=working, strides=strides, outputs=list(flagged)
+    )
+    return results
+
+
+def _is_one_function(
+    sides: BothSides,
+    call: Call,
+    partner: Call,
+    pairs: dict[str, SlotPair],
+    flagged: Sequence[str],
+) -> bool:
+    """Do both programs give the same in float64 at these outputs?"""
+    loaded = sides.unmasked.load(partner)
+    names = [slot_in_target(sides, partner, loaded.program, s, pairs[s]) for s in flagged]
+    known = [name for name in names if name is not None]
+    if len(known) < len(names):
+        return False
+    slots = (*loaded.program.inputs, *loaded.program.params)
+    arrays, strides = sides.unmasked.arrays(sides.unmasked.records(partner, slots))
+    theirs = loaded.run(arrays, arrays, working="float64", strides=strides, outputs=known)
+    ours = _on_targets_inputs(sides, call, pairs, flagged, "float64")
+    return all(
+        ours[slot].shape == theirs[name].shape
+        and float(np.linalg.norm((theirs[name] - ours[slot]).ravel()))
+        <= _ONE_FUNCTION * float(np.linalg.norm(ours[slot].ravel()))
+        for slot, name in zip(flagged, known, strict=True)
+    )
+
+
+def _score(
+    sides: BothSides,
+    call: Call,
+    pairs: dict[str, SlotPair],
+    flagged: Sequence[str],
+    working: str,
+) -> float:
+    """How far the target's outputs are beyond the rounding of the reference's operators in a dtype,
+    over the limit.
+    """
+    recorded, _ = sides.target.arrays({s: pairs[s].target_record for s in flagged})
+    wide = _on_targets_inputs(sides, call, pairs, flagged, "float64")
+    rounded = _on_targets_inputs(sides, call, pairs, flagged, working)
+    return max(judge.local(recorded[s], wide[s], rounded[s]).score for s in flagged)
