@@ -11,7 +11,7 @@ holds bit for bit, within rounding, or is violated, and by which operator. healt
 operators lose numbers that the outputs need; --only precision, which modules may be narrower.
 
 Exit code: 0 when every property that applies holds, 1 when one is violated, 2 when one cannot be
-told, 3 when CMD fails or calls no model.
+told or none applies, 3 when CMD fails or calls no model.
 """
 
 from __future__ import annotations

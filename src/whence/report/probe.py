@@ -34,8 +34,17 @@ def headline(result: Probed) -> tuple[str, str]:
     """(the answer in capitals, the properties that it is about)."""
     broken = [a.property for a in result.answers if a.held == Held.VIOLATED]
     unclear = [a.property for a in result.answers if a.held == Held.UNKNOWN]
-    names = ", ".join(map(clean, broken or unclear)) or "every property that applies"
-    return _WORDS[result.status], names
+    return _WORDS[result.status], ", ".join(map(clean, broken or unclear)) or _tested(result)
+
+
+def _tested(result: Probed) -> str:
+    """How many properties were tested: what does not apply is no pass."""
+    absent = sum(answer.held == Held.ABSENT for answer in result.answers)
+    tested = len(result.answers) - absent
+    if not tested:
+        return "nothing was tested: no property that was asked for applies"
+    others = f"; {absent} {'does' if absent == 1 else 'do'} not apply" if absent else ""
+    return f"{tested} of {len(result.answers)} properties tested{others}"
 
 
 def _lines(result: Probed) -> Iterator[str]:
@@ -105,6 +114,9 @@ def answer_words(answer: PropertyAnswer) -> str:
         return health_words(answer)
     if answer.precision is not None and not answer.why:
         return precision_words(answer.precision)
+    if answer.property == Property.SENSITIVITY and not (answer.cause or answer.why):
+        reached = sum(v.held == Held.REACHED for v in answer.variants)
+        return f"each of {reached} changes reaches an output"
     return answer.cause or answer.why or exactness(answer)
 
 

@@ -26,6 +26,8 @@ class Property(Word):
     """Documents that share a row do not see each other."""
     EQUIVARIANCE = "equivariance"
     """Heads, experts and channels are alike: permuted with their weights, they give the same."""
+    SENSITIVITY = "sensitivity"
+    """Every input, position, adapter and expert reaches an output."""
     HEALTH = "health"
     """No operator of the call loses what the outputs need: by overflow, underflow, cancellation."""
     PRECISION = "precision"
@@ -46,6 +48,8 @@ class Held(Word):
     """It does not hold, and nothing says that it should."""
     UNKNOWN = "cannot tell"
     ABSENT = "does not apply"
+    REACHED = "reached"
+    """What was changed moved an output."""
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
     """Numbers are lost that the outputs need; the model computes what it is written to compute."""
@@ -163,7 +167,8 @@ class PropertyAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 class Probed(Described, msgspec.Struct, frozen=True):
     """What variants of one call of one model show.
 
-    status: different where a property is violated, undecided where one cannot be told, else same.
+    status: different where a property is violated, undecided where one cannot be told or none
+    applies, else same.
     model: its class. inputs: of the call, in words. command: that ran it, () in code.
     """
 

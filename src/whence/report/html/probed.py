@@ -22,6 +22,7 @@ _SHAPES = {
     Held.ABSENT: ("absent", "M2 5.2h8v1.6H2z"),
     Held.UNHEALTHY: ("observed", "M2 2h8v8H2z"),
     Held.HEALTHY: ("good", "M2 6a4 4 0 1 0 8 0a4 4 0 1 0-8 0"),
+    Held.REACHED: ("good", "M2 6a4 4 0 1 0 8 0a4 4 0 1 0-8 0"),
     Held.MEASURED: ("rounding", "M2 6a4 4 0 1 0 8 0a4 4 0 1 0-8 0"),
 }
 """Colour and shape of each answer: neither alone tells it."""

@@ -26,6 +26,7 @@ from whence.workflows.probe.torch.packing import packing
 from whence.workflows.probe.torch.padding import padding
 from whence.workflows.probe.torch.precision.asking import precision
 from whence.workflows.probe.torch.repeat import repeat
+from whence.workflows.probe.torch.sensitivity import sensitivity
 from whence.workflows.probe.torch.subject import Subject
 from whence.workflows.probe.torch.surroundings import Surroundings
 
@@ -80,6 +81,7 @@ def probed(
         Property.REPEAT: lambda: repeat(judge, inputs, returned, recorded.other),
         Property.PACKING: lambda: packing(judge, inputs, declare),
         Property.EQUIVARIANCE: lambda: equivariance(judge, inputs, declare),
+        Property.SENSITIVITY: lambda: sensitivity(judge, inputs),
         Property.HEALTH: lambda: health(judge, inputs),
         Property.PRECISION: lambda: precision(
             judge,
@@ -95,11 +97,13 @@ def probed(
 
 
 def status_of(answers: Collection[PropertyAnswer]) -> Status:
-    """Different where a property is violated, undecided where one cannot be told, else same."""
+    """Different where a property is violated, undecided where one cannot be told or none applies,
+    else same.
+    """
     held = {answer.held for answer in answers}
     if Held.VIOLATED in held:
         return Status.DIFFERENT
-    return Status.UNDECIDED if Held.UNKNOWN in held else Status.SAME
+    return Status.UNDECIDED if Held.UNKNOWN in held or held <= {Held.ABSENT} else Status.SAME
 
 
 @contextlib.contextmanager

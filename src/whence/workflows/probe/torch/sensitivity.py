@@ -1,0 +1,290 @@
+"""Does everything that the model is given, and each adapter and expert in it, reach an output?
+
+One thing is changed at a time, and outputs are compared bit for bit. What no change of moves any
+output is dead: it was dropped on the way, multiplied by zero, or never read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from whence.results.probe import Held, OperatorPlace, Property, PropertyAnswer, Variant
+from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
+from whence.workflows.probe.torch.judging import Judge
+from whence.workflows.probe.torch.outputs import Outputs, flattened, same_bits
+
+_MOST_POSITIONS = 64
+_MOST_WEIGHTS = 64  # adapters and experts, each
+_SEEDS = (3, 17, 29)
+_ADAPTER = re.compile(r"^(?:(?P<owner>.*)\.)?(?:lora_\w+|adapters?)(?:\.(?P<name>\w+))?\.\w+$")
+_UNREAD = re.compile(r"cache_position$|_")  # by the model's own word: places of a cache, "_name"
+
+
+class _Changed(NamedTuple):
+    """Something that is changed alone. ways: runs of the model with it changed, each otherwise. of:
+    what shares a fate: experts of one block may each be left out by the router, not all.
+    """
+
+    name: str
+    kind: str
+    ways: Sequence[Callable[..., Outputs]]
+    of: str = ""
+
+
+def sensitivity(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
+    """Change each tensor argument, each position, each adapter and each expert alone."""
+    asked, base = Property.SENSITIVITY, judge.base(inputs)
+    if not any(tensor.is_floating_point() for tensor in base.values()):
+        return PropertyAnswer(asked, Held.UNKNOWN, why="the call returns no floating tensor")
+    if _moves(base, judge.subject.run(inputs)):
+        return PropertyAnswer(asked, Held.UNKNOWN, why="the call does not repeat: see repeat")
+    notes: list[str] = []
+    items = [*_arguments(judge, inputs, notes), *_positions(judge, inputs, notes)]
+    items += [*_adapters(judge, inputs, notes), *_experts(judge, inputs, notes)]
+    variants = [_variant(judge, inputs, base, item) for item in items]
+    alive = {
+        item.of
+        for item, variant in zip(items, variants, strict=True)
+        if variant.held == Held.REACHED
+    }
+    spared = [
+        item.name
+        for item, variant in zip(items, variants, strict=True)
+        if item.of and item.of in alive and variant.held == Held.VIOLATED
+    ]
+    if spared:
+        shown = ", ".join(spared[:3]) + (f" and {len(spared) - 3} more" if len(spared) > 3 else "")
+        notes.append(f"not tested, since no token of this call may have chosen them: {shown}")
+    kept = [
+        (item, variant)
+        for item, variant in zip(items, variants, strict=True)
+        if item.name not in spared
+    ]
+    return _answer(kept, notes)
+
+
+def _answer(tested: Sequence[tuple[_Changed, Variant]], notes: Sequence[str]) -> PropertyAnswer:
+    variants = tuple(variant for _, variant in tested)
+    dead = [v for v in variants if v.held == Held.VIOLATED]
+    unknown = [v for v in variants if v.held == Held.UNKNOWN]
+    counts: dict[str, int] = defaultdict(int)
+    for item, variant in tested:
+        counts[item.kind] += variant.held != Held.UNKNOWN
+    words = ", ".join(f"{n} {kind}{'s' * (n != 1)}" for kind, n in counts.items() if n)
+    held = Held.VIOLATED if dead else Held.REACHED if len(unknown) < len(variants) else Held.UNKNOWN
+    names = ", ".join(v.name for v in dead[:4]) + (f" and {len(dead) - 4} more" * (len(dead) > 4))
+    cause = f"{names} {'reaches' if len(dead) == 1 else 'reach'} no output"
+    if dead and dead[0].why:
+        cause += f": {dead[0].why}"
+    return PropertyAnswer(
+        Property.SENSITIVITY,
+        held,
+        variants,
+        cause=cause if dead else "",
+        why=(unknown[0].why if unknown else "nothing could be changed")
+        if held == Held.UNKNOWN
+        else "",
+        power=f"{words} changed alone, in up to {len(_SEEDS)} ways each: a change of one bit in "
+        "any output would be seen"
+        if words
+        else "",
+        notes=(*notes, *(f"not tried: {v.name} ({v.why})" for v in unknown)),
+    )
+
+
+def _variant(judge: Judge, inputs: CallInputs, base: Outputs, item: _Changed) -> Variant:
+    """Whether any way to change an item moves an output."""
+    problem, ran = "", None
+    for way in item.ways:
+        try:
+            changed = way()
+        except Exception as error:  # noqa: BLE001 - a value that the model refuses is no answer
+            problem = f"{type(error).__name__}: {error}"[:160]
+            continue
+        ran = way
+        if _moves(base, changed):
+            return Variant(item.name, Held.REACHED, differing=1)
+    if ran is None:
+        return Variant(item.name, Held.UNKNOWN, why=problem or "it cannot be changed")
+    place = _end(judge, inputs, ran)
+    why = (
+        f"the last module that it changes is {place.scope} ({place.op_type})"
+        if place is not None
+        else "no module inside is given it"
+    )
+    return Variant(item.name, Held.VIOLATED, first=place, why=why)
+
+
+def _moves(base: Outputs, changed: Outputs) -> bool:
+    return base.keys() != changed.keys() or any(
+        not same_bits(tensor, changed[name]) for name, tensor in base.items()
+    )
+
+
+def _end(judge: Judge, inputs: CallInputs, way: Callable[..., Outputs]) -> OperatorPlace | None:
+    """The last module call whose result a change moves; None where it moves none."""
+    results: list[list[tuple[str, str, list[torch.Tensor]]]] = []
+    as_it_is: Callable[..., Outputs] = lambda *modes: judge.subject.run(inputs, *modes)  # noqa: E731
+    for run in (as_it_is, way):
+        results.append([])
+        try:
+            run(_watched(judge.subject.model, results[-1]))
+        except Exception:  # noqa: BLE001 - a mode that the model refuses leaves the place unknown
+            return None
+    last = None
+    for (scope, kind, before), (other, _, after) in zip(*results, strict=False):
+        if scope != other:
+            break
+        if len(before) != len(after) or not all(map(same_bits, before, after)):
+            last = OperatorPlace("", scope, kind)
+    return last
+
+
+@contextlib.contextmanager
+def _watched(model: Any, results: list[tuple[str, str, list[torch.Tensor]]]) -> Iterator[None]:
+    def hook(scope: str) -> Any:
+        def note(module: Any, args: Any, out: Any) -> None:
+            results.append((scope, type(module).__name__, list(flattened(out).values())))
+
+        return note
+
+    handles = [
+        module.register_forward_hook(hook(scope))
+        for scope, module in model.named_modules()
+        if scope
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _run(judge: Judge, inputs: CallInputs, name: str, value: Any) -> Callable[..., Outputs]:
+    return lambda *modes: judge.subject.run(inputs.changed(**{name: value}), *modes)
+
+
+def _arguments(judge: Judge, inputs: CallInputs, notes: list[str]) -> Iterator[_Changed]:
+    """Each tensor argument as a whole."""
+    for name, value in inputs.values.items():
+        if not isinstance(value, torch.Tensor) or not value.numel():
+            continue
+        if _UNREAD.match(name) or (inputs.taken and not name.isdigit() and not inputs.takes(name)):
+            notes.append(f"not tested: {name}, which the signature of forward declares unused")
+            continue
+        kind = "tensor argument"
+        yield _Changed(name, kind, [_run(judge, inputs, name, v) for v in _others(name, value)])
+
+
+def _others(name: str, value: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Other values of a tensor argument."""
+    if value.dtype == torch.bool or ("mask" in name and not value.is_floating_point()):
+        for place in (0, value.numel() // 2):
+            twin = value.clone()
+            flat = twin.view(-1) if twin.is_contiguous() else (twin := twin.contiguous()).view(-1)
+            flat[place] = flat[place] == 0
+            yield twin
+        yield (value == 0).to(value.dtype)
+        return
+    for seed in _SEEDS:
+        yield other_tokens(value, seed)
+
+
+def _positions(judge: Judge, inputs: CallInputs, notes: list[str]) -> Iterator[_Changed]:
+    """Each position of the sequence that no mask hides."""
+    if inputs.length_axis is None or inputs.length < 2:
+        return
+    mask = inputs.given(inputs.mask) if inputs.mask else None
+    real = list(range(inputs.length))
+    if isinstance(mask, torch.Tensor) and mask.ndim == 2 and mask.shape[1] == inputs.length:
+        real = [t for t in real if bool((mask[:, t] != 0).any())]
+    step = -(-len(real) // _MOST_POSITIONS) or 1
+    if step > 1:
+        notes.append(f"of {len(real)} positions every {step}th is changed")
+    others = [other_tokens(inputs.tensor, seed) for seed in _SEEDS]
+    for t in real[::step]:
+        ways = []
+        for other in others:
+            twin = inputs.tensor.clone()
+            twin.select(inputs.length_axis, t).copy_(other.select(inputs.length_axis, t))
+            ways.append(_run(judge, inputs, inputs.main, twin))
+        yield _Changed(f"{inputs.main} at position {t}", "position", ways)
+
+
+def _with_weights(
+    judge: Judge, inputs: CallInputs, weights: Sequence[torch.Tensor]
+) -> list[Callable[..., Outputs]]:
+    """Runs with other weights, which are as before afterwards."""
+
+    def way(seed: int) -> Callable[..., Outputs]:
+        def run(*modes: Any) -> Outputs:
+            before = [weight.detach().clone() for weight in weights]
+            try:
+                with torch.no_grad():
+                    for weight in weights:
+                        weight.copy_(other_tokens(weight, seed) + 0.1)
+                return judge.subject.run(inputs, *modes)
+            finally:
+                with torch.no_grad():
+                    for weight, content in zip(weights, before, strict=True):
+                        weight.copy_(content)
+
+        return run
+
+    return [way(seed) for seed in _SEEDS]
+
+
+def _adapters(judge: Judge, inputs: CallInputs, notes: list[str]) -> Iterator[_Changed]:
+    """Each adapter of each module: its weights together, since one of two is often zero."""
+    groups: dict[tuple[str, str], list[torch.Tensor]] = defaultdict(list)
+    model = judge.subject.model
+    for name, weight in model.named_parameters():
+        if (found := _ADAPTER.match(name)) and weight.is_floating_point():
+            groups[found["owner"] or "", found["name"] or ""].append(weight)
+    inactive = 0
+    for (owner, adapter), weights in list(groups.items())[:_MOST_WEIGHTS]:
+        active = getattr(model.get_submodule(owner), "active_adapters", None)
+        if isinstance(active, (list, tuple)) and adapter not in active:
+            inactive += 1
+            continue
+        name = f"adapter {adapter or '(one)'} of {owner or 'the model'}"
+        yield _Changed(name, "adapter", _with_weights(judge, inputs, weights))
+    if inactive:
+        notes.append(f"not tested: {inactive} adapters that are not active")
+    if len(groups) > _MOST_WEIGHTS:
+        notes.append(f"{_MOST_WEIGHTS} of {len(groups)} adapters are changed")
+
+
+def _experts(judge: Judge, inputs: CallInputs, notes: list[str]) -> Iterator[_Changed]:
+    """Each expert: a module of a list, or a slice of weights that lie in one tensor."""
+    units: list[tuple[str, str, list[torch.Tensor]]] = []
+    for scope, block in judge.subject.model.named_modules():
+        leaf = scope.rpartition(".")[2]
+        if "expert" not in leaf or "shared" in leaf:
+            continue
+        if isinstance(block, (nn.ModuleList, nn.ModuleDict)):
+            units += [
+                (scope, f"{scope}.{name}", list(expert.parameters()))
+                for name, expert in block.named_children()
+            ]
+            continue
+        stacked = [weight for _, weight in block.named_parameters(recurse=False) if weight.ndim > 2]
+        counts = {weight.shape[0] for weight in stacked}
+        if len(counts) == 1:
+            units += [
+                (scope, f"{scope}[{n}]", [weight[n] for weight in stacked])
+                for n in range(counts.pop())
+            ]
+    if len(units) > _MOST_WEIGHTS:
+        notes.append(f"{_MOST_WEIGHTS} of {len(units)} experts are changed")
+    for of, name, weights in units[:_MOST_WEIGHTS]:
+        floating = [weight.detach() for weight in weights if weight.is_floating_point()]
+        if floating:
+            yield _Changed(name, "expert", _with_weights(judge, inputs, floating), of)
