@@ -110,15 +110,19 @@ def _codes(
     """Codes of one against the other's elements: each within half a step of it."""
     holder = target if target.step is not None else reference
     step = np.broadcast_to(np.asarray(holder.step), holder.shape).reshape(-1)
-    off = np.abs(x - y) > _HALF_STEP * step
-    # what a scheme cuts off lies at the end of the codes
+    distance = np.abs(x - y)
+    # what a scheme cuts off lies at the end of the codes, where a zero point that was rounded moves
+    # the range by up to half a step; as codes of runs are judged
     stored, exact = (y, x) if holder is target else (x, y)
     codes = stored / step
-    beyond = np.abs(exact) > np.abs(stored)
     ends = (codes == codes.max(initial=0)) | (codes == codes.min(initial=0))
-    off &= ~(ends & beyond & (np.sign(exact) == np.sign(stored)))
+    outward = ends & (np.abs(exact) > np.abs(stored)) & (np.sign(exact) == np.sign(stored))
+    off = distance > np.where(outward, _HALF_STEP + 0.5, _HALF_STEP) * step
     if off.any():
-        return _differing(x, y, reference.shape, off)
+        differing = _differing(x, y, reference.shape, off)
+        cut = int((off & outward).sum())
+        said = f"; {cut} cut off at the end of the codes" if cut else ""
+        return differing._replace(words=differing.words + said)
     return Compared(State.CODES, "codes of it, each within half a step", _rel(x, y))
 
 
