@@ -2,13 +2,17 @@
 
 import json
 
+import msgspec
 import pytest
 
 from handmade import net
 from whence import api
 from whence.records import Lack, MemoryRun, Missing
 from whence.report.answer import answer
+from whence.report.ranks import ranks_text
 from whence.report.summary import summary
+from whence.results.ranks import RankCheck, RankCheckKind, RankReport, RankVerdict
+from whence.workflows.repeat.repeat import Repetition
 
 
 def lacking(*missing, **changes):
@@ -70,3 +74,14 @@ def test_a_run_that_cannot_say_it_and_ended_early_lacks_its_end():
     part = MemoryRun(run.calls, run.records, run._arrays, ended="killed in step 3")
     result = api.compare(net(), part)
     assert (result.status, result.missing[0].kind) == ("undecided", Lack.CUT)
+
+
+def test_no_other_answer_passes_a_run_that_is_not_whole():
+    fine = RankCheck(RankCheckKind.REPLICAS, RankVerdict.FINE, "2 tensors agree")
+    report = RankReport("run", (0, 1), 1, (), (), (), (fine,))
+    assert report.verdict == RankVerdict.FINE
+    cut = msgspec.structs.replace(report, ended=CUT.text)
+    assert cut.verdict == RankVerdict.UNKNOWN
+    assert "CANNOT TELL" in ranks_text(cut) and CUT.text in ranks_text(cut)
+    repeated = Repetition([net(), lacking(CUT)]).result()
+    assert (repeated.status, repeated.why) == ("undecided", (f"run 2: {CUT.text}",))
