@@ -930,3 +930,14 @@ def test_a_capture_that_ended_holds_nothing(tmp_path):
     gc.collect()
     assert [g() for g in gone] == [None, None]
     del session
+
+
+def test_a_model_that_is_let_go_frees_its_parameters(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    held = nn.Sequential(model)
+    with whence.capture(held, tmp_path / "run"):
+        held(torch.ones(1, 2))  # with a graph: its backward pass may still come
+        kept = [weakref.ref(p) for p in model.parameters()]
+        del held[0], model
+        gc.collect()
+        assert [k() for k in kept] == [None, None]

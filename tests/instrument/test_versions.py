@@ -71,7 +71,14 @@ def statistics(tensors):
 
 def made(tensors):
     tensors += [torch.zeros(2), torch.full((2,), 1.0), torch.arange(3.0), torch.eye(2)]
-    tensors += [torch.tensor([1.0]), torch.nn.init.normal_(ones()), torch.randn(2).clamp_(0)]
+    tensors += [nn.functional.linear(torch.ones(5000, 8), torch.ones(4, 8), torch.ones(4))]
+    tensors += [
+        torch.ones(2, 3).sort(-1)[0],
+        torch.ones(3).cumsum(0),
+        torch.tensor([1.0]),
+        torch.nn.init.normal_(ones()),
+        torch.randn(2).clamp_(0),
+    ]
 
 
 def library(tensors):

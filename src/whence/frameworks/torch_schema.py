@@ -67,7 +67,7 @@ class OperatorSchema(NamedTuple):
     view: bool
     random: bool
     composite: bool  # runs other operators, with view tracking as its caller had it
-    tracks: bool  # counts versions and notes views itself: what it runs inside does not
+    is_open: bool  # what it runs inside counts versions and notes views
     defaults: dict[str, Any]
 
 
@@ -76,19 +76,24 @@ def schema_of(func: Any) -> OperatorSchema:
     schema = func._schema
     namespace, _, base = schema.name.partition("::")
     returns = [r.alias_info for r in schema.returns]
-    tracks = _has_kernel(func, _TRACKING)
+    writes = tuple(
+        a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
+    )
+    is_composite = _has_kernel(func, "CompositeImplicitAutograd")
     return OperatorSchema(
         name=f"{namespace}.{base}.{func._overloadname}",
         base=base,
         namespace=namespace,
         positional=tuple(a.name for a in schema.arguments if not a.kwarg_only),
-        writes=tuple(
-            a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
-        ),
+        writes=writes,
         view=bool(returns) and all(a is not None and not a.is_write for a in returns),
         random=torch.Tag.nondeterministic_seeded in func.tags,
-        composite=_has_kernel(func, "CompositeImplicitAutograd") and not tracks,
-        tracks=tracks,
+        composite=is_composite and not _has_kernel(func, _TRACKING),
+        # Those of torch's that compute a result switch it off for what they run inside.
+        is_open=not _has_kernel(func, _TRACKING)
+        and (
+            bool(writes) or is_composite or namespace != "aten" or not _has_kernel(func, "Autograd")
+        ),
         defaults={a.name: a.default_value for a in schema.arguments if a.has_default_value()},
     )
 
@@ -191,7 +196,7 @@ def restored(func: Any, autocast: tuple[str, ...]) -> Any:
     if not isinstance(func, torch._ops.OpOverload):
         return _AS_IT_IS
     schema = schema_of(func)
-    is_tracked = not schema.tracks and _is_tracked_outside()
+    is_tracked = schema.is_open and _is_tracked_outside()
     inner: tuple[str, ...] = ()
     if not autocast:
         pass

@@ -92,8 +92,8 @@ class ProcessReader:
             problems.append(f"{WRITING}: {self._extent()} so far")
         elif self.left.ended in (RUNNING, RECOVERED):
             problems.append(
-                f"ended uncleanly (killed or crashed): {self._extent()} were saved, what came "
-                "after is missing"
+                "ended uncleanly (killed, crashed or cut off from its folder): "
+                f"{self._extent()} were saved, what came after is missing"
             )
         elif self.left.ended == FAILED:
             problems.append(

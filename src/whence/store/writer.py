@@ -251,13 +251,14 @@ class Writer:
         without.
         """
         with self._lock:
+            if self._failure:
+                self._leave_failure()  # again: there may have been no descriptor for it
             if self._closed:
                 return
             self._closed = True
             files = self._files
             if self._failure:
                 self._let_go()
-                self._leave_failure()  # again: there may have been no descriptor for it
                 if not self._failure_raised:
                     self._raise()
                 return

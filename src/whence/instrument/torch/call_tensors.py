@@ -233,11 +233,9 @@ class CallTensors:
                 continue
             parts = tensors.plain(tensor) if hasattr(type(tensor), "__tensor_flatten__") else None
             if parts is None or len(parts) == 1:
-                info.entries.append(HeldTensor(slot, tensor, *home_of(module, slot[6:])))
+                info.entries.append(HeldTensor(slot, tensor, home_of(module, slot[6:])))
             else:
-                info.entries += [
-                    HeldTensor(f"{slot}.{name}", part, None, "") for name, part in parts
-                ]
+                info.entries += [HeldTensor(f"{slot}.{name}", part, None) for name, part in parts]
         return info.entries
 
 

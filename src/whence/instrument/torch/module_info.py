@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -66,6 +66,16 @@ def is_boundary(info: ModuleInfo, module: Any) -> bool:
     return info.closed or getattr(module, "_compiled_call_impl", None) is not None
 
 
+class Home(NamedTuple):
+    """Where a tensor hangs: a module, one of its tables ("" for its attributes), and the name
+    there. The table itself would keep what is in it alive.
+    """
+
+    owner: weakref.ref[Any] | None
+    table: str
+    name: str
+
+
 class HeldTensor:
     """A tensor that a module holds: where (a table of the module, or None when it hangs deeper),
     and as which record it was last seen.
@@ -75,12 +85,13 @@ class HeldTensor:
     """
 
     __slots__ = (
-        "_name", "_probe", "_ref", "_table", "last_ref", "looked", "placement", "pointer", "slot",
-        "version",
+        "_name", "_owner", "_probe", "_ref", "_table", "last_ref", "looked", "placement", "pointer",
+        "slot", "version",
     )  # fmt: skip
 
-    def __init__(self, slot: str, tensor: Any, table: dict[str, Any] | None, name: str) -> None:
-        self.slot, self._table, self._name = slot, table, name
+    def __init__(self, slot: str, tensor: Any, home: Home | None) -> None:
+        self.slot = slot
+        self._owner, self._table, self._name = home or Home(None, "", "")
         self._ref = weakref.ref(tensor)
         self.pointer, self.looked = 0, -1
         self._probe: Probe | None = None
@@ -101,9 +112,11 @@ class HeldTensor:
 
     def tensor(self) -> Any:
         """The tensor, None when it is gone."""
-        if self._table is None:
+        owner = None if self._owner is None else self._owner()
+        if owner is None:
             return self._ref()
-        value = self._table.get(self._name)
+        table = owner.__dict__
+        value = (table[self._table] if self._table else table).get(self._name)
         return value if isinstance(value, torch.Tensor) else None
 
 
@@ -160,12 +173,12 @@ class ModuleRoot(Root):
         return True
 
 
-def home_of(module: Any, name: str) -> tuple[dict[str, Any] | None, str]:
-    """(table, key) under which a module itself holds the tensor called `name`; (None, name) for one
-    that hangs deeper.
-    """
-    for table in (module._parameters, module._buffers, vars(module)):
+def home_of(module: Any, name: str) -> Home | None:
+    """Where a module itself holds the tensor called `name`; None for one that hangs deeper."""
+    own = vars(module)
+    for table in ("_parameters", "_buffers", ""):
+        held = own.get(table) if table else own
         # a scripted module's is no dict
-        if isinstance(table, dict) and isinstance(table.get(name), torch.Tensor):
-            return table, name
-    return None, name
+        if isinstance(held, dict) and isinstance(held.get(name), torch.Tensor):
+            return Home(weakref.ref(module), table, name)
+    return None

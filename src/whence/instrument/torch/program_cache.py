@@ -269,7 +269,7 @@ class ProgramCache:
 
     def _hold(self, frame: ModuleFrame, slot: str, tensor: Any) -> None:
         """From now on a tensor that a module below holds is a parameter of this call's module."""
-        entry = HeldTensor(slot, tensor, *home_of(frame.module, slot[6:]))
+        entry = HeldTensor(slot, tensor, home_of(frame.module, slot[6:]))
         number, edge, _ = self._registry.record_of(tensor, slot, frame, parameter=True)
         entry.last_ref = Ref(slot, number, edge)
         entry.version = None if tensor.is_inference() else tensor._version
