@@ -137,8 +137,7 @@ class Session:
         self.step_ended: Callable[[str, int], None] | None = None
         # False where a listener itself says when a step has ended: one of a training
         self.steps_are_calls = True
-        self.calls = self.records = 0
-        self.begun = False
+        self.calls, self.records, self.begun = 0, 0, False
 
     @property
     def shows_values(self) -> bool:
@@ -160,9 +159,7 @@ class Session:
         return self._rank if isinstance(self._rank, int) else self._rank()
 
     def begin(self) -> bool:
-        """The first model is called: is this process among the ranks that were asked for? If not,
-        nothing is ever taken.
-        """
+        """A model is called: is this process of a rank that was asked for? If not, all is left."""
         if self.options.ranks is not None and self.rank not in self.options.ranks:
             self.failed = self.failed or f"rank {self.rank} was not asked for"
         self.begun = True
