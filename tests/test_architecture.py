@@ -186,9 +186,11 @@ FOLDERS = {
     "readers": [
         {"encodings"},
         {"source"},
+        {"unread"},
         {"assembly"},
         {"ascend", "paddle"},
         {"formats"},
+        {"folder"},
         {"registry"},
         {"figures"},
         {"opening"},
