@@ -941,3 +941,24 @@ def test_a_model_that_is_let_go_frees_its_parameters(tmp_path):
         del held[0], model
         gc.collect()
         assert [k() for k in kept] == [None, None]
+
+
+@pytest.mark.parametrize("clip", [
+    lambda p: nn.utils.clip_grad_value_(p, clip_value=0.01),
+    lambda p: nn.utils.clip_grad_value_(p, 0.01, foreach=True),
+    lambda p: nn.utils.clip_grad_value_(parameters=p, clip_value=0.01),
+    lambda p: nn.utils.clip_grad_norm_(parameters=p, max_norm=0.01, norm_type=1.0, foreach=False),
+    lambda p: nn.utils.get_total_norm(tensors=[q.grad for q in p], foreach=False),
+])  # fmt: skip
+def test_arguments_of_clipping_may_be_named(clip, tmp_path):
+    def clipped(model):
+        model(torch.ones(1, 2)).sum().backward()
+        returned = clip(list(model.parameters()))
+        return [returned, *(p.grad for p in model.parameters())]
+
+    model = nn.Linear(2, 2)
+    bare = clipped(copy.deepcopy(model))
+    with whence.capture(model, tmp_path / "run") as session:
+        inside = clipped(model)
+        assert session.active
+    assert all(a is b or torch.equal(a, b) for a, b in zip(bare, inside, strict=True))

@@ -200,12 +200,9 @@ class Session:
     def close(self) -> None:
         """End the capture cleanly. Patterns that matched nothing are left as notes."""
         with self.lock:
-            if self.failed and self._sink is not None:
-                with contextlib.suppress(StoreFailed):
-                    self._sink.close()
-            elif self._sink is not None:
+            if self._sink is not None:
                 try:
-                    for sentence in self.selector.unmatched():
+                    for sentence in () if self.failed else self.selector.unmatched():
                         self._sink.note(Note("selection", sentence))
                     self._sink.close()
                 except StoreFailed as error:

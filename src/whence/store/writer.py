@@ -251,8 +251,7 @@ class Writer:
         without.
         """
         with self._lock:
-            if self._failure:
-                self._leave_failure()  # again: there may have been no descriptor for it
+            self._leave_failure()  # again: there may have been no descriptor for it
             if self._closed:
                 return
             self._closed = True
@@ -349,8 +348,8 @@ class Writer:
         raise StoreFailed(self._failure) from error
 
     def _leave_failure(self) -> None:
-        if self.folder is not None and self._process == os.getpid():
-            leave_status(self.folder, Ended(FAILED, self._failure))
+        if self._failure and self.folder is not None and self._process == os.getpid():
+            leave_status(self.folder, FAILED, self._failure)
 
     def _raise(self) -> NoReturn:
         self._failure_raised = True

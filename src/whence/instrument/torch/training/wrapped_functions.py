@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -32,16 +34,21 @@ class WrappedFunctions:
             return
         frames = self._frames
 
-        def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if not frames.active or frames.thread.busy:
-                return previous(tensors, *args, **kwargs)
+        first = _first_parameter(previous)
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if first in kwargs:
+                args = (kwargs.pop(first), *args)
+            if not frames.active or frames.thread.busy or not args:
+                return previous(*args, **kwargs)
+            tensors, more = args[0], args[1:]
             # May be an iterator, which can be read once.
             handed_on = tensors if isinstance(tensors, torch.Tensor) else list(tensors)
             listed = [tensors] if isinstance(tensors, torch.Tensor) else handed_on
             if is_whole:
                 self._begins()
-            ended = frames.guarded(around, listed, *args, **kwargs)
-            out = previous(handed_on, *args, **kwargs)
+            ended = frames.guarded(functools.partial(around, listed, *more, **kwargs))
+            out = previous(handed_on, *more, **kwargs)
             if ended is not None:
                 frames.guarded(ended, out)
             if is_whole:
@@ -62,3 +69,11 @@ class WrappedFunctions:
         for undo in self._undo:
             undo()
         self._undo.clear()
+
+
+def _first_parameter(function: Any) -> str:
+    """The name by which a caller may give the first argument, "" where none is known."""
+    try:
+        return next(iter(inspect.signature(function).parameters), "")
+    except (TypeError, ValueError):  # a builtin
+        return ""
