@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from whence.instrument.arguments import CaptureArguments
+    from whence.instrument.launch.launcher import RunStore
 
 
 def run_command(
@@ -55,15 +56,6 @@ def run_command(
     check_patch(chosen, run_path)
     extra = labelled_launch(library, library_runner, library_max, library_dump, environment)
 
-    def create(path: str, info: RunInfo, force: bool) -> None:
-        store.create(path, info, force=force)
-
-    def discard(path: str, also: Collection[str], folder: bool) -> bool:
-        return store.discard(path, also=also, folder=folder)
-
-    def set_aside(path: str, also: Collection[str], force: bool) -> store.SetAside:
-        return store.SetAside(path, also=also, force=force)
-
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
@@ -73,9 +65,7 @@ def run_command(
             path,
             chosen,
             attach="whence.api:attach_labels" if labels_only else "whence.api:attach",
-            runs=launcher.RunStore(
-                create, store.update_info, open_run, discard, store.reasons, set_aside
-            ),
+            runs=_runs(),
             terminal=launcher.Terminal(tell or say, variables, log),
             extra=extra,
         )
@@ -96,3 +86,20 @@ def run_command(
             )
         return uploaded(run_path, chosen.force, capture, tell or say)
     return capture(run_path)
+
+
+def _runs() -> RunStore:
+    """How the launcher makes and reads runs."""
+    from whence import store
+    from whence.instrument.launch import launcher
+
+    def create(path: str, info: RunInfo, force: bool) -> None:
+        store.create(path, info, force=force)
+
+    def discard(path: str, also: Collection[str], folder: bool) -> bool:
+        return store.discard(path, also=also, folder=folder)
+
+    def set_aside(path: str, also: Collection[str], force: bool) -> store.SetAside:
+        return store.SetAside(path, also=also, force=force)
+
+    return launcher.RunStore(create, store.update_info, open_run, discard, store.reasons, set_aside)
