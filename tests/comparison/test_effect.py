@@ -52,6 +52,9 @@ def test_a_fault_inside_that_no_output_shows():
 
 
 def test_outputs_that_could_not_be_measured_are_said_to_be_unknown():
+    assert words_of.words(Effect(outputs=2, unmeasured=1)) == (
+        "not known: 1 output could not be measured; 2 others bitwise equal"
+    )
     effect = api.compare(net(keep=False), net(change=scaled("y"), keep=False)).effect
     assert effect.from_statistics and effect.rows == 0
     assert "statistics differ by" in words_of.words(effect)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from whence.comparison.programs import operator_pairing
 from whence.comparison.programs.operator_pairing import blocks
+from whence.comparison.replays.program_difference import differing_sizes
 from whence.errors import UsageError
 
 WORDS = st.lists(st.sampled_from("abcd"), max_size=24)
@@ -53,3 +54,15 @@ def test_too_much_work_is_refused_with_what_was_shared(monkeypatch):
         UsageError, match="share 1 operators at their ends; between them are 40 and 40"
     ):
         blocks(["s", *range(40)], ["s", *range(100, 140)])
+
+
+def test_other_sizes_of_a_split_are_told():
+    from types import SimpleNamespace
+
+    def step(sizes):
+        tensor = {"in": 0}
+        return SimpleNamespace(name="aten.split_with_sizes", args=[tensor, sizes, -1], kwargs={})
+
+    (clause,) = differing_sizes(step([4, 8]), step([8, 4]))
+    assert "[4, 8] in the reference, [8, 4] in the target" in clause
+    assert differing_sizes(step([4, 8]), step([4, 8])) == []

@@ -57,6 +57,18 @@ def test_rows_of_a_batch_and_keys_before_the_queries():
     assert mask_words(cached[None], wide[None]) == LETS + "each position see the next one"
 
 
+@pytest.mark.parametrize("looks_away", [False, True])
+@pytest.mark.parametrize("more", [0, 1, 3])
+def test_a_window_that_one_side_lacks_is_told_the_right_way_round(looks_away, more):
+    """Also where keys that no query sees were added at the end."""
+    queries, keys = np.arange(8)[:, None], np.arange(8 + more)[None]
+    causal = keys <= queries
+    window = causal & (keys > queries - 4)
+    reference, target = (mask[None, None] ^ looks_away for mask in (window, causal))
+    assert mask_words(reference, target) == LETS + "earlier positions be seen"
+    assert mask_words(target, reference) == "the target's mask hides earlier positions"
+
+
 def test_right_padding_is_padding_and_the_last_key_alone_is_not_known():
     right = CAUSAL & LEFT[::-1] | EYE
     assert "padding be seen (key 4 of row 0)" in mask_words(right[None], CAUSAL[None])

@@ -176,3 +176,16 @@ def test_csv_has_a_line_per_pair_and_empty_cells_for_numbers_that_do_not_exist()
     )
     assert row["rel_l2"] == ""
     assert "finite" in row["why"]
+
+
+def test_inputs_that_were_not_recorded_are_not_called_equal():
+    result = api.compare(net(), net(change=lambda n, v: v * 1.5 if n == "h" else v))
+    pairs = [
+        msgspec.structs.replace(
+            pair, slots=tuple(s for s in pair.slots if not s.reference_slot.startswith("input"))
+        )
+        for pair in result.plan.pairs
+    ]
+    plan = msgspec.structs.replace(result.plan, pairs=type(result.plan.pairs)(pairs))
+    lines = without_timing(answer(msgspec.structs.replace(result, plan=plan))).splitlines()
+    assert "  inputs           none of this call was recorded" in lines

@@ -24,8 +24,8 @@ def mask_words(reference: Bits, target: Bits) -> str:
     if keys < queries:
         return ""
     ref, tgt = (x.reshape(-1, queries, keys) for x in (reference, target))
-    own = np.arange(queries) + keys - queries
-    if ref[:, np.arange(queries), own].mean() < 0.5:  # True where it looks away
+    own, looks_away = _own_keys(ref, tgt)
+    if looks_away:
         ref, tgt = ~ref, ~tgt
     more, fewer = tgt & ~ref, ref & ~tgt
     later = np.arange(keys)[None, :] > own[:, None]
@@ -40,6 +40,25 @@ def mask_words(reference: Bits, target: Bits) -> str:
     if fewer.any():
         clauses += _hidden(fewer, tgt, later, alone)
     return f"the target's mask {' and '.join(clauses)}" if clauses else ""
+
+
+def _own_keys(ref: Bits, tgt: Bits) -> tuple[npt.NDArray[np.int64], bool]:
+    """(the key that is each query itself, are both masks True where attention looks away?)
+
+    Queries are the last keys, behind a cache, or the first ones, where keys were added at the end.
+    In masks that hide what comes later, only one reading lets each query see itself.
+    """
+    queries, keys = ref.shape[-2:]
+    places = np.arange(queries)
+    for ahead in (keys - queries, 0):
+        own = places + ahead
+        later = np.arange(keys)[None, :] > own[:, None]
+        for looks_away in (False, True):
+            a, b = (mask ^ looks_away for mask in (ref, tgt))
+            if a[:, places, own].all() and b[:, places, own].all() and not (a & later).any():
+                return own, looks_away
+    own = places + keys - queries
+    return own, bool(ref[:, places, own].mean() < 0.5)
 
 
 def _is_causal(mask: Bits) -> bool:
@@ -80,6 +99,8 @@ def _seen(more: Bits, ref: Bits, later: Bits, padded: Bits) -> list[str]:
         reach = int(np.max(np.where(others, _ahead(others), 0)))
         how_far = "the next one" if reach == 1 else f"up to {reach} later ones"
         clauses.append(f"lets {'each position' if each else 'some positions'} see {how_far}")
+    elif is_causal and others.any() and not (others & later).any():
+        clauses.append("lets earlier positions be seen")
     elif others.any():
         clauses.append(f"lets {_share(others)} be seen that the reference's hides")
     if of_padding.any():

@@ -261,7 +261,7 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
         inputs = (
             absent
             if absent and e_in == 0
-            else ("bitwise equal" if e_in == 0 else f"rel_l2 {e_in:.2g}")
+            else (_equal_inputs(finding, result) if e_in == 0 else f"rel_l2 {e_in:.2g}")
         )
         yield _row("  inputs", f"{inputs}; {absent}" if absent and e_in != 0 else inputs)
         floor = numbers.get("floor_rel")
@@ -359,6 +359,17 @@ def _costs(costs: Sequence[LayerCost]) -> Iterator[str]:
     more = len(costs) - len(worth[:_MOST_COSTS])
     if worth and more:
         yield _row("", f"{count(more, 'layer')} more in summary.json")
+
+
+def _equal_inputs(finding: Finding, result: Comparison) -> str:
+    """What is known of inputs of which none differs."""
+    pair = (
+        result.plan.pairs[finding.pair] if finding.pair in range(len(result.plan.pairs)) else None
+    )
+    if pair is None or pair.rule == TENSOR_RULE:
+        return "bitwise equal"
+    are_known = any(is_input(slot.reference_slot) for slot in pair.slots)
+    return "bitwise equal" if are_known else "none of this call was recorded"
 
 
 def _absent(finding: Finding, result: Comparison) -> str:

@@ -32,7 +32,12 @@ def _size(effect: Effect) -> str:
     if not effect.slot:
         if not effect.outputs:
             return "not known: no output of the model could be measured"
-        return f"none: the outputs of the model are bitwise equal{unmeasured}"
+        if effect.unmeasured:
+            return (
+                f"not known: {count(effect.unmeasured, 'output')} could not be measured; "
+                f"{count(effect.outputs, 'other')} bitwise equal"
+            )
+        return "none: the outputs of the model are bitwise equal"
     name = f"{clean(effect.name)} {clean(effect.slot)}"
     of_several = f", step {effect.step}, rank {effect.rank}" if effect.outputs > 1 else ""
     if effect.error is None:

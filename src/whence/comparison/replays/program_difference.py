@@ -277,6 +277,22 @@ def differing_arguments(reference: _Step, target: _Step) -> list[str]:
     return clauses
 
 
+def differing_sizes(reference: _Step, target: _Step) -> list[str]:
+    """The lists of numbers in which two steps of one operator differ, as sizes do, each by its name
+    with both values.
+    """
+    of_reference, of_target = _by_name(reference), _by_name(target)
+    return [
+        f"{key} is {a} in the reference, {b} in the target"
+        for key, a in of_reference.items()
+        if _is_sizes(a) and _is_sizes(b := of_target.get(key)) and list(a) != list(b)
+    ]
+
+
+def _is_sizes(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(type(number) is int for number in value)
+
+
 def _by_name(step: _Step) -> dict[str, Any]:
     """The arguments of a step by name, defaults included."""
     if step.name == OPTIMIZER_STEP:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from whence.comparison.replays.program_difference import differing_arguments
+from whence.comparison.replays.program_difference import differing_arguments, differing_sizes
 from whence.comparison.replays.self_check import Threads
 from whence.records.marks import was_compiled
 from whence.results import VerdictKind
@@ -190,7 +190,7 @@ def differing(reference: Piece, target: Piece) -> list[str]:
     if [s.name for s in reference.steps] == [s.name for s in target.steps]:
         arguments = []
         for step, its_partner in zip(reference.steps, target.steps):
-            clauses = differing_arguments(step, its_partner)
+            clauses = differing_arguments(step, its_partner) or differing_sizes(step, its_partner)
             arguments += [f"{its_partner.title}: {clause}" for clause in clauses]
         return arguments or ["the same operators with the same arguments, on other tensors"]
     a, b = ([s.title for s in p.steps] for p in (reference, target))
