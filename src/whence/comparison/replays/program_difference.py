@@ -282,10 +282,11 @@ def differing_sizes(reference: _Step, target: _Step) -> list[str]:
     with both values.
     """
     of_reference, of_target = _by_name(reference), _by_name(target)
+    pairs = ((key, a, of_target.get(key, a)) for key, a in of_reference.items())
     return [
         f"{key} is {a} in the reference, {b} in the target"
-        for key, a in of_reference.items()
-        if _is_sizes(a) and _is_sizes(b := of_target.get(key)) and list(a) != list(b)
+        for key, a, b in pairs
+        if _is_sizes(a) and _is_sizes(b) and list(a) != list(b)
     ]
 
 
