@@ -39,6 +39,7 @@ from whence.cli import _options, _progress
             "repeat",
             "packing",
             "equivariance",
+            "sensitivity",
             "health",
             "precision",
         ]
