@@ -119,8 +119,7 @@ class LogitsRun:
         self._arrays: list[Array | None] = []
         first = next(iter(side.values())).call
         root = first.scope or first.root
-        if maker := maker_of(run) or _maker(run, next(iter(side.values()))):
-            self.notes = [*self.notes, note_of_maker(maker, first.root)]
+        self.notes = [*self.notes, *_notes_of_maker(run, next(iter(side.values())))]
         self.is_narrow, self.says_precision = False, bool(align.settings_of(run))
         for rank, token in sorted(side):
             pair, text = pairs[rank, token], texts[rank, token]
@@ -132,8 +131,10 @@ class LogitsRun:
             if logits is not None:
                 logits = logits.reshape(len(logits), 1, logits.shape[-1])
             refs = []
-            tensors = ("input.input_ids", "int64", text), ("output.logits", dtype, logits)
-            for slot, kind, array in tensors:
+            for slot, kind, array in (
+                ("input.input_ids", "int64", text),
+                ("output.logits", dtype, logits),
+            ):
                 refs.append(Ref(slot, len(records)))
                 shape = (len(text), 1, 1) if array is None else tuple(array.shape)
                 why = pair.why if array is None else ""
@@ -172,6 +173,11 @@ class LogitsRun:
         if array is None:
             raise ElementsMissing(self.records[record].why)
         return array
+
+
+def _notes_of_maker(run: Run, logits: TokenLogits) -> list[Note]:
+    maker = maker_of(run) or _maker(run, logits)
+    return [note_of_maker(maker, logits.call.root)] if maker else []
 
 
 def _maker(run: Run, logits: TokenLogits) -> str:
