@@ -349,7 +349,7 @@ class Writer:
 
     def _leave_failure(self) -> None:
         if self._failure and self.folder is not None and self._process == os.getpid():
-            leave_status(self.folder, FAILED, self._failure)
+            leave_status(self.folder, Ended(FAILED, self._failure))
 
     def _raise(self) -> NoReturn:
         self._failure_raised = True
