@@ -8,6 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from whence.records.marks import STOPPED
+from whence.records.observed import observed
 from whence.records.run import Run
 
 
@@ -52,7 +53,7 @@ def missing_of(run: Run) -> Sequence[Missing]:
 
 def ends_of(run: Run) -> tuple[Missing, ...]:
     """The end that a run lacks: why its capture stopped before its program did, or how it ended
-    otherwise.
+    otherwise; and that it was watched.
     """
     stopped = [
         Missing(
@@ -64,6 +65,12 @@ def ends_of(run: Run) -> tuple[Missing, ...]:
         for note in run.notes
         if note.kind == STOPPED
     ]
-    if stopped or not run.ended:
-        return tuple(stopped)
-    return (Missing(Lack.CUT, "", run.ended),)
+    if not stopped and run.ended:
+        stopped = [Missing(Lack.CUT, "", run.ended)]
+    return (*stopped, *watched(run))
+
+
+def watched(run: Run) -> tuple[Missing, ...]:
+    """That a capture changed what it captured, or may have."""
+    seen = observed(run)
+    return (Missing(Lack.WATCHED, "", seen.words),) if seen and seen.is_doubt else ()

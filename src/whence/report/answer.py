@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from whence.records import Lack
 from whence.records.marks import OBSERVER
 from whence.records.slots import input_name, is_drawn, is_input
 from whence.report import effect, evidence, generation, origin, windows
@@ -104,7 +105,10 @@ def answer(
 
 
 def _missing(missing: Sequence[NotThere]) -> Iterator[str]:
-    """What either run lacks; what was accepted is left out."""
+    """What either run lacks; what was accepted is left out. Of being watched the line of the
+    observer effect tells.
+    """
+    missing = [one for one in missing if one.kind != Lack.WATCHED]
     for place, one in enumerate(missing[:_MOST_MISSING]):
         title = "  leaves out" if one.accepted else "  missing"
         before = missing[place - 1].accepted if place else None

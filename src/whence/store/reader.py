@@ -37,6 +37,7 @@ from whence.records import (
 )
 from whence.records.columns import Columns
 from whence.records.lookup import Named
+from whence.records.missing import watched
 from whence.records.places import is_url
 from whence.store import journal
 from whence.store.folder import (
@@ -152,7 +153,8 @@ class StoredRun(Named):
 
     @functools.cached_property
     def _lacks(self) -> tuple[Missing, ...]:
-        return lacks(self._processes, self._unborn, self._info, self.chosen_ranks)
+        shown = lacks(self._processes, self._unborn, self._info, self.chosen_ranks)
+        return (*shown, *watched(self))
 
     @property
     def missing(self) -> Sequence[Missing]:

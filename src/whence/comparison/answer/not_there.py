@@ -15,7 +15,6 @@ import msgspec
 from whence.comparison.options import CompareOptions
 from whence.readers.unread import same_bytes
 from whence.records import Lack, Missing, Run, missing_of
-from whence.records.observed import observed
 from whence.results import Comparison, NotThere, Status
 
 _PARTIAL = frozenset((Lack.CUT, Lack.RANK, Lack.RUNNING, Lack.DAMAGED))
@@ -27,7 +26,7 @@ _IGNORED = frozenset((Lack.UNREAD, Lack.DAMAGED))
 def not_there(reference: Run, target: Run, options: CompareOptions) -> Iterator[NotThere]:
     """What either run lacks, the reference first."""
     for side, run in (("reference", reference), ("target", target)):
-        for missing in (*missing_of(run), *_watched(run)):
+        for missing in missing_of(run):
             accepted = _is_accepted(missing, options)
             yield NotThere(side, missing.kind, missing.where, missing.text, accepted)
 
@@ -62,13 +61,6 @@ def _with_equal_files(
         else one
         for one in missing
     )
-
-
-def _watched(run: Run) -> Iterator[Missing]:
-    """That a capture changed what it captured, or may have."""
-    seen = observed(run)
-    if seen is not None and seen.is_doubt:
-        yield Missing(Lack.WATCHED, "", seen.words)
 
 
 def _is_accepted(missing: Missing, options: CompareOptions) -> bool:
