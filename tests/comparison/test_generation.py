@@ -380,7 +380,7 @@ def test_logits_of_experts_do_not_tell_a_near_tie_from_a_fault(tmp_path, tilt, w
     result = whence.compare(tmp_path / "ref", tmp_path / "tgt")
     assert result.status == "undecided" and result.findings[0].confidence == "suspect"
     assert "the model sends tokens to experts" in result.headline
-    assert result.next[0].command.startswith("whence run --keep full ")
+    assert any(s.command.startswith("whence run --keep full ") for s in result.next)
     text = answer(result)
     assert "\nSUSPECT " in text and "FAULT" not in text
 
