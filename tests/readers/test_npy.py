@@ -235,7 +235,7 @@ def test_files_that_are_not_read_are_told(tmp_path):
     (tmp_path / "broken.npy").write_bytes(b"\x93NUMPY\x01\x00")
     (tmp_path / "b.pt").write_bytes(b"PK")
     missing = {m.where: m.text for m in open_run(tmp_path).missing}
-    assert "broken.npy is not read" in missing["broken.npy"]
+    assert missing["broken.npy"] == "broken.npy is not read: it is no .npy file"
     assert "b.pt is not read" in missing["b.pt"]
 
 

@@ -99,8 +99,8 @@ def test_a_checkpoint_in_parts_is_the_same_as_a_whole_one(tmp_path):
     result = whence.compare(whole, str(parts))
     assert result.status != "same"
     assert any(
-        "2 tensors that model.safetensors.index.json names are in model-00002" in note
-        for note in result.notes
+        "2 tensors that model.safetensors.index.json names are in model-00002" in one.text
+        for one in result.missing
     )
 
 

@@ -15,7 +15,7 @@ from whence.errors import ElementsMissing, MissingDependency, UnreadableRun, Whe
 from whence.readers.assembly import named_tensors
 from whence.readers.assembly.joined_parts import Part, joined
 from whence.readers.source import Place
-from whence.readers.unread import Content, content_of, may_hold
+from whence.readers.unread import Content, content_of, may_hold, not_read
 from whence.records import Dumped, Lack, Missing, Over, Run, missing_of
 
 
@@ -91,7 +91,9 @@ def open_folder(place: Place, readers: Readers) -> tuple[Run | None, str]:
         return None, ""
     parts, missing = reading.parts, tuple(reading.missing)
     run = parts[0].run if _is_whole(parts) else joined(place.path, parts)
-    return _Folder(run, missing), " and ".join(dict.fromkeys(part.reader for part in parts))
+    return _Folder(run, missing, reading.files()), " and ".join(
+        dict.fromkeys(part.reader for part in parts)
+    )
 
 
 def _is_whole(parts: Sequence[Part]) -> bool:
@@ -102,9 +104,14 @@ def _is_whole(parts: Sequence[Part]) -> bool:
 class _Folder(Over):
     """A run of a folder, with what else is in it."""
 
-    def __init__(self, base: Run, missing: tuple[Missing, ...]) -> None:
+    def __init__(self, base: Run, missing: tuple[Missing, ...], files: Mapping[str, bool]) -> None:
         super().__init__(base)
-        self._beside = missing
+        self._beside, self._files = missing, files
+
+    @property
+    def files(self) -> Mapping[str, bool]:
+        """What was read, or could not be."""
+        return self._files
 
     @property
     def missing(self) -> tuple[Missing, ...]:
@@ -117,7 +124,8 @@ class _Reading:
 
     def __init__(self, place: Place, readers: Readers) -> None:
         self._readers = readers
-        self._left = place
+        self._place = self._left = place
+        self._unneeded: set[str] = set()
         self.parts: list[Part] = []
         self.missing: list[Missing] = []
         self.failures: list[WhenceError] = []
@@ -139,6 +147,7 @@ class _Reading:
             else:
                 self.parts.append(Part(run, name))
                 self._left.asked_for.update(_files_of(run))
+            self._unneeded |= self._left.left
             self._left = self._left.without(self._left.asked_for)
 
     def take_files(self) -> None:
@@ -160,6 +169,13 @@ class _Reading:
         counts = Counter(reader for *_, reader in mine)
         for name, file, reader in mine:
             self._take(name, file, reader, is_only=counts[reader] == 1)
+
+    def files(self) -> Mapping[str, bool]:
+        """As `records.files_of` says."""
+        taken = set(self._place.files) - set(self._left.files)
+        beside = {part.file for part in self.parts if part.file}
+        unread = {lack.where for lack in self.missing}
+        return {name: name not in self._unneeded for name in taken | beside | unread}
 
     def _places(self) -> Iterator[tuple[str, Place]]:
         """The files that are left."""
@@ -189,7 +205,7 @@ class _Reading:
         self.failures.append(error)
         if isinstance(error, NoTensor):
             return
-        self.missing += [Missing(kind, name, f"{name} is not read: {error}") for name in files]
+        self.missing += [Missing(kind, name, not_read(name, error)) for name in files]
 
     def _lacks(self, kind: Lack, name: str, text: str) -> None:
         self.missing.append(

@@ -17,14 +17,15 @@ class Place:
 
     path: as given. head: the first 64 KiB of a file, b"" for a folder. size: of a file in bytes.
     hidden: files of a folder, relative, that other readers have read. asked_for: files, relative,
-    whose paths a reader wanted. Raises UnreadableRun when nothing that can be read is there.
+    whose paths a reader wanted. left: those of them without which no tensor is lost. Raises
+    UnreadableRun when nothing that can be read is there.
     """
 
     def __init__(self, path: str | os.PathLike[str], hidden: frozenset[str] = frozenset()) -> None:
         self.path = Path(path)
         self.is_folder = self.path.is_dir()
         self.head, self.size = b"", 0
-        self.hidden, self.asked_for = hidden, set[str]()
+        self.hidden, self.asked_for, self.left = hidden, set[str](), set[str]()
         self._above: tuple[Place, str] | None = None
         self._root = self.path if self.is_folder else self.path.parent
         self._inner_folders: dict[str, bool] = {}
@@ -138,11 +139,14 @@ class Place:
         self._ask_for(name)
         return path
 
-    def _ask_for(self, name: str) -> None:
-        self.asked_for.add(os.path.normpath(name).replace(os.sep, "/"))
+    def _ask_for(self, name: str, *, is_left: bool = False) -> None:
+        path = os.path.normpath(name).replace(os.sep, "/")
+        self.asked_for.add(path)
+        if is_left:
+            self.left.add(path)
         if self._above is not None:
             place, folder = self._above
-            place._ask_for(f"{folder}/{name}")
+            place._ask_for(f"{folder}/{name}", is_left=is_left)
 
     def _holds(self, name: str, path: Path) -> bool:
         """Does a name lead to something inside? A folder is followed once for all files in it, a
@@ -168,10 +172,10 @@ class Place:
         return place
 
     def leave(self, name: str) -> None:
-        """Say that a reader knows a file, and leaves it unread on purpose: it holds nothing else,
-        or what nobody compares.
+        """Say that a reader knows a file without which no tensor is lost: it holds nothing else, or
+        what nobody compares.
         """
-        self._ask_for(name)
+        self._ask_for(name, is_left=True)
 
     def without(self, files: Iterable[str]) -> Place:
         """This folder as if these files, relative, were not there."""

@@ -124,6 +124,13 @@ def _is_json(place: Place) -> bool:
     return True
 
 
+def not_read(name: str, error: Exception) -> str:
+    """That a file is not read, and why, with its name once."""
+    before, _, rest = str(error).partition(name)
+    is_subject = rest.startswith(" ") and (not before or before.endswith("/"))
+    return f"{name} is not read: {'it' + rest if is_subject else error}"
+
+
 def same_bytes(path: Path, other: Path) -> bool:
     """Whether two files hold the same bytes; False where one cannot be read."""
     try:

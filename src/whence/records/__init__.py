@@ -2,7 +2,7 @@
 
 from whence.records.collective import Collective, CollectiveKind
 from whence.records.marks import MEMORY_ORDER, OVERWRITTEN, PATCHED, PATCHED_AS
-from whence.records.missing import Lack, Missing, missing_of
+from whence.records.missing import Lack, Missing, files_of, missing_of
 from whence.records.program import Operation, Program
 from whence.records.region import Region, children, regions
 from whence.records.run import (
@@ -55,6 +55,7 @@ __all__ = [
     "Step",
     "children",
     "collectives_of",
+    "files_of",
     "missing_of",
     "regions",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -25,6 +25,8 @@ class Lack(StrEnum):
     """A process of the recorded world size that left nothing."""
     RUNNING = "running"
     """A run that is still being written."""
+    ABSENT = "absent"
+    """A file that the other run has, whose other files both have."""
     FOREIGN = "foreign"
     """Elements that are not those that the journal names."""
     WATCHED = "watched"
@@ -49,6 +51,14 @@ def missing_of(run: Run) -> Sequence[Missing]:
     """
     missing: Sequence[Missing] | None = getattr(run, "missing", None)
     return missing if missing is not None else ends_of(run)
+
+
+def files_of(run: Run) -> Mapping[str, bool]:
+    """The files of a folder that a dump was read from, or that lie there unread, relative to it;
+    for each, whether a tensor would be lost without it, for all that is known.
+    """
+    files: Mapping[str, bool] = getattr(run, "files", {})
+    return files
 
 
 def ends_of(run: Run) -> tuple[Missing, ...]:

@@ -9,7 +9,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records.collective import Collective
 from whence.records.lookup import Named
-from whence.records.missing import Missing, missing_of
+from whence.records.missing import Missing, files_of, missing_of
 from whence.records.program import Program
 from whence.records.run import Call, Note, Record, Run, RunInfo, Step, collectives_of
 
@@ -88,6 +88,11 @@ class Over(Named):
     def missing(self) -> Sequence[Missing]:
         """What the other run lacks, asked for anew: reading elements may show more of it."""
         return missing_of(self.base)
+
+    @property
+    def files(self) -> Mapping[str, bool]:
+        """The files that the other run was read from."""
+        return files_of(self.base)
 
     def array(self, record: int) -> Array:
         return self.base.array(record)

@@ -6,7 +6,8 @@ Every route to an answer ends here. A fault in what is there stays a fault.
 from __future__ import annotations
 
 import fnmatch
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,21 +15,22 @@ import msgspec
 
 from whence.comparison.options import CompareOptions
 from whence.readers.unread import same_bytes
-from whence.records import Lack, Missing, Run, missing_of
+from whence.records import Dumped, Lack, Missing, Run, files_of, missing_of
 from whence.results import Comparison, NotThere, Status
 
-_PARTIAL = frozenset((Lack.CUT, Lack.RANK, Lack.RUNNING, Lack.DAMAGED))
+_PARTIAL = frozenset((Lack.CUT, Lack.RANK, Lack.RUNNING, Lack.DAMAGED, Lack.ABSENT))
 """What `partial` accepts."""
-_IGNORED = frozenset((Lack.UNREAD, Lack.DAMAGED))
+_IGNORED = frozenset((Lack.UNREAD, Lack.DAMAGED, Lack.ABSENT))
 """Kinds of files that `ignore` may name."""
+_OF_ONE_RUN = re.compile(r"\d{8,}|(?<=pid)\d+")
+"""What in a file's name is of one run alone: times, numbers of processes."""
 
 
 def not_there(reference: Run, target: Run, options: CompareOptions) -> Iterator[NotThere]:
     """What either run lacks, the reference first."""
     for side, run in (("reference", reference), ("target", target)):
         for missing in missing_of(run):
-            accepted = _is_accepted(missing, options)
-            yield NotThere(side, missing.kind, missing.where, missing.text, accepted)
+            yield _told(side, missing, options)
 
 
 def with_missing(
@@ -36,6 +38,12 @@ def with_missing(
 ) -> Comparison:
     """The answer, which is not that the runs are the same where one of them is not whole."""
     missing = _with_equal_files(tuple(not_there(reference, target, options)), reference, target)
+    pairs = _files_in_pairs(reference, target)
+    beside = [
+        *_absent(pairs, reference, target),
+        *(_of_other_size(pairs, reference, target) if result.incomparable else ()),
+    ]
+    missing += tuple(_told(side, one, options) for side, one in beside)
     result = msgspec.structs.replace(result, missing=missing)
     open_ones = [one for one in missing if not one.accepted]
     if not open_ones or result.status != Status.SAME:
@@ -61,6 +69,65 @@ def _with_equal_files(
         else one
         for one in missing
     )
+
+
+def _told(side: str, missing: Missing, options: CompareOptions) -> NotThere:
+    """With what to do about a file, where its text leaves that open."""
+    text = missing.text
+    if missing.kind in _IGNORED and "--ignore" not in text:
+        again = "" if "again" in text else " copy it again, or"
+        text += f";{again} give --ignore {missing.where!r} to do without"
+    return NotThere(side, missing.kind, missing.where, text, _is_accepted(missing, options))
+
+
+_Pairs = list[tuple[list[str], list[str]]]
+
+
+def _files_in_pairs(reference: Run, target: Run) -> _Pairs:
+    """The files of both dumps by their names, but for what names one run; none where fewer than
+    half have a namesake, as in dumps of two tools.
+    """
+    names: defaultdict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    for side, run in enumerate((reference, target)):
+        for file in sorted(files_of(run)):
+            names[_OF_ONE_RUN.sub("#", file)][side].append(file)
+    both = sum(min(map(len, pair)) for pair in names.values())
+    either = sum(max(map(len, pair)) for pair in names.values())
+    return list(names.values()) if 2 * both >= either else []
+
+
+def _absent(pairs: _Pairs, reference: Run, target: Run) -> Iterator[tuple[str, Missing]]:
+    """Files that one run has and the other has not, though it has most of its files."""
+    for one, other in pairs:
+        for side, run, held, lacking in (
+            ("reference", target, other, one),
+            ("target", reference, one, other),
+        ):
+            for file in held[len(lacking) :]:
+                if files_of(run)[file]:
+                    yield side, Missing(Lack.ABSENT, file, f"{file} is in the other run only")
+
+
+def _of_other_size(pairs: _Pairs, reference: Run, target: Run) -> Iterator[tuple[str, Missing]]:
+    """Files that hold more or fewer elements than their namesakes: exchanged, it may be."""
+    elements, others = _elements_in_files(reference), _elements_in_files(target)
+    for one, other in pairs:
+        for file, namesake in zip(one, other, strict=False):
+            count, second = elements[file], others[namesake]
+            if count and second and count != second:
+                text = (
+                    f"{namesake} holds {second:,} elements and its namesake {count:,}, and they "
+                    "are not all compared: exchanged with another file?"
+                )
+                yield "target", Missing(Lack.DAMAGED, namesake, text)
+
+
+def _elements_in_files(run: Run) -> Counter[str]:
+    held: Counter[str] = Counter()
+    for record in run.records:
+        if isinstance(record.elements, Dumped):
+            held[record.elements.file.partition(",")[0]] += record.count
+    return held
 
 
 def _is_accepted(missing: Missing, options: CompareOptions) -> bool:

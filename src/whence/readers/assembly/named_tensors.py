@@ -18,6 +18,7 @@ from whence.readers.assembly.builder import Building, Load
 from whence.readers.encodings.archive import File
 from whence.readers.encodings.pickle_values import TorchTensor, Unknown
 from whence.readers.source import Place
+from whence.readers.unread import not_read
 from whence.records import Lack
 from whence.records.marks import Mark, mark
 
@@ -133,7 +134,7 @@ def of_files(
                 for item in items(building, file, prefix)
             )
         except UnreadableRun as error:
-            building.lacks(Lack.DAMAGED, name, f"{name} is not read: {error}")
+            building.lacks(Lack.DAMAGED, name, not_read(name, error))
     return tensors
 
 

@@ -271,7 +271,10 @@ def _texts(place: Place) -> Iterator[Path]:
     """Graph texts in the dump; where there are none, those in the folders above that torchair
     writes them to.
     """
-    inside = [place.inside(file) for file in place.files if is_graph(file.rpartition("/")[2])]
+    graphs = [file for file in place.files if is_graph(file.rpartition("/")[2])]
+    inside = [place.inside(file) for file in graphs]
+    for file in graphs:
+        place.leave(file)
     yield from inside
     if any(path.suffix != ".json" for path in inside):
         return

@@ -55,13 +55,13 @@ def open_run(place: Place) -> Run:
         if name.endswith(_SUMMARY):  # says the same of the same tensors
             place.leave(name)
     for name in names:
-        tree = _loaded(place, name)
-        _Tree(
-            building,
-            place,
-            tree,
-            root=PurePosixPath(str(tree.get("module_path", "model")).split(" ")[0]).name,
-        ).add()
+        loaded = _loaded(place, name)
+        root = PurePosixPath(str(loaded.get("module_path", "model")).split(" ")[0]).name
+        tree = _Tree(building, place, loaded, root)
+        tree.add()
+        if tree.without_values and name.endswith(_FULL):
+            text = f"{name} holds tensors without their values, as a summary does"
+            building.lacks(Lack.DAMAGED, name, text)
     return building.run()
 
 
@@ -86,6 +86,7 @@ class _Tree:
 
     def __init__(self, building: Building, place: Place, tree: dict[str, Any], root: str) -> None:
         self.building, self.place, self.tree, self.root = building, place, tree, root
+        self.without_values = 0
         # A module that ran twice has written over its file: what is in it is of the last call.
         self.remaining = Counter(path for path in _paths(tree))
 
@@ -152,6 +153,7 @@ class _Tree:
             and dtype in dtypes.DTYPES
         ):
             return self._printed("\n".join(value), dtype, shape, figures)
+        self.without_values += 1
         statistics, quantum = figures
         return self.building.tensor(
             dtype, shape, why=_STATISTICS, statistics=statistics, quantum=quantum

@@ -92,8 +92,10 @@ def _json(place: Place, name: str, *, needed: bool = True) -> dict[str, Any]:
     UnreadableRun; {} when it may be absent.
     """
     path = place.inside(name) if place.is_folder else place.path.parent / name
-    if not needed and not path.is_file():
-        return {}
+    if not needed:
+        place.leave(name)
+        if not path.is_file():
+            return {}
     try:
         if path.stat().st_size > limits.JSON_BYTES:
             raise UnreadableRun(

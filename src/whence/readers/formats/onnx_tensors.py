@@ -20,6 +20,7 @@ from whence.readers.encodings import onnx_tensor, protobuf
 from whence.readers.encodings.archive import File
 from whence.readers.encodings.onnx_tensor import OnnxTensor
 from whence.readers.source import Place
+from whence.readers.unread import not_read
 from whence.records import Lack, Run
 
 LOOKS_LIKE = "an ONNX tensor (input_0.pb), a test_data_set folder, or an .onnx model"
@@ -84,7 +85,7 @@ def _data_sets(building: Building, place: Place) -> None:
         try:
             record = _named(place, _tensor(place, name), name).record(building)
         except UnreadableRun as error:
-            building.lacks(Lack.DAMAGED, name, f"{name} is not read: {error}")
+            building.lacks(Lack.DAMAGED, name, not_read(name, error))
             continue
         slots = calls.setdefault(
             (str(PurePosixPath(name).parent), int(match["set"] or 0)), {"input": {}, "output": {}}

@@ -18,6 +18,7 @@ from whence.readers.assembly.named_tensors import Named
 from whence.readers.encodings import torch_file
 from whence.readers.encodings.pickle_values import TorchTensor, Unknown
 from whence.readers.source import Place
+from whence.readers.unread import not_read
 from whence.records import Lack, Run
 
 LOOKS_LIKE = "a folder of step=..___rank=..___name=...pt, or of TP0_PP0_Rank0_pid1/Pass00000.pt"
@@ -156,5 +157,5 @@ def _tensors(
             for inner, tensor in torch_file.tensors(tree)
         ]
     except UnreadableRun as error:
-        building.lacks(Lack.DAMAGED, name, f"{name} is not read: {error}")
+        building.lacks(Lack.DAMAGED, name, not_read(name, error))
         return []
