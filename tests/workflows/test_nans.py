@@ -8,6 +8,7 @@ from torch import nn
 
 import whence
 from whence.cli import execute
+from whence.report.nans import nans_text
 
 pytestmark = pytest.mark.torch
 
@@ -50,6 +51,7 @@ def test_nan_that_a_models_own_code_makes_is_named_before_the_module_that_gets_i
     assert (first.scope, first.op_type, first.slot) == ("", "Net", "1:input.0")
     assert 0 < first.nan < first.count == 8
     assert result.after == 2  # the two layers behind it
+    assert first.operator == ("sqrt" if keep == "full" else "")
 
 
 def test_an_overflow_is_named_before_the_nan_that_it_becomes(tmp_path):
@@ -62,7 +64,8 @@ def test_an_overflow_is_named_before_the_nan_that_it_becomes(tmp_path):
     assert next(r.high for r in first.read if r.slot == "input.0") == 3e4
     assert then.nan > 0
     assert then.order > first.order
-    assert result.overflowed == (first,)
+    assert result.overflowed[0].order == first.order
+    assert first.operator == "addmm"
 
 
 def test_a_backward_pass_that_makes_nan_is_named(tmp_path):
@@ -75,6 +78,16 @@ def test_a_backward_pass_that_makes_nan_is_named(tmp_path):
         net(torch.zeros(2, 4)).sum().backward()
     first = whence.nans(tmp_path / "run").first
     assert (first.scope, first.phase, first.slot) == ("1", "backward", "output.grad.input.0")
+
+
+def test_an_operator_inside_a_module_is_named(tmp_path):
+    class Masked(nn.Module):
+        def forward(self, x):
+            return (x + torch.full((4,), float("-inf")).exp()).neg().log() + 1
+
+    result = captured(tmp_path / "run", nn.Sequential(nn.ReLU(), Masked()), torch.ones(2, 4))
+    assert (result.first.scope, result.first.operator) == ("1", "log")
+    assert ", by log" in nans_text(result)
 
 
 def test_the_command_says_it_and_exits_with_one(tmp_path, capsys):

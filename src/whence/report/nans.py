@@ -43,7 +43,7 @@ def _found(found: NotFinite, title: str) -> Iterator[str]:
     made += [f"{found.infinite:,} infinite"] if found.infinite else []
     limit = f" (largest {found.largest:.6g})" if found.largest is not None else ""
     words = f"{' and '.join(made)} of {count(found.count, 'element')}, {found.dtype}{limit}"
-    yield headed("  made", words)
+    yield headed("  made", words + (f", by {clean(found.operator)}" if found.operator else ""))
     for place, read in enumerate(found.read[:_MOST_READ]):
         yield headed("  from" if not place else "", _range(read, found))
     if len(found.read) > _MOST_READ:

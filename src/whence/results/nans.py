@@ -24,7 +24,9 @@ class NotFinite(msgspec.Struct, frozen=True, omit_defaults=True):
 
     scope, op_type, phase, step, rank, order: of the call that made it. slot: in that call; of what
     a container's own code handed to a child, "K:input.0". nan, infinite, count: elements. largest:
-    the largest finite number of the dtype. read: what the call was given.
+    the largest finite number of the dtype. read: what the call was given. operator: of the program
+    that the call ran, the first that makes it when it is run again ("log"); "" where that is not
+    known.
     """
 
     scope: str
@@ -42,6 +44,7 @@ class NotFinite(msgspec.Struct, frozen=True, omit_defaults=True):
     phase: str = "forward"
     source: str = ""
     read: tuple[Range, ...] = ()
+    operator: str = ""
 
 
 class Nans(Described, msgspec.Struct, frozen=True):

@@ -6,7 +6,13 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
+import numpy as np
+
 from whence import dtypes
+from whence.dtypes import Array
+from whence.errors import ElementsMissing, ReplayRefused
+from whence.records.program import TENSOR_OPERANDS
 from whence.records.slots import is_read, is_written
 from whence.results import Nans, NotFinite, Range
 
@@ -49,15 +55,17 @@ class _Search:
                 nan = made
                 break
             overflowed.append(made)
+        then: NotFinite | None = None
         cause, overflow = nan, next(iter(overflowed), None)
         if nan is None or (overflow is not None and any(read.infinite for read in nan.read)):
-            cause = overflow
+            cause, then = overflow, nan
+        cause = _with_operator(cause, self._run)
         after = [c for c in self._run.calls if cause is not None and c.order > cause.order]
         records = self._run.records
         return Nans(
             name,
             cause,
-            nan if cause is not nan else None,
+            then,
             tuple(overflowed[:_MOST_OVERFLOWS]),
             sum(any(_is_bad(records[r.record]) for r in c.refs) for c in after),
             len(self._run.calls),
@@ -131,6 +139,49 @@ class _Search:
                 if is_read(ref.slot)
             ),
         )
+
+
+def _with_operator(found: NotFinite | None, run: Run) -> NotFinite | None:
+    """With the operator that makes it, where the call's program can be run again."""
+    if found is None:
+        return None
+    call = next(call for call in run.calls if call.order == found.order)
+    program = run.programs.get(call.program or "")
+    if program is None:
+        return found
+    operators = [operation.name for operation in program.operations]
+    place = 0 if len(operators) == 1 else _first_place(run, call, is_nan=found.nan > 0)
+    if place is None:
+        return found
+    return msgspec.structs.replace(found, operator=operators[place].split(".")[1])
+
+
+def _first_place(run: Run, call: Call, *, is_nan: bool) -> int | None:
+    """The first operation of a call's program that makes NaN, or infinities of its operands; None
+    where it cannot be run again, or makes none.
+    """
+    from whence.comparison.replays.side import ReplaySource
+
+    places: list[int] = []
+    source = ReplaySource(run)
+
+    def look(place: int, array: Array) -> None:
+        operation = program.operations[place]
+        is_made = any(operand.kind in TENSOR_OPERANDS for operand in operation.operands())
+        if is_made and not places and dtypes.of(array).is_floating:
+            values = np.asarray(array, np.float64)
+            if (np.isnan(values) if is_nan else np.isinf(values)).any():
+                places.append(place)
+
+    try:
+        loaded = source.load(call)
+        program = loaded.program
+        slots = (*program.inputs, *program.params)
+        arrays, strides = source.arrays(source.records(call, slots))
+        loaded.run(arrays, arrays, strides=strides, trace=look)
+    except (ReplayRefused, ElementsMissing):
+        return None
+    return next(iter(places), None)
 
 
 def _is_bad(record: Record) -> bool:
