@@ -29,6 +29,8 @@ from whence.replay.export.ways import Way
 from whence.replay.optimizers import step_alone
 
 FILES = ("repro.py", "repro.safetensors")
+LIMITS = "\nRHO, RHO_16, Z, Z_16 = "
+"""In front of the limits of rounding, in every script."""
 
 
 @dataclass
@@ -117,10 +119,7 @@ class _Writer:
         if case.way.backend or case.reference.backend:
             config = "import torch._dynamo.config\nimport torch._inductor.config\n"
         head = f'"""{_quoted(self.docstring)}"""\n\n' + IMPORTS.format(config=config)
-        return (
-            f"{head}\naten = torch.ops.aten\nDTYPES = {{{table}}}\nRHO, RHO_16, Z, Z_16 = "
-            f"{_limits()}\n\n\n{code}"
-        )
+        return f"{head}\naten = torch.ops.aten\nDTYPES = {{{table}}}{LIMITS}{_limits()}\n\n\n{code}"
 
     # ---- operators
 

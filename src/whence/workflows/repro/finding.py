@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from whence.errors import (
     UsageError,
 )
 from whence.records.marks import was_compiled
+from whence.regular_files import is_regular
 from whence.results import Comparison, Finding, Reproduction
 from whence.workflows.repro.case import choose_case, describe, executed_piece
 from whence.workflows.repro.subject import NothingToRun, open_subject
@@ -125,9 +126,28 @@ def _written(case: Case, folder: Path) -> Path:
 
 
 def _check(folder: Path, force: bool) -> None:
+    """Raise OutputExists where the script cannot go: what is replaced is an earlier one alone."""
     if folder.is_file():
         raise OutputExists(f"cannot write a script into {folder}: it is a file; choose another -o")
     if folder.is_dir() and any(folder.iterdir()) and not force:
         raise OutputExists(
             f"{folder} already holds files; --force writes into it, or choose another -o"
         )
+    strange = next((file for file in _of_others(folder)), None)
+    if strange is not None:
+        raise OutputExists(
+            f"{strange} is not of a script that whence wrote, and --force replaces nothing else; "
+            "choose another -o"
+        )
+
+
+def _of_others(folder: Path) -> Iterator[Path]:
+    """Files of somebody else where the script and its tensors would go."""
+    from whence.replay.export.script import FILES, LIMITS
+
+    script, tensors = (folder / name for name in FILES)
+    is_ours = is_regular(script) and LIMITS.encode() in script.read_bytes()
+    if os.path.lexists(script) and not is_ours:
+        yield script
+    if os.path.lexists(tensors) and not (is_ours and is_regular(tensors)):
+        yield tensors
