@@ -17,7 +17,13 @@ from whence.judge.error_growth import (
 )
 from whence.judge.error_patterns import Sight, sight
 from whence.judge.formula import FormulaDifference, formula_difference, of_formula
-from whence.judge.integer_codes import are_codes, at_boundaries, beyond_boundaries, error_of_codes
+from whence.judge.integer_codes import (
+    are_codes,
+    at_boundaries,
+    beyond_boundaries,
+    error_of_codes,
+    may_be_codes,
+)
 from whence.judge.limits import LIMITS, Limits
 from whence.judge.nondeterminism import elementwise, explain, flips, repeated
 from whence.judge.parameters import ParameterDifference, rounded
@@ -27,6 +33,7 @@ from whence.judge.precision import filled_otherwise, partly, roundoff
 from whence.judge.random_numbers import chance_bits, misdrawn
 from whence.judge.replay_error import ReplayError, less_suspect
 from whence.judge.replay_error import measure as local
+from whence.judge.scaled_codes import error_of_scaled
 from whence.judge.statistics_drift import drift, parted
 from whence.judge.three_way import ThreeWay, judge_third, three_way, with_third
 from whence.judge.ties import Choice
@@ -56,6 +63,7 @@ __all__ = [
     "elementwise",
     "error_of",
     "error_of_codes",
+    "error_of_scaled",
     "explain",
     "filled_otherwise",
     "flips",
@@ -72,6 +80,7 @@ __all__ = [
     "less_suspect",
     "local",
     "lone_element",
+    "may_be_codes",
     "may_be_masked",
     "misdrawn",
     "of_formula",

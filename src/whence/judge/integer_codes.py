@@ -1,5 +1,5 @@
-"""Integers of 8 bits that were rounded from something: quantised activations and weights, pixels.
-They differ in steps.
+"""Codes of 8 bits that were rounded from something: quantised activations and weights, pixels, as
+integers or as floats. They differ in steps.
 
 A value v that is off by d rounds to another code with probability |d|: so the mean distance of the
 codes, in steps, is that of the values they were rounded from. One step is what rounding at a
@@ -21,17 +21,24 @@ from whence.results import Measured
 _MEAN = 0.8  # mean of |x| over the root mean square of x, of a normal distribution
 
 
+def may_be_codes(dtype: str) -> bool:
+    """Is this a type that codes have? That of 8 bits without a mantissa has scales."""
+    return dtype in ("int8", "uint8") or 2.0**-4 <= dtypes.unit_roundoff(dtype) <= 2.0**-3
+
+
 def are_codes(dtype: str, measured: Measured) -> bool:
     """Are these elements codes? Masks, of two values, are none."""
-    if dtype not in ("int8", "uint8"):
+    if not may_be_codes(dtype):
         return False
+    if dtypes.is_floating(dtype):
+        return True
     low, high = (measured.values.get(f"reference_{end}") for end in ("min", "max"))
     return low is not None and high is not None and high - low >= CODE_LEVELS
 
 
-def error_of_codes(measured: Measured) -> PairError | None:
+def error_of_codes(dtype: str, measured: Measured) -> PairError | None:
     """The error of the values that were rounded to codes, relative to their spread; None where it
-    cannot be told.
+    cannot be told. dtype: of the codes; the steps of floats grow with them, the widest counts.
 
     u: what a few codes at a boundary amount to, so that two of them are no growth. coarse: what the
     steps themselves amount to, for whoever reads the codes. lone: of an element that is off by
@@ -42,12 +49,15 @@ def error_of_codes(measured: Measured) -> PairError | None:
         values.get(k) for k in ("mean_abs_err", "rmse", "max_abs_err", "reference_std")
     )
     count = values.get("compared")
+    ends = (values.get("reference_min"), values.get("reference_max"))
     if mean is None or rms is None or largest is None or not spread or not count:
         return None
-    lone = (largest - 1) / spread if largest >= 2 else 0.0
+    top = max((abs(end) for end in ends if end is not None), default=0.0)
+    step = 2 * dtypes.unit_roundoff(dtype) * top or 1.0
+    lone = (largest - step) / spread if largest >= 2 * step else 0.0
     return PairError(
         mean / (_MEAN * spread),
-        u=CODES_BY_CHANCE / (_MEAN * spread * count),
+        u=CODES_BY_CHANCE * step / (_MEAN * spread * count),
         lone=lone,
         codes=True,
         coarse=rms / spread,

@@ -46,8 +46,11 @@ def partly(reference: Record, target: Record) -> str:
 
 def mask_fill(kind: dtypes.DType) -> float:
     """Magnitude from which on an element is the filling of a mask. Masks are filled with the
-    smallest number of their dtype, which differs by dtype and swamps every norm.
+    smallest number of their dtype, which differs by dtype and swamps every norm. Floats of 8 bits
+    are codes, and reach the ends of their range.
     """
+    if kind.kind == "float" and kind.bits <= 8:
+        return math.inf
     return MASK_FILL * (kind.max_finite or math.inf)
 
 

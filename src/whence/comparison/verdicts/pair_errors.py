@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from whence import judge, metrics
+from whence import dtypes, judge, metrics
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.declared.differences import DeclaredDifferences
+from whence.comparison.verdicts.quantised.scales import Scales
 from whence.comparison.verdicts.repeated_runs import RepeatedRuns
 from whence.judge.policy import Policy
 from whence.records import Call
@@ -28,6 +29,7 @@ class PairErrors:
         self.paired, self._repeated = paired, repeated
         self.declared = DeclaredDifferences(policy, paired.reference, paired.target, paired.plan)
         self._errors: dict[tuple[int, int], judge.PairError] = {}
+        self._scales = Scales(paired)
 
     def of(self, slot: SlotPair) -> judge.PairError:
         """Error of a pair of tensors, and what is known of it besides its size."""
@@ -45,8 +47,8 @@ class PairErrors:
             return unmasked
         measured = self.paired.measured[slot.reference_record, slot.target_record]
         error = judge.error_of(measured, a, b, u)
-        if error.value and a.dtype == b.dtype and judge.are_codes(a.dtype, measured):
-            error = judge.error_of_codes(measured) or error
+        if error.value and a.dtype == b.dtype:
+            error = self._of_codes(slot, error, measured)
         # and figures of the few that are shown say little of the whole
         if self.paired.partly(slot):
             error = dataclasses.replace(error, exact=False, drift=None)
@@ -56,6 +58,49 @@ class PairErrors:
             error = dataclasses.replace(error, lone=self._lone(slot, place, measured))
         spread = self._repeated.spread(slot.reference_record, measured)
         return dataclasses.replace(error, spread=spread) if spread else error
+
+    def _of_codes(
+        self, slot: SlotPair, error: judge.PairError, measured: Measured
+    ) -> judge.PairError:
+        """The error of what was rounded to codes, or of what scales bring codes to; of other
+        tensors as it is.
+        """
+        key = slot.reference_record, slot.target_record
+        dtype = self.paired.reference.records[slot.reference_record].dtype
+        if math.isfinite(error.value or 0.0) and judge.are_codes(dtype, measured):
+            error = judge.error_of_codes(dtype, measured) or error
+        codes = slot if key in self._scales.of else self._scales.codes.get(key)
+        if codes is None:
+            return error
+        scales = self._scales.of[codes.reference_record, codes.target_record]
+        if self.paired.is_equal(scales) or self.paired.is_equal(codes):
+            return error
+        arrays = self.paired.arrays(codes), self.paired.arrays(scales)
+        if arrays[0] is None or arrays[1] is None:
+            return error
+        scaled = judge.error_of_scaled(arrays[0], arrays[1])
+        if scaled is None or (scaled.value or 0.0) >= (error.value or 0.0):
+            return error
+        return scaled if codes is slot else judge.PairError(scaled.value, u=error.u)
+
+    def roundoff(
+        self, slots: Sequence[SlotPair], errors: Sequence[judge.PairError], others: Iterable[float]
+    ) -> float:
+        """Unit roundoff in which results were computed.
+
+        Codes were rounded from what was computed as `others` were, unit roundoffs of tensors beside
+        them; floats of 8 bits from bfloat16 at the coarsest, where no other tensor is seen.
+        """
+        u = max((e.u for e in errors), default=0.0)
+        if not any(e.codes for e in errors):
+            return u
+        seen = [other for other in others if 0 < other <= judge.unit_roundoff("bfloat16")]
+        if not seen and any(
+            e.codes and dtypes.is_floating(self.paired.records(slot)[0].dtype)
+            for slot, e in zip(slots, errors, strict=True)
+        ):
+            seen = [judge.unit_roundoff("bfloat16")]
+        return max([u, *seen])
 
     def accumulated(self, slot: SlotPair, error: judge.PairError) -> judge.PairError:
         """The error of what was computed from codes: wider integers are sums of them, and differ by

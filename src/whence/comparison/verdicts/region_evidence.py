@@ -94,9 +94,8 @@ class LeafEvidenceCollector:
         if call.id in self._unseen.worst_before:
             in_errors.append(self._unseen.worst_before[call.id])
         out_errors = self._errors_of_outputs(inputs, outputs, in_errors)
-        u = max((e.u for e in out_errors), default=0.0)
-        if any(e.codes for e in out_errors):  # rounded from what was computed as the inputs were
-            u = max([u, *(e.u for e in in_errors)])
+        u = self.errors.roundoff(outputs, out_errors, (e.u for e in in_errors))
+        if any(e.codes for e in out_errors):
             out_errors = [
                 self.errors.rounded(s, inputs, e) for s, e in zip(outputs, out_errors, strict=True)
             ]

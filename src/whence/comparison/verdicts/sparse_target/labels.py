@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from whence import judge
 from whence.comparison.verdicts.declared.tolerances import allows
@@ -15,6 +15,8 @@ from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_written
 from whence.results import SlotPair, Verdict, VerdictKind
 
+_LEAST_SHARE = 10
+"""Scales have one number for 16 codes or more: what has more is computed from as they are."""
 _StepKey = tuple[int, str, int]
 """Process, root and step of a call."""
 
@@ -113,10 +115,7 @@ class LabelJudge:
         labels_before: Sequence[judge.PairError],
     ) -> tuple[Verdict, float]:
         """The verdict of one label, and its error."""
-        u = max((e.u for e in errors), default=0.0)
-        # What codes were rounded from was computed as what is seen before it.
-        if any(e.codes for e in errors):
-            u = max([u, *(e.u for e in labels_before)])
+        u = self.errors.roundoff(slots, errors, self._beside(label, slots))
         has_order = not has_mark(label, Mark.UNORDERED)
         errors_before = [*labels_before, *self._around.before(label)]
         growth = judge.grow(errors_before if has_order else [judge.PairError(None)], errors, u)
@@ -145,6 +144,26 @@ class LabelJudge:
             verdict = verdict.replace(sentence=sentence)
         return verdict, growth.e_out
 
+    def _beside(self, label: Call, slots: Iterable[SlotPair]) -> Iterator[float]:
+        """Unit roundoffs of tensors of a label's step, but for what is too small to be more than
+        scales of its tensors.
+        """
+        size = max((self.paired.records(slot)[0].count for slot in slots), default=0)
+        for count, u in self._roundoffs[_step_of(label)]:
+            if count * _LEAST_SHARE >= size:
+                yield u
+
+    @functools.cached_property
+    def _roundoffs(self) -> dict[_StepKey, set[tuple[int, float]]]:
+        """(elements, unit roundoff) of the tensors of labels, by step."""
+        sizes: dict[_StepKey, set[tuple[int, float]]] = defaultdict(set)
+        for call, index in self._labels.items():
+            for slot in self.paired.plan.pairs[index].slots:
+                records = self.paired.records(slot)
+                key = _step_of(self.paired.calls[call])
+                sizes[key].add((records[0].count, judge.roundoff(*records)))
+        return sizes
+
     def _tolerated(
         self, verdict: Verdict, label: Call, slots: Iterable[SlotPair], e_out: float
     ) -> Verdict:
@@ -169,6 +188,6 @@ def _worst(errors: Sequence[judge.PairError]) -> list[judge.PairError]:
     """Of errors the few that say all about their size: the largest of each kind of evidence, and
     one that is not known.
     """
-    measured = sorted((e for e in errors if e.value is not None), key=lambda e: e.value or 0.0)
+    measured = sorted((e for e in errors if e.value is not None), key=lambda e: e.inherited or 0.0)
     unknown = [e for e in errors if e.value is None]
     return [*{e.evidence: e for e in measured}.values(), *unknown[:1]]
