@@ -19,6 +19,7 @@ from whence.comparison.left_out import NONE_LEFT_OUT, LeftOut
 from whence.comparison.options import CompareOptions
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.prepare import rewritten_modules
+from whence.comparison.prepare.bits_of_bfloat16 import with_numbers
 from whence.comparison.prepare.labels import plain
 from whence.comparison.prepare.stored_precision import StoredPrecisionRun, as_computed
 from whence.comparison.prepare.training_form import in_form_of, in_one_form
@@ -75,7 +76,8 @@ class PreparedRuns:
 
     def like_reference(self, run: Run, options: CompareOptions) -> CachedRun:
         """A further run of the reference's program in the form that the reference has."""
-        run = in_form_of(self.read_reference.base, with_figures(run))
+        _, run, _ = with_numbers(self.read_reference.base, with_figures(run))
+        run = in_form_of(self.read_reference.base, run)
         if self.aligned.reference is self.read_reference:
             return CachedRun(run)
         aligned = align.align(
@@ -97,6 +99,8 @@ def prepare(reference: Run, target: Run, options: CompareOptions) -> PreparedRun
         with_figures(target),
         unwrapped=options.match in ("auto", "names") and options.chart is None,
     )
+    reference, target, about_bits = with_numbers(reference, target)
+    sentences = (*sentences, *about_bits)
     read_reference = CachedRun(as_computed(reference))
     read_target = CachedRun(as_computed(target))
     aligned = align.align(
