@@ -115,38 +115,44 @@ class OwnFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._process, self._held = path, os.getpid(), -1
+        self._path, self._process = path, os.getpid()
+        self._held = self._used = -1
         fd = system.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         self._identity = _identity(fd)
         if self._hold(fd) == fd:
             os.close(fd)
 
-    @contextlib.contextmanager
-    def descriptor(self) -> Iterator[int]:
-        """A descriptor of this very file. Raises OSError where it cannot be had: the file was
-        deleted, or is that of the process that forked this one.
+    def __enter__(self) -> int:
+        """A descriptor of this very file, until the block ends; not for two threads at once. Raises
+        OSError where it cannot be had: the file was deleted, or is that of the process that forked
+        this one.
         """
         if os.getpid() != self._process:
             raise OSError(errno.EPERM, "the file is that of the process that forked this one")
-        fd = self._held if self._is_held() else self._hold(self._again())
         try:
-            if os.fstat(fd).st_nlink == 0:
-                raise FileNotFoundError(errno.ENOENT, "a file was deleted while it was written")
-            yield fd
-        finally:
-            if fd != self._held:
-                os.close(fd)
+            status = os.fstat(self._held)  # -1 is none
+        except OSError:
+            status = None
+        if status is None or (status.st_dev, status.st_ino) != self._identity:
+            self._held = -1
+            self._used = self._hold(self._again())
+            status = os.fstat(self._used)
+        else:
+            self._used = self._held
+        if status.st_nlink == 0:
+            self.__exit__()
+            raise FileNotFoundError(errno.ENOENT, "a file was deleted while it was written")
+        return self._used
+
+    def __exit__(self, *_: object) -> None:
+        if self._used != self._held:
+            os.close(self._used)
 
     def close(self) -> None:
         """Close what is open of it. Idempotent."""
-        if self._is_held():
+        if self._held >= 0 and _identity(self._held) == self._identity:
             os.close(self._held)
         self._held = -1
-
-    def _is_held(self) -> bool:
-        if self._held >= 0 and _identity(self._held) != self._identity:
-            self._held = -1
-        return self._held >= 0
 
     def _again(self) -> int:
         fd = system.open(self._path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
@@ -178,7 +184,7 @@ def _identity(fd: int) -> tuple[int, int] | None:
 
 def opened(file: int | OwnFile) -> contextlib.AbstractContextManager[int]:
     """A descriptor that stands for the file now."""
-    return contextlib.nullcontext(file) if isinstance(file, int) else file.descriptor()
+    return contextlib.nullcontext(file) if isinstance(file, int) else file
 
 
 def write_all(file: int | OwnFile, data: memoryview | bytes | bytearray, offset: int) -> None:
@@ -186,12 +192,13 @@ def write_all(file: int | OwnFile, data: memoryview | bytes | bytearray, offset:
     errno; one that fails is tried once more, which is harmless: a signal, a network that was away
     or a file that somebody deletes in the same moment loses nothing.
     """
-    view = memoryview(data)
+    view, nbytes = memoryview(data), len(data)
     written_bytes = 0
     failed = False
-    while written_bytes < len(view):
+    place = file if isinstance(file, OwnFile) else contextlib.nullcontext(file)
+    while written_bytes < nbytes:
         try:
-            with opened(file) as fd:
+            with place as fd:
                 taken = system.write(fd, view[written_bytes:], offset + written_bytes)
             if taken <= 0:
                 raise OSError(errno.EIO, "the medium takes nothing")

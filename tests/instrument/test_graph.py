@@ -653,6 +653,7 @@ def test_a_program_is_captured_without_an_edit_and_its_caches_stay_clean(tmp_pat
         "run",
         "--level",
         "graph",
+        "--no-bare",
         "-o",
         str(tmp_path / "run"),
         "--",

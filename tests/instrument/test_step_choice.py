@@ -5,6 +5,7 @@ import os
 import random
 
 import pytest
+import xxhash
 
 from whence.errors import UsageError
 from whence.instrument.options import make
@@ -231,7 +232,8 @@ def record(sink, value, nbytes=64):
     import numpy as np
 
     data = np.full(nbytes, value, np.uint8)
-    return sink.record("uint8", (nbytes,), data, bytes([value]) * 16, None, None)
+    digest = xxhash.xxh3_128_digest(data.tobytes())
+    return sink.record("uint8", (nbytes,), data, digest, None, None)
 
 
 def call(sink, number, step, *records, **more):

@@ -96,7 +96,7 @@ def test_a_pipe_in_place_of_the_status_is_not_waited_for(fuzzer, tmp_path):
     os.mkfifo(tmp_path / "status.json")
     states = []
     assert fuzzer.judged(lambda folder: states.append(status.read_status(folder)), tmp_path) == ""
-    assert states == [("running", "")]
+    assert states == [status.Ended("running")]
 
 
 def test_a_status_of_no_known_word_is_a_run_that_did_not_end(fuzzer, tmp_path):

@@ -60,7 +60,10 @@ def settled(line: Line) -> Line | msgspec.Raw:
             return msgspec.Raw(encoder.encode(_writable(line)))
         except _UNWRITABLE:
             return msgspec.Raw(_escaped(_in_plain_words(line)))
-    return msgspec.Raw(_escaped(line))
+    try:
+        return msgspec.Raw(encoder.encode(line))
+    except UnicodeEncodeError:
+        return msgspec.Raw(_escaped(line))
 
 
 def encoded(lines: list[Line | msgspec.Raw]) -> bytes:

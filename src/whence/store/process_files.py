@@ -176,13 +176,13 @@ class ProcessFiles:
         """Wait until what was flushed is on the medium."""
         for file in (self._shard.file if self._shard is not None else None, self._journal_file):
             if file is not None:
-                with file.descriptor() as fd:
+                with file as fd:
                     disk.system.sync(fd)
 
     def finish(self) -> None:
         """Flush, and make the last shard a valid safetensors file."""
         self.flush()
-        with self._journal_file.descriptor() as fd:
+        with self._journal_file as fd:
             disk.system.cut(fd, self._journal_end)
         if self._shard is not None:
             self._shard.finish()

@@ -248,7 +248,7 @@ def _move(
 
 def _finish(writer: ShardWriter) -> None:
     writer.flush()
-    with writer.file.descriptor() as fd:
+    with writer.file as fd:
         disk.system.sync(fd)
     writer.finish()
 

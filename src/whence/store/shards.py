@@ -73,7 +73,7 @@ _HOLDS_BYTES = 32
 _NO_DIGEST = bytes(16)
 
 
-def holds(digests: Iterable[bytes]) -> str:
+def holds(digests: Iterable[bytes | bytearray]) -> str:
     """One hash of those of the tensors of a shard that have bytes, in the order of their places: it
     binds the shard to the journal that names them.
     """
@@ -87,7 +87,7 @@ class Header:
         self.end = 0
         self.nbytes = 1 + len(_HOLDS) + _HOLDS_BYTES
         self._entries: list[str] = []
-        self._digests: list[bytes] = []
+        self._digests = bytearray()
 
     def add(
         self,
@@ -102,7 +102,7 @@ class Header:
         the record, b"" when not taken.
         """
         if nbytes:
-            self._digests.append(digest or _NO_DIGEST)
+            self._digests += digest or _NO_DIGEST
         self.pad(start)
         self.end = end = start + nbytes
         self._append(f'"{name}":{_form(dtype, shape)}[{start},{end}]}}')
@@ -121,7 +121,7 @@ class Header:
 
     def encode(self, reserved: int) -> bytes:
         """The header area of `reserved` bytes. Raises ValueError when the entries do not fit."""
-        said = [f'"__metadata__":{{"holds":"{holds(self._digests)}"}}'] if self._digests else []
+        said = [f'"__metadata__":{{"holds":"{holds([self._digests])}"}}'] if self._digests else []
         text = ("{" + ",".join([*said, *self._entries]) + "}").encode()
         if len(text) > reserved - 8:
             raise ValueError(f"{len(text)} bytes of header do not fit the {reserved - 8} reserved")
@@ -147,7 +147,7 @@ class Room:
         start = int(self.end)
         for until in (end + ahead, end):
             try:
-                with self._file.descriptor() as fd:
+                with self._file as fd:
                     can = disk.system.reserve(fd, start, until - start)
             except OSError:
                 if until == end:
@@ -246,7 +246,7 @@ class ShardWriter:
 
     def cut(self) -> None:
         """Give back what was written behind the last tensor that was `put`."""
-        with self.file.descriptor() as fd:
+        with self.file as fd:
             disk.system.cut(fd, self.header_bytes + self._flushed_end)
         self._room = Room(self.file)
 
