@@ -12,6 +12,7 @@ import whence
 from handmade import Builder, net
 from readers import hostile
 from whence.api import open_run
+from whence.records import missing_of
 
 SPOILT = {  # one file of each kind
     "npy": ("whence.jsonl", "step0/rank0/000003_fc1.output.0.npy"),
@@ -56,10 +57,11 @@ def test_an_index_leads_nowhere(to, place, tmp_path):
 
     edited(tmp_path / "dump" / "whence.jsonl", change)
     run = hostile.survives(place, tmp_path / "dump")
-    if run is not None:
-        for record in run.records:
-            with pytest.raises(whence.errors.ElementsMissing):
-                run.array(record.id)
+    if run is None or any(m.where == "whence.jsonl" for m in missing_of(run)):
+        return  # the file of tensors is read without its index
+    for record in run.records:
+        with pytest.raises(whence.errors.ElementsMissing):
+            run.array(record.id)
 
 
 @pytest.mark.parametrize(

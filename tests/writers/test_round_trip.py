@@ -14,7 +14,7 @@ import whence
 from handmade import net
 from whence import api, writers
 from whence.api import open_run
-from whence.errors import OutputExists, UnreadableRun, UsageError
+from whence.errors import OutputExists, UsageError
 from whence.records import MemoryRun
 from writers import every_kind
 
@@ -268,8 +268,8 @@ def test_an_index_that_lies_is_refused_or_costs_the_tensor(tmp_path):
     with pytest.raises(whence.errors.ElementsMissing, match="is outside"):
         run.array(1)
     index.write_text("\n".join(lines[:-1])[:-10])
-    with pytest.raises(UnreadableRun, match="damaged"):
-        open_run(str(tmp_path / "dump"))
+    # The arrays are read without it, and the run is not whole.
+    assert "whence.jsonl" in {m.where for m in open_run(str(tmp_path / "dump")).missing}
 
 
 def test_the_table_beside_the_h5_has_each_dataset(tmp_path):

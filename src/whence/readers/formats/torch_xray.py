@@ -58,6 +58,9 @@ def open_run(place: Place) -> Run:
         if place.is_folder
         else [place.path.name]
     )
+    for name in place.names if place.is_folder else ():
+        if name.endswith("_summary.csv"):  # a table of what the files hold
+            place.leave(name)
     ranks: dict[int, str] = {}
     for name in files:
         match = _FILE.search(name)
