@@ -147,7 +147,7 @@ def test_a_page_that_cannot_be_written_is_told_and_leaves_nothing(tmp_path, monk
 
 def lossy_write(file, data, offset):
     """Writes on, whatever the system said."""
-    with contextlib.suppress(OSError), disk.opened(file) as fd:
+    with contextlib.suppress(OSError), file as fd:
         disk.system.write(fd, memoryview(data), offset)
 
 

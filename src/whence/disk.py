@@ -182,12 +182,11 @@ def _identity(fd: int) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def opened(file: int | OwnFile) -> contextlib.AbstractContextManager[int]:
-    """A descriptor that stands for the file now."""
-    return contextlib.nullcontext(file) if isinstance(file, int) else file
+Descriptor = contextlib.AbstractContextManager[int]
+"""A descriptor of a file while it is used: an `OwnFile`, or `contextlib.nullcontext(fd)`."""
 
 
-def write_all(file: int | OwnFile, data: memoryview | bytes | bytearray, offset: int) -> None:
+def write_all(file: Descriptor, data: memoryview | bytes | bytearray, offset: int) -> None:
     """Write all of `data` at an offset. A short write is continued, so that a full disk shows its
     errno; one that fails is tried once more, which is harmless: a signal, a network that was away
     or a file that somebody deletes in the same moment loses nothing.
@@ -195,10 +194,9 @@ def write_all(file: int | OwnFile, data: memoryview | bytes | bytearray, offset:
     view, nbytes = memoryview(data), len(data)
     written_bytes = 0
     failed = False
-    place = file if isinstance(file, OwnFile) else contextlib.nullcontext(file)
     while written_bytes < nbytes:
         try:
-            with place as fd:
+            with file as fd:
                 taken = system.write(fd, view[written_bytes:], offset + written_bytes)
             if taken <= 0:
                 raise OSError(errno.EIO, "the medium takes nothing")
@@ -238,7 +236,7 @@ class _Raw(io.RawIOBase):
 
     def write(self, data: object) -> int:
         view = memoryview(data).cast("B")  # type: ignore[arg-type]  # a buffer, says io.RawIOBase
-        write_all(self._fd, view, self._end)
+        write_all(contextlib.nullcontext(self._fd), view, self._end)
         self._end += len(view)
         return len(view)
 

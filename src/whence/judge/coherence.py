@@ -60,7 +60,7 @@ class _Kind(NamedTuple):
     def effect(self, number: float) -> float:
         return abs(number - self.neutral) / self.size
 
-    def said(self, what: str, number: float, how: str) -> Coherence:
+    def in_words(self, what: str, number: float, how: str) -> Coherence:
         change = f"multiplied by {number:.3g}" if self.is_factor else f"shifted by {number:+.3g}"
         return Coherence(f"{what} {change}{how}", self.effect(number))
 
@@ -90,9 +90,9 @@ def coherent(reference: Array, target: Array) -> Coherence | None:
     if not size or np.count_nonzero(differing) < COHERENT_ELEMENTS:
         return None
     for kind in (_factors(g, t, half_g, half_t), _constants(g, t, half_g, half_t, size)):
-        found = _everywhere(g, t, kind, differing) or _in_slices(g, kind, differing)
-        if found is not None:
-            return found
+        coherence = _everywhere(g, t, kind, differing) or _in_slices(g, kind, differing)
+        if coherence is not None:
+            return coherence
     return None
 
 
@@ -146,7 +146,9 @@ def _everywhere(g: F64, t: F64, kind: _Kind, differing: Flags) -> Coherence | No
     least = COHERENT_EFFECT if rows > 1 else COHERENT_ROW if is_exact else math.inf
     if not kind.effect(number) >= least:
         return None
-    return kind.said("everything is", number, ", but for one rounding of each" if is_exact else "")
+    return kind.in_words(
+        "everything is", number, ", but for one rounding of each" if is_exact else ""
+    )
 
 
 def _explains(g: F64, t: F64, kind: _Kind) -> float:
@@ -182,7 +184,7 @@ def _in_slices(g: F64, kind: _Kind, differing: Flags) -> Coherence | None:
         if is_one and _has_enough(values[bad], moved[bad]):
             noun = "channel" if axis == len(shape) - 1 else "row"
             what = _places(noun, np.flatnonzero(bad), of)
-            return kind.said(what, number, ", and the others by nothing but rounding")
+            return kind.in_words(what, number, ", and the others by nothing but rounding")
     return None
 
 

@@ -156,18 +156,18 @@ class _Reading:
             if may_hold(name):
                 self._lacks(Lack.UNREAD, name, "is a link that leads nowhere or out of the folder, "
                             "a pipe or a folder too deep, and is not followed")  # fmt: skip
-        mine: list[tuple[str, Place, str]] = []
+        recognised: list[tuple[str, Place, str]] = []
         for name, file in self._places():
             content = content_of(file, name)
             if content in (Content.EMPTY, Content.CUT):
                 self._lacks(Lack.DAMAGED, name, f"holds {content.value}")
             elif content in (Content.TEXT, Content.TENSORS):
                 reader = recognising(file, self._readers)
-                mine += [(name, file, reader)] if reader else []
+                recognised += [(name, file, reader)] if reader else []
                 if not reader and content is Content.TENSORS:
                     self._lacks(Lack.UNREAD, name, "may hold tensors, and no reader knows it")
-        counts = Counter(reader for *_, reader in mine)
-        for name, file, reader in mine:
+        counts = Counter(reader for *_, reader in recognised)
+        for name, file, reader in recognised:
             self._take(name, file, reader, is_only=counts[reader] == 1)
 
     def files(self) -> Mapping[str, bool]:

@@ -96,7 +96,7 @@ class ProcessFiles:
     def _encode(self) -> None:
         text = encoded(self._lines)
         self.lines += len(self._lines)
-        self._lines.clear()
+        self._lines = []
         self._journal += text
 
     def put(self, data: Bytes) -> tuple[int, int]:
@@ -169,7 +169,7 @@ class ProcessFiles:
             write_all(self._journal_file, self._journal, self._journal_end)
             self._hash.update(self._journal)
             self._journal_end += len(self._journal)
-            self._journal.clear()
+            self._journal = bytearray()
         self._flushed_at = time.monotonic()
 
     def sync(self) -> None:

@@ -117,8 +117,8 @@ class ProcessReader:
 
     def is_altered(self) -> bool:
         """Is the journal as long as it was written, and another all the same?"""
-        said = self.left.journal if self.left.ended == CLEAN and not self.ended() else ""
-        return bool(said) and xxhash.xxh3_128_hexdigest(self.journal.data) != said
+        stated = self.left.journal if self.left.ended == CLEAN and not self.ended() else ""
+        return bool(stated) and xxhash.xxh3_128_hexdigest(self.journal.data) != stated
 
     def _extent(self) -> str:
         text = f"{self.calls} calls and {self.records} records"

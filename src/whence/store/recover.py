@@ -4,6 +4,7 @@ index.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -168,7 +169,7 @@ def _finish(folder: Path, number: int, process: ProcessInfo, index: Index) -> tu
         header, missing = _header(index, number, size - reserved)
         if missing == 0 and _is_finished(file, reserved, reserved + header.end):
             return False, 0
-        finish_file(fd, header, reserved)
+        finish_file(contextlib.nullcontext(fd), header, reserved)
     except ValueError as error:
         raise StoreFailed(
             f"cannot write the header of {file}: {error}; its elements stay readable with whence"

@@ -76,14 +76,14 @@ def _where(process: ProcessReader, shard: AnyShard) -> str:
 
 def _is_foreign(process: ProcessReader, shard: Shard, in_shard: Column) -> bool:
     """Does a whole shard say that it holds other tensors than the journal names?"""
-    said = shard.said_to_hold() if process.left.ended == CLEAN else ""
-    if not said:
+    stated = shard.said_to_hold() if process.left.ended == CLEAN else ""
+    if not stated:
         return False
     columns = process.index.columns
     records = np.flatnonzero(in_shard & (columns["nbytes"] > 0))
     _, firsts = np.unique(columns["offset"][records], return_index=True)
     digests = columns["hash"][records[firsts]]
-    return said != holds([digests.tobytes()])
+    return stated != holds([digests.tobytes()])
 
 
 def lacks(

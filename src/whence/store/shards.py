@@ -24,7 +24,7 @@ import orjson
 import xxhash
 
 from whence import disk
-from whence.disk import OwnFile, opened, write_all
+from whence.disk import Descriptor, OwnFile, write_all
 from whence.dtypes import DTYPES
 from whence.errors import ElementsMissing
 from whence.regular_files import regular
@@ -121,8 +121,10 @@ class Header:
 
     def encode(self, reserved: int) -> bytes:
         """The header area of `reserved` bytes. Raises ValueError when the entries do not fit."""
-        said = [f'"__metadata__":{{"holds":"{holds([self._digests])}"}}'] if self._digests else []
-        text = ("{" + ",".join([*said, *self._entries]) + "}").encode()
+        metadata = (
+            [f'"__metadata__":{{"holds":"{holds([self._digests])}"}}'] if self._digests else []
+        )
+        text = ("{" + ",".join([*metadata, *self._entries]) + "}").encode()
         if len(text) > reserved - 8:
             raise ValueError(f"{len(text)} bytes of header do not fit the {reserved - 8} reserved")
         return (reserved - 8).to_bytes(8, "little") + text.ljust(reserved - 8)
@@ -264,12 +266,12 @@ class ShardWriter:
         self.file.close()
 
 
-def finish_file(file: int | OwnFile, header: Header, reserved: int) -> None:
+def finish_file(file: Descriptor, header: Header, reserved: int) -> None:
     """Cut the file behind the last named tensor and write its header. Raises OSError; ValueError
     when the header does not fit.
     """
     text = header.encode(reserved)
-    with opened(file) as fd:
+    with file as fd:
         disk.system.cut(fd, reserved + header.end)
     write_all(file, text, 0)
 

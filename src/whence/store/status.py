@@ -37,7 +37,7 @@ def write_status(folder: Path, status: Ended) -> None:
     """Overwrite the status in place (allocating nothing once it exists). Raises OSError."""
     fd = disk.system.open(folder / STATUS, os.O_CREAT | os.O_RDWR, 0o600)
     try:
-        disk.write_all(fd, _padded(msgspec.structs.asdict(status)), 0)
+        disk.write_all(contextlib.nullcontext(fd), _padded(msgspec.structs.asdict(status)), 0)
     finally:
         os.close(fd)
 

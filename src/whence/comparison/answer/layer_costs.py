@@ -152,13 +152,13 @@ class _Chain:
         make its outputs.
         """
         whole = self._error({})
-        made = self._run_again()
-        missing = [slot for slot in self._ends if slot.target_record not in made]
+        results = self._run_again()
+        missing = [slot for slot in self._ends if slot.target_record not in results]
         if not self._ends or missing:
             return "the layers, run again one after the other, do not lead to the model's outputs"
         run = self._paired.target
         off = sum(
-            float(np.sum((_wide(made[end]) - _wide(run.array(end))) ** 2))
+            float(np.sum((_wide(results[end]) - _wide(run.array(end))) ** 2))
             for end in {slot.target_record for slot in self._ends}
         )
         if off <= _REPRODUCED * whole:

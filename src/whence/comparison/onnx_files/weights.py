@@ -121,8 +121,8 @@ def _codes(
     if off.any():
         differing = _differing(x, y, reference.shape, off)
         cut = int((off & outward).sum())
-        said = f"; {cut} cut off at the end of the codes" if cut else ""
-        return differing._replace(words=differing.words + said)
+        cut_off = f"; {cut} cut off at the end of the codes" if cut else ""
+        return differing._replace(words=differing.words + cut_off)
     return Compared(State.CODES, "codes of it, each within half a step", _rel(x, y))
 
 

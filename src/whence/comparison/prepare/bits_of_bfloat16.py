@@ -86,6 +86,8 @@ def with_numbers(reference: Run, target: Run) -> tuple[Run, Run, tuple[str, ...]
     floating on the other. Where only one looks so, and the other is of integers, both stay what
     they are, and a sentence says how to have them compared.
     """
+    if not any(record.dtype in _STORED for run in (reference, target) for record in run.records):
+        return reference, target, ()
     sides = [_Side(run) for run in (reference, target)]
     if not any(side.looking for side in sides):
         return reference, target, ()

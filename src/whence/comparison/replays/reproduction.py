@@ -38,8 +38,8 @@ def precision_asked_for(
         for slot in (*program.inputs, *program.params, *flagged)
         if (pair := slots(slot)) is not None
     }
-    given = {s: p for s, p in pairs.items() if s in program.inputs}
-    coarser = _coarser_dtype(sides, given.values())
+    inputs = {s: p for s, p in pairs.items() if s in program.inputs}
+    coarser = _coarser_dtype(sides, inputs.values())
     if not coarser or any(slot not in pairs for slot in flagged):
         return ""
     try:
@@ -61,10 +61,10 @@ def _coarser_dtype(sides: BothSides, pairs: Iterable[SlotPair]) -> str:
     where it has all.
     """
     for pair in pairs:
-        ours = sides.reference.run.records[pair.reference_record].dtype
-        theirs = sides.target.run.records[pair.target_record].dtype
-        if (dtypes.unit_roundoff(theirs) or 0.0) > (dtypes.unit_roundoff(ours) or 0.0) > 0:
-            return theirs
+        reference = sides.reference.run.records[pair.reference_record].dtype
+        target = sides.target.run.records[pair.target_record].dtype
+        if (dtypes.unit_roundoff(target) or 0.0) > (dtypes.unit_roundoff(reference) or 0.0) > 0:
+            return target
     return ""
 
 
@@ -96,12 +96,12 @@ def _is_one_function(
         return False
     slots = (*loaded.program.inputs, *loaded.program.params)
     arrays, strides = sides.unmasked.arrays(sides.unmasked.records(partner, slots))
-    theirs = loaded.run(arrays, arrays, working="float64", strides=strides, outputs=known)
-    ours = _on_targets_inputs(sides, call, pairs, flagged, "float64")
+    of_target = loaded.run(arrays, arrays, working="float64", strides=strides, outputs=known)
+    of_reference = _on_targets_inputs(sides, call, pairs, flagged, "float64")
     return all(
-        ours[slot].shape == theirs[name].shape
-        and float(np.linalg.norm((theirs[name] - ours[slot]).ravel()))
-        <= _ONE_FUNCTION * float(np.linalg.norm(ours[slot].ravel()))
+        of_reference[slot].shape == of_target[name].shape
+        and float(np.linalg.norm((of_target[name] - of_reference[slot]).ravel()))
+        <= _ONE_FUNCTION * float(np.linalg.norm(of_reference[slot].ravel()))
         for slot, name in zip(flagged, known, strict=True)
     )
 

@@ -192,14 +192,14 @@ def attach_bare(options: CaptureOptions, run_path: str, framework: str) -> None:
     """Watch what compiled graphs return, and nothing else. Called in the child of a command that
     runs without a capture, after its import of a framework.
     """
-    told = what_returned.asked()
-    if framework != "torch" or told is None:
+    wanted = what_returned.asked()
+    if framework != "torch" or wanted is None:
         return
     from whence.instrument.framework import stage_of
     from whence.instrument.torch.compiled.results import Results
     from whence.workflows.capture.process_end import at_the_end
 
-    results = Results(*told)
+    results = Results(*wanted)
     stage: Any = stage_of(framework, options)
     results.install()
     if stage is not None:

@@ -31,9 +31,9 @@ class Scales:
         for index, slots in enumerate(self._paired.slots):
             if self._paired.pair(index).call.kind == "label":
                 continue
-            made = [slot for slot in slots.values() if is_written(slot.reference_slot)]
-            codes = [slot for slot in made if self._are_codes(slot)]
-            scales = [slot for slot in made if self._may_scale(slot)]
+            written = [slot for slot in slots.values() if is_written(slot.reference_slot)]
+            codes = [slot for slot in written if self._are_codes(slot)]
+            scales = [slot for slot in written if self._may_scale(slot)]
             if len(codes) == len(scales) == 1:
                 yield codes[0], scales[0]
 

@@ -60,8 +60,8 @@ class GraphListener(Listener):
             tell_mode=self._compiler.tell_mode,
         )
         self._compiler.runs = self._runs
-        told = what_returned.asked() if program else None
-        self._results = Results(*told) if told is not None else None
+        wanted = what_returned.asked() if program else None
+        self._results = Results(*wanted) if wanted is not None else None
 
     def install(self) -> None:
         """Start listening, and of a whole program have its torch.compile instrumented."""

@@ -105,10 +105,10 @@ class Results:
         def run(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return code(*args, **kwargs)
-            given = [(value, _version(value)) for value in tensors_in(list(args))]
+            versions = [(value, _version(value)) for value in tensors_in(list(args))]
             out = code(*args, **kwargs)
             returned = list(tensors_in(out))
-            left = [value for value, version in given if _version(value) != version]
+            left = [value for value, version in versions if _version(value) != version]
             self._took(number, [*returned, *left])
             self._watch_backward(number, returned)
             return out
