@@ -16,7 +16,7 @@ from whence.dtypes import DTYPES, Array, DType
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.records import Program
 from whence.records.columns import Columns
-from whence.records.marks import WRITING
+from whence.records.marks import STOPPED, WRITING
 from whence.store import index_builder, journal, line_digests
 from whence.store.folder import INDEX, JOURNAL, ProcessInfo, is_writing, shard_name
 from whence.store.index import (
@@ -29,7 +29,7 @@ from whence.store.index import (
     RECORD_COLUMNS,
     Column,
 )
-from whence.store.journal import OTHER, PROGRAM
+from whence.store.journal import NOTE, OTHER, PROGRAM
 from whence.store.packed_reference import PackedReference
 from whence.store.packed_shard import PackedShard, packed_name
 from whence.store.remote_run import mirror_of
@@ -99,6 +99,8 @@ class ProcessReader:
             problems.append(
                 f"stopped: {self.left.error or 'no reason was left'} ({self._extent()} were saved)"
             )
+        elif stopped := self._stopped():
+            problems.append(f"stopped: {stopped} ({self._extent()} were saved)")
         if damage is not None and not (damage.torn and problems):
             problems.append(
                 f"journal damaged at line {damage.line} (byte {damage.byte}): {damage.reason}; "
@@ -110,6 +112,11 @@ class ProcessReader:
                 f"written: {self._extent()} are there"
             )
         return f"{process} {'; '.join(problems)}" if problems else ""
+
+    def _stopped(self) -> str:
+        """Why its capture stopped before the program did, as it noted; "" where it did not."""
+        notes = self.decode(NOTE, journal.decode_note)
+        return next((note.text for note in notes if note.kind == STOPPED), "")
 
     def _lines(self) -> int:
         """Lines of its journal that are of kinds that a writer of this version writes."""

@@ -69,18 +69,9 @@ def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> Store
     held = mirror(str(path)) if is_url(path) else None  # until the readers hold it
     run = held.path if held is not None else Path(path)
     info = load_info(run)
-    processes: list[ProcessReader] = []
-    unborn: list[str] = []
     skipped: set[int] = set()
-    for folder in process_folders(run) or [f for w in windows_of(run) for f in process_folders(w)]:
-        if not (folder / JOURNAL).exists():
-            unborn.append(f"{folder.name} has no journal: its process ended as it started")
-            continue
-        process = load_process(folder)
-        if ranks is not None and process.rank not in ranks:
-            skipped.add(process.rank)
-            continue
-        processes.append(ProcessReader(folder, process))
+    parts = [run] if process_folders(run) else windows_of(run)
+    processes, unborn = read_processes(parts, ranks, skipped)
     processes.sort(key=lambda p: (p.info.rank, p.info.pid, p.folder.parent.name, p.folder.name))
     if not processes and skipped:
         raise UnreadableRun(
@@ -91,6 +82,25 @@ def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> Store
     if not (len(opened.records) or len(opened.calls) or opened.collectives):
         raise UnreadableRun(emptiness(run, len(processes), opened.notes, opened.ended))
     return opened
+
+
+def read_processes(
+    parts: Sequence[Path], ranks: Collection[int] | None = None, skipped: set[int] | None = None
+) -> tuple[list[ProcessReader], list[str]]:
+    """The processes of some ranks, None for all, in folders of a run; and in words, of which folder
+    there is nothing to read. skipped: gets the other ranks.
+    """
+    processes, unborn = [], []
+    for folder in (folder for part in parts for folder in process_folders(part)):
+        if not (folder / JOURNAL).exists():
+            unborn.append(f"{folder.name} has no journal: its process ended as it started")
+            continue
+        process = load_process(folder)
+        if ranks is None or process.rank in ranks:
+            processes.append(ProcessReader(folder, process))
+        elif skipped is not None:
+            skipped.add(process.rank)
+    return processes, unborn
 
 
 class _Foreign(ElementsMissing):

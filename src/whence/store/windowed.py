@@ -31,12 +31,14 @@ from whence.records import (
     Statistics,
     Step,
 )
+from whence.records.marks import STOPPED
 from whence.records.slots import is_param, split_slot
 from whence.records.training import GRADIENTS, OPTIMIZER, TAKEN_GRADIENT
 from whence.store.folder import RUN, load_info, load_process
 from whence.store.process_reader import ProcessReader
 from whence.store.reader import StoredRun
 from whence.store.shards import Bytes
+from whence.store.status import CLEAN, read_status
 from whence.store.writer import Writer
 
 HELD = 2
@@ -169,6 +171,8 @@ class WindowedWriter:
             lasts = note.step < 0 and note.kind not in _OF_ONE_WINDOW
             if lasts and len(self._notes) < _NOTES:
                 self._notes[note] = None
+            # a window that says why nothing came is not one in which nothing was to come
+            self._is_empty = self._is_empty and note.kind != STOPPED
             self._writer.note(note)
 
     def step(self, step: Step) -> None:
@@ -367,8 +371,8 @@ def _told_as_failure(window: str | Path) -> Iterator[None]:
 
 
 def _delete(writer: Writer) -> None:
-    """Delete the folder of a process that recorded nothing in a window. The window stays: another
-    process may be about to write into it.
+    """Delete the folder of a process that recorded nothing in a window, unless it shows that the
+    capture did not end cleanly. The window stays: another process may be about to write into it.
     """
-    if writer.folder is not None:
+    if writer.folder is not None and read_status(writer.folder).ended == CLEAN:
         shutil.rmtree(writer.folder, ignore_errors=True)

@@ -19,6 +19,7 @@ from whence.results import Comparison, Coverage, Status, VerdictKind
 if TYPE_CHECKING:
     from whence.records import Run, RunInfo
     from whence.results.windows import ComparedWindow
+    from whence.store.process_reader import ProcessReader
 
 KEPT = 2
 """So many windows that are not the same keep their tensors where others are deleted."""
@@ -176,8 +177,18 @@ class _Windows:
         """A window; None where it has no call."""
         from whence import store
 
-        path = self.paths.get(number)
-        return store.open_run(path) if path is not None and _has_calls(path) else None
+        has_calls = any(process.calls for process in self._read(number)[0])
+        return store.open_run(self.paths[number]) if has_calls else None
+
+    def ends(self, number: int) -> list[str]:
+        """How processes left a window, where that was no clean end."""
+        processes, unborn = self._read(number)
+        return [*(ended for process in processes if (ended := process.ended())), *unborn]
+
+    def _read(self, number: int) -> tuple[list[ProcessReader], list[str]]:
+        from whence.store.reader import read_processes
+
+        return read_processes([self.paths[number]] if number in self.paths else [])
 
     def delete(self, number: int) -> bool:
         """Delete a window, unless a process may still read it; whether it is gone."""
@@ -202,18 +213,6 @@ def _is_written(folder: Path) -> bool:
     if not (folder / PROCESS).exists():  # it is being made, unless its process was killed then
         return time.time() - folder.stat().st_mtime < _MAKING_S
     return read_status(folder).ended == RUNNING and is_writing(folder, load_process(folder))
-
-
-def _has_calls(path: Path) -> bool:
-    """Has a window anything in it? A process that is killed may just have begun it."""
-    from whence.store.folder import JOURNAL, load_process, process_folders
-    from whence.store.process_reader import ProcessReader
-
-    return any(
-        ProcessReader(folder, load_process(folder)).calls
-        for folder in process_folders(path)
-        if (folder / JOURNAL).exists()
-    )
 
 
 class _Answer:
@@ -260,11 +259,16 @@ class _Answer:
 
     def add_missing(self, number: int, runs: list[Run | None]) -> None:
         """Only one of both runs has this window, or none has a call in it."""
-        if self._discard and runs == [None, None]:
-            self._to_delete.append(number)
-        for side, run, other in zip(("reference", "target"), runs, reversed(runs), strict=True):
+        missing = []
+        sides = zip(("reference", "target"), self._sides, runs, reversed(runs), strict=True)
+        for side, windows, run, other in sides:
             if run is None and other is not None:
-                self._missing.append(f"window {number} is not in the {side}")
+                missing.append(f"window {number} is not in the {side}")
+            elif run is None:
+                missing += [f"window {number} of the {side}: {end}" for end in windows.ends(number)]
+        if self._discard and runs == [None, None] and not missing:
+            self._to_delete.append(number)
+        self._missing += missing
 
     def delete(self) -> None:
         """Delete what may be deleted by now."""
