@@ -36,7 +36,7 @@ def __getattr__(name: str) -> str:
             [sys.executable, str(_HERE / "server.py"), framework, f"{_sockets.name}/{framework}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+            env={"PYTHONHASHSEED": "0", **os.environ, "PYTHONPATH": ""},
         )
         assert server.stdout is not None
         server.stdout.readline()  # it listens

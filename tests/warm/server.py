@@ -9,6 +9,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import io
+import itertools
 import json
 import multiprocessing.process
 import os
@@ -20,6 +21,7 @@ import socket
 import sys
 import threading
 import types
+from collections.abc import Collection, Iterator
 
 # Variables that Python, numpy or a framework reads when it starts. A process for which one of them
 # differs from the server's is started, not forked.
@@ -34,44 +36,89 @@ PRELOADED = (
     *("_kernels", "align", "comparison", "errors", "frameworks", "instrument", "judge", "metrics"),
     *("readers", "records", "replay", "report", "results", "store", "writers"),
 )
+INDUCTOR = "torch._inductor.compile_fx"
+# What many programs import of a framework later.
+LATER = {"torch": ("torch._dynamo", INDUCTOR)}
 
 
 def read_at_start(environment: dict[str, str]) -> dict[str, str]:
+    """These variables. Where the hash seed is drawn, 0 is as good as another."""
     return {
-        name: value
-        for name, value in environment.items()
-        if name.startswith(READ_AT_START) and name not in FOLLOWED
+        "PYTHONHASHSEED": "0",
+        **{
+            name: value
+            for name, value in environment.items()
+            if name.startswith(READ_AT_START) and name not in FOLLOWED
+        },
     }
 
 
 class Imported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives a framework that was imported before the fork to the program that imports it."""
+    """Gives modules that were imported before the fork to the program that imports one of them: all
+    at once, as each was imported with the others. first: those without which they cannot be.
+    """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.modules = {
-            key: sys.modules.pop(key)
-            for key in list(sys.modules)
-            if key == name or key.startswith(f"{name}.")
-        }
-        self.spec = self.modules[name].__spec__
+    first: "Imported | None" = None
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.modules = {name: sys.modules.pop(name) for name in names}
+        self.specs = {name: module.__spec__ for name, module in self.modules.items()}
+        for package, part, module in self.parts():  # nobody has asked for it
+            if vars(package).get(part) is module:
+                delattr(package, part)
+
+    def parts(self) -> Iterator[tuple[types.ModuleType, str, types.ModuleType]]:
+        """(package, name in it, module) of those whose package is there without them."""
+        for name, module in self.modules.items():
+            package, _, part = name.rpartition(".")
+            if package in sys.modules and package not in self.modules:
+                yield sys.modules[package], part, module
 
     def find_spec(self, fullname, path=None, target=None):
-        if fullname != self.name or target is not None:
+        if fullname not in self.modules or target is not None:
             return None
-        spec = importlib.machinery.ModuleSpec(fullname, self, origin=self.spec.origin)
-        spec.submodule_search_locations = self.spec.submodule_search_locations
+        spec = importlib.machinery.ModuleSpec(fullname, self, origin=self.specs[fullname].origin)
+        spec.submodule_search_locations = self.specs[fullname].submodule_search_locations
         return spec
 
     def create_module(self, spec):
-        return self.modules[self.name]
+        return self.modules[spec.name]
 
     def exec_module(self, module):
-        module.__spec__ = self.spec
-        sys.modules.update(self.modules)
+        module.__spec__ = self.specs[module.__name__]
+        self.show()
+
+    def show(self) -> None:
+        if self not in sys.meta_path:
+            return
         sys.meta_path.remove(self)
-        if self.name == "torch":
-            module.default_generator.seed()  # anew in every process
+        if self.first is not None:
+            self.first.show()
+        sys.modules.update(self.modules)
+        for package, part, module in self.parts():
+            setattr(package, part, module)
+        if "torch" in self.modules:
+            self.modules["torch"].default_generator.seed()  # anew in every process
+
+
+def load_numba() -> None:
+    """What numba imports and registers for the first kernel that it loads."""
+    target = importlib.import_module("numba.core.registry").cpu_target
+    target.typing_context.refresh()
+    target.target_context.refresh()
+
+
+def prepare_inductor() -> None:
+    """What the first graph that is compiled waits for: the hash of torch's sources, and patterns."""
+    torch = sys.modules["torch"]
+    passes = "torch._inductor.fx_passes"
+    importlib.import_module("torch._inductor.codecache").torch_key()
+    importlib.import_module(f"{passes}.joint_graph").lazy_init(torch.device("cpu"))
+    importlib.import_module(f"{passes}.post_grad").lazy_init()
+
+
+def framework_modules() -> set[str]:
+    return {name for name in sys.modules if name.split(".")[0] == framework}
 
 
 class Forks:
@@ -216,7 +263,7 @@ base = sys.path[1:]
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 importlib.import_module(framework)
 if framework == "torch":
-    importlib.import_module("numba")
+    load_numba()
 whence = importlib.import_module("whence")
 for module in pkgutil.walk_packages(whence.__path__, "whence.", onerror=print):
     if module.name.split(".")[1] in PRELOADED:
@@ -225,11 +272,21 @@ for module in pkgutil.walk_packages(whence.__path__, "whence.", onerror=print):
         except ModuleNotFoundError as error:
             if error.name.split(".")[0] == "whence":  # others: of an extra that is not here
                 raise
-hidden = Imported(framework)
+layers = [framework_modules()]  # each on those before it
+for module in LATER.get(framework, ()):
+    importlib.import_module(module)
+    if module == INDUCTOR:
+        prepare_inductor()
+    layers.append(framework_modules().difference(*layers))
+hidden: list[Imported] = []
+for layer in reversed(layers):
+    hidden.insert(0, Imported(layer))
+for first, later in itertools.pairwise(hidden):
+    later.first = first
 gc.collect()
 gc.freeze()
 request = Forks(place).serve()
-sys.meta_path.insert(0, hidden)
+sys.meta_path[:0] = hidden
 signal.signal(signal.SIGINT, signal.default_int_handler)
 ended = 0
 try:
