@@ -130,7 +130,7 @@ def test_doctor(place):
         "--faults",
         "2",
         "--seed",
-        "3",
+        "0",
         "--keep",
         "healthy",
         "--",
@@ -148,7 +148,7 @@ def test_doctor(place):
     )
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["clean"][0]["status"] == "different"
-    done = whence(place, "doctor", "--faults", "0", "--seed", "1", "--", warm.TORCH, "-c", unseeded)
+    done = whence(place, "doctor", "--faults", "0", "--seed", "0", "--", warm.TORCH, "-c", unseeded)
     assert done.returncode == 0, done.stdout
 
 

@@ -262,8 +262,7 @@ framework, place = sys.argv[1:]
 base = sys.path[1:]
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 importlib.import_module(framework)
-if framework == "torch":
-    load_numba()
+load_numba()
 whence = importlib.import_module("whence")
 for module in pkgutil.walk_packages(whence.__path__, "whence.", onerror=print):
     if module.name.split(".")[1] in PRELOADED:
