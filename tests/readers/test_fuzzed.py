@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "data" / "corpus"
 fuzz = pytest.importorskip("fuzz")
 regressions = pytest.importorskip("make")
 everything = os.environ.get("WHENCE_TESTS") == "all"
-INPUTS = 1000 if everything else 20
+INPUTS = 300 if everything else 20
 
 
 @pytest.fixture(scope="module")
