@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 import inside
+import warm
 from whence import api
 from whence.errors import OutputExists, UsageError, WhenceError
 from whence.report.upgrade import upgrade_text
@@ -129,6 +130,14 @@ def catalogue(folder: Path, models: str) -> str:
 
 def by_name(result: Upgrade) -> dict[str, Upgraded]:
     return {model.name: model for model in result.models}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked():
+    """The workers of both releases need not import torch anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", warm.TORCH)
+        yield
 
 
 @pytest.fixture(scope="module")
