@@ -242,7 +242,7 @@ def real(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.real_weights
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", ["eps", "weight"])
 def test_with_real_weights_a_planted_fault_is_named_first(real, tmp_path, fault):
     import whence
 
