@@ -29,6 +29,7 @@ from whence.comparison.verdicts.regions import RegionJudge
 from whence.comparison.verdicts.repeated_runs import RepeatedRuns
 from whence.comparison.verdicts.sparse_target.inner_tensors import inside
 from whence.comparison.verdicts.third_run import ThirdRunJudge
+from whence.comparison.verdicts.travels import Neighbourhoods
 from whence.readers.figures import with_figures
 from whence.records import Region, Run, regions
 from whence.records.views import CachedRun
@@ -123,7 +124,8 @@ def prepare(reference: Run, target: Run, options: CompareOptions) -> PreparedRun
 class Context:
     """What every stage may look at and none changes.
 
-    judge: judges regions, and holds the figures of their replays once it has. differing_inputs:
+    judge: judges regions, and holds the figures of their replays once it has. neighbourhoods: say
+    whether what is wrong at a place travels. differing_inputs:
     the inputs of roots that differ without an explanation, in sentences.
     """
 
@@ -133,6 +135,7 @@ class Context:
     errors: PairErrors
     regions: tuple[Region, ...]
     judge: RegionJudge
+    neighbourhoods: Neighbourhoods
     repeated: RepeatedRuns
     third: ThirdRunJudge
     positions: PositionsAndMasks
@@ -186,13 +189,15 @@ def context_of(
     differing_inputs = tuple(root_inputs.sentences())
     tiles = tuple(regions(paired.calls))
     repeated.find(tiles)
+    judge = RegionJudge(errors, tiles, options, repeated, positions, progress)
     return Context(
         prepared,
         options,
         paired,
         errors,
         tiles,
-        RegionJudge(errors, tiles, options, repeated, positions, progress),
+        judge,
+        Neighbourhoods(errors, tiles, judge),
         repeated,
         third_run,
         positions,

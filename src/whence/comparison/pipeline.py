@@ -71,6 +71,8 @@ STAGES: tuple[Stage, ...] = (
     _excuse_what_does_not_repeat,
     # Only where nothing was replayed.
     _judge_three_ways,
+    # What something behind it takes back is another form of the same computation.
+    lambda verdicts, c: c.neighbourhoods.judged(verdicts),
     # Integers that the callers gave differently: guilty only where an output depends on them.
     lambda verdicts, c: c.positions.judged(verdicts, c.root_inputs.differ),
     # Growth says little of modules that are written differently.

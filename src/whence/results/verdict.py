@@ -38,6 +38,7 @@ class VerdictKind(Word):
     IDENTICAL = "identical"
     NOISE = "noise"
     DECLARED = "declared"
+    OTHER_FORM = "other-form"
     INHERITED = "inherited"
     AMPLIFIED = "amplified"
     PRECISION = "precision"
@@ -58,6 +59,7 @@ _BY_SEVERITY = (
     VerdictKind.IDENTICAL,
     VerdictKind.NOISE,
     VerdictKind.DECLARED,
+    VerdictKind.OTHER_FORM,
     VerdictKind.INHERITED,
     VerdictKind.AMPLIFIED,
     VerdictKind.PRECISION,

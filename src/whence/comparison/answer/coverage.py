@@ -8,6 +8,7 @@ import msgspec
 
 from whence import align
 from whence.comparison.verdicts.call_replays import CallReplays
+from whence.comparison.verdicts.travels import Neighbourhoods
 from whence.dtypes import is_floating
 from whence.records import Call, Program, Ref, Run, children, marks
 from whence.records.marks import Mark
@@ -19,12 +20,15 @@ class CallCoverage:
     """Which calls of the reference were compared.
 
     inside: by call, how many calls without a partner were compared as part of it. covered: records
-    between tensors that were compared.
+    between tensors that were compared. neighbourhoods: say which stretches are clean.
     """
 
-    def __init__(self, replays: CallReplays, covered: Set[int]) -> None:
+    def __init__(
+        self, replays: CallReplays, covered: Set[int], neighbourhoods: Neighbourhoods
+    ) -> None:
         self.paired, self.errors = replays.paired, replays.errors
         self._replays, self._covered = replays, covered
+        self._neighbourhoods = neighbourhoods
         self._unread = unread(self.paired.reference)
         self.inside = dict(replays.inside)
         for index, pair in enumerate(self.paired.plan.pairs):
@@ -54,7 +58,8 @@ class CallCoverage:
                 )
                 and worst[call.id] not in (VerdictKind.STRUCTURAL, VerdictKind.PARAM_DIFF)
             ):
-                worst[call.id] = VerdictKind.INCOMPARABLE
+                is_covered = self._neighbourhoods.cover(call.id)
+                worst[call.id] = VerdictKind.OTHER_FORM if is_covered else VerdictKind.INCOMPARABLE
         return worst
 
     def _by_tensors(
@@ -78,11 +83,14 @@ class CallCoverage:
         whole = [c for c in paired.calls if marks.has_mark(c, Mark.PUT_TOGETHER)]
         left_out = {c.id for c in (*passthrough, *whole)}
         selected = [c for c in align.selected(paired.calls) if c.id not in left_out]
+        ran_inside = {inner for number in self.inside for inner in paired.alone(number)}
         measured = 0
         root_ok = bool(paired.plan.pairs)
         for call in selected:
             is_measured = call.id in paired.pair_of and self._outputs_known(call)
-            measured += is_measured
+            measured += is_measured or (
+                call.id not in ran_inside and self._neighbourhoods.cover(call.id)
+            )
             if (
                 call.parent == -1
                 and not is_measured

@@ -1,0 +1,371 @@
+"""Does what is wrong at one place travel, or does something behind it take it back?
+
+A difference is a fault if it travels. A stretch is a call with all that it calls; its ends are its
+inputs and what it leaves. The reference's programs of a stretch run on the target's inputs twice:
+plain, and patched, with the target's tensors in the place of what the suspect made. Where the
+target's results are the plain ones, and the patched ones are not, something behind the suspect
+takes it back: another form of the same computation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from whence import dtypes, judge
+from whence.comparison.paired_runs import PairedCall
+from whence.comparison.replays.call_tree import REPLICAS, TreeReplay
+from whence.comparison.replays.self_check import Threads
+from whence.comparison.verdicts.pair_errors import PairErrors
+from whence.comparison.verdicts.regions import RegionJudge
+from whence.dtypes import Array
+from whence.errors import ElementsMissing, ReplayRefused
+from whence.records import Call, Region
+from whence.records.slots import is_input, is_param, is_written
+from whence.results import GUILTY, SlotPair, Verdict, VerdictKind
+
+Key = tuple[int, int]
+"""Of a verdict: call of the reference and segment of it, -1 for a leaf."""
+Arrays = Mapping[int, Array]
+"""Tensors by record of the reference."""
+
+_SUSPECTS_PER_STRETCH = 24  # each costs one run of it
+_FAR = 0.5  # power of the unit roundoff that no clean stretch with equal inputs comes near
+
+
+class Outcome(enum.Enum):
+    """What one stretch says of a suspect in it."""
+
+    TAKEN_BACK = "taken back"
+    IN_PLACE = "agrees in place"
+    TRAVELS = "travels"
+    NO_EFFECT = "no effect"
+    UNKNOWN = "cannot be run"
+
+
+class StretchReplay(TreeReplay):
+    """One run of a stretch of the reference. patches: tensors that go on in the place of what is
+    computed for a record; `computed` has what came up for the records that are watched.
+    """
+
+    def __init__(self, *args: Any, patches: Arrays, watched: frozenset[int], **options: Any):
+        super().__init__(*args, **options)
+        self._patches, self._watched = patches, watched
+        self.computed: dict[int, Array] = {}
+
+    def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        records = {r.slot: r.record for r in call.refs}
+        passed = dict(arrays)
+        for slot, array in arrays.items():
+            record = records.get(slot, -1)
+            if record in self._watched:
+                self.computed.setdefault(record, array)
+            patch = self._patches.get(record)
+            if patch is not None and patch.shape == array.shape:
+                passed[slot] = patch
+        return passed
+
+
+@dataclass(slots=True)
+class Stretch:
+    """A paired call and all that it calls, run on the target's inputs.
+
+    left: the pairs of what it leaves, by record of the reference: its outputs, and what it or a
+    call inside it wrote in place. plain: what the reference makes of them, wide; copies: in the
+    target's dtypes, first without and then with noise. computed: of the suspects' tensors inside.
+    """
+
+    pair: PairedCall
+    left: dict[int, SlotPair]
+    plain: dict[int, Array] = field(default_factory=dict)
+    copies: list[dict[int, Array]] = field(default_factory=list)
+    computed: dict[int, Array] = field(default_factory=dict)
+    copies_computed: list[dict[int, Array]] = field(default_factory=list)
+    is_clean: bool = False
+    why: str = ""
+
+
+class Neighbourhoods:
+    """Asks the stretches around every suspect whether what is wrong there travels."""
+
+    def __init__(
+        self, errors: PairErrors, regions: Sequence[Region], judge_of_regions: RegionJudge
+    ) -> None:
+        self._paired, self._errors = errors.paired, errors
+        self._parameters = judge_of_regions.parameters
+        self._regions = {(r.call, r.stretch): r for r in regions}
+        replayer = judge_of_regions.replays.replayer
+        self._sides = replayer.sides if replayer is not None else None
+        self._stretches: dict[int, Stretch] = {}
+        self._asked: dict[int, int] = {}
+        self._watched: frozenset[int] = frozenset()
+
+    def judged(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, Verdict]:
+        """The verdicts, without those of suspects that a stretch around them acquits."""
+        if self._sides is None:
+            return dict(verdicts)
+        suspects = [
+            (key, verdict)
+            for key, verdict in verdicts.items()
+            if key in self._regions and verdict.verdict in (*GUILTY, VerdictKind.UNDETERMINED)
+        ]
+        self._watched = frozenset(
+            record for key, _ in suspects for record in self._regions[key].outputs
+        )
+        judged = dict(verdicts)
+        with Threads(1):
+            for key, verdict in suspects:
+                judged[key] = self._after_asking(self._regions[key], verdict)
+        return judged
+
+    def cover(self, number: int) -> bool:
+        """Is a call of the reference that could not be measured inside a stretch whose results are
+        right?
+        """
+        if self._sides is None:
+            return False
+        with Threads(1):
+            return any(
+                stretch.is_clean for stretch in self._around(self._paired.calls[number].parent)
+            )
+
+    def _after_asking(self, region: Region, verdict: Verdict) -> Verdict:
+        is_leaf = region.stretch < 0
+        for stretch in self._around(
+            self._paired.calls[region.call].parent if is_leaf else region.call
+        ):
+            if not stretch.is_clean:
+                continue
+            if verdict.verdict == VerdictKind.UNDETERMINED:
+                return _acquitted(verdict, VerdictKind.INHERITED, Outcome.NO_EFFECT, stretch)
+            outcome = self._outcome(region, stretch)
+            if outcome in (Outcome.TAKEN_BACK, Outcome.IN_PLACE):
+                return _acquitted(verdict, VerdictKind.OTHER_FORM, outcome, stretch)
+        return verdict
+
+    def _around(self, number: int) -> Iterator[Stretch]:
+        """The stretches from this call on that can be run, the smallest first."""
+        while number >= 0:
+            if number in self._paired.pair_of:
+                yield self._stretch(number)
+            number = self._paired.calls[number].parent
+
+    # ---- one stretch
+
+    def _stretch(self, number: int) -> Stretch:
+        if number not in self._stretches:
+            pair = self._paired.pair(self._paired.pair_of[number])
+            stretch = Stretch(pair, self._left(number))
+            self._stretches[number] = stretch
+            if stretch.left and not self._is_far(stretch):
+                self._run(stretch)
+        return self._stretches[number]
+
+    def _left(self, number: int) -> dict[int, SlotPair]:
+        """What a call leaves, by record of the reference; empty where the target lacks some."""
+        below, left = [number], {}
+        while below:
+            call = self._paired.calls[below.pop()]
+            below += self._paired.kids.get(call.id, ())
+            slots = (
+                self._paired.slots[self._paired.pair_of[call.id]]
+                if (call.id in self._paired.pair_of)
+                else {}
+            )
+            refs = (
+                call.slots("mutated")
+                if call.id != number
+                else (r for r in call.refs if is_written(r.slot))
+            )
+            for ref in refs:
+                if ref.slot in slots:
+                    left[ref.record] = slots[ref.slot]
+                elif call.id == number:
+                    return {}
+        return left
+
+    def _is_far(self, stretch: Stretch) -> bool:
+        """Is it too far off to be clean, given equal inputs?"""
+        slots = self._paired.slots[stretch.pair.index].values()
+        inputs = [s for s in slots if is_input(s.reference_slot)]
+        if not all(map(self._paired.is_equal, inputs)):
+            return False
+        errors = [self._errors.of(slot) for slot in stretch.left.values()]
+        return any((e.value or 0.0) > max(e.u, 1e-16) ** _FAR for e in errors)
+
+    def _run(self, stretch: Stretch) -> None:
+        """Run a stretch plain, and see whether the target's results are those."""
+        try:
+            wide, working = self._dtypes(stretch)
+            stretch.plain, stretch.computed = self._replayed(stretch, wide, {}, None)
+            for seed in (None, *range(REPLICAS)):
+                left, computed = self._replayed(stretch, working, {}, seed)
+                stretch.copies.append(left)
+                stretch.copies_computed.append(computed)
+            stretch.is_clean = self._agrees(stretch, stretch.plain)
+        except (ReplayRefused, ElementsMissing, KeyError) as error:
+            stretch.why = str(error)
+
+    def _dtypes(self, stretch: Stretch) -> tuple[str, str]:
+        slots = self._paired.slots[stretch.pair.index]
+        inputs = {s: p for s, p in slots.items() if is_input(s)}
+        produced = {
+            str(r): self._paired.target.array(p.target_record) for r, p in stretch.left.items()
+        }
+        outputs = {str(record): pair for record, pair in stretch.left.items()}
+        assert self._sides is not None
+        return self._sides.working_dtypes(inputs, outputs, produced)
+
+    def _replayed(
+        self, stretch: Stretch, working: str, patches: Arrays, seed: int | None
+    ) -> tuple[dict[int, Array], dict[int, Array]]:
+        """What the reference leaves on the target's inputs, and what came up for suspects inside.
+        Raises ReplayRefused, ElementsMissing, KeyError.
+        """
+        assert self._sides is not None
+        call = stretch.pair.call
+        given = {
+            slot: pair
+            for slot in self._paired.slots[stretch.pair.index]
+            if is_input(slot)
+            and (pair := self._paired.replayed(stretch.pair.index, slot)) is not None
+        }
+        arrays = {s: self._paired.target.array(p.target_record) for s, p in given.items()}
+        chain = StretchReplay(
+            self._sides.reference,
+            working,
+            self._held,
+            noise=np.random.default_rng(seed) if seed is not None else None,
+            state={p.reference_record: arrays[s] for s, p in given.items()},
+            patches=patches,
+            watched=self._watched,
+        )
+        results = chain.run(call, arrays)
+        records = {r.slot: r.record for r in call.refs}
+        left = {record: chain.state[record] for record in stretch.left if record in chain.state}
+        left |= {records[slot]: array for slot, array in results.items() if slot in records}
+        return {record: left[record] for record in stretch.left}, chain.computed
+
+    def _held(self, loaded: Any, call: Call, working: str) -> Any:
+        """The parameters of a call inside: what a correct target holds of the reference's."""
+        assert self._sides is not None
+        parameters = self._sides.parameters
+        slots = {}
+        if call.id in self._paired.pair_of:
+            slots = self._paired.slots[self._paired.pair_of[call.id]]
+        records = self._sides.reference.records(call, loaded.program.params)
+        given = self._parameters.given(call, slots)
+
+        def value(slot: str) -> Array:
+            if slot in slots:
+                return parameters.expected(slots[slot], given.get(slot, True))
+            return self._paired.reference.array(records[slot])
+
+        key = (
+            loaded.program.id,
+            "stretch",
+            tuple(records.get(s) for s in loaded.program.params),
+            working,
+        )
+        return parameters.hold(
+            key,
+            lambda: loaded.hold({s: value(s) for s in loaded.program.params}, working=working),
+        )
+
+    def _agrees(self, stretch: Stretch, results: Arrays) -> bool:
+        """Are the target's tensors at the end of a stretch these, but for rounding?"""
+        return all(
+            _is_within(
+                self._paired.target.array(pair.target_record),
+                results[record],
+                [copy[record] for copy in stretch.copies],
+                stretch.plain[record],
+            )
+            for record, pair in stretch.left.items()
+        )
+
+    # ---- one suspect
+
+    def _outcome(self, region: Region, stretch: Stretch) -> Outcome:
+        """What a clean stretch says of a suspect inside it."""
+        shown = self._shown(region)
+        if not shown or self._asked.setdefault(stretch.pair.index, 0) >= _SUSPECTS_PER_STRETCH:
+            return Outcome.UNKNOWN
+        self._asked[stretch.pair.index] += 1
+        if self._is_in_place(stretch, shown):
+            return Outcome.IN_PLACE
+        try:
+            wide, _ = self._dtypes(stretch)
+            patched, _ = self._replayed(stretch, wide, shown, None)
+        except (ReplayRefused, ElementsMissing, KeyError):
+            return Outcome.UNKNOWN
+        return Outcome.NO_EFFECT if self._agrees(stretch, patched) else Outcome.TAKEN_BACK
+
+    def _shown(self, region: Region) -> dict[int, Array]:
+        """The target's tensors of what a region made. In the place of those that cannot stand
+        there, the reference's turned round by one element: enough to see whether they matter.
+        """
+        shown: dict[int, Array] = {}
+        for record, pair in self._pairs_of(region).items():
+            with contextlib.suppress(ElementsMissing):
+                array = self._paired.target.array(pair.target_record)
+                reference = self._paired.reference.array(record)
+                fits = array.shape == reference.shape and (
+                    dtypes.of(array).is_floating == dtypes.of(reference).is_floating
+                )
+                shown[record] = array if fits else np.roll(reference, 1)
+        return shown
+
+    def _pairs_of(self, region: Region) -> dict[int, SlotPair]:
+        """The pairs of what a region made, by record of the reference."""
+        numbers = [region.call]
+        if region.stretch >= 0:
+            numbers += self._paired.kids.get(region.call, ())[region.stretch :][:1]
+        pairs = (
+            pair
+            for number in numbers
+            if number in self._paired.pair_of
+            for pair in self._paired.slots[self._paired.pair_of[number]].values()
+            if not is_param(pair.reference_slot)
+        )
+        return {p.reference_record: p for p in pairs if p.reference_record in region.outputs}
+
+    def _is_in_place(self, stretch: Stretch, shown: Arrays) -> bool:
+        """Does the reference itself make the target's tensors at the suspect's place?"""
+        return all(
+            record in stretch.computed
+            and all(record in computed for computed in stretch.copies_computed)
+            and _is_within(
+                array,
+                stretch.computed[record],
+                [computed[record] for computed in stretch.copies_computed],
+                stretch.computed[record],
+            )
+            for record, array in shown.items()
+        )
+
+
+def _is_within(output: Array, wide: Array, copies: Sequence[Array], plain: Array) -> bool:
+    """Is `output` as far from `wide` as rounding is, which `copies` show around `plain`?"""
+    if output.shape != wide.shape or any(c.shape != output.shape for c in copies):
+        return False
+    if wide is not plain and wide.dtype.kind == "f":
+        moved = wide.astype(np.float64) - plain.astype(np.float64)
+        copies = [c.astype(np.float64) + moved for c in copies]
+    return judge.whole(output, wide, copies).score <= 1
+
+
+def _acquitted(verdict: Verdict, kind: VerdictKind, outcome: Outcome, stretch: Stretch) -> Verdict:
+    call = stretch.pair.call
+    around = call.scope or call.root or "the model"
+    words = {
+        Outcome.TAKEN_BACK: f"another form: it differs here and is taken back within {around}",
+        Outcome.IN_PLACE: f"what the reference makes here on the target's inputs of {around}",
+        Outcome.NO_EFFECT: f"inside {around}, whose results are right on its inputs",
+    }[outcome]
+    return verdict.withdrawn(kind, f"{words}; {verdict.sentence}")
