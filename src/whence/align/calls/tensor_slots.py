@@ -89,29 +89,44 @@ def _of_one_kind(
     slots: list[SlotPair], free: dict[str, Ref], reference: Run, target: Run
 ) -> list[SlotPair]:
     """Positions of which one holds integers and the other numbers (`positions, hidden` against
-    `hidden`): the free tensor that fits.
+    `hidden`; `weights, indices` against `indices, weights`): the tensor that fits, free or of
+    another such position.
 
     free: slots of the target without a partner, which loses and gains.
     """
     out = list(slots)
-    for k, slot in enumerate(slots):
-        a, b = reference.records[slot.reference_record], target.records[slot.target_record]
-        if not is_input(slot.reference_slot) or _is_float(a) == _is_float(b):
-            continue
+    clashing = {
+        k: Ref(slot.target_slot, slot.target_record)
+        for k, slot in enumerate(slots)
+        if is_input(slot.reference_slot)
+        and _is_float(reference.records[slot.reference_record])
+        != _is_float(target.records[slot.target_record])
+    }
+    exchanged = {ref.slot: ref for ref in clashing.values()}
+    for k, current in clashing.items():
+        a = reference.records[slots[k].reference_record]
+        is_shorter = a.count != target.records[current.record].count
         fits = [
             r
-            for r in free.values()
+            for r in (*(free.values() if is_shorter else ()), *exchanged.values())
             if is_input(r.slot)
-            and (t := target.records[r.record]).count == a.count != b.count
+            and (t := target.records[r.record]).count == a.count
             and _is_float(t) == _is_float(a)
         ]
-        if len(fits) == 1:
-            del free[fits[0].slot]
-            free[slot.target_slot] = Ref(slot.target_slot, slot.target_record)
-            out[k] = SlotPair(
-                slot.reference_slot, fits[0].slot, slot.reference_record, fits[0].record
-            )
-    return out
+        if len(fits) != 1:
+            continue
+        free.pop(fits[0].slot, None)
+        exchanged.pop(fits[0].slot, None)
+        out[k] = SlotPair(
+            slots[k].reference_slot, fits[0].slot, slots[k].reference_record, fits[0].record
+        )
+    used = {slot.target_slot for slot in out}
+    free.update((ref.slot, ref) for ref in clashing.values() if ref.slot not in used)
+    return [
+        slot
+        for k, slot in enumerate(out)
+        if slot is not slots[k] or [s.target_slot for s in out].count(slot.target_slot) == 1
+    ]
 
 
 def _is_float(record: Record) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 
 from whence import dtypes, judge
 from whence.comparison.paired_runs import PairedCall
+from whence.comparison.replays.both_sides import BothSides
 from whence.comparison.replays.call_tree import REPLICAS, TreeReplay
 from whence.comparison.replays.self_check import Threads
 from whence.comparison.verdicts.pair_errors import PairErrors
@@ -35,6 +37,7 @@ Arrays = Mapping[int, Array]
 """Tensors by record of the reference."""
 
 _SUSPECTS_PER_STRETCH = 24  # each costs one run of it
+_SUSPECTS_TOGETHER = 6  # of which one or two may run by the target's programs
 _FAR = 0.5  # power of the unit roundoff that no clean stretch with equal inputs comes near
 
 
@@ -50,13 +53,50 @@ class Outcome(enum.Enum):
 
 class StretchReplay(TreeReplay):
     """One run of a stretch of the reference. patches: tensors that go on in the place of what is
-    computed for a record; `computed` has what came up for the records that are watched.
+    computed for a record; `computed` has what came up for the records that are watched. replaced:
+    pairs of calls, by the reference's, that run by the target's program and parameters.
     """
 
-    def __init__(self, *args: Any, patches: Arrays, watched: frozenset[int], **options: Any):
-        super().__init__(*args, **options)
+    def __init__(
+        self,
+        sides: BothSides,
+        *args: Any,
+        patches: Arrays,
+        watched: frozenset[int],
+        replaced: Mapping[int, tuple[Call, Mapping[str, SlotPair]]],
+        **options: Any,
+    ) -> None:
+        super().__init__(sides.reference, *args, **options)
+        self._target, self._replaced = sides.unmasked, replaced
         self._patches, self._watched = patches, watched
         self.computed: dict[int, Array] = {}
+
+    def run(self, call: Call, given_tensors: Mapping[str, Array]) -> dict[str, Array]:
+        """As `TreeReplay.run`. Raises ReplayRefused, ElementsMissing."""
+        if call.id not in self._replaced:
+            return super().run(call, given_tensors)
+        partner, slots = self._replaced[call.id]
+        loaded, program = (run := self._target).trusted(partner), run.program(partner)
+        if len(run.children(partner.id)) != len(self.side.children(call.id)):
+            raise ReplayRefused(f"{call.scope}: the target makes other calls inside")
+        names = {pair.target_slot: slot for slot, pair in slots.items()}
+        handed = self.passing(call, given_tensors)
+        inputs = {slot: handed[names[slot]] for slot in program.inputs if names.get(slot) in handed}
+        own, _ = run.arrays(run.records(partner, program.params))
+        inside = (
+            s for k, kid in enumerate(self.side.children(call.id)) for s in self.leaves(k, kid)
+        )
+        results: dict[str, Array] = loaded.run(
+            inputs,
+            loaded.hold(own, working=self.working),
+            working=self.working,
+            outputs=loaded.determined({*inputs, *program.params, *inside}),
+            child=lambda k, tensors: self.child(call, k, tensors),
+            convert=False,
+        )
+        return self.passing(
+            call, {names[slot]: array for slot, array in results.items() if slot in names}
+        )
 
     def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
         records = {r.slot: r.record for r in call.refs}
@@ -75,6 +115,7 @@ class StretchReplay(TreeReplay):
 class Stretch:
     """A paired call and all that it calls, run on the target's inputs.
 
+    replaced: calls inside that run by the target's program and parameters.
     left: the pairs of what it leaves, by record of the reference: its outputs, and what it or a
     call inside it wrote in place. plain: what the reference makes of them, wide; copies: in the
     target's dtypes, first without and then with noise. computed: of the suspects' tensors inside.
@@ -82,6 +123,7 @@ class Stretch:
 
     pair: PairedCall
     left: dict[int, SlotPair]
+    replaced: frozenset[int] = frozenset()
     plain: dict[int, Array] = field(default_factory=dict)
     copies: list[dict[int, Array]] = field(default_factory=list)
     computed: dict[int, Array] = field(default_factory=dict)
@@ -101,7 +143,8 @@ class Neighbourhoods:
         self._regions = {(r.call, r.stretch): r for r in regions}
         replayer = judge_of_regions.replays.replayer
         self._sides = replayer.sides if replayer is not None else None
-        self._stretches: dict[int, Stretch] = {}
+        self._stretches: dict[tuple[int, frozenset[int]], Stretch] = {}
+        self._suspects: list[int] = []
         self._asked: dict[int, int] = {}
         self._watched: frozenset[int] = frozenset()
 
@@ -117,6 +160,7 @@ class Neighbourhoods:
         self._watched = frozenset(
             record for key, _ in suspects for record in self._regions[key].outputs
         )
+        self._suspects = list(dict.fromkeys(c for (c, _), v in suspects if v.verdict in GUILTY))
         judged = dict(verdicts)
         with Threads(1):
             for key, verdict in suspects:
@@ -136,17 +180,37 @@ class Neighbourhoods:
 
     def _after_asking(self, region: Region, verdict: Verdict) -> Verdict:
         is_leaf = region.stretch < 0
-        for stretch in self._around(
-            self._paired.calls[region.call].parent if is_leaf else region.call
-        ):
-            if not stretch.is_clean:
-                continue
-            if verdict.verdict == VerdictKind.UNDETERMINED:
-                return _acquitted(verdict, VerdictKind.INHERITED, Outcome.NO_EFFECT, stretch)
+        around = self._paired.calls[region.call].parent if is_leaf else region.call
+        if verdict.verdict == VerdictKind.UNDETERMINED:
+            clean = next((s for s in self._around(around) if s.is_clean), None)
+            if clean is not None:
+                return _acquitted(verdict, VerdictKind.INHERITED, Outcome.NO_EFFECT, clean)
+            return verdict
+        for stretch in self._clean_around(around, region.call):
             outcome = self._outcome(region, stretch)
             if outcome in (Outcome.TAKEN_BACK, Outcome.IN_PLACE):
                 return _acquitted(verdict, VerdictKind.OTHER_FORM, outcome, stretch)
         return verdict
+
+    def _clean_around(self, number: int, suspect: int) -> Iterator[Stretch]:
+        """The stretches from this call on whose results are right; also those whose results are
+        right once other suspects inside run by the target's programs.
+        """
+        for stretch in self._around(number):
+            if stretch.is_clean:
+                yield stretch
+                continue
+            inside = [c for c in self._suspects if c != suspect and self._is_inside(c, stretch)]
+            if not inside or len(inside) > _SUSPECTS_TOGETHER:
+                continue
+            sets = (frozenset(s) for n in (1, 2) for s in itertools.combinations(inside, n))
+            given = (self._stretch(stretch.pair.call.id, replaced) for replaced in sets)
+            yield from itertools.islice((s for s in given if s.is_clean), 1)
+
+    def _is_inside(self, number: int, stretch: Stretch) -> bool:
+        while number >= 0 and number != stretch.pair.call.id:
+            number = self._paired.calls[number].parent
+        return number >= 0
 
     def _around(self, number: int) -> Iterator[Stretch]:
         """The stretches from this call on that can be run, the smallest first."""
@@ -157,14 +221,14 @@ class Neighbourhoods:
 
     # ---- one stretch
 
-    def _stretch(self, number: int) -> Stretch:
-        if number not in self._stretches:
+    def _stretch(self, number: int, replaced: frozenset[int] = frozenset()) -> Stretch:
+        key = number, replaced
+        if key not in self._stretches:
             pair = self._paired.pair(self._paired.pair_of[number])
-            stretch = Stretch(pair, self._left(number))
-            self._stretches[number] = stretch
-            if stretch.left and not self._is_far(stretch):
+            stretch = self._stretches[key] = Stretch(pair, self._left(number), replaced)
+            if stretch.left and (replaced or not self._is_far(stretch)):
                 self._run(stretch)
-        return self._stretches[number]
+        return self._stretches[key]
 
     def _left(self, number: int) -> dict[int, SlotPair]:
         """What a call leaves, by record of the reference; empty where the target lacks some."""
@@ -236,14 +300,19 @@ class Neighbourhoods:
             and (pair := self._paired.replayed(stretch.pair.index, slot)) is not None
         }
         arrays = {s: self._paired.target.array(p.target_record) for s, p in given.items()}
+        replaced = {}
+        for number in stretch.replaced:
+            inner = self._paired.pair(self._paired.pair_of[number])
+            replaced[number] = inner.partner, self._paired.slots[inner.index]
         chain = StretchReplay(
-            self._sides.reference,
+            self._sides,
             working,
             self._held,
             noise=np.random.default_rng(seed) if seed is not None else None,
             state={p.reference_record: arrays[s] for s, p in given.items()},
             patches=patches,
             watched=self._watched,
+            replaced=replaced,
         )
         results = chain.run(call, arrays)
         records = {r.slot: r.record for r in call.refs}
