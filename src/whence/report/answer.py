@@ -220,6 +220,8 @@ def _same_by_rounding(result: Comparison) -> str:
     )
     if result.random_numbers is not None:
         text += " or follows from other random numbers"
+    if result.counts.get(VerdictKind.OTHER_FORM):
+        text += " or another form of the same computation"
     if any(d.declared for d in result.declared):
         text += " or declared"
     if any(not d.declared for d in result.declared):
@@ -291,18 +293,20 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
 
 _REMARKS: dict[str, str] = {
     VerdictKind.PRECISION: "PRECISION",
+    VerdictKind.OTHER_FORM: "OTHER FORM",
     Confidence.SUSPECT: "SUSPECT",
     CauseKind.SEMANTIC: "OTHER CODE",
 }
 _COUNTED: dict[str, str] = {
     VerdictKind.PRECISION: "passes, but for --strict: more than rounding",
+    VerdictKind.OTHER_FORM: "passes: no fault of what the model computes",
     Confidence.SUSPECT: "passes, but for --strict: close to its limit",
     CauseKind.SEMANTIC: "passes, but for --strict: other constants, of hardly an effect here",
 }
 
 
 def _remarks(result: Comparison) -> Iterator[str]:
-    """What --strict counts, by name; the loss of quantised layers has rows of its own."""
+    """What passes and is worth a look, by name; the loss of quantised layers has its own rows."""
     quantised = {name for item in result.declared if not item.declared for name in item.names}
     remarks = [
         r

@@ -14,6 +14,7 @@ _MEANS: dict[str, str] = {
     VerdictKind.IDENTICAL: "bitwise equal",
     VerdictKind.NOISE: "rounding",
     VerdictKind.DECLARED: "as declared",
+    VerdictKind.OTHER_FORM: "another form, taken back behind it",
     VerdictKind.INHERITED: "the error came in with its inputs",
     VerdictKind.AMPLIFIED: "the error came in with its inputs, and grew as its code lets it grow",
     VerdictKind.PRECISION: "more than rounding, as a low-precision intermediate leaves it",

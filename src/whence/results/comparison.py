@@ -29,10 +29,11 @@ from whence.results.windows import ComparedWindow
 
 
 class Remark(Described, msgspec.Struct, frozen=True, omit_defaults=True):
-    """What passes and is worth a look; with --strict it makes the answer. Siblings are one remark;
-    `also` names the others.
+    """What passes and is worth a look; with --strict most of it makes the answer. Siblings are one
+    remark; `also` names the others.
 
     kind: "precision" (more than rounding, as an intermediate of low precision leaves it),
+    "other-form" (something behind it takes it back, which --strict does not count),
     "suspect" (close to its limit) or "semantic" (its code has other constants, which change less
     than a hundredth of a rounding here).
     """

@@ -18,6 +18,7 @@ _JUDGED_OTHERWISE: Collection[str] = (
     *GUILTY,
     VerdictKind.UNDETERMINED,
     VerdictKind.DECLARED,
+    VerdictKind.OTHER_FORM,
     VerdictKind.INCOMPARABLE,
 )
 

@@ -33,6 +33,7 @@ _AGREE = (
     VerdictKind.IDENTICAL,
     VerdictKind.NOISE,
     VerdictKind.DECLARED,
+    VerdictKind.OTHER_FORM,
     VerdictKind.NONDETERMINISTIC,
     VerdictKind.PRECISION,
 )

@@ -190,8 +190,8 @@ def remarks(
 def _kind_of_remark(verdict: Verdict) -> str:
     if verdict.confidence == Confidence.SUSPECT and verdict.cause == CauseKind.SEMANTIC:
         return CauseKind.SEMANTIC
-    if verdict.verdict == VerdictKind.PRECISION:
-        return VerdictKind.PRECISION
+    if verdict.verdict in (VerdictKind.PRECISION, VerdictKind.OTHER_FORM):
+        return verdict.verdict
     return Confidence.SUSPECT if verdict.confidence == Confidence.SUSPECT else ""
 
 

@@ -38,6 +38,7 @@ Arrays = Mapping[int, Array]
 
 _SUSPECTS_PER_STRETCH = 24  # each costs one run of it
 _SUSPECTS_TOGETHER = 6  # of which one or two may run by the target's programs
+_FEW, _ONE_FACTOR = 8, 1e-3  # elements that show a factor; how closely they follow it
 _FAR = 0.5  # power of the unit roundoff that no clean stretch with equal inputs comes near
 
 
@@ -189,7 +190,8 @@ class Neighbourhoods:
         for stretch in self._clean_around(around, region.call):
             outcome = self._outcome(region, stretch)
             if outcome in (Outcome.TAKEN_BACK, Outcome.IN_PLACE):
-                return _acquitted(verdict, VerdictKind.OTHER_FORM, outcome, stretch)
+                words = self._change_in_words(region, stretch)
+                return _acquitted(verdict, VerdictKind.OTHER_FORM, outcome, stretch, words)
         return verdict
 
     def _clean_around(self, number: int, suspect: int) -> Iterator[Stretch]:
@@ -404,6 +406,16 @@ class Neighbourhoods:
         )
         return {p.reference_record: p for p in pairs if p.reference_record in region.outputs}
 
+    def _change_in_words(self, region: Region, stretch: Stretch) -> str:
+        """What the target makes otherwise at a place, where it is a factor."""
+        for record, pair in self._pairs_of(region).items():
+            computed = stretch.computed.get(record)
+            with contextlib.suppress(ElementsMissing):
+                target = self._paired.target.array(pair.target_record)
+                if computed is not None and (words := factor_in_words(computed, target)):
+                    return words
+        return "it differs here"
+
     def _is_in_place(self, stretch: Stretch, shown: Arrays) -> bool:
         """Does the reference itself make the target's tensors at the suspect's place?"""
         return all(
@@ -429,12 +441,32 @@ def _is_within(output: Array, wide: Array, copies: Sequence[Array], plain: Array
     return judge.whole(output, wide, copies).score <= 1
 
 
-def _acquitted(verdict: Verdict, kind: VerdictKind, outcome: Outcome, stretch: Stretch) -> Verdict:
+def factor_in_words(reference: Array, target: Array) -> str:
+    """ "a factor of 2" or "a factor per channel" where that is how two tensors differ, else ""."""
+    if reference.shape != target.shape or reference.size < _FEW or not reference.ndim:
+        return ""
+    if reference.dtype.kind != "f" or not dtypes.of(target).is_floating:
+        return ""
+    r = reference.astype(np.float64).reshape(-1, reference.shape[-1])
+    t = target.astype(np.float64).reshape(r.shape)
+    with np.errstate(all="ignore"):
+        factors = (r * t).sum(axis=0) / (r * r).sum(axis=0)
+        is_factor = np.linalg.norm(t - factors * r) <= _ONE_FACTOR * np.linalg.norm(t)
+    if not is_factor or len(r) < 2:
+        return ""
+    if np.ptp(factors) <= _ONE_FACTOR * abs(factors).max():
+        return f"a factor of {factors.mean():.4g}"
+    return "a factor per channel"
+
+
+def _acquitted(
+    verdict: Verdict, kind: VerdictKind, outcome: Outcome, stretch: Stretch, change: str = ""
+) -> Verdict:
     call = stretch.pair.call
     around = call.scope or call.root or "the model"
     words = {
-        Outcome.TAKEN_BACK: f"another form: it differs here and is taken back within {around}",
-        Outcome.IN_PLACE: f"what the reference makes here on the target's inputs of {around}",
+        Outcome.TAKEN_BACK: f"another form: {change}, and is taken back before the end of {around}",
+        Outcome.IN_PLACE: f"another form: the reference makes the same here within {around}",
         Outcome.NO_EFFECT: f"inside {around}, whose results are right on its inputs",
     }[outcome]
     return verdict.withdrawn(kind, f"{words}; {verdict.sentence}")

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 INK, SOFT, LINE, BAND, BAND_EDGE = "#1d1f23", "#5d636d", "#d5d7db", "#d9e6f1", "#7fa3c4"
 POINTS = 5000  # beyond these an SVG holds an image of them
 NAME_WIDTH = 44  # characters of one
-_QUIET = (VerdictKind.IDENTICAL, VerdictKind.NOISE, VerdictKind.DECLARED, VerdictKind.INHERITED)
+_QUIET = (
+    VerdictKind.IDENTICAL,
+    VerdictKind.NOISE,
+    VerdictKind.DECLARED,
+    VerdictKind.OTHER_FORM,
+    VerdictKind.INHERITED,
+)
 
 
 class Style(NamedTuple):
@@ -35,6 +41,7 @@ STYLES = {
     VerdictKind.DECLARED: Style("#0072b2", "s", 14, filled=False),
     VerdictKind.INHERITED: Style("#a2937c", "o", 7, alpha=0.45),
     VerdictKind.AMPLIFIED: Style("#b5568b", "^", 26),
+    VerdictKind.OTHER_FORM: Style("#0072b2", "v", 14, filled=False),
     VerdictKind.PRECISION: Style("#a37500", "D", 20),
     VerdictKind.NONDETERMINISTIC: Style("#008a65", "P", 26),
     VerdictKind.UNDETERMINED: Style("#70757d", "o", 22, filled=False),

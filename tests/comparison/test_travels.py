@@ -1,0 +1,160 @@
+"""A fault travels; what something behind it takes back is another form of the same computation."""
+
+import numpy as np
+import pytest
+
+import whence
+from whence.comparison.verdicts.travels import factor_in_words
+from whence.report.answer import answer
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+pytestmark = pytest.mark.torch
+
+
+class Block(nn.Module):
+    def __init__(self, scale=1.0):
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(16), nn.Linear(16, 32)
+        self.act, self.down, self.scale = nn.GELU(), nn.Linear(32, 16), scale
+
+    def forward(self, x):
+        return x + self.down(self.act(self.up(self.norm(x)))) * self.scale
+
+
+class Experts(nn.Module):
+    def __init__(self, is_swapped=False, is_reversed=False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 16, 16) / 4)
+        self.is_swapped, self.is_reversed = is_swapped, is_reversed
+
+    def forward(self, x, first, second):
+        index, share = (second, first) if self.is_swapped else (first, second)
+        index = index.flip(0) if self.is_reversed else index
+        return (x[:, None] @ self.weight[index])[:, 0] * share[:, None]
+
+
+class Mixture(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.experts = Experts(**options)
+
+    def forward(self, x):
+        index, share = x.sum(1).abs().long() % 4, x.mean(1).sigmoid()
+        arguments = (share, index) if self.experts.is_swapped else (index, share)
+        return x + self.experts(x, *arguments)
+
+
+def net(first=1.0, second=1.0):
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Linear(8, 16), Block(first), Block(second), nn.LayerNorm(16), nn.Linear(16, 4)
+    ).eval()
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            nn.init.normal_(module.bias, 0, 0.2)
+    return model
+
+
+def folded(model):
+    """A factor per channel moved from the first block's norm to the linear behind it."""
+    factor = torch.linspace(0.5, 3.5, 16)
+    with torch.no_grad():
+        model[1].norm.weight.div_(factor)
+        model[1].norm.bias.div_(factor)
+        model[1].up.weight.mul_(factor)
+    return model
+
+
+def rounder(model):
+    model[3].eps = 1e-1
+    return model
+
+
+def mixture(**options):
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(8, 16), Mixture(**options), nn.Linear(16, 4)).eval()
+
+
+def compared(tmp_path, reference, target):
+    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(2))
+    for name, model in (("r", reference), ("t", target)):
+        with whence.capture(model, tmp_path / name), torch.no_grad():
+            model(x)
+    return whence.compare(tmp_path / "r", tmp_path / "t")
+
+
+def test_a_factor_that_is_taken_back_is_another_form(tmp_path):
+    result = compared(tmp_path, net(), folded(net()))
+    assert result.status == "same"
+    assert result.counts["other-form"] == 2
+    remarks = {r.name: r.sentence for r in result.remarks if r.kind == "other-form"}
+    assert "a factor per channel" in remarks["1.norm"]
+    text = str(answer(result))
+    assert "another form of the same computation" in text
+    assert "OTHER FORM" in text
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        (lambda: folded(net(second=1.05)), "2"),
+        (lambda: folded(net(first=1.05)), "1"),
+        (lambda: rounder(folded(net())), "3"),
+    ],
+)
+def test_a_fault_beside_another_form_is_named_alone(tmp_path, target, name):
+    result = compared(tmp_path, net(), target())
+    assert [f.name for f in result.findings] == [name]
+
+
+def test_half_of_a_fold_travels(tmp_path):
+    broken = folded(net())
+    with torch.no_grad():
+        broken[1].norm.bias.mul_(torch.linspace(0.5, 3.5, 16))  # as it was before the fold
+    result = compared(tmp_path, net(), broken)
+    assert result.status == "different"
+    assert result.findings[0].name == "1.norm"
+
+
+def test_arguments_that_change_places_are_no_fault(tmp_path):
+    result = compared(tmp_path, mixture(), mixture(is_swapped=True))
+    assert result.status == "same"
+
+
+def test_a_fault_behind_arguments_that_change_places_is_named(tmp_path):
+    result = compared(tmp_path, mixture(), mixture(is_swapped=True, is_reversed=True))
+    assert [f.name for f in result.findings] == ["1.experts"]
+
+
+def test_what_a_clean_stretch_holds_costs_no_coverage(tmp_path):
+    class Chosen(nn.Module):
+        def __init__(self, is_loop):
+            super().__init__()
+            self.is_loop, self.act = is_loop, nn.SiLU()
+            self.weight = nn.Parameter(torch.randn(4, 16, 16) / 4)
+
+        def forward(self, x):
+            index = torch.arange(len(x)) % 4
+            if not self.is_loop:
+                return self.act(torch.einsum("tj,tij->ti", x, self.weight[index]))
+            result = torch.zeros_like(x)
+            for expert in range(4):
+                rows = (index == expert).nonzero()[:, 0]
+                result[rows] = self.act(x[rows] @ self.weight[expert].T)
+            return result
+
+    def model(is_loop):
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(8, 16), Chosen(is_loop), nn.Linear(16, 4)).eval()
+
+    assert compared(tmp_path, model(True), model(False)).status == "same"
+
+
+def test_factors_in_words():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(6, 4)).astype(np.float32)
+    assert factor_in_words(x, x * 2) == "a factor of 2"
+    assert factor_in_words(x, x * np.arange(1, 5, dtype=np.float32)) == "a factor per channel"
+    assert factor_in_words(x, generator.normal(size=(6, 4)).astype(np.float32)) == ""
+    assert factor_in_words(x[:1], x[:1] * 2) == ""
