@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,7 @@ Arrays = Mapping[int, Array]
 _SUSPECTS_PER_STRETCH = 24  # each costs one run of it
 _SUSPECTS_TOGETHER = 6  # of which one or two may run by the target's programs
 _FEW, _ONE_FACTOR = 8, 1e-3  # elements that show a factor; how closely they follow it
+_CLEARLY = 2.0  # times as far
 _FAR = 0.5  # power of the unit roundoff that no clean stretch with equal inputs comes near
 
 
@@ -129,8 +131,13 @@ class Stretch:
     copies: list[dict[int, Array]] = field(default_factory=list)
     computed: dict[int, Array] = field(default_factory=dict)
     copies_computed: list[dict[int, Array]] = field(default_factory=list)
-    is_clean: bool = False
+    score: float = math.inf
     why: str = ""
+
+    @property
+    def is_clean(self) -> bool:
+        """Are the target's results at its end right?"""
+        return self.score <= 1
 
 
 class Neighbourhoods:
@@ -143,7 +150,12 @@ class Neighbourhoods:
         self._parameters = judge_of_regions.parameters
         self._regions = {(r.call, r.stretch): r for r in regions}
         replayer = judge_of_regions.replays.replayer
-        self._sides = replayer.sides if replayer is not None else None
+        can_run = replayer is not None and (
+            errors.paired.reference.programs or replayer.reference.model
+        )
+        self._sides = replayer.sides if replayer is not None and can_run else None
+        # Tensors without calls are judged along the whole of the reference already.
+        self._shown_alone = judge_of_regions.sparse.calls
         self._stretches: dict[tuple[int, frozenset[int]], Stretch] = {}
         self._suspects: list[int] = []
         self._asked: dict[int, int] = {}
@@ -156,8 +168,12 @@ class Neighbourhoods:
         suspects = [
             (key, verdict)
             for key, verdict in verdicts.items()
-            if key in self._regions and verdict.verdict in (*GUILTY, VerdictKind.UNDETERMINED)
+            if key in self._regions
+            and key[0] not in self._shown_alone
+            and verdict.verdict in (*GUILTY, VerdictKind.UNDETERMINED)
         ]
+        if not suspects:
+            return dict(verdicts)
         self._watched = frozenset(
             record for key, _ in suspects for record in self._regions[key].outputs
         )
@@ -273,7 +289,7 @@ class Neighbourhoods:
                 left, computed = self._replayed(stretch, working, {}, seed)
                 stretch.copies.append(left)
                 stretch.copies_computed.append(computed)
-            stretch.is_clean = self._agrees(stretch, stretch.plain)
+            stretch.score = self._score(stretch, stretch.plain)
         except (ReplayRefused, ElementsMissing, KeyError) as error:
             stretch.why = str(error)
 
@@ -348,15 +364,14 @@ class Neighbourhoods:
             lambda: loaded.hold({s: value(s) for s in loaded.program.params}, working=working),
         )
 
-    def _agrees(self, stretch: Stretch, results: Arrays) -> bool:
-        """Are the target's tensors at the end of a stretch these, but for rounding?"""
-        return all(
-            _is_within(
+    def _score(self, stretch: Stretch, results: Arrays) -> float:
+        """How far the target's tensors at the end of a stretch are from these, over the limit."""
+        return max(
+            judge.whole(
                 self._paired.target.array(pair.target_record),
                 results[record],
-                [copy[record] for copy in stretch.copies],
-                stretch.plain[record],
-            )
+                _around(results[record], stretch.plain[record], stretch.copies, record),
+            ).score
             for record, pair in stretch.left.items()
         )
 
@@ -368,14 +383,15 @@ class Neighbourhoods:
         if not shown or self._asked.setdefault(stretch.pair.index, 0) >= _SUSPECTS_PER_STRETCH:
             return Outcome.UNKNOWN
         self._asked[stretch.pair.index] += 1
-        if self._is_in_place(stretch, shown):
-            return Outcome.IN_PLACE
         try:
             wide, _ = self._dtypes(stretch)
             patched, _ = self._replayed(stretch, wide, shown, None)
+            score = self._score(stretch, patched)
         except (ReplayRefused, ElementsMissing, KeyError):
             return Outcome.UNKNOWN
-        return Outcome.NO_EFFECT if self._agrees(stretch, patched) else Outcome.TAKEN_BACK
+        if score > max(1.0, _CLEARLY * stretch.score):
+            return Outcome.TAKEN_BACK
+        return Outcome.IN_PLACE if self._is_in_place(region, stretch, shown) else Outcome.NO_EFFECT
 
     def _shown(self, region: Region) -> dict[int, Array]:
         """The target's tensors of what a region made. In the place of those that cannot stand
@@ -416,29 +432,50 @@ class Neighbourhoods:
                     return words
         return "it differs here"
 
-    def _is_in_place(self, stretch: Stretch, shown: Arrays) -> bool:
-        """Does the reference itself make the target's tensors at the suspect's place?"""
-        return all(
-            record in stretch.computed
-            and all(record in computed for computed in stretch.copies_computed)
-            and _is_within(
-                array,
-                stretch.computed[record],
-                [computed[record] for computed in stretch.copies_computed],
-                stretch.computed[record],
-            )
-            for record, array in shown.items()
-        )
+    def _is_in_place(self, region: Region, stretch: Stretch, shown: Arrays) -> bool:
+        """Does the reference itself make the target's tensors at the suspect's place, and would
+        what is expected of the suspect by itself be told from them there?
+        """
+        expected = self._expected(region)
+        for record, array in shown.items():
+            copies = stretch.copies_computed
+            if record not in stretch.computed or any(record not in copy for copy in copies):
+                return False
+            computed = stretch.computed[record]
+            around = _around(computed, computed, copies, record)
+            if judge.whole(array, computed, around).score > 1:
+                return False
+            own = expected.get(record)
+            if own is None or judge.whole(_as(own, array), computed, around).score <= _CLEARLY:
+                return False
+        return True
+
+    def _expected(self, region: Region) -> Arrays:
+        """What a suspect's own program makes on the target's inputs; of code between calls,
+        nothing is said.
+        """
+        if region.stretch >= 0:
+            return {}
+        own = Stretch(self._paired.pair(self._paired.pair_of[region.call]), self._left(region.call))
+        with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
+            return self._replayed(own, self._dtypes(own)[0], {}, None)[0]
+        return {}
 
 
-def _is_within(output: Array, wide: Array, copies: Sequence[Array], plain: Array) -> bool:
-    """Is `output` as far from `wide` as rounding is, which `copies` show around `plain`?"""
-    if output.shape != wide.shape or any(c.shape != output.shape for c in copies):
-        return False
-    if wide is not plain and wide.dtype.kind == "f":
-        moved = wide.astype(np.float64) - plain.astype(np.float64)
-        copies = [c.astype(np.float64) + moved for c in copies]
-    return judge.whole(output, wide, copies).score <= 1
+def _as(array: Array, like: Array) -> Array:
+    """An array in the dtype of another."""
+    return judge.rounded(array, dtypes.of(like).name)
+
+
+def _around(result: Array, plain: Array, copies: Sequence[Arrays], record: int) -> list[Array]:
+    """The copies of a tensor, moved from the plain result to this one. Raises ReplayRefused."""
+    arrays = [copy[record] for copy in copies]
+    if any(a.shape != result.shape for a in (plain, *arrays)):
+        raise ReplayRefused("its shape follows what is computed inside")
+    if result is plain or not dtypes.of(result).is_floating:
+        return arrays
+    moved = result.astype(np.float64) - plain.astype(np.float64)
+    return [a.astype(np.float64) + moved for a in arrays]
 
 
 def factor_in_words(reference: Array, target: Array) -> str:
