@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from whence import dtypes, judge
+from whence import align, dtypes, judge
 from whence.comparison.paired_runs import PairedCall
 from whence.comparison.replays.both_sides import BothSides
 from whence.comparison.replays.call_tree import REPLICAS, TreeReplay
@@ -29,7 +30,7 @@ from whence.comparison.verdicts.regions import RegionJudge
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Region
-from whence.records.slots import is_input, is_param, is_written
+from whence.records.slots import is_input, is_param, is_written, param_name
 from whence.results import GUILTY, SlotPair, Verdict, VerdictKind
 
 Key = tuple[int, int]
@@ -204,9 +205,9 @@ class Neighbourhoods:
                 return _acquitted(verdict, VerdictKind.INHERITED, Outcome.NO_EFFECT, clean)
             return verdict
         for stretch in self._clean_around(around, region.call):
-            outcome = self._outcome(region, stretch)
+            outcome = self._outcome(region, verdict, stretch)
             if outcome in (Outcome.TAKEN_BACK, Outcome.IN_PLACE):
-                words = self._change_in_words(region, stretch)
+                words = self._change_in_words(region, verdict, stretch)
                 return _acquitted(verdict, VerdictKind.OTHER_FORM, outcome, stretch, words)
         return verdict
 
@@ -249,7 +250,10 @@ class Neighbourhoods:
         return self._stretches[key]
 
     def _left(self, number: int) -> dict[int, SlotPair]:
-        """What a call leaves, by record of the reference; empty where the target lacks some."""
+        """What a call leaves, by record of the reference; empty where the target lacks some.
+
+        What a cache holds is an end where it is read: another form may show in it.
+        """
         below, left = [number], {}
         while below:
             call = self._paired.calls[below.pop()]
@@ -265,6 +269,8 @@ class Neighbourhoods:
                 else (r for r in call.refs if is_written(r.slot))
             )
             for ref in refs:
+                if align.is_cache(ref.slot):
+                    continue
                 if ref.slot in slots:
                     left[ref.record] = slots[ref.slot]
                 elif call.id == number:
@@ -325,7 +331,7 @@ class Neighbourhoods:
         chain = StretchReplay(
             self._sides,
             working,
-            self._held,
+            functools.partial(self._held, patches),
             noise=np.random.default_rng(seed) if seed is not None else None,
             state={p.reference_record: arrays[s] for s, p in given.items()},
             patches=patches,
@@ -338,7 +344,7 @@ class Neighbourhoods:
         left |= {records[slot]: array for slot, array in results.items() if slot in records}
         return {record: left[record] for record in stretch.left}, chain.computed
 
-    def _held(self, loaded: Any, call: Call, working: str) -> Any:
+    def _held(self, patches: Arrays, loaded: Any, call: Call, working: str) -> Any:
         """The parameters of a call inside: what a correct target holds of the reference's."""
         assert self._sides is not None
         parameters = self._sides.parameters
@@ -349,6 +355,8 @@ class Neighbourhoods:
         given = self._parameters.given(call, slots)
 
         def value(slot: str) -> Array:
+            if records[slot] in patches:
+                return patches[records[slot]]
             if slot in slots:
                 return parameters.expected(slots[slot], given.get(slot, True))
             return self._paired.reference.array(records[slot])
@@ -359,27 +367,28 @@ class Neighbourhoods:
             tuple(records.get(s) for s in loaded.program.params),
             working,
         )
-        return parameters.hold(
-            key,
-            lambda: loaded.hold({s: value(s) for s in loaded.program.params}, working=working),
-        )
+
+        def hold() -> Any:
+            return loaded.hold({s: value(s) for s in loaded.program.params}, working=working)
+
+        return hold() if patches.keys() & set(records.values()) else parameters.hold(key, hold)
 
     def _score(self, stretch: Stretch, results: Arrays) -> float:
         """How far the target's tensors at the end of a stretch are from these, over the limit."""
-        return max(
-            judge.whole(
-                self._paired.target.array(pair.target_record),
-                results[record],
-                _around(results[record], stretch.plain[record], stretch.copies, record),
-            ).score
-            for record, pair in stretch.left.items()
-        )
+        scores = []
+        for record, pair in stretch.left.items():
+            array = self._paired.target.array(pair.target_record)
+            copies = _around(results[record], stretch.plain[record], stretch.copies, record)
+            if array.shape != results[record].shape:
+                return math.inf
+            scores.append(judge.whole(array, results[record], copies).score)
+        return max(scores)
 
     # ---- one suspect
 
-    def _outcome(self, region: Region, stretch: Stretch) -> Outcome:
+    def _outcome(self, region: Region, verdict: Verdict, stretch: Stretch) -> Outcome:
         """What a clean stretch says of a suspect inside it."""
-        shown = self._shown(region)
+        shown = self._shown(region, verdict) or self._parameter(region, verdict)
         if not shown or self._asked.setdefault(stretch.pair.index, 0) >= _SUSPECTS_PER_STRETCH:
             return Outcome.UNKNOWN
         self._asked[stretch.pair.index] += 1
@@ -387,18 +396,20 @@ class Neighbourhoods:
             wide, _ = self._dtypes(stretch)
             patched, _ = self._replayed(stretch, wide, shown, None)
             score = self._score(stretch, patched)
-        except (ReplayRefused, ElementsMissing, KeyError):
+        except ReplayRefused:  # the plain run was not: these tensors lead elsewhere
+            return Outcome.TAKEN_BACK
+        except (ElementsMissing, KeyError):
             return Outcome.UNKNOWN
         if score > max(1.0, _CLEARLY * stretch.score):
             return Outcome.TAKEN_BACK
         return Outcome.IN_PLACE if self._is_in_place(region, stretch, shown) else Outcome.NO_EFFECT
 
-    def _shown(self, region: Region) -> dict[int, Array]:
+    def _shown(self, region: Region, verdict: Verdict) -> dict[int, Array]:
         """The target's tensors of what a region made. In the place of those that cannot stand
         there, the reference's turned round by one element: enough to see whether they matter.
         """
         shown: dict[int, Array] = {}
-        for record, pair in self._pairs_of(region).items():
+        for record, pair in self._pairs_of(region, verdict).items():
             with contextlib.suppress(ElementsMissing):
                 array = self._paired.target.array(pair.target_record)
                 reference = self._paired.reference.array(record)
@@ -408,7 +419,22 @@ class Neighbourhoods:
                 shown[record] = array if fits else np.roll(reference, 1)
         return shown
 
-    def _pairs_of(self, region: Region) -> dict[int, SlotPair]:
+    def _parameter(self, region: Region, verdict: Verdict) -> dict[int, Array]:
+        """Of a parameter that differs in a call whose inside the target does not show: another
+        value of it, enough to see whether it matters.
+        """
+        if verdict.verdict != VerdictKind.PARAM_DIFF:
+            return {}
+        numbers = (region.call, *self._paired.alone(region.call))
+        records = {
+            ref.record
+            for call in map(self._paired.calls.__getitem__, numbers)
+            for ref in call.slots("param")
+            if f".{verdict.slot}".endswith(f".{param_name(ref.slot)}")
+        }
+        return {r: 2 * np.roll(self._paired.reference.array(r), 1) for r in records}
+
+    def _pairs_of(self, region: Region, verdict: Verdict) -> dict[int, SlotPair]:
         """The pairs of what a region made, by record of the reference."""
         numbers = [region.call]
         if region.stretch >= 0:
@@ -420,11 +446,16 @@ class Neighbourhoods:
             for pair in self._paired.slots[self._paired.pair_of[number]].values()
             if not is_param(pair.reference_slot)
         )
-        return {p.reference_record: p for p in pairs if p.reference_record in region.outputs}
+        made = {p.reference_record: p for p in pairs if p.reference_record in region.outputs}
+        # Code that only hands on in the reference may compute in the target.
+        named = self._paired.slot(verdict.pair, verdict.slot) if verdict.slot and not made else None
+        if named is not None and not is_param(verdict.slot):
+            made[named.reference_record] = named
+        return made
 
-    def _change_in_words(self, region: Region, stretch: Stretch) -> str:
+    def _change_in_words(self, region: Region, verdict: Verdict, stretch: Stretch) -> str:
         """What the target makes otherwise at a place, where it is a factor."""
-        for record, pair in self._pairs_of(region).items():
+        for record, pair in self._pairs_of(region, verdict).items():
             computed = stretch.computed.get(record)
             with contextlib.suppress(ElementsMissing):
                 target = self._paired.target.array(pair.target_record)
@@ -443,10 +474,12 @@ class Neighbourhoods:
                 return False
             computed = stretch.computed[record]
             around = _around(computed, computed, copies, record)
+            if array.shape != computed.shape:
+                return False
             if judge.whole(array, computed, around).score > 1:
                 return False
             own = expected.get(record)
-            if own is None or judge.whole(_as(own, array), computed, around).score <= _CLEARLY:
+            if own is None or judge.whole(_as(own, array), computed, around).score <= 1:
                 return False
         return True
 
@@ -490,6 +523,8 @@ def factor_in_words(reference: Array, target: Array) -> str:
         factors = (r * t).sum(axis=0) / (r * r).sum(axis=0)
         is_factor = np.linalg.norm(t - factors * r) <= _ONE_FACTOR * np.linalg.norm(t)
     if not is_factor or len(r) < 2:
+        return ""
+    if np.allclose(factors, 1.0, rtol=0, atol=_ONE_FACTOR):
         return ""
     if np.ptp(factors) <= _ONE_FACTOR * abs(factors).max():
         return f"a factor of {factors.mean():.4g}"
