@@ -1,9 +1,9 @@
-"""Steps that one tool counts from 0 and another from 1: moved by what came in at each."""
+"""Steps that do not begin together, in two tools or behind a warm-up: moved by what came in."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping
 
 import msgspec
 
@@ -11,19 +11,16 @@ from whence.align.call_sites import match_roots
 from whence.align.derived_run import Derived
 from whence.records import Call, Over, Run
 
-_SHIFTS = (1, -1)
-_NATIVE = "whence"
-
 
 def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
     """(the target with its steps as the reference counts them, notes).
 
-    Of dumps only: whence's own runs count from 0. The steps of a model are moved by one when
-    nothing that came in at a step is what came in at the reference's step of that number, and what
-    came in is, one step on, for half of the steps at least.
+    Calls that one run makes before the work begins (a warm-up, a calibration) move all that comes
+    behind them, and some tools count from 1. The steps of a model are moved when nothing that came
+    in at a step is what came in at the reference's step of that number, and what came in is, so
+    many steps on, for half of the steps at least. Where all models move alike, so do losses and
+    optimisers.
     """
-    if reference.info.kind == target.info.kind == _NATIVE:
-        return target, ()
     inputs, target_inputs = _root_inputs(reference), _root_inputs(target)
     roots = match_roots(reference.calls, target.calls)
     shifts: dict[str, int] = {}
@@ -32,19 +29,37 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
         across = target_inputs.get(target_root, {})
         if _agreeing(steps, across, 0):
             continue
-        for shift in _SHIFTS:
+        for shift in _shifts(steps, across):
             common = sum(step + shift in across for step in steps)
             if common and 2 * _agreeing(steps, across, shift) >= common:
                 shifts[target_root] = shift
                 break
     if not shifts:
         return target, ()
-    calls = [msgspec.structs.replace(c, step=c.step - shifts.get(c.root, 0)) for c in target.calls]
+    alike = set(shifts.values())
+    others = alike.pop() if len(alike) == 1 else 0
+    calls = [
+        msgspec.structs.replace(c, step=c.step - shifts.get(c.root, others)) for c in target.calls
+    ]
     words = (
         f"steps of {root} of the target are moved by {-shift}: then what comes in is the same"
         for root, shift in shifts.items()
     )
     return Derived(target, (), (), calls), tuple(words)
+
+
+def _shifts(
+    steps: Mapping[int, set[Hashable]], across: Mapping[int, set[Hashable]]
+) -> Iterable[int]:
+    """By how many steps what came in is found elsewhere, the most frequent first."""
+    places = {content: step for step, contents in across.items() for content in contents}
+    counts = Counter(
+        places[content] - step
+        for step, contents in steps.items()
+        for content in contents
+        if content in places
+    )
+    return (shift for shift, _ in counts.most_common())
 
 
 def _root_inputs(run: Run) -> Mapping[str, Mapping[int, set[Hashable]]]:
