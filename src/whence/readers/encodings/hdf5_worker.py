@@ -124,7 +124,7 @@ def _index(pipe: Pipe, file: Any, skip: list[str]) -> None:
     import h5py
 
     steps = []
-    for key in _members(file):
+    for key in _members(pipe, file, skip):
         if (
             key.isdigit()
             and len(key) < 10
@@ -148,9 +148,16 @@ def _group(pipe: Pipe, group: Any, skip: Container[str], *, whole: bool = False)
             pipe.say(damaged=path, why=short(error), shown=name)
 
 
-def _members(group: Any) -> list[str]:
+_SMALL = 2048
+"""Bytes of elements below which libhdf5 puts them into a block that it began before."""
+
+
+def _members(pipe: Pipe, group: Any, skip: Container[str]) -> list[str]:
     """Names in a group in the order in which they were made; by where they lie in the file where it
     does not keep that order.
+
+    What describes a dataset may lie in a hole that an older one left, its elements never do: large
+    ones lie in the order in which they were made, and so do small ones.
     """
     from h5py import h5, h5p
 
@@ -160,12 +167,32 @@ def _members(group: Any) -> list[str]:
         return [_text(name) for name in names]
     links = group.id.links
     links.iterate(names.append)
-    return [
-        _text(name)
-        for name in sorted(
-            names, key=lambda name: (links.get_info(name).type, links.get_info(name).u)
-        )
-    ]
+    names.sort(key=lambda name: (links.get_info(name).type, links.get_info(name).u))
+    offsets: dict[bool, dict[int, int]] = {True: {}, False: {}}  # by place, of small and of large
+    for place, name in enumerate(names):
+        path = f"{group.name.rstrip('/')}/{_text(name)}"
+        pipe.say(at=path)
+        at, nbytes = (None, 0) if path in skip else _elements_of(group, name)
+        if at is not None:
+            offsets[nbytes < _SMALL][place] = at
+    ordered = list(names)
+    for alike in offsets.values():
+        for place, source in zip(alike, sorted(alike, key=alike.__getitem__), strict=True):
+            ordered[place] = names[source]
+    return [_text(name) for name in ordered]
+
+
+def _elements_of(group: Any, name: bytes) -> tuple[int | None, int]:
+    """Where the elements of a dataset lie in one piece, None where they do not, and their bytes."""
+    from h5py import h5d, h5l
+
+    try:
+        if group.id.links.get_info(name).type != h5l.TYPE_HARD:
+            return None, 0
+        opened = h5d.open(group.id, name)
+        return opened.get_offset(), opened.get_storage_size()
+    except _DAMAGE:
+        return None, 0
 
 
 def _text(name: bytes) -> str:
@@ -188,7 +215,7 @@ def _datasets(
 
     visited = set() if visited is None else visited
     visited.add(h5py.h5o.get_info(group.id).addr)
-    for name in _members(group):
+    for name in _members(pipe, group, skip):
         if whole and not above and name in skip:
             continue
         path = f"{group.name.rstrip('/')}/{name}"
