@@ -71,8 +71,6 @@ STAGES: tuple[Stage, ...] = (
     _excuse_what_does_not_repeat,
     # Only where nothing was replayed.
     _judge_three_ways,
-    # What something behind it takes back is another form of the same computation.
-    lambda verdicts, c: c.neighbourhoods.judged(verdicts),
     # Integers that the callers gave differently: guilty only where an output depends on them.
     lambda verdicts, c: c.positions.judged(verdicts, c.root_inputs.differ),
     # Growth says little of modules that are written differently.
@@ -91,6 +89,8 @@ STAGES: tuple[Stage, ...] = (
     lambda verdicts, c: gradient_flow.stopped(verdicts, c.paired),
     # A module whose parameters the checkpoint lacks.
     lambda verdicts, c: checkpoints.complete(verdicts, c.paired),
+    # What something behind it takes back is another form of the same computation.
+    lambda verdicts, c: c.neighbourhoods.judged(verdicts),
     # Models that were given different inputs prove little by their outputs.
     lambda verdicts, c: c.root_inputs.doubted(verdicts),
     # Elements that agree in other axes are another result, unless a map says that it is meant.

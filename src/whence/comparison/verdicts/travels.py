@@ -9,6 +9,7 @@ takes it back: another form of the same computation.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import enum
 import functools
@@ -29,8 +30,10 @@ from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.regions import RegionJudge
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
+from whence.judge.limits import LIMITS
 from whence.records import Call, Region
 from whence.records.slots import is_input, is_param, is_written, param_name
+from whence.records.training import GRADIENTS, LOSS, OPTIMIZER
 from whence.results import GUILTY, SlotPair, Verdict, VerdictKind
 
 Key = tuple[int, int]
@@ -41,6 +44,9 @@ Arrays = Mapping[int, Array]
 _SUSPECTS_PER_STRETCH = 24  # each costs one run of it
 _SUSPECTS_TOGETHER = 6  # of which one or two may run by the target's programs
 _FEW, _ONE_FACTOR = 8, 1e-3  # elements that show a factor; how closely they follow it
+_TAKEN = "input.grad"
+_TAKEN_BACK_AT_STEP = "another form: the gradients that the optimiser takes are right"
+_CANCELLED = 1e-3  # of the largest gradient: smaller ones may be what is left of larger terms
 _CLEARLY = 2.0  # times as far
 _FAR = 0.5  # power of the unit roundoff that no clean stretch with equal inputs comes near
 
@@ -159,13 +165,12 @@ class Neighbourhoods:
         self._shown_alone = judge_of_regions.sparse.calls
         self._stretches: dict[tuple[int, frozenset[int]], Stretch] = {}
         self._suspects: list[int] = []
+        self._right_steps: dict[tuple[int, str, int], bool] = {}
         self._asked: dict[int, int] = {}
         self._watched: frozenset[int] = frozenset()
 
     def judged(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, Verdict]:
         """The verdicts, without those of suspects that a stretch around them acquits."""
-        if self._sides is None:
-            return dict(verdicts)
         suspects = [
             (key, verdict)
             for key, verdict in verdicts.items()
@@ -180,7 +185,7 @@ class Neighbourhoods:
         )
         self._suspects = list(dict.fromkeys(c for (c, _), v in suspects if v.verdict in GUILTY))
         judged = dict(verdicts)
-        with Threads(1):
+        with Threads(1) if self._sides is not None else contextlib.nullcontext():
             for key, verdict in suspects:
                 judged[key] = self._after_asking(self._regions[key], verdict)
         return judged
@@ -197,6 +202,9 @@ class Neighbourhoods:
             )
 
     def _after_asking(self, region: Region, verdict: Verdict) -> Verdict:
+        if self._is_taken_back_at_step(self._paired.calls[region.call]):
+            kind = VerdictKind.OTHER_FORM
+            return verdict.withdrawn(kind, f"{_TAKEN_BACK_AT_STEP}; {verdict.sentence}")
         is_leaf = region.stretch < 0
         around = self._paired.calls[region.call].parent if is_leaf else region.call
         if verdict.verdict == VerdictKind.UNDETERMINED:
@@ -210,6 +218,62 @@ class Neighbourhoods:
                 words = self._change_in_words(region, verdict, stretch)
                 return _acquitted(verdict, VerdictKind.OTHER_FORM, outcome, stretch, words)
         return verdict
+
+    # ---- a training step
+
+    def _is_taken_back_at_step(self, call: Call) -> bool:
+        """Are the gradients right that the next step of an optimiser takes? Then what differs in a
+        loss or a backward pass before is the scale, the order or the parts they are summed in.
+        """
+        if call.phase == "forward" or (
+            call.phase == OPTIMIZER and call.op not in (LOSS, GRADIENTS)
+        ):
+            return False
+        steps = self._steps
+        place = bisect.bisect(steps, call.order, key=lambda taken: taken[0])
+        if place == len(steps):
+            return False
+        taken = steps[place][1]
+        if taken not in self._right_steps:
+            self._right_steps[taken] = self._are_right(taken)
+        return self._right_steps[taken]
+
+    @functools.cached_property
+    def _steps(self) -> list[tuple[int, tuple[int, str, int]]]:
+        """(order, step) of the reference's calls that take a gradient."""
+        return sorted(
+            (call.order, (call.rank, call.root, call.step))
+            for call in self._paired.calls
+            if call.phase == OPTIMIZER and any(r.slot == _TAKEN for r in call.refs)
+        )
+
+    def _are_right(self, step: tuple[int, str, int]) -> bool:
+        """Does every gradient that a step takes differ by rounding alone?"""
+        pairs = []
+        for call in self._paired.calls:
+            if call.phase == OPTIMIZER and (call.rank, call.root, call.step) == step:
+                refs = [r for r in call.refs if r.slot == _TAKEN]
+                pair = self._paired.pair_of.get(call.id)
+                slots = self._paired.slots[pair] if pair is not None else {}
+                if refs and _TAKEN not in slots:
+                    return False
+                pairs += [slots[_TAKEN] for _ in refs]
+        errors = [self._errors.of(pair) for pair in pairs]
+        sizes = [self._norm(pair) for pair in pairs]
+        largest = max(sizes, default=0.0)
+        return bool(errors) and all(
+            # what cancels has the size of its terms, which its siblings show
+            error.exact
+            or (error.value or math.inf) * size
+            <= LIMITS.within(error.u) * max(size, _CANCELLED * largest)
+            for error, size in zip(errors, sizes, strict=True)
+        )
+
+    def _norm(self, pair: SlotPair) -> float:
+        statistics = self._paired.reference.records[pair.reference_record].statistics
+        return (statistics.norm or 0.0) if statistics is not None else 0.0
+
+    # ---- the stretches around a suspect
 
     def _clean_around(self, number: int, suspect: int) -> Iterator[Stretch]:
         """The stretches from this call on whose results are right; also those whose results are
@@ -233,7 +297,7 @@ class Neighbourhoods:
 
     def _around(self, number: int) -> Iterator[Stretch]:
         """The stretches from this call on that can be run, the smallest first."""
-        while number >= 0:
+        while number >= 0 and self._sides is not None:
             if number in self._paired.pair_of:
                 yield self._stretch(number)
             number = self._paired.calls[number].parent
