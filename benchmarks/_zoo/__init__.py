@@ -1,0 +1,1 @@
+"""What `benchmarks/zoo.py` draws from: architectures, other ways to compute the same, faults."""
