@@ -52,7 +52,8 @@ def row_of(
     try:
         pair = pairs.build(name)
     except (NotHere, pairs.Refused) as error:
-        return row | {"grade": "refused", "why": str(error)[:200]}
+        is_elsewhere = isinstance(error, NotHere)
+        return row | {"grade": "refused", "why": str(error)[:200], "elsewhere": is_elsewhere}
     except Exception as error:  # noqa: BLE001 - a way that fails on a model is no pair
         return row | {"grade": "refused", "why": f"{type(error).__name__}: {error}"[:200]}
     if pair.planted is not None:
@@ -80,13 +81,15 @@ def rows(options: argparse.Namespace, file: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
             known[row["name"]] = row
     out: list[dict[str, Any]] = []
-    barren, taken = 0, set()
+    barren, taken, elsewhere = 0, set(), set()
     wanted = re.compile(options.only)
     with file.open("w" if options.fresh else "a", encoding="utf-8") as stream:
-        for offered in pairs.names(options.half, options.kind, options.seed):
+        for subject, offered in pairs.names(options.half, options.kind, options.seed):
             barren += 1
             for name in offered:
-                if not wanted.search(str(name)) or str(name) in taken:
+                # What has no place in an architecture has none there the next time.
+                skipped = str(name) in taken or (subject, name.architecture) in elsewhere
+                if skipped or not wanted.search(str(name)):
                     continue
                 taken.add(str(name))
                 row = known.get(str(name))
@@ -96,6 +99,8 @@ def rows(options: argparse.Namespace, file: Path) -> list[dict[str, Any]]:
                     stream.flush()
                     if row["grade"] not in (*GOOD, "refused", "built"):
                         print(told(row), flush=True)
+                if row.get("elsewhere") and options.kind != "beside":
+                    elsewhere.add((subject, name.architecture))
                 if row["grade"] != "refused":
                     out.append(row)
                     barren = 0

@@ -14,21 +14,21 @@ from _zoo.editing import become, edit, gemma_like, is_norm, linears, named, pick
 from _zoo.plain import Experts, HandAttention, HandBlock, Router
 from _zoo.sides import Inputs, NotHere, Side, call, normal
 from _zoo.ways_attention import masked, use
-from _zoo.ways_training import PLAIN, Recipe, trained
+from _zoo.ways_training import trained
 from _zoo.ways_weights import _attentions, _fed, factor, heads_of, name_of, one, output_of, rotation
 
 
 @dataclass(frozen=True)
 class Planted:
     """name: of the module to be named first. also: names that are as right. operator: of the
-    operator inside it, as aten calls it. phase: of a training fault, how its call is told (phase or
-    type). rounding: it has no effect in float64.
+    operator inside it, as aten calls it. kinds: of a fault in a script of training, the types of
+    calls that may be named. rounding: it has no effect in float64.
     """
 
     name: str
     also: tuple[str, ...] = ()
     operator: str = ""
-    phase: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
     rounding: bool = False
 
 
@@ -790,52 +790,42 @@ def _loses(side: Side, seed: int) -> Planted:
 # ---- training
 
 
-def _recipe(side: Side, recipe: Recipe, name: str, *phase: str) -> Planted:
-    trained(side, recipe)
-    return Planted(name, phase=phase)
-
-
-def _training(name: str, recipe: Recipe, *phase: str) -> None:
+def _training(name: str, *kinds: str, **changes: Any) -> None:
     @fault(name, "float32", kind="training", prepare=trained)
     def _plant(side: Side, seed: int) -> Planted:
-        return _recipe(side, recipe, "<training>", *phase)
+        trained(side, **changes)
+        return Planted("<training>", kinds=kinds)
 
 
 def _adamw(**how: Any) -> Callable[[nn.Module], torch.optim.Optimizer]:
     return lambda m: torch.optim.AdamW(m.parameters(), **{"lr": 1e-2, "foreach": False, **how})
 
 
-_training("optimiser-epsilon", replace(PLAIN, optimiser=_adamw(eps=1e-3)), "optimizerAdamW")
-_training("optimiser-betas", replace(PLAIN, optimiser=_adamw(betas=(0.9, 0.99))), "optimizerAdamW")
-_training("optimiser-decay", replace(PLAIN, optimiser=_adamw(weight_decay=0.1)), "optimizerAdamW")
-_training("optimiser-rate", replace(PLAIN, optimiser=_adamw(lr=1.1e-2)), "optimizerAdamW")
-_training(
-    "clip-limit",
-    replace(PLAIN, clip=lambda m: nn.utils.clip_grad_norm_(m.parameters(), 0.1, foreach=False)),
-    "gradients",
-)
-_training("clip-forgotten", replace(PLAIN, clip=lambda m: None), "gradients")
-_training(
-    "gradients-doubled",
-    replace(
-        PLAIN,
-        clip=lambda m: (
-            [p.grad.mul_(2) for p in m.parameters() if p.grad is not None]
-            and nn.utils.clip_grad_norm_(m.parameters(), 1.0, foreach=False)
-        ),
-    ),
-    "gradients",
-)
-_training("gradients-kept", replace(PLAIN, zero=lambda o: None), "sum", "gradients")
-_training(
-    "loss-summed", replace(PLAIN, loss=lambda out, w: F.mse_loss(out, w, reduction="sum")), "loss"
-)
-_training(
-    "loss-of-another-kind", replace(PLAIN, loss=lambda out, w: F.smooth_l1_loss(out, w)), "loss"
-)
-_training(
-    "labels-shifted", replace(PLAIN, loss=lambda out, w: F.mse_loss(out, w.roll(1, -1))), "loss"
-)
+def _clipped(limit: float, before: float = 1.0, after: float = 1.0) -> Callable[[nn.Module], None]:
+    def clip(model: nn.Module) -> None:
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        if before != 1.0:
+            for g in gradients:
+                g.mul_(before)
+        nn.utils.clip_grad_norm_(model.parameters(), limit, foreach=False)
+        if after != 1.0:
+            for g in gradients:
+                g.mul_(after)
+
+    return clip
+
+
+_training("optimiser-epsilon", "AdamW", optimiser=_adamw(eps=1e-3))
+_training("optimiser-betas", "AdamW", optimiser=_adamw(betas=(0.9, 0.99)))
+_training("optimiser-decay", "AdamW", optimiser=_adamw(weight_decay=0.1))
+_training("optimiser-rate", "AdamW", optimiser=_adamw(lr=1.1e-2))
+_training("clip-limit", "gradients", clip=_clipped(0.1))
+_training("clip-forgotten", "gradients", clip=lambda m: None)
+_training("gradients-doubled", "gradients", clip=_clipped(1.0, after=2.0))
+_training("gradients-kept", "AccumulateGrad", "gradients", zero=lambda o: None)
+_training("loss-summed", "loss", loss=lambda out, w: F.mse_loss(out, w, reduction="sum"))
+_training("loss-of-another-kind", "loss", loss=lambda out, w: F.smooth_l1_loss(out, w))
+_training("labels-shifted", "loss", loss=lambda out, w: F.mse_loss(out, w.roll(1, -1)))
 
 
 @fault("wrong-derivative", "float32", kind="training", prepare=trained)

@@ -13,7 +13,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 import whence
 from _zoo import draw
 from _zoo.architectures import ARCHITECTURES, reference
+from _zoo.editing import calls, first_call
 from _zoo.faults import FAULTS, Planted
 from _zoo.sides import Side, apart, exact, widely
 from _zoo.ways import Way, load
@@ -131,16 +132,26 @@ def _faulty(name: Name) -> Pair:
     if not effect > EFFECT and not planted.rounding:
         raise Refused("the fault has no effect")
     local = _local(clean, wrong, planted)
+    planted = _as_called(clean, planted)
     target = base.copied()
     fault.plant(target, name.seed)
     sides = _sides(base, name.way, name.seed)[0], _sides(target, name.way, name.seed)[1]
     return Pair(name, *_in_dtypes(name, *sides), planted, local or effect)
 
 
+def _as_called(clean: Side, planted: Planted) -> Planted:
+    """With the module that uses the planted one's parameters, where nobody calls that one."""
+    called = {name for name, *_ in calls(clean)}
+    name = planted.name
+    while name and name not in called:
+        name = name.rpartition(".")[0]
+    if planted.kinds or name == planted.name:
+        return planted
+    return replace(planted, also=(*planted.also, name))
+
+
 def _local(clean: Side, wrong: Side, planted: Planted) -> float:
     """The relative effect of the fault at its own output, on equal inputs."""
-    from _zoo.editing import first_call
-
     try:
         given = first_call(wrong, planted.name)
         return given.against(clean.only(planted.name))
@@ -166,17 +177,17 @@ def architectures_of(half: str) -> list[str]:
     return [a for a in ARCHITECTURES if not draw.is_held("architecture", a)]
 
 
-def names(half: str, kind: str, seed: int) -> Iterator[Iterator[Name]]:
-    """Candidates for one pair after the other, of which the first that can be built is taken. Ways
-    (or faults) take turns, so that each has as many pairs as the others.
+def names(half: str, kind: str, seed: int) -> Iterator[tuple[str, Iterator[Name]]]:
+    """Candidates for one pair after the other, of which the first that can be built is taken, each
+    with its way (or fault). These take turns, so that each has as many pairs as the others.
     """
     ways = ways_of(half)
     subjects = [w.name for w in ways] if kind == "clean" else list(FAULTS)
     subjects.sort(key=lambda s: _number(f"{seed} {s}"))
     candidates = [_candidates(half, kind, seed, subject, ways) for subject in subjects]
     while True:
-        for own in candidates:
-            yield itertools.islice(own, len(ARCHITECTURES))
+        for subject, own in zip(subjects, candidates, strict=True):
+            yield subject, itertools.islice(own, len(ARCHITECTURES))
 
 
 def _candidates(half: str, kind: str, seed: int, subject: str, ways: list[Way]) -> Iterator[Name]:
@@ -267,13 +278,24 @@ def graded(pair: Pair, row: dict[str, Any]) -> str:
 def place_of(row: dict[str, Any], planted: Planted, touched: set[str]) -> str:
     """Where the first finding is, seen from the planted fault."""
     first, wanted = row["first"], {planted.name, *planted.also}
-    if first in wanted or (planted.phase and row["phase"] + row["op_type"] in planted.phase):
+    if planted.kinds:
+        return _training_place(row, planted)
+    if first in wanted:
         return "named"
     if planted.name in touched and first.startswith(planted.name + "."):
         return "named"
     if any(first == "" or w.startswith(first + ".") for w in wanted):
         return "container"
     return "INNOCENT WAY" if first in touched else "INNOCENT"
+
+
+def _training_place(row: dict[str, Any], planted: Planted) -> str:
+    """The same of a fault in the script of a training: its loss, gradients, sums or step."""
+    if row["op_type"] in planted.kinds:
+        return "named"
+    # What the loss hands back to the model has no name of its own.
+    is_root = not set("/.") & set(row["first"]) and row["phase"] == "backward"
+    return "container" if is_root and "loss" in planted.kinds else "INNOCENT"
 
 
 def path_of(folder: str, half: str, kind: str, level: str, seed: int) -> Path:

@@ -48,7 +48,7 @@ def first(value: Any) -> Tensor:
 class Side:
     """drive: runs the model and returns what both sides must agree in. around: a context in which
     the model is driven (autocast, a gradient mode). touched: names of modules that a way changed.
-    renamed: names of the reference's modules -> names of this side's.
+    recipe: how it is trained.
     """
 
     model: nn.Module
@@ -57,6 +57,7 @@ class Side:
     around: Callable[[], contextlib.AbstractContextManager[Any]] = torch.no_grad
     touched: set[str] = field(default_factory=set)
     traits: frozenset[str] = frozenset()
+    recipe: Any = None
 
     def copied(self) -> Side:
         """The same side with a model of its own."""
@@ -67,6 +68,7 @@ class Side:
             self.around,
             set(self.touched),
             self.traits,
+            self.recipe,
         )
 
     def to(self, dtype: torch.dtype) -> Side:

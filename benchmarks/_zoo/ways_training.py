@@ -74,17 +74,27 @@ def train(recipe: Recipe) -> Callable[[nn.Module, Inputs], list[Tensor]]:
 PLAIN = Recipe()
 
 
-def trained(side: Side, recipe: Recipe = PLAIN) -> Side:
-    """The side with a training loop for a drive."""
+def trained(side: Side, **changes: Any) -> Side:
+    """The side with a training loop for a drive: the one that it has, with some parts changed."""
     if "rows" not in side.traits or len({len(v) for v in side.inputs.values()}) != 1:
         raise NotHere("no rows")
-    side.drive, side.around = train(recipe), torch.enable_grad
+    side.recipe = replace(side.recipe or PLAIN, **changes)
+    side.drive, side.around = train(side.recipe), torch.enable_grad
+    _without_chance(side.model.train())
     return side
 
 
-def _pair(side: Side, other: Recipe, reference: Recipe = PLAIN) -> tuple[Side, Side]:
+def _without_chance(model: nn.Module) -> None:
+    """Every dropout keeps all."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and (name == "p" or "drop" in name):
+                setattr(module, name, 0.0)
+
+
+def _pair(side: Side, reference: dict[str, Any] | None = None, **other: Any) -> tuple[Side, Side]:
     copy = side.copied()
-    return trained(side, reference), trained(copy, other)
+    return trained(side, **(reference or {})), trained(copy, **other)
 
 
 def _adamw(**how: Any) -> Callable[[nn.Module], torch.optim.Optimizer]:
@@ -96,12 +106,12 @@ TRAINING = ("float32",)
 
 @way("optimiser-foreach", TRAINING, "training")
 def _foreach(side: Side, seed: int) -> tuple[Side, Side]:
-    return _pair(side, replace(PLAIN, optimiser=_adamw(foreach=True)))
+    return _pair(side, optimiser=_adamw(foreach=True))
 
 
 @way("optimiser-fused", TRAINING, "training")
 def _fused(side: Side, seed: int) -> tuple[Side, Side]:
-    return _pair(side, replace(PLAIN, optimiser=_adamw(fused=True)))
+    return _pair(side, optimiser=_adamw(fused=True))
 
 
 @way("sgd-foreach", TRAINING, "training")
@@ -111,11 +121,7 @@ def _sgd(side: Side, seed: int) -> tuple[Side, Side]:
             m.parameters(), lr=0.05, momentum=0.9, nesterov=True, **how
         )
 
-    return _pair(
-        side,
-        replace(PLAIN, optimiser=sgd(foreach=True)),
-        replace(PLAIN, optimiser=sgd(foreach=False)),
-    )
+    return _pair(side, {"optimiser": sgd(foreach=False)}, optimiser=sgd(foreach=True))
 
 
 @way("sgd-fused", TRAINING, "training")
@@ -123,11 +129,7 @@ def _sgd_fused(side: Side, seed: int) -> tuple[Side, Side]:
     def sgd(**how: Any) -> Callable[[nn.Module], torch.optim.Optimizer]:
         return lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, **how)
 
-    return _pair(
-        side,
-        replace(PLAIN, optimiser=sgd(fused=True)),
-        replace(PLAIN, optimiser=sgd(foreach=False)),
-    )
+    return _pair(side, {"optimiser": sgd(foreach=False)}, optimiser=sgd(fused=True))
 
 
 @way("parameters-in-groups", TRAINING, "training")
@@ -138,7 +140,7 @@ def _groups(side: Side, seed: int) -> tuple[Side, Side]:
             [{"params": parameters[::2]}, {"params": parameters[1::2]}], lr=1e-2, foreach=False
         )
 
-    return _pair(side, replace(PLAIN, optimiser=groups))
+    return _pair(side, optimiser=groups)
 
 
 @way("two-optimisers", TRAINING, "training")
@@ -161,15 +163,12 @@ def _two(side: Side, seed: int) -> tuple[Side, Side]:
                 own.zero_grad()
 
     made: Any = Both
-    return _pair(side, replace(PLAIN, optimiser=made))
+    return _pair(side, optimiser=made)
 
 
 @way("clip-foreach", TRAINING, "training")
 def _clip(side: Side, seed: int) -> tuple[Side, Side]:
-    return _pair(
-        side,
-        replace(PLAIN, clip=lambda m: nn.utils.clip_grad_norm_(m.parameters(), 1.0, foreach=True)),
-    )
+    return _pair(side, clip=lambda m: nn.utils.clip_grad_norm_(m.parameters(), 1.0, foreach=True))
 
 
 @way("clip-written-out", TRAINING, "training")
@@ -180,36 +179,31 @@ def _clip_written(side: Side, seed: int) -> tuple[Side, Side]:
         for g in gradients:
             g.mul_(torch.clamp(1.0 / (total + 1e-6), max=1.0))
 
-    return _pair(side, replace(PLAIN, clip=clip))
+    return _pair(side, clip=clip)
 
 
 @way("zeroed-in-place", TRAINING, "training")
 def _zeroed(side: Side, seed: int) -> tuple[Side, Side]:
-    return _pair(side, replace(PLAIN, zero=lambda o: o.zero_grad(set_to_none=False)))
+    return _pair(side, zero=lambda o: o.zero_grad(set_to_none=False))
 
 
 @way("loss-written-out", TRAINING, "training")
 def _loss(side: Side, seed: int) -> tuple[Side, Side]:
-    return _pair(side, replace(PLAIN, loss=lambda out, w: ((out - w) ** 2).mean()))
+    return _pair(side, loss=lambda out, w: ((out - w) ** 2).mean())
 
 
 @way("loss-summed-and-divided", TRAINING, "training")
 def _loss_sum(side: Side, seed: int) -> tuple[Side, Side]:
-    return _pair(
-        side, replace(PLAIN, loss=lambda out, w: F.mse_loss(out, w, reduction="sum") / w.numel())
-    )
+    return _pair(side, loss=lambda out, w: F.mse_loss(out, w, reduction="sum") / w.numel())
 
 
 @way("loss-by-rows", TRAINING, "training")
 def _loss_rows(side: Side, seed: int) -> tuple[Side, Side]:
     return _pair(
         side,
-        replace(
-            PLAIN,
-            loss=lambda out, w: torch.stack(
-                [F.mse_loss(a, b) for a, b in zip(out, w, strict=True)]
-            ).mean(),
-        ),
+        loss=lambda out, w: torch.stack(
+            [F.mse_loss(a, b) for a, b in zip(out, w, strict=True)]
+        ).mean(),
     )
 
 
@@ -223,11 +217,7 @@ def _scaled(side: Side, seed: int) -> tuple[Side, Side]:
                 p.grad.div_(1024.0)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
 
-    return _pair(
-        side,
-        replace(PLAIN, loss=lambda out, w: F.mse_loss(out, w) * 1024.0, clip=clip, factor=1024.0),
-        replace(PLAIN),
-    )
+    return _pair(side, loss=lambda out, w: F.mse_loss(out, w) * 1024.0, clip=clip, factor=1024.0)
 
 
 def _micro(parts: int, late: bool) -> Callable[..., Tensor]:
@@ -253,16 +243,14 @@ def _micro(parts: int, late: bool) -> Callable[..., Tensor]:
 
 @way("micro-batches", TRAINING, "training")
 def _micro_batches(side: Side, seed: int) -> tuple[Side, Side]:
-    return _pair(side, replace(PLAIN, backward=_micro(2, False)))
+    return _pair(side, backward=_micro(2, False))
 
 
 @way("micro-batches-divided-late", TRAINING, "training")
 def _micro_late(side: Side, seed: int) -> tuple[Side, Side]:
     if len(next(iter(side.inputs.values()))) % 2:
         raise NotHere("odd rows")
-    return _pair(
-        side, replace(PLAIN, backward=_micro(2, True)), replace(PLAIN, backward=_micro(2, False))
-    )
+    return _pair(side, {"backward": _micro(2, False)}, backward=_micro(2, True))
 
 
 @way("losses-summed-before-backward", TRAINING, "training")
@@ -279,7 +267,7 @@ def _together(side: Side, seed: int) -> tuple[Side, Side]:
         total.backward()
         return total.detach()
 
-    return _pair(side, replace(PLAIN, backward=backward), replace(PLAIN, backward=_micro(2, False)))
+    return _pair(side, {"backward": _micro(2, False)}, backward=backward)
 
 
 def _checkpoints(side: Side, reentrant: bool) -> tuple[Side, Side]:
@@ -323,7 +311,7 @@ def _autocast(side: Side, seed: int) -> tuple[Side, Side]:
             out = first(call(model, inputs))
         return out.float()
 
-    return _pair(side, replace(PLAIN, forward=forward))
+    return _pair(side, forward=forward)
 
 
 @way("gradients-by-grad", TRAINING, "training")
@@ -342,7 +330,7 @@ def _by_grad(side: Side, seed: int) -> tuple[Side, Side]:
             p.grad = g
         return value.detach()
 
-    return _pair(side, replace(PLAIN, backward=backward))
+    return _pair(side, backward=backward)
 
 
 @way("optimiser-written-out", TRAINING, "training")
@@ -373,7 +361,7 @@ def _written(side: Side, seed: int) -> tuple[Side, Side]:
                     p.sub_(1e-2 * m / (v.sqrt() + 1e-8))
 
     made: Any = Own
-    return _pair(side, replace(PLAIN, optimiser=made))
+    return _pair(side, optimiser=made)
 
 
 @way("rows-in-another-order-while-training", TRAINING, "training")
@@ -387,7 +375,7 @@ def _order(side: Side, seed: int) -> tuple[Side, Side]:
         value.backward()
         return value.detach()
 
-    return _pair(side, replace(PLAIN, backward=backward))
+    return _pair(side, backward=backward)
 
 
 def _while_training(name: str) -> None:

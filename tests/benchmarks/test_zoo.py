@@ -45,13 +45,13 @@ class TestTheDraw:
             assert 0.35 < share < 0.65
 
     def test_the_setting_half_has_nothing_of_the_other(self, zoo: Any, draw: Any) -> None:
-        for offered, _ in zip(zoo.names("setting", "beside", 0), range(5), strict=False):
+        for (_, offered), _ in zip(zoo.names("setting", "beside", 0), range(5), strict=False):
             for name, _ in zip(offered, range(20), strict=False):
                 assert not draw.is_held("architecture", name.architecture)
                 assert not draw.is_held("way", name.way)
 
     def test_a_pair_of_the_held_half_has_something_held(self, zoo: Any, draw: Any) -> None:
-        for offered, _ in zip(zoo.names("held", "clean", 0), range(5), strict=False):
+        for (_, offered), _ in zip(zoo.names("held", "clean", 0), range(5), strict=False):
             for name, _ in zip(offered, range(20), strict=False):
                 assert draw.is_held("architecture", name.architecture) or draw.is_held(
                     "way", name.way
@@ -59,7 +59,10 @@ class TestTheDraw:
 
     def test_the_order_is_the_same_again(self, zoo: Any) -> None:
         once, again = (
-            [next(n) for n, _ in zip(zoo.names("setting", "clean", 3), range(20), strict=False)]
+            [
+                next(n)
+                for (_, n), _ in zip(zoo.names("setting", "clean", 3), range(20), strict=False)
+            ]
             for _ in range(2)
         )
         assert once == again
