@@ -1,16 +1,16 @@
 """Other ways to compute the same, on many architectures, and faults beside them: is the answer
 right?
 
-    python benchmarks/zoo.py [--half setting|held] [--level modules|op] [--kind clean|faults|beside]
+    python benchmarks/zoo.py [--half setting|held] [--level modules|op] [--kind clean|two|faults|beside]
                              [--limit N] [--seed S] [--only REGEX] [--results FOLDER] [--build] [--fresh]
     python benchmarks/zoo.py --pair ARCHITECTURE/WAY/DTYPE [--keep FOLDER]
 
 Every pair is checked in float64 first: a way that does not compute the same is refused. `clean`
-pairs differ by a way alone, `faults` by a fault alone, `beside` by both. Half of the ways and
-architectures, drawn by name (`_zoo/draw.json`), set nothing: `--half held` takes pairs with one of
-these, and is for the end. Pairs come in a shuffled order that depends on the seed, and each is a
-row of a file, so that a run that ended goes on. --build makes the pairs and does not compare them;
---draw writes the draw down for names that are new.
+pairs differ by a way alone, `two` by two of them, `faults` by a fault alone, `beside` by both. Half
+of the ways and architectures, drawn by name (`_zoo/draw.json`), set nothing: `--half held` takes
+pairs with one of these, and is for the end. Pairs come in a shuffled order that depends on the
+seed, and each is a row of a file, so that a run that ended goes on. --build makes the pairs and
+does not compare them; --draw writes the draw down for names that are new.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def rows(options: argparse.Namespace, file: Path) -> list[dict[str, Any]]:
                     stream.flush()
                     if row["grade"] not in (*GOOD, "refused", "built"):
                         print(told(row), flush=True)
-                if row.get("elsewhere") and options.kind != "beside":
+                if row.get("elsewhere") and options.kind not in ("beside", "two"):
                     elsewhere.add((subject, name.architecture))
                 if row["grade"] != "refused":
                     out.append(row)
@@ -164,7 +164,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("--half", choices=("setting", "held"), default="setting")
     parser.add_argument("--level", choices=("modules", "op"), default="modules")
-    parser.add_argument("--kind", choices=("clean", "faults", "beside"), default="clean")
+    parser.add_argument("--kind", choices=("clean", "two", "faults", "beside"), default="clean")
     parser.add_argument("--limit", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", metavar="REGEX")

@@ -7,7 +7,6 @@ import inspect
 import itertools
 import linecache
 import re
-import sys
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -28,11 +27,11 @@ def become(module: nn.Module, forward: Callable[..., Any], **attributes: Any) ->
     )
 
 
-def edit(module: nn.Module, *changes: tuple[str, str], method: str = "forward") -> None:
-    """Replace texts (regular expressions) in the source of a module's method. NotHere where a text
-    is not found.
+def edit(module: nn.Module, *changes: tuple[str, str], **names: Any) -> None:
+    """Replace texts (regular expressions) in the source of a module's forward. names: what names
+    in it mean, beside those of its file. NotHere where a text is not found.
     """
-    function = inspect.unwrap(getattr(type(module), method))
+    function = inspect.unwrap(type(module).forward)
     try:
         source = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError) as error:
@@ -42,16 +41,16 @@ def edit(module: nn.Module, *changes: tuple[str, str], method: str = "forward") 
         source, count = re.subn(old, new, source, flags=re.DOTALL)
         if not count:
             raise NotHere(f"{type(module).__name__} has no {old}")
-    become(module, _compiled(source, function, type(module)))
+    become(module, _compiled(source, function, type(module), names))
 
 
-def _compiled(source: str, function: Any, kind: type) -> Callable[..., Any]:
+def _compiled(source: str, function: Any, kind: type, more: dict[str, Any]) -> Callable[..., Any]:
     file = f"<zoo {next(_COUNT)}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     within = "from __future__ import annotations\ndef _make(__class__):\n"
     within += textwrap.indent(source, "    ") + f"\n    return {function.__name__}\n"
     linecache.cache[file] = (len(within), None, within.splitlines(True), file)
-    names = dict(vars(sys.modules[function.__module__]))
+    names = {**function.__globals__, **more}
     exec(compile(within, file, "exec"), names)  # noqa: S102 - the source of an installed package
     made: Callable[..., Any] = names["_make"](kind)
     return made

@@ -24,7 +24,7 @@ from _zoo import draw
 from _zoo.architectures import ARCHITECTURES, reference
 from _zoo.editing import calls, first_call
 from _zoo.faults import FAULTS, Planted
-from _zoo.sides import Side, apart, exact, widely
+from _zoo.sides import NotHere, Side, apart, exact, widely
 from _zoo.ways import Way, load
 
 CLEAR = 1e-3  # least relative effect of a clear fault at its own output
@@ -37,7 +37,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Name:
-    """way: "" for none beside a fault. fault: "" for none."""
+    """way: "" for none beside a fault, "a+b" for two. fault: "" for none."""
 
     architecture: str
     way: str
@@ -64,11 +64,15 @@ class Pair:
     effect: float = 0.0
 
 
+def _same(way: str) -> float:
+    return max(load()[w].same for w in way.split("+"))
+
+
 def named(text: str) -> Name:
     """The name that is written so."""
     architecture, *middle, dtype = text.split("/")
     ways = load()
-    way = next((m for m in middle if m in ways), "")
+    way = next((m for m in middle if m.partition("+")[0] in ways), "")
     return Name(architecture, way, dtype, next((m for m in middle if m != way), ""))
 
 
@@ -94,10 +98,17 @@ def quiet() -> Iterator[None]:
 
 
 def _sides(side: Side, way: str, seed: int) -> tuple[Side, Side]:
+    first, _, second = way.partition("+")
     if not way:
         return side, side.copied()
-    made = load()[way].make(side.copied(), seed)
-    return made if isinstance(made, tuple) else (side, made)
+    made = load()[first].make(side.copied(), seed)
+    one, other = made if isinstance(made, tuple) else (side, made)
+    if second:
+        again = load()[second].make(other, seed + 1)
+        if isinstance(again, tuple):
+            raise NotHere("a way that changes both sides")
+        other = again
+    return one, other
 
 
 def _clean(name: Name) -> Pair:
@@ -105,7 +116,7 @@ def _clean(name: Name) -> Pair:
     with widely():  # weights that a way makes of others are made in float64 too
         one, other = _sides(base.to(torch.float64), name.way, name.seed)
     distance = apart(exact(one), exact(other))
-    if not distance < load()[name.way].same:
+    if not distance < _same(name.way):
         raise Refused(f"{distance:.2g} apart in float64")
     return Pair(name, *_in_dtypes(name, *_sides(base, name.way, name.seed)))
 
@@ -126,7 +137,7 @@ def _faulty(name: Name) -> Pair:
         twin, other = _sides(wrong, name.way, name.seed)
     result = exact(other)
     distance = apart(exact(twin), result)
-    if name.way and not distance < load()[name.way].same:
+    if name.way and not distance < _same(name.way):
         raise Refused(f"the way is {distance:.2g} apart beside the fault")
     effect = apart(exact(one), result)
     if not effect > EFFECT and not planted.rounding:
@@ -182,7 +193,9 @@ def names(half: str, kind: str, seed: int) -> Iterator[tuple[str, Iterator[Name]
     with its way (or fault). These take turns, so that each has as many pairs as the others.
     """
     ways = ways_of(half)
-    subjects = [w.name for w in ways] if kind == "clean" else list(FAULTS)
+    subjects = list(FAULTS)
+    if kind in ("clean", "two"):
+        subjects = [w.name for w in ways if kind == "clean" or w.kind == "call"]
     subjects.sort(key=lambda s: _number(f"{seed} {s}"))
     candidates = [_candidates(half, kind, seed, subject, ways) for subject in subjects]
     while True:
@@ -195,24 +208,26 @@ def _candidates(half: str, kind: str, seed: int, subject: str, ways: list[Way]) 
     for turn in itertools.count():
         for a in order:
             number = _number(f"{seed} {turn} {subject} {a}")
-            name = (
-                _clean_name(a, subject, number)
-                if kind == "clean"
-                else _fault_name(a, subject, number, kind, ways)
-            )
+            name = _name(a, subject, number, kind, ways)
             if half == "setting" or _is_held(name):
                 yield name
 
 
+def _name(architecture: str, subject: str, number: int, kind: str, ways: list[Way]) -> Name:
+    if kind in ("faults", "beside"):
+        return _fault_name(architecture, subject, number, kind, ways)
+    dtypes = load()[subject].dtypes
+    dtype = dtypes[number % len(dtypes)]
+    if kind == "clean":
+        return Name(architecture, subject, dtype)
+    fitting = [w for w in ways if w.kind == "call" and dtype in w.dtypes and w.name != subject]
+    return Name(architecture, f"{subject}+{fitting[number // 7 % len(fitting)].name}", dtype)
+
+
 def _is_held(name: Name) -> bool:
-    return draw.is_held("architecture", name.architecture) or (
-        bool(name.way) and draw.is_held("way", name.way)
+    return draw.is_held("architecture", name.architecture) or any(
+        draw.is_held("way", way) for way in name.way.split("+") if way
     )
-
-
-def _clean_name(architecture: str, way: str, number: int) -> Name:
-    dtypes = load()[way].dtypes
-    return Name(architecture, way, dtypes[number % len(dtypes)])
 
 
 def _fault_name(architecture: str, fault: str, number: int, kind: str, ways: list[Way]) -> Name:

@@ -275,7 +275,21 @@ def _enable_gqa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: f
 
 _enable_gqa.grouped = True  # type: ignore[attr-defined]
 
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return s + full[b, h, i, j]
+
+    full = q.new_zeros(*q.shape[:3], k.shape[2])
+    if mask is not None:
+        full = full + mask
+    return flex_attention(q, k, v, score_mod=score, scale=scaling).transpose(1, 2)
+
+
 KERNELS: dict[str, Kernel] = {
+    "flex": _flex,
     "softmax-written-out": _written,
     "einsum": _einsum,
     "loop-over-heads": _heads,

@@ -451,3 +451,20 @@ def _dynamo(side: Side, seed: int) -> Side:
 def _inductor(side: Side, seed: int) -> Side:
     side.drive = lambda m, i: call(torch.compile(m), i)
     return side
+
+
+@way("encoder-called-by-the-caller")
+def _encoder_first(side: Side, seed: int) -> tuple[Side, Side]:
+    """The caller runs the encoder and hands its output over."""
+    if "decoder_input_ids" not in side.inputs:
+        raise NotHere("no encoder before a decoder")
+    side.drive = _scores
+    other = side.copied()
+
+    def drive(model: Any, inputs: Inputs) -> Tensor:
+        given = {k: v for k, v in inputs.items() if not k.startswith("decoder")}
+        encoded = model.get_encoder()(**given)
+        return first(model(encoder_outputs=encoded, decoder_input_ids=inputs["decoder_input_ids"]))
+
+    other.drive = drive
+    return side, other

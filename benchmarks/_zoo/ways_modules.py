@@ -948,3 +948,37 @@ def _strided(side: Side, seed: int) -> Side:
         return F.linear(x.transpose(0, -1).contiguous().transpose(0, -1), self.weight, self.bias)
 
     return _every(side, linears(side), forward)
+
+
+@way("transposed-convolution-by-zeros")
+def _zeros_between(side: Side, seed: int) -> Side:
+    """A transposed convolution as a convolution of what it reads, with zeros between."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        (s, _), (k, _), (p, _) = self.stride, self.kernel_size, self.padding
+        wide = x.new_zeros(*x.shape[:2], (x.shape[2] - 1) * s + 1, (x.shape[3] - 1) * s + 1)
+        wide[:, :, ::s, ::s] = x
+        return F.conv2d(wide, self.weight.transpose(0, 1).flip(2, 3), self.bias, 1, k - 1 - p)
+
+    return _every(side, named(side, nn.ConvTranspose2d), forward)
+
+
+@way("pooled-by-mean")
+def _pooled(side: Side, seed: int) -> Side:
+    names = [
+        n for n in named(side, nn.AdaptiveAvgPool2d) if side.only(n).output_size in (1, (1, 1))
+    ]
+    return _every(side, names, lambda self, x: x.mean((-2, -1), keepdim=True))
+
+
+@way("sequential-nested")
+def _nested(side: Side, seed: int) -> Side:
+    """A sequence becomes two, one in the other."""
+    names = [n for n in named(side, nn.Sequential) if n and len(side.only(n)) > 2]  # type: ignore[arg-type]
+    if not names:
+        raise NotHere("no sequence")
+    for name in names:
+        children = list(side.only(name).children())
+        half = len(children) // 2
+        replace(side.model, name, nn.Sequential(nn.Sequential(*children[:half]), *children[half:]))
+    return side

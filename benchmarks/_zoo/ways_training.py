@@ -378,6 +378,49 @@ def _order(side: Side, seed: int) -> tuple[Side, Side]:
     return _pair(side, backward=backward)
 
 
+def _classes(out: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    return out.flatten(0, -2), wanted.flatten(0, -2).argmax(-1)
+
+
+def _cross_entropy(out: Tensor, wanted: Tensor) -> Tensor:
+    return F.cross_entropy(*_classes(out, wanted))
+
+
+@way("cross-entropy-written-out", TRAINING, "training")
+def _entropy(side: Side, seed: int) -> tuple[Side, Side]:
+    def loss(out: Tensor, wanted: Tensor) -> Tensor:
+        scores, labels = _classes(out, wanted)
+        own = scores.gather(1, labels[:, None])[:, 0]
+        return (torch.logsumexp(scores, 1) - own).mean()
+
+    return _pair(side, {"loss": _cross_entropy}, loss=loss)
+
+
+@way("cross-entropy-by-probabilities", TRAINING, "training")
+def _probabilities(side: Side, seed: int) -> tuple[Side, Side]:
+    def loss(out: Tensor, wanted: Tensor) -> Tensor:
+        scores, labels = _classes(out, wanted)
+        return F.nll_loss(torch.log_softmax(scores, -1), labels, reduction="sum") / len(labels)
+
+    return _pair(side, {"loss": _cross_entropy}, loss=loss)
+
+
+@way("adam-as-adamw-without-decay", TRAINING, "training")
+def _adam(side: Side, seed: int) -> tuple[Side, Side]:
+    def adam(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=1e-2, foreach=False)
+
+    return _pair(side, {"optimiser": _adamw(weight_decay=0.0, foreach=False)}, optimiser=adam)
+
+
+@way("rmsprop-foreach", TRAINING, "training")
+def _rmsprop(side: Side, seed: int) -> tuple[Side, Side]:
+    def rmsprop(foreach: bool) -> Callable[[nn.Module], torch.optim.Optimizer]:
+        return lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-3, foreach=foreach)
+
+    return _pair(side, {"optimiser": rmsprop(False)}, optimiser=rmsprop(True))
+
+
 def _while_training(name: str) -> None:
     """A way of calls, under training: parameters are the same, so gradients are."""
 

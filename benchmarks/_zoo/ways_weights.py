@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from _zoo.editing import (
     become,
     chosen,
+    edit,
     gemma_like,
     is_norm,
     linears,
@@ -585,3 +586,71 @@ def _rotated_stream(side: Side, seed: int) -> Side:
                 module.weight.copy_(module.weight @ r)
     side.touched |= set(names)
     return side
+
+
+def interleaved_rotation(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor, Tensor]:
+    """Rotary positions of neighbouring channels."""
+    half = cos.shape[-1] // 2
+    c, s = cos[..., :half].unsqueeze(1), sin[..., :half].unsqueeze(1)
+
+    def rotated(x: Tensor) -> Tensor:
+        a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack([a * c - b * s, b * c + a * s], -1).flatten(-2)
+
+    return rotated(q), rotated(k)
+
+
+@way("rotary-interleaved")
+def _interleaved(side: Side, seed: int) -> Side:
+    """Rotary positions of neighbours, with the channels of queries and keys in that order."""
+    places = [(m, n) for m, n in _attentions(side) if "transformers" in side.traits]
+    attention, name = one(places, seed)
+    size = heads_of(side, attention)
+    order = torch.stack([torch.arange(size // 2), torch.arange(size // 2, size)], 1).flatten()
+    with torch.no_grad():
+        for layer in (attention.q_proj, attention.k_proj):
+            rows = layer.weight.view(-1, size, layer.in_features)[:, order]
+            layer.weight.copy_(rows.reshape(layer.weight.shape))
+            if layer.bias is not None:
+                layer.bias.copy_(layer.bias.view(-1, size)[:, order].flatten())
+    edit(attention, (r"apply_rotary_pos_emb\(", "rotated("), rotated=interleaved_rotation)
+    side.touched |= {name, f"{name}.q_proj", f"{name}.k_proj"}
+    return side
+
+
+class DynamicCodes(nn.Module):
+    """A linear layer of int8 codes whose inputs are made codes row by row."""
+
+    def __init__(self, layer: nn.Linear, integer: bool) -> None:
+        super().__init__()
+        self.integer, self.bias = integer, layer.bias
+        w = layer.weight.detach()
+        step = (w.abs().amax(-1) / 127).clamp(min=1e-8)
+        self.register_buffer("codes", (w / step[:, None]).round().to(torch.int8))
+        self.register_buffer("step", step)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        codes: Any = self.codes
+        step = (x.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-8)
+        rows = (x / step).round()
+        if self.integer:
+            out = (rows.to(torch.int32) @ codes.to(torch.int32).T).to(x.dtype) * step * self.step
+        else:
+            out = F.linear(rows * step, codes.to(x.dtype) * self.step[:, None])  # type: ignore[index]
+        return out if self.bias is None else out + self.bias
+
+
+@way("codes-multiplied-as-integers", ("float32",))
+def _integers(side: Side, seed: int) -> tuple[Side, Side]:
+    names = [n for i, n in enumerate(linears(side)) if i % 2 == seed % 2]
+    if not names:
+        raise NotHere("no linear layer")
+    other = side.copied()
+    for name in names:
+        replace(side.model, name, DynamicCodes(side.only(name), False))  # type: ignore[arg-type]
+        replace(other.model, name, DynamicCodes(other.only(name), True))  # type: ignore[arg-type]
+        other.touched.add(name)
+    return side, other
