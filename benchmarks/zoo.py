@@ -1,7 +1,7 @@
 """Other ways to compute the same, on many architectures, and faults beside them: is the answer
 right?
 
-    python benchmarks/zoo.py [--half setting|held] [--level modules|op] [--kind clean|two|faults|beside]
+    python benchmarks/zoo.py [--half setting|held] [--level modules|op|dumps] [--kind clean|two|faults|beside]
                              [--limit N] [--seed S] [--only REGEX] [--results FOLDER] [--build] [--fresh]
     python benchmarks/zoo.py --pair ARCHITECTURE/WAY/DTYPE [--keep FOLDER]
 
@@ -10,7 +10,8 @@ pairs differ by a way alone, `two` by two of them, `faults` by a fault alone, `b
 of the ways and architectures, drawn by name (`_zoo/draw.json`), set nothing: `--half held` takes
 pairs with one of these, and is for the end. Pairs come in a shuffled order that depends on the
 seed, and each is a row of a file, so that a run that ended goes on. --build makes the pairs and
-does not compare them; --draw writes the draw down for names that are new.
+does not compare them; `--level dumps` records no programs; --draw writes the draw down for names
+that are new.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--half", choices=("setting", "held"), default="setting")
-    parser.add_argument("--level", choices=("modules", "op"), default="modules")
+    parser.add_argument("--level", choices=tuple(pairs.LEVELS), default="modules")
     parser.add_argument("--kind", choices=("clean", "two", "faults", "beside"), default="clean")
     parser.add_argument("--limit", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)

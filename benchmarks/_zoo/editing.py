@@ -173,7 +173,7 @@ class FirstCall:
         args, kwargs = self.given
         with torch.no_grad(), widely():
             own = copy.deepcopy(module).double()
-            return apart(tensors(own(*args, **kwargs)), self.made)
+            return apart(tensors(own(*args, **kwargs))[:1], self.made[:1])
 
 
 def first_call(side: Side, name: str) -> FirstCall:

@@ -24,9 +24,15 @@ from _zoo import draw
 from _zoo.architectures import ARCHITECTURES, reference
 from _zoo.editing import calls, first_call
 from _zoo.faults import FAULTS, Planted
-from _zoo.sides import NotHere, Side, apart, exact, widely
+from _zoo.sides import NotHere, Side, apart, exact, tensors, widely
 from _zoo.ways import Way, load
 
+LEVELS: dict[str, dict[str, Any]] = {
+    "modules": {},
+    "op": {"level": "op"},
+    "dumps": {"programs": False},
+}
+"""What a capture is told: "dumps" are of modules, without what they ran."""
 CLEAR = 1e-3  # least relative effect of a clear fault at its own output
 EFFECT = 1e-9  # least relative effect of a fault at the outputs, in float64
 
@@ -140,13 +146,16 @@ def _faulty(name: Name) -> Pair:
     if name.way and not distance < _same(name.way):
         raise Refused(f"the way is {distance:.2g} apart beside the fault")
     effect = apart(exact(one), result)
-    if not effect > EFFECT and not planted.rounding:
-        raise Refused("the fault has no effect")
     local = _local(clean, wrong, planted)
     planted = _as_called(clean, planted)
     target = base.copied()
     fault.plant(target, name.seed)
-    sides = _sides(base, name.way, name.seed)[0], _sides(target, name.way, name.seed)[1]
+    right, sides = _sides(base, name.way, name.seed), _sides(target, name.way, name.seed)
+    sides = right[0], sides[1]
+    if planted.rounding:  # the way may have put another kernel in the place of the faulty one
+        effect = apart(tensors(right[1].copied().run()), tensors(sides[1].copied().run()))
+    if not effect > (1e-5 if planted.rounding else EFFECT):
+        raise Refused("the fault has no effect")
     return Pair(name, *_in_dtypes(name, *sides), planted, local or effect)
 
 
@@ -252,8 +261,7 @@ def measure(pair: Pair, level: str, keep: str | None = None) -> dict[str, Any]:
         places = [os.path.join(folder, n) for n in ("reference", "target")]  # noqa: PTH118
         with quiet():
             for side, place in zip((pair.reference, pair.target), places, strict=True):
-                options: Any = {"level": level} if level != "modules" else {}
-                with whence.capture(side.model, place, force=bool(keep), **options):
+                with whence.capture(side.model, place, force=bool(keep), **LEVELS[level]):
                     side.run()
             captured = time.perf_counter()
             result = whence.compare(*places)
