@@ -71,6 +71,7 @@ def row_of(
     except Exception:  # noqa: BLE001 - a crash of one pair is its answer
         return row | {"grade": "CRASH", "why": traceback.format_exc()[-1500:]}
     grade = pairs.graded(pair, answer)
+    answer["innocents"] = pairs.innocents(pair, answer)
     return row | answer | {"grade": grade, "seconds": round(time.perf_counter() - start, 2)}
 
 
@@ -131,6 +132,8 @@ def table(made: list[dict[str, Any]]) -> None:
         print(
             f"clear faults named first: {sum(r['grade'] == 'named' for r in clear)} of {len(clear)}"
         )
+    if any(r.get("fault") for r in made):
+        print(f"pairs with an innocent module named: {sum(bool(r.get('innocents')) for r in made)}")
     seconds = [r["seconds"] for r in made if "seconds" in r]
     if seconds:
         print(f"{len(made)} pairs, {sum(seconds) / len(seconds):.2f} s a pair")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from _zoo.sides import NotHere, Side, tensors
+from _zoo.sides import NotHere, Side, call, tensors
 
 _COUNT = itertools.count()
 
@@ -104,19 +104,23 @@ def linears(side: Side) -> list[str]:
 def calls(side: Side) -> list[tuple[str, list[Tensor], list[Tensor]]]:
     """Name, inputs and outputs of every call of a module, in order of completion."""
     out: list[tuple[str, list[Tensor], list[Tensor]]] = []
-    handles = []
+    side = forward_alone(side)
     for name, module in side.model.named_modules():
 
         def hook(m: Any, a: Any, k: Any, o: Any, name: str = name) -> None:
             out.append((name, tensors([list(a), list(k.values())]), tensors(o)))
 
-        handles.append(module.register_forward_hook(hook, with_kwargs=True))
-    try:
-        side.run()
-    finally:
-        for handle in handles:
-            handle.remove()
+        module.register_forward_hook(hook, with_kwargs=True)
+    side.run()
     return out
+
+
+def forward_alone(side: Side) -> Side:
+    """A copy of the side that does not train."""
+    side = side.copied()
+    if side.recipe is not None:
+        side.drive, side.around, side.recipe = call, torch.no_grad, None
+    return side
 
 
 def readers(side: Side) -> dict[str, list[str]]:
@@ -180,7 +184,7 @@ def first_call(side: Side, name: str) -> FirstCall:
     """The first call of a module in float64."""
     from _zoo.sides import widely
 
-    wide = side.to(torch.float64)
+    wide = forward_alone(side.to(torch.float64))
     seen: list[FirstCall] = []
 
     def before(m: Any, a: Any, k: Any) -> None:
@@ -193,6 +197,5 @@ def first_call(side: Side, name: str) -> FirstCall:
     module.register_forward_pre_hook(before, with_kwargs=True)
     module.register_forward_hook(after, with_kwargs=True)
     with widely():
-        wide.around = torch.no_grad
         wide.run()
     return seen[0]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from _zoo.editing import become, edit, gemma_like, is_norm, linears, named, pick, readers
 from _zoo.plain import Experts, HandAttention, HandBlock, Router
-from _zoo.sides import Inputs, NotHere, Side, call, normal
+from _zoo.sides import Inputs, NotHere, Side, normal
 from _zoo.ways_attention import masked, use
 from _zoo.ways_training import trained
 from _zoo.ways_weights import _attentions, _fed, factor, heads_of, name_of, one, output_of, rotation
@@ -841,17 +841,13 @@ def _derivative(side: Side, seed: int) -> Planted:
         def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
             return gradient * 1.1
 
-    side_of_calls = side.copied()
-    side_of_calls.drive, side_of_calls.around = call, torch.no_grad
-    name = pick(linears(side_of_calls), seed)
+    name = pick(linears(side), seed)
     become(side.only(name), lambda self, x: Scaled.apply(_base(self).forward(self, x)))
     return Planted(name)
 
 
 @fault("branch-detached", "float32", kind="training", prepare=trained)
 def _detached(side: Side, seed: int) -> Planted:
-    side_of_calls = side.copied()
-    side_of_calls.drive, side_of_calls.around = call, torch.no_grad
-    name = pick(linears(side_of_calls), seed)
+    name = pick(linears(side), seed)
     become(side.only(name), lambda self, x: _base(self).forward(self, x.detach()))
     return Planted(name)

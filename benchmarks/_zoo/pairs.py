@@ -276,7 +276,7 @@ def measure(pair: Pair, level: str, keep: str | None = None) -> dict[str, Any]:
             "phase": found.phase,
             "op_type": found.op_type,
             "sentence": found.sentence[:300],
-            "others": [f.name for f in result.findings[1:6]],
+            "others": [n for f in result.findings for n in (f.name, *f.also)][1:],
         }
     if result.undecided is not None:
         row["undecided"] = f"{result.undecided.place}: {result.undecided.why}"[:300]
@@ -296,6 +296,18 @@ def graded(pair: Pair, row: dict[str, Any]) -> str:
     if verdict != "different" or "first" not in row:
         return "undecided"
     return place_of(row, pair.planted, pair.target.touched)
+
+
+def innocents(pair: Pair, row: dict[str, Any]) -> list[str]:
+    """Modules that are named and have no fault, nor hold or belong to one that has."""
+    if pair.planted is None or pair.planted.kinds or "first" not in row:
+        return []
+    wanted = {pair.planted.name, *pair.planted.also}
+    return [
+        name
+        for name in (row["first"], *row["others"])
+        if not any(f"{a}.".startswith(f"{b}.") for w in wanted for a, b in ((w, name), (name, w)))
+    ]
 
 
 def place_of(row: dict[str, Any], planted: Planted, touched: set[str]) -> str:

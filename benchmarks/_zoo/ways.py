@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from _zoo.sides import Side
 
@@ -52,14 +52,6 @@ def way(
 
 def load() -> dict[str, Way]:
     """All ways, by importing their files."""
-    from _zoo import ways_attention, ways_calls, ways_modules, ways_training, ways_weights
-
-    files: tuple[Any, ...] = (
-        ways_attention,
-        ways_calls,
-        ways_modules,
-        ways_training,
-        ways_weights,
-    )
-    assert files
+    for subject in ("attention", "calls", "modules", "training", "weights"):
+        importlib.import_module(f"_zoo.ways_{subject}")
     return WAYS
