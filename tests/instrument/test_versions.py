@@ -84,6 +84,7 @@ def made(tensors):
 def library(tensors):
     torch.ops.whence_test.twice_(tensors[0])
     torch.ops.whence_test.unnamed_(tensors[1])
+    tensors.append(torch.ops.whence_test.square(tensors[0]).clone())
 
 
 CHANGES = (
@@ -99,6 +100,8 @@ def operators():
     library.impl("twice_", lambda x: x.add_(x), "CompositeExplicitAutograd")
     library.define("unnamed_(Tensor x) -> ()")
     library.impl("unnamed_", lambda x: [x.add_(1)].clear(), "CPU")
+    library.define("square(Tensor x) -> Tensor")
+    library.impl("square", lambda x: (x * x).clone(), "CPU")
     yield
     library._destroy()
 
@@ -173,6 +176,18 @@ def test_what_a_list_is_changed_by_before_the_backward_pass_is_refused(level, tm
             torch._foreach_mul_(list(model.parameters()), 0.5)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.filterwarnings("ignore:.*an autograd kernel was not registered")
+def test_a_gradient_flows_through_what_an_operator_without_a_derivative_runs(level, tmp_path):
+    model = Changed(lambda tensors: tensors.append(torch.ops.whence_test.square(tensors[0])))
+    x = torch.full((2,), 3.0, requires_grad=True)
+    with whence.capture(model, tmp_path / "run", **LEVELS[level]):
+        model(ones(), tensors := [x])
+        tensors[1].sum().backward()
+    assert tensors[1]._version == 0
+    assert x.grad.tolist() == [6.0, 6.0]
 
 
 def test_a_mode_below_counts_nothing_more():

@@ -51,6 +51,10 @@ AUTOCAST_KEYS = {
 }
 
 _TRACKING = "ADInplaceOrView"
+_AUTOGRAD = ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor")
+"""The first is that of every device."""
+_AUTOGRAD_KEY = torch._C._parse_dispatch_key(_AUTOGRAD[0])
+_AUTOGRAD_KERNELS = words("Autograd AutogradCPU AutogradCUDA AutogradXPU AutogradPrivateUse1")
 _TRACKING_KEY = torch._C._parse_dispatch_key(_TRACKING)
 _is_off = torch._C._dispatch_tls_is_dispatch_key_excluded
 _set_off = torch._C._dispatch_tls_set_dispatch_key_excluded
@@ -68,6 +72,7 @@ class OperatorSchema(NamedTuple):
     random: bool
     composite: bool  # runs other operators, with view tracking as its caller had it
     is_open: bool  # what it runs inside counts versions and notes views
+    is_unregistered: bool  # has no derivative: autograd sees what it runs inside
     defaults: dict[str, Any]
 
 
@@ -80,6 +85,7 @@ def schema_of(func: Any) -> OperatorSchema:
         a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
     )
     is_composite = _has_kernel(func, "CompositeImplicitAutograd")
+    is_unregistered = not is_composite and not any(_has_kernel(func, k) for k in _AUTOGRAD_KERNELS)
     return OperatorSchema(
         name=f"{namespace}.{base}.{func._overloadname}",
         base=base,
@@ -94,6 +100,7 @@ def schema_of(func: Any) -> OperatorSchema:
         and (
             bool(writes) or is_composite or namespace != "aten" or not _has_kernel(func, "Autograd")
         ),
+        is_unregistered=is_unregistered,
         defaults={a.name: a.default_value for a in schema.arguments if a.has_default_value()},
     )
 
@@ -186,17 +193,19 @@ _TRACKED, _AS_IT_IS = _Tracked(), contextlib.nullcontext()
 def restored(func: Any, autocast: tuple[str, ...]) -> Any:
     """What a mode's handler must put back for `func` to run as it would have without the mode.
 
-    torch calls the handler with the tracking of versions and views, and autocast, switched off. An
-    operator without a kernel of its own for the tracking leaves it to those that it runs inside
-    (`_foreach_add_` counts a version in the `add_` of each tensor; linear folds its input if and
-    only if the transposed weight requires grad). autocast: the dispatch keys (`AUTOCAST_KEYS`) that
-    are on around the operator. One with an autocast kernel of its own has passed through that
-    already, and autocast is off for what it calls.
+    torch calls the handler with the tracking of versions and views, autograd and autocast switched
+    off. An operator without a kernel of its own for the tracking leaves it to those that it runs
+    inside (`_foreach_add_` counts a version in the `add_` of each tensor; linear folds its input if
+    and only if the transposed weight requires grad), and a library's operator without one for
+    autograd leaves that to them. autocast: the dispatch keys (`AUTOCAST_KEYS`) that are on around
+    the operator. One with an autocast kernel of its own has passed through that already, and
+    autocast is off for what it calls.
     """
     if not isinstance(func, torch._ops.OpOverload):
         return _AS_IT_IS
     schema = schema_of(func)
-    is_tracked = schema.is_open and _is_tracked_outside()
+    is_tracked = schema.is_open and _is_off_by_the_mode(_TRACKING_KEY)
+    is_unregistered = schema.is_unregistered and _is_off_by_the_mode(_AUTOGRAD_KEY)
     inner: tuple[str, ...] = ()
     if not autocast:
         pass
@@ -209,6 +218,8 @@ def restored(func: Any, autocast: tuple[str, ...]) -> Any:
             for k in autocast
             if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::bilinear", k)
         )
+    if is_unregistered:
+        inner += _AUTOGRAD
     if not inner:
         return _TRACKED if is_tracked else _AS_IT_IS
     exclude = torch._C._dispatch_tls_local_exclude_set()
@@ -217,14 +228,14 @@ def restored(func: Any, autocast: tuple[str, ...]) -> Any:
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), exclude)
 
 
-def _is_tracked_outside() -> bool:
-    """Is the tracking off because of the mode alone? What makes tensors (`torch.ones`) has it off
-    by itself.
+def _is_off_by_the_mode(key: Any) -> bool:
+    """Is a dispatch key off because of the mode alone? What makes tensors (`torch.ones`) has the
+    tracking off by itself.
     """
-    if not _is_off(_TRACKING_KEY):
+    if not _is_off(key):
         return False
     try:
         with torch._C._RestorePythonTLSSnapshot():
-            return not _is_off(_TRACKING_KEY)
+            return not _is_off(key)
     except RuntimeError:  # no mode's handler runs
         return False
