@@ -32,4 +32,4 @@ def test_files_of_others_are_not_replaced(content, run, tmp_path, capsys):
     file.write_bytes(content)
     assert execute(["show", run, "-o", str(file), "--force"]) == 3
     assert file.read_bytes() == content
-    assert "was not written by whence show" in capsys.readouterr().err
+    assert "was not written by whence, and" in capsys.readouterr().err

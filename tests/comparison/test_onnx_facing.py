@@ -127,6 +127,9 @@ def test_a_norm_that_was_folded_in_is_said(tmp_path):
 
 def test_the_command_writes_a_map(tmp_path):
     arguments = [checkpoint(tmp_path / "w.npz"), model(tmp_path / "m.onnx", exported())]
+    for more in ([], ["--force"]):
+        done = inside.whence(tmp_path, "map-weights", *arguments, "-o", "map.yaml", *more)
+        assert done.returncode == 2, done.stderr
     done = inside.whence(tmp_path, "map-weights", *arguments)
     assert done.returncode == 2  # extra.weight has no partner
     assert "weight[8:16] [16, 8]: val_4 [8, 8], x.T: equal" in done.stdout

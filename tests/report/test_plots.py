@@ -11,6 +11,7 @@ import pytest
 
 from whence import api
 from whence.errors import MissingDependency, OutputExists
+from whence.report.own_files import is_own
 from whence.results import VERDICTS, Comparison, Coverage, Finding, Plan
 from whence.results.page import Page, PageCall, PageDetail, PageHeatmap, PageSide
 
@@ -232,6 +233,11 @@ def test_a_folder_is_kept_and_a_missing_package_named(tmp_path, monkeypatch):
     (tmp_path / "mine").write_text("x")
     with pytest.raises(OutputExists, match="--force"):
         api.plots(tmp_path, tmp_path)
+    assert all(map(is_own, plots.write(page(), tmp_path)))
+    plots.write(page(), tmp_path)
+    (tmp_path / "error-along-the-run.svg").write_text("<svg>mine</svg>")
+    with pytest.raises(OutputExists, match="was not written by whence"):
+        plots.write(page(), tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(MissingDependency, match=r"pip install 'matplotlib>=3\.9'"):
         plots.write(page(), tmp_path / "new")

@@ -8,6 +8,7 @@ from torch import nn
 
 import whence
 from whence.cli import execute
+from whence.report.own_files import is_own
 from whence.results import PartKind
 
 pytestmark = pytest.mark.torch
@@ -126,6 +127,10 @@ def test_the_command_answers_draws_and_refuses(reference, tmp_path, capsys):
     assert said.startswith("PART ") and "lr is 0.01 in the reference, 0.0101 in the target" in said
     drawn = plot.read_text()
     assert drawn.startswith("<svg") and "step 9: 0/weight" in drawn
+    assert is_own(plot)
+    plot.write_text("<svg>mine</svg>")
+    assert execute(["diverge", reference, target, "--plot", str(plot), "--force"]) == 3
+    assert plot.read_text() == "<svg>mine</svg>"
     assert execute(["diverge", reference, target, "--format", "json"]) == 1
     assert json.loads(capsys.readouterr().out)["part"]["kind"] == "setting"
     assert execute(["diverge", reference, reference]) == 0

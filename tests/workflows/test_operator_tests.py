@@ -17,6 +17,7 @@ import whence
 from handmade import record
 from whence.errors import OutputExists, UnreadableRun, UsageError
 from whence.records import Call, MemoryRun, Ref
+from whence.report.own_files import is_own
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -138,6 +139,10 @@ def test_two_devices_and_a_faulty_one(runs, run_tests, tmp_path):
     same = whence.diff_results(one, two, tmp_path / "result.csv")
     assert (same.status, same.operators, len(same.rows)) == ("same", (), written.tests)
     bad = run_tests(tmp_path / "tests", "bad.csv", plugin="faulty_device", code=1)
+    assert is_own(tmp_path / "result.csv")
+    mine = foreign(tmp_path / "mine.csv", "x")
+    with pytest.raises(OutputExists, match="was not written by whence"):
+        whence.diff_results(one, two, mine, force=True)
     found = whence.diff_results(one, bad)
     assert found.status == "different"
     assert set(found.operators) == {"aten.silu_backward.default", "aten._softmax.default"}

@@ -9,6 +9,7 @@ import torch
 import whence
 from whence.report.html import escaped
 from whence.report.html.probed import probed_html
+from whence.report.own_files import is_own
 from whence.report.probe import details
 from whence.results import Held, Probed, Property, PropertyAnswer, Status, Variant
 from whence.results.probe import OperatorPlace, SpreadShare
@@ -93,11 +94,13 @@ def test_numbers_that_are_lost_and_plans_are_on_the_page():
     assert all(escaped(line) in page for line in lines)
 
 
-def test_every_answer_has_a_colour_and_a_shape():
+def test_every_answer_has_a_colour_and_a_shape(tmp_path):
     for held in Held:
         answer = PropertyAnswer(Property.REPEAT, held, (Variant("again", held),))
         page = probed_html(Probed(Status.SAME, "Net", "x [1]", (answer,)))
         assert f"</svg>{held}</span>" in page
+        (tmp_path / "page.html").write_text(page)
+        assert is_own(tmp_path / "page.html")
 
 
 def test_a_file_that_exists_is_kept(tmp_path, capsys):
@@ -107,4 +110,5 @@ def test_a_file_that_exists_is_kept(tmp_path, capsys):
     file.write_text("mine")
     assert execute(["probe", "--html", str(file), "--", "python", "-c", "0"]) == 3
     assert "--force" in capsys.readouterr().err
+    assert execute(["probe", "--html", str(file), "--force", "--", "python", "-c", "0"]) == 3
     assert file.read_text() == "mine"

@@ -9,11 +9,13 @@ import click
 
 
 def check(path: str | Path | None, force: bool) -> None:
-    """Raise OutputExists when there is one already; called before anything is computed."""
-    from whence.errors import OutputExists
+    """Raise OutputExists when there is one already, or with `force` one of somebody else; called
+    before anything is computed.
+    """
+    from whence.report.own_files import check_replaceable
 
-    if path is not None and Path(path).is_file() and not force:
-        raise OutputExists(f"{path} exists; --force replaces it, or choose another name")
+    if path is not None:
+        check_replaceable(path, force)
 
 
 def write(path: str | Path, text: str | Iterable[str], force: bool) -> None:

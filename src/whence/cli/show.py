@@ -108,7 +108,6 @@ def command(
         for line in lines:
             click.echo(line)
     else:
-        _check_shown(Path(output))
         _files.write(Path(output), (line + "\n" for line in lines), force)
     unreadable: list[str] = getattr(run, "unreadable", [])
     if unreadable:
@@ -119,23 +118,6 @@ def command(
             err=True,
         )
     return 3 if unreadable else 0
-
-
-def _check_shown(file: Path) -> None:
-    """Raise OutputExists where a file is there that this command has not written: that is never
-    replaced.
-    """
-    from whence.errors import OutputExists
-    from whence.report.run import begins_as_shown
-
-    if file.is_file():
-        with file.open("rb") as written:
-            head = written.read(1 << 12)
-        if head and not begins_as_shown(head):
-            raise OutputExists(
-                f"{file} was not written by whence show, and --force replaces nothing else; choose "
-                "another -o"
-            )
 
 
 def _lines(

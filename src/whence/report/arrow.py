@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from whence import extras
 from whence.errors import StoreFailed, UsageError
+from whence.report.own_files import MARK
 
 if TYPE_CHECKING:
     from whence.results import Comparison, Row
@@ -149,7 +150,8 @@ def write_parquet(result: Any, path: str | Path, table: str) -> int:
     rows = 0
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with parquet.ParquetWriter(str(fresh), source.schema, compression="zstd") as writer:
+        schema = source.schema.with_metadata({"origin": MARK})
+        with parquet.ParquetWriter(str(fresh), schema, compression="zstd") as writer:
             for batch in source:
                 writer.write_batch(batch)
                 rows += batch.num_rows

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from whence.report.diverge import headline
+from whence.report.own_files import MARK
 from whence.report.tables import shortened
 from whence.results import Diverged, Status
 
@@ -60,7 +61,7 @@ def diverged_svg(result: Diverged) -> Iterator[str]:
     across = _Axis(steps[0], max(steps[-1], steps[0] + 1), _LEFT, _WIDTH - _RIGHT)
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
-        f'width="{_WIDTH}" height="{_HEIGHT}" role="img">\n<style>{_STYLE}</style>\n'
+        f'width="{_WIDTH}" height="{_HEIGHT}" role="img"><!-- {MARK} -->\n<style>{_STYLE}</style>\n'
         f'<rect class="paper" width="{_WIDTH}" height="{_HEIGHT}"/>\n'
     )
     yield _text(_LEFT, 24, shortened(headline(result), 110), "title")

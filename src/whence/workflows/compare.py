@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from whence.errors import OutputExists, UsageError
+from whence.errors import UsageError
 from whence.workflows.saved import as_run, check_output, load_policy, views, write
 from whence.workflows.workers import Workers, started
 
@@ -100,6 +100,7 @@ def compare(
     from whence.comparison.prepare import partial_prints
     from whence.comparison.programs import program_flow, programs
     from whence.comparison.replays import user_model
+    from whence.report.own_files import check_replaceable
     from whence.workflows import notebook_progress
 
     view_names = (view,) if isinstance(view, str) else tuple(dict.fromkeys(view))
@@ -117,8 +118,8 @@ def compare(
     chosen.check(place)
     if place is not None:
         check_output(place, force, resume=resume)
-    if html is not None and Path(html).exists() and not force:
-        raise OutputExists(f"{os.fspath(html)} exists; --force replaces it, or choose another page")
+    if html is not None:
+        check_replaceable(html, force)
     _refuse_windows(reference, target)
     runs = _both_opened(reference, target)
     third_run = _opened(third) if third is not None else None

@@ -86,12 +86,27 @@ def check_output(output: str | Path, force: bool, *, resume: bool = False) -> No
                 "--force starts anew"
             )
         if (folder / "summary.json").exists():
-            holds, replaced = "a comparison", "it"
-        else:
-            holds, replaced = "files", "what has our names"
+            raise OutputExists(
+                f"{folder} already holds a comparison; --force replaces it, or choose another -o"
+            )
         raise OutputExists(
-            f"{folder} already holds {holds}; --force replaces {replaced}, or choose another -o"
+            f"{folder} already holds files; --force writes beside them, or choose another -o"
         )
+    if not is_unfinished and (strange := _of_others(folder)):
+        raise OutputExists(
+            f"{strange} is not of a comparison that whence wrote, and --force replaces nothing "
+            "else; choose another -o"
+        )
+
+
+def _of_others(folder: Path) -> Path | None:
+    """A file of somebody else where one of a comparison would go."""
+    from whence.report.own_files import is_own
+
+    files = [folder / f"{name}.csv" for name in ("report", "generation", "windows", *views())]
+    files += [folder / "summary.json", folder / "report.json"]
+    there = [file for file in files if os.path.lexists(file)]
+    return there[0] if there and not is_own(files[-1]) else None
 
 
 def write(result: Comparison, output: str | Path) -> None:

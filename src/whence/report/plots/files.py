@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whence import disk, extras
 from whence.records.slots import is_written
+from whence.report.own_files import MARK, check_replaceable
 from whence.report.plots.along import along
 from whence.report.plots.style import (
     FAULT_COLOUR,
@@ -36,22 +38,25 @@ _NARROW = 12  # steps that get a tick each
 
 def write(page: Page, folder: Path) -> list[Path]:
     """Write every plot that the page has numbers for, each in every format; returns the files.
-    Raises MissingDependency, OSError.
+    Raises MissingDependency, OutputExists for a file of somebody else, OSError.
     """
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError as error:
         raise extras.missing("matplotlib", "a plot", error) from error
+    drawings = list(plots(page))
+    for name, form in itertools.product([name for name, *_ in drawings], FORMATS):
+        check_replaceable(folder / f"{name}.{form}", force=True)
     disk.make_folders(folder)
     files = []
     with mpl.rc_context({**mpl.rcParamsDefault, **RC, "backend": "agg"}):
-        for name, size, draw in plots(page):
+        for name, size, draw in drawings:
             figure = Figure(figsize=size, layout="constrained")
             draw(figure)
             for form in FORMATS:
                 files.append(folder / f"{name}.{form}")
-                metadata = {"Date": None} if form == "svg" else {"Software": "whence"}
+                metadata = {"Date": None, "Creator": MARK} if form == "svg" else {"Software": MARK}
                 with disk.whole_file(files[-1]) as file:
                     figure.savefig(file, format=form, dpi=_DPI, metadata=metadata)
     return files

@@ -10,11 +10,9 @@ from whence.report.run.heading import heading
 from whence.report.run.listing import table, text, tree
 from whence.report.run.machine import csv, json, one_json
 from whence.report.run.record import corners, histogram, one
-from whence.report.run.shown_file import begins_as_shown
 
 __all__ = [
     "Choice",
-    "begins_as_shown",
     "corners",
     "csv",
     "find",

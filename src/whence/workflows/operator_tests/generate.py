@@ -116,12 +116,13 @@ def diff_results(
     csv to write. Raises UnreadableRun for what is no such table, OutputExists, StoreFailed.
     """
     from whence import disk
-    from whence.errors import OutputExists, StoreFailed
+    from whence.errors import StoreFailed
     from whence.report.operator_diff import tested_csv
+    from whence.report.own_files import check_replaceable
     from whence.workflows.operator_tests import diff
 
-    if output is not None and Path(output).exists() and not force:
-        raise OutputExists(f"{output} exists; --force replaces it")
+    if output is not None:
+        check_replaceable(output, force)
     result = diff.diff(diff.read(Path(reference)), diff.read(Path(target)))
     if output is not None:
         try:

@@ -51,6 +51,7 @@ def report_html(
     progress: called with (done, of, what). Raises UnreadableRun, UsageError, OutputExists,
     StoreFailed.
     """
+    from whence.report.own_files import check_replaceable
     from whence.store import refuse_url
 
     refuse_url(output, "a page is written to a file of this machine")
@@ -60,8 +61,7 @@ def report_html(
             f"cannot write a page to {file}: it is a folder; name a file in it, like "
             f"{file / 'report.html'}"
         )
-    if file.exists() and not force:
-        raise OutputExists(f"{file} exists; --force replaces it, or choose another -o")
+    check_replaceable(file, force)
     text = _html(page(comparison, details=details, tokens=tokens, runs=runs, progress=progress))
     try:
         disk.make_folders(file.parent)
