@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from whence.instrument.labels.labels import FOLDER, LABELS, TASK, Ids, Labels, Tasks, source_of
+from whence.workflows.capture.process_end import before_leaving_at_once
 
 if TYPE_CHECKING:
     from whence.instrument.options import CaptureOptions
@@ -246,6 +247,7 @@ class _Inherited:
         atexit.register(self.finish)
         # its children end without atexit
         multiprocessing.util.Finalize(None, self.finish, exitpriority=9)
+        before_leaving_at_once(self.finish)
 
     def finish(self) -> None:
         """End it, and the session where nobody else does."""

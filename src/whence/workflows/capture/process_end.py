@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
 import multiprocessing.util
 import os
 import sys
+import threading
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 
 def at_the_end(finish: Callable[[], object], renew: Callable[[], object]) -> None:
@@ -23,3 +28,34 @@ def at_the_end(finish: Callable[[], object], renew: Callable[[], object]) -> Non
         sys.modules[__name__],
         lambda _: multiprocessing.util.Finalize(None, finish, exitpriority=10),
     )
+    before_leaving_at_once(finish)
+
+
+def before_leaving_at_once(finish: Callable[[], object]) -> None:
+    """Call `finish` before `os._exit` too, by which programs end that want no teardown: where the
+    main thread calls it, and outside of all that is captured. Elsewhere, as in a watchdog or in the
+    middle of a call, the process ends as one that crashes does.
+    """
+    leave = os._exit
+
+    @functools.wraps(leave)
+    def _exit(status: Any) -> None:
+        if isinstance(status, int) and _is_at_rest():
+            with contextlib.suppress(BaseException):  # nothing keeps the program from ending
+                finish()
+        leave(status)
+
+    os._exit = _exit  # type: ignore[assignment]
+
+
+def _is_at_rest() -> bool:
+    """Is this the main thread, and no code of ours below the program's?"""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith("whence.") and name != __name__:
+            return False
+        frame = frame.f_back
+    return True
