@@ -16,9 +16,12 @@ from differing_runs import files
 import whence
 from inside import whence as run_whence
 from whence import engines, extras, store
+from whence.comparison.options import CompareOptions
+from whence.comparison.tasks import measuring
 from whence.engines import Task, processes, task
 from whence.errors import UsageError
 from whence.records import Call, Ref, RunInfo
+from whence.records.missing import Lack
 
 
 def compared(runs, out, **how):
@@ -135,6 +138,36 @@ def test_what_could_not_be_measured_is_no_pass(tmp_path, many_tasks, monkeypatch
 
     monkeypatch.setattr(processes._Worker, "start", start)
     assert whence.compare(tmp_path / "a", tmp_path / "b", **how).status == "undecided"
+
+
+class Here:
+    """An engine whose worker is this process, with runs of its own."""
+
+    def run(self, tasks):
+        for given in tasks:
+            result = measuring.perform(given.payload)
+            yield engines.Outcome(given.number, result)
+
+
+def test_what_a_worker_cannot_read_is_what_the_run_lacks(tmp_path, many_tasks):
+    for name in ("a", "b"):
+        with store.Writer(store.create(tmp_path / name, RunInfo())) as writer:
+            for number in range(2):
+                data = np.linspace(number, ord(name), 9000, dtype=np.float32).view(np.uint8)
+                digest = xxhash.xxh3_128_digest(data)
+                record = writer.record("float32", (9000,), data, digest, None, None)
+                refs = (Ref("output.0", record),)
+                writer.call(Call(number, f"l{number}", "N", 0, number, leaf=True, refs=refs))
+    shard, offset, _ = store.open_run(tmp_path / "b").location(0)
+    with open(shard, "r+b") as file:
+        file.seek(offset)
+        file.write(b"exchanged")
+    both = store.open_run(tmp_path / "a"), store.open_run(tmp_path / "b")
+    measured = measuring.measure(
+        both, [(0, 0), (1, 1)], CompareOptions(engine=Here()), lambda *_: None
+    )
+    assert [m.tier for m in measured.values()] == ["none", "full"]
+    assert [missing.kind for missing in both[1].missing] == [Lack.FOREIGN]
 
 
 def test_what_a_task_raises_comes_back_in_words():

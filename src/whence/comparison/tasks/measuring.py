@@ -147,21 +147,24 @@ def _with_engine(
         Task(number, __name__, msgspec.msgpack.encode(work))
         for number, (work, _) in enumerate(works)
     ]
+    unread: list[Key] = []
     with contextlib.closing(engine.run(tasks)) as outcomes:
         for outcome in outcomes:
             keys = works[outcome.number][1]
-            results |= zip(keys, _measured(outcome, len(keys)), strict=True)
+            for key, result in zip(keys, _measured(outcome, len(keys)), strict=True):
+                if isinstance(result, str):
+                    unread.append(key)
+                else:
+                    results[key] = result
             tell(len(keys))
-    return results
+    # asked for once more, of these runs: they then say that they lack it
+    return results | _here(runs, unread, options, lambda *_: None, None)
 
 
-def _measured(outcome: Outcome, number: int) -> Iterable[Measured]:
+def _measured(outcome: Outcome, number: int) -> Iterable[Measured | str]:
     if outcome.error:
         return [Measured("none", False, why=f"could not be measured: {outcome.error}")] * number
-    return [
-        Measured("none", False, why=result) if isinstance(result, str) else result
-        for result in msgspec.msgpack.decode(outcome.result, type=_Results)
-    ]
+    return msgspec.msgpack.decode(outcome.result, type=_Results)
 
 
 def _packed(
