@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -159,7 +160,7 @@ def test_what_a_worker_cannot_read_is_what_the_run_lacks(tmp_path, many_tasks):
                 refs = (Ref("output.0", record),)
                 writer.call(Call(number, f"l{number}", "N", 0, number, leaf=True, refs=refs))
     shard, offset, _ = store.open_run(tmp_path / "b").location(0)
-    with open(shard, "r+b") as file:
+    with Path(shard).open("r+b") as file:
         file.seek(offset)
         file.write(b"exchanged")
     both = store.open_run(tmp_path / "a"), store.open_run(tmp_path / "b")
