@@ -4,6 +4,9 @@ theirs. Prints what differs, and how each run says it ended.
 
     python benchmarks/odd_programs.py [--levels modules,op,graph,logits] [NAME ...]
 
+`--levels` takes ring, windows and stats too. A program that lists its handlers sees that of
+`--ring`, which writes before SIGTERM ends it.
+
 Every run is a process that is forked from this one, which has imported everything.
 """
 
@@ -32,6 +35,8 @@ from whence.workflows.capture.capture import attach
 from whence.workflows.capture.setup import process_info
 
 LEVELS = ("modules", "op", "graph", "logits")
+OTHERS = {"ring": {"ring": 3}, "windows": {"window": 2}, "stats": {"keep": "stats"}}
+"""Ways to capture modules that are no levels, for --levels too."""
 TIMEOUT_S = 120
 ADDRESS = re.compile(rb"0x[0-9a-f]+|line \d+|pid \d+|process \d+")
 
@@ -89,7 +94,7 @@ def _child(name, level, home, out, path):
         os.closerange(3, 4096)
         os.chdir(home)
         if level:
-            options = make(level=level) if level != "modules" else make()
+            options = make(**OTHERS.get(level, {"level": level}))
             store.create(path, process_info(options))
             attach(options, str(path), "torch")
         try:
