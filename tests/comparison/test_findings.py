@@ -56,6 +56,11 @@ def introduced(evidence="replay", score=9.0, confidence="certain", stretch=-1, c
     return Verdict(0, "introduced", stretch, evidence, confidence, score, cause)
 
 
+def test_the_verdict_of_a_container_as_a_whole_is_heard():
+    (finding,) = found(chain(), {(0, -1): introduced("two dumps", confidence="likely")})
+    assert finding.op_type == "M"
+
+
 def test_the_first_is_named_and_its_consequences_are_not():
     calls = chain()
     verdicts = {

@@ -179,6 +179,31 @@ def test_without_an_order_the_place_in_the_file_tells_it(tmp_path):
     ]
 
 
+def test_descriptions_that_lie_in_holes_do_not_change_the_order(tmp_path):
+    names = [f"{number * 7 % 64:02d}" for number in range(64)]
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for number, name in enumerate(names):
+            file.create_dataset(name, data=np.full(8 if number % 3 else 700, number, np.float32))
+    large = [name for number, name in enumerate(names) if not number % 3]
+    read = [call.scope for call in open_run(tmp_path / "x.h5").calls if call.scope in names]
+    assert [name for name in read if name in large] == large
+    assert [name for name in read if name not in large] == [n for n in names if n not in large]
+
+
+def test_what_only_has_a_name_holds_nothing(tmp_path):
+    """An error begins at what was made first, not at a name that others begin with."""
+    names, values = ("a", "b.x", "b.y", "b", "c"), np.linspace(-1, 1, 600, dtype=np.float32)
+    for side, sign in (("ref", 1), ("tgt", -1)):
+        with h5py.File(tmp_path / f"{side}.h5", "w") as file:
+            for name in names:
+                file.create_dataset(
+                    name, data=values * (1 if name < "b.y" and name != "b" else sign)
+                )
+    assert len({call.parent for call in open_run(tmp_path / "ref.h5").calls if call.scope}) == 1
+    result = whence.compare(tmp_path / "ref.h5", tmp_path / "tgt.h5")
+    assert [finding.name for finding in result.findings] == ["b.y"]
+
+
 def test_modules_that_hold_others_are_their_parents(tmp_path):
     path = written(
         tmp_path / "x.h5",

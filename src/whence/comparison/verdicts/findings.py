@@ -5,7 +5,7 @@ depends on did.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from whence.records import Call, Region
@@ -49,7 +49,7 @@ def order_and_taint(
     root_tainted: set[tuple[int, str]] = set()
     sees_tainted: set[int] = set()  # containers: what one stretch sees, those after it see too
     out: list[Judged] = []
-    for region in regions:
+    for region in _with_wholes(regions, verdicts):
         call = calls[region.call]
         verdict = verdicts.get((region.call, region.stretch))
         downstream = region.call in sees_tainted or any(
@@ -75,6 +75,19 @@ def order_and_taint(
             step_tainted.setdefault(call.root, call.step)
             root_tainted.add((call.rank, call.root))
     return out
+
+
+def _with_wholes(
+    regions: Sequence[Region], verdicts: Mapping[tuple[int, int], Verdict]
+) -> Iterator[Region]:
+    """The regions, and behind the last stretch of a container that was judged as one (a tensor
+    under a name that others begin with) the whole of it: no verdict goes unheard.
+    """
+    last = {region.call: place for place, region in enumerate(regions)}
+    for place, region in enumerate(regions):
+        yield region
+        if region.stretch >= 0 and last[region.call] == place and (region.call, -1) in verdicts:
+            yield region._replace(stretch=-1)
 
 
 def findings(

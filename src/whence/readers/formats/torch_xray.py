@@ -11,7 +11,7 @@ external links, external storage and virtual datasets are refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -159,7 +159,13 @@ def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, st
         return
     for phase in dict.fromkeys(call.phase for call in calls):
         ended = [call for call in calls if call.phase == phase]
-        parent = call_order.parents([call.scope for call in ended])
+        kinds = [_kind(call, calls[call]) for call in ended]
+        # what only has a name holds nothing: it stands where it was made
+        parent = (
+            [-1] * len(ended)
+            if "label" in kinds
+            else call_order.parents([call.scope for call in ended])
+        )
         handles: dict[int, int] = {}
         for place in call_order.begun(parent):
             call, slots = ended[place], calls[ended[place]]
@@ -170,12 +176,16 @@ def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, st
                 step=step,
                 phase=phase,
                 parent=handles.get(parent[place], -1),
-                kind="module" if "input" in slots else "operator" if call.cls else "label",
+                kind=kinds[place],
                 notes=(mark(Mark.STORED_WIDER),) if call in unsaid else (),
                 inputs=slots.get("input", {}),
                 outputs=slots.get("output", {}),
                 params=slots.get("param", {}),
             )
+
+
+def _kind(call: _Call, slots: Container[str]) -> str:
+    return "module" if "input" in slots else "operator" if call.cls else "label"
 
 
 def _named(path: str, label: str, description: dict[str, Any] | None, why: str = "") -> _Tensor:
