@@ -180,7 +180,8 @@ class CallTensors:
             return
         refs = frame.refs
         calls = info.root.calls
-        all_change = frame.training and torch.is_grad_enabled()
+        trains = frame.training or info.root.has_stepped  # a model may be trained as in evaluation
+        all_change = trains and torch.is_grad_enabled()
         for entry in entries:
             tensor = entry.tensor()
             if tensor is None:
@@ -191,8 +192,8 @@ class CallTensors:
                 ref is not None and entry.version == version and address_of(tensor) == entry.pointer
             )
             if unchanged and entry.looked != calls:
-                # `p.data.add_()` and numpy leave the version as it is: a training step changes all,
-                # elsewhere a sample shows it.
+                # `p.data.add_()`, numpy and fused optimizers leave the version as it is: a training
+                # step changes all, elsewhere a sample shows it.
                 unchanged = not all_change and entry.looks_the_same()
             entry.looked = calls
             if not unchanged or ref is None:

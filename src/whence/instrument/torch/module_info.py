@@ -128,7 +128,8 @@ class RunsAgain(Protocol):
 
 class ModuleRoot(Root):
     """A root that is a torch module: its step counters. calls: how often it began. trained: whether
-    a training call began since the last step of an optimizer; micro: how many did.
+    a training call began since the last step of an optimizer; micro: how many did. has_stepped: has
+    an optimizer stepped at all?
     """
 
     def __init__(self, name: str, ref: Callable[[], Any]) -> None:
@@ -136,7 +137,7 @@ class ModuleRoot(Root):
         self.steps: dict[str, int] = {}
         self.micro = 0
         self.calls = 0
-        self.trained = False
+        self.trained = self.has_stepped = False
         self.occurrences: dict[tuple[str, int, int, str], dict[str, int]] = {}
 
     def begin(self, frame: Any, passes: RunsAgain | None = None) -> None:
@@ -164,6 +165,7 @@ class ModuleRoot(Root):
 
     def optimizer_stepped(self) -> bool:
         """An optimizer has stepped: a root that trained since goes on to its next step. Did it?"""
+        self.has_stepped = True
         if not self.trained:
             return False
         self.steps = {scope: n + 1 for scope, n in (self.steps or {"": 0}).items()}
