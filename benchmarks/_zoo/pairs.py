@@ -34,6 +34,8 @@ LEVELS: dict[str, dict[str, Any]] = {
 }
 """What a capture is told: "dumps" are of modules, without what they ran."""
 CLEAR = 1e-3  # least relative effect of a clear fault at its own output
+SCRIPT = ("loss", "gradients", "backward")
+"""Types of calls that are the script's, at the level of modules."""
 EFFECT = 1e-9  # least relative effect of a fault at the outputs, in float64
 
 
@@ -328,9 +330,12 @@ def _training_place(row: dict[str, Any], planted: Planted) -> str:
     """The same of a fault in the script of a training: its loss, gradients, sums or step."""
     if row["op_type"] in planted.kinds:
         return "named"
+    is_root = not set("/.") & set(row["first"])
+    if is_root and row["op_type"].islower() and row["op_type"] not in SCRIPT:
+        return "named"  # an operator of the script: operators are told under the model's name
     # What the loss hands back to the model has no name of its own.
-    is_root = not set("/.") & set(row["first"]) and row["phase"] == "backward"
-    return "container" if is_root and "loss" in planted.kinds else "INNOCENT"
+    is_loss = row["phase"] == "backward" and "loss" in planted.kinds
+    return "container" if is_root and is_loss else "INNOCENT"
 
 
 def path_of(folder: str, half: str, kind: str, level: str, seed: int) -> Path:
