@@ -146,7 +146,11 @@ def main(options: argparse.Namespace) -> int:
         return 0
     torch.set_num_threads(1)
     if options.pair:
-        row = row_of(pairs.named(options.pair), options.level, options.build, options.keep)
+        name = pairs.named(options.pair)
+        if pairs.is_held(name) and options.half != "held" and not options.build:
+            print(f"{name} is of the half that sets nothing: --half held, at the end")
+            return 2
+        row = row_of(name, options.level, options.build, options.keep)
         print(json.dumps(row, indent=1))
         return int(row["grade"].isupper())
     folder = Path(options.results)

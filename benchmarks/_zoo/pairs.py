@@ -220,7 +220,7 @@ def _candidates(half: str, kind: str, seed: int, subject: str, ways: list[Way]) 
         for a in order:
             number = _number(f"{seed} {turn} {subject} {a}")
             name = _name(a, subject, number, kind, ways)
-            if half == "setting" or _is_held(name):
+            if half == "setting" or is_held(name):
                 yield name
 
 
@@ -235,7 +235,8 @@ def _name(architecture: str, subject: str, number: int, kind: str, ways: list[Wa
     return Name(architecture, f"{subject}+{fitting[number // 7 % len(fitting)].name}", dtype)
 
 
-def _is_held(name: Name) -> bool:
+def is_held(name: Name) -> bool:
+    """Is the architecture or a way of the half that sets nothing?"""
     return draw.is_held("architecture", name.architecture) or any(
         draw.is_held("way", way) for way in name.way.split("+") if way
     )
