@@ -158,3 +158,30 @@ def test_factors_in_words():
     assert factor_in_words(x, x * np.arange(1, 5, dtype=np.float32)) == "a factor per channel"
     assert factor_in_words(x, generator.normal(size=(6, 4)).astype(np.float32)) == ""
     assert factor_in_words(x[:1], x[:1] * 2) == ""
+
+
+def trained(tmp_path, name, *, scale=1.0, is_undone=False, is_clipped=True):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(1)
+    with whence.capture(model, tmp_path / name, gradients=True):
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = model(torch.randn(12, 8, generator=generator)).pow(2).sum() * scale
+            loss.backward()
+            for parameter in model.parameters():
+                parameter.grad /= scale if is_undone else 1.0
+            if is_clipped:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+
+
+@pytest.mark.parametrize(("is_undone", "status"), [(True, "same"), (False, "different")])
+@pytest.mark.parametrize("is_clipped", [True, False])
+def test_a_scale_of_the_loss_is_taken_back_by_code_and_not_by_clipping(
+    tmp_path, is_undone, status, is_clipped
+):
+    trained(tmp_path, "r", is_clipped=is_clipped)
+    trained(tmp_path, "t", scale=1000.0, is_undone=is_undone, is_clipped=is_clipped)
+    assert whence.compare(tmp_path / "r", tmp_path / "t").status == status

@@ -248,20 +248,27 @@ class Neighbourhoods:
         )
 
     def _are_right(self, step: tuple[int, str, int]) -> bool:
-        """Does every gradient that a step takes differ by rounding alone?"""
-        pairs = []
+        """Does every gradient that a step takes differ by rounding alone?
+
+        Code before the step that takes a scale out in both runs, as clipping does, takes nothing
+        back: what it is given counts, unless it differs itself.
+        """
+        pairs: list[SlotPair | None] = []
         for call in self._paired.calls:
-            if call.phase == OPTIMIZER and (call.rank, call.root, call.step) == step:
-                refs = [r for r in call.refs if r.slot == _TAKEN]
-                pair = self._paired.pair_of.get(call.id)
-                slots = self._paired.slots[pair] if pair is not None else {}
-                if refs and _TAKEN not in slots:
-                    return False
-                pairs += [slots[_TAKEN] for _ in refs]
-        errors = [self._errors.of(pair) for pair in pairs]
-        sizes = [self._norm(pair) for pair in pairs]
+            if call.phase != OPTIMIZER or (call.rank, call.root, call.step) != step:
+                continue
+            is_alike = call.op == GRADIENTS and call.id not in self._suspects
+            index = self._paired.pair_of.get(call.id)
+            slots = self._paired.slots[index] if index is not None else {}
+            pairs += [
+                slots.get(ref.slot)
+                for ref in call.refs
+                if ref.slot == _TAKEN or (is_alike and is_input(ref.slot))
+            ]
+        known = [pair for pair in pairs if pair is not None]
+        errors, sizes = [self._errors.of(p) for p in known], [self._norm(p) for p in known]
         largest = max(sizes, default=0.0)
-        return bool(errors) and all(
+        return len(known) == len(pairs) > 0 and all(
             # what cancels has the size of its terms, which its siblings show
             error.exact
             or (error.value or math.inf) * size
