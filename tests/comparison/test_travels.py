@@ -160,9 +160,10 @@ def test_factors_in_words():
     assert factor_in_words(x[:1], x[:1] * 2) == ""
 
 
-def trained(tmp_path, name, *, scale=1.0, is_undone=False, is_clipped=True):
+def trained(tmp_path, name, *, scale=1.0, is_undone=False, is_clipped=True, has_loss=True):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
+    model.train(has_loss)  # in evaluation mode no loss is recorded
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     generator = torch.Generator().manual_seed(1)
     with whence.capture(model, tmp_path / name, gradients=True):
@@ -179,9 +180,11 @@ def trained(tmp_path, name, *, scale=1.0, is_undone=False, is_clipped=True):
 
 @pytest.mark.parametrize(("is_undone", "status"), [(True, "same"), (False, "different")])
 @pytest.mark.parametrize("is_clipped", [True, False])
+@pytest.mark.parametrize("has_loss", [True, False])
 def test_a_scale_of_the_loss_is_taken_back_by_code_and_not_by_clipping(
-    tmp_path, is_undone, status, is_clipped
+    tmp_path, is_undone, status, is_clipped, has_loss
 ):
-    trained(tmp_path, "r", is_clipped=is_clipped)
-    trained(tmp_path, "t", scale=1000.0, is_undone=is_undone, is_clipped=is_clipped)
+    how = {"is_clipped": is_clipped, "has_loss": has_loss}
+    trained(tmp_path, "r", **how)
+    trained(tmp_path, "t", scale=1000.0, is_undone=is_undone, **how)
     assert whence.compare(tmp_path / "r", tmp_path / "t").status == status

@@ -157,6 +157,7 @@ class Neighbourhoods:
         self._parameters = judge_of_regions.parameters
         self._regions = {(r.call, r.stretch): r for r in regions}
         replayer = judge_of_regions.replays.replayer
+        self._figures = judge_of_regions.replays.figures
         can_run = replayer is not None and (
             errors.paired.reference.programs or replayer.reference.model
         )
@@ -257,7 +258,8 @@ class Neighbourhoods:
         for call in self._paired.calls:
             if call.phase != OPTIMIZER or (call.rank, call.root, call.step) != step:
                 continue
-            is_alike = call.op == GRADIENTS and call.id not in self._suspects
+            figures = self._figures.get(call.id, {}).values()
+            is_alike = call.op == GRADIENTS and all(figure.score <= 1 for figure in figures)
             index = self._paired.pair_of.get(call.id)
             slots = self._paired.slots[index] if index is not None else {}
             pairs += [
