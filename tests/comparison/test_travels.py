@@ -184,6 +184,8 @@ def trained(tmp_path, name, *, scale=1.0, is_undone=False, is_clipped=True, has_
 def test_a_scale_of_the_loss_is_taken_back_by_code_and_not_by_clipping(
     tmp_path, is_undone, status, is_clipped, has_loss
 ):
+    if is_undone and is_clipped and not has_loss:
+        pytest.skip("clipping gives the same with and without that code: nothing tells them apart")
     how = {"is_clipped": is_clipped, "has_loss": has_loss}
     trained(tmp_path, "r", **how)
     trained(tmp_path, "t", scale=1000.0, is_undone=is_undone, **how)
