@@ -117,6 +117,25 @@ def test_half_of_a_fold_travels(tmp_path):
     assert result.findings[0].name == "1.norm"
 
 
+def test_a_fault_that_the_model_itself_removes_stands_and_says_so(tmp_path):
+    def model(gain):
+        torch.manual_seed(4)
+        norm = nn.LayerNorm(16, eps=0.0)
+        return nn.Sequential(nn.Linear(8, 16), Gain(gain), norm, nn.Linear(16, 4)).eval()
+
+    class Gain(nn.Module):
+        def __init__(self, gain):
+            super().__init__()
+            self.gain = gain
+
+        def forward(self, x):
+            return x * self.gain
+
+    result = compared(tmp_path, model(1.0), model(1.5))
+    assert [f.name for f in result.findings] == ["1"]
+    assert result.findings[0].sentence.endswith("no effect at the outputs on these inputs")
+
+
 def test_arguments_that_change_places_are_no_fault(tmp_path):
     result = compared(tmp_path, mixture(), mixture(is_swapped=True))
     assert result.status == "same"

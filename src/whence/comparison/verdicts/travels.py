@@ -213,11 +213,15 @@ class Neighbourhoods:
             if clean is not None:
                 return _acquitted(verdict, VerdictKind.INHERITED, Outcome.NO_EFFECT, clean)
             return verdict
+        outcome, stretch = Outcome.UNKNOWN, None
         for stretch in self._clean_around(around, region.call):
             outcome = self._outcome(region, verdict, stretch)
             if outcome in (Outcome.TAKEN_BACK, Outcome.IN_PLACE):
                 words = self._change_in_words(region, verdict, stretch)
                 return _acquitted(verdict, VerdictKind.OTHER_FORM, outcome, stretch, words)
+        if outcome == Outcome.NO_EFFECT and stretch is not None and stretch.pair.call.parent < 0:
+            sentence = f"{verdict.sentence}; no effect at the outputs on these inputs"
+            return verdict.replace(sentence=sentence)
         return verdict
 
     # ---- a training step
