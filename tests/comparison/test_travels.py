@@ -209,3 +209,44 @@ def test_a_scale_of_the_loss_is_taken_back_by_code_and_not_by_clipping(
     trained(tmp_path, "r", **how)
     trained(tmp_path, "t", scale=1000.0, is_undone=is_undone, **how)
     assert whence.compare(tmp_path / "r", tmp_path / "t").status == status
+
+
+class Attention(nn.Module):
+    """Returns its weights too, as eager attention of transformers does."""
+
+    def __init__(self, scale=0.25):
+        super().__init__()
+        self.qkv, self.scale = nn.Linear(16, 48), scale
+
+    def forward(self, x, mask):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        weights = (q @ k.transpose(1, 2) * self.scale).masked_fill(~mask, -1e30).softmax(-1)
+        return weights @ v, weights
+
+
+class Language(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.embed, self.attention = nn.Embedding(50, 16), Attention(**options)
+        self.head = nn.Linear(16, 50)
+
+    def forward(self, input_ids, attention_mask):
+        size = input_ids.shape[1]
+        causal = torch.ones(size, size, dtype=torch.bool).tril()[None]
+        mask = causal & attention_mask[:, None].bool() | torch.eye(size, dtype=torch.bool)[None]
+        return self.head(self.attention(self.embed(input_ids), mask)[0])
+
+
+@pytest.mark.parametrize(("scale", "status"), [(0.25, "same"), (0.2, "different")])
+def test_padding_on_the_other_side_is_no_fault(tmp_path, scale, status):
+    ids = torch.randint(1, 50, (2, 12), generator=torch.Generator().manual_seed(1))
+    zeros, ones = torch.zeros(2, 4, dtype=torch.long), torch.ones(2, 12, dtype=torch.long)
+    for name, order, factor in (("r", (0, 1), 0.25), ("t", (1, 0), scale)):
+        torch.manual_seed(0)
+        model = Language(scale=factor).eval()
+        with whence.capture(model, tmp_path / name), torch.no_grad():
+            model(
+                input_ids=torch.cat([(ids, zeros)[k] for k in order], 1),
+                attention_mask=torch.cat([(ones, zeros)[k] for k in order], 1),
+            )
+    assert whence.compare(tmp_path / "r", tmp_path / "t").status == status

@@ -197,7 +197,7 @@ def context_of(
         errors,
         tiles,
         judge,
-        Neighbourhoods(errors, tiles, judge),
+        Neighbourhoods(errors, tiles, judge, (prepared.read_reference, prepared.read_target)),
         repeated,
         third_run,
         positions,

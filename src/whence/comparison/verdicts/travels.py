@@ -26,15 +26,16 @@ from whence.comparison.paired_runs import PairedCall
 from whence.comparison.replays.both_sides import BothSides
 from whence.comparison.replays.call_tree import REPLICAS, TreeReplay
 from whence.comparison.replays.self_check import Threads
+from whence.comparison.verdicts.own_inputs import CallsOnOwnInputs
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.regions import RegionJudge
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge.limits import LIMITS
-from whence.records import Call, Region
+from whence.records import Call, Region, Run
 from whence.records.slots import is_input, is_param, is_written, param_name
 from whence.records.training import GRADIENTS, LOSS, OPTIMIZER
-from whence.results import GUILTY, SlotPair, Verdict, VerdictKind
+from whence.results import GUILTY, Evidence, SlotPair, Verdict, VerdictKind
 
 Key = tuple[int, int]
 """Of a verdict: call of the reference and segment of it, -1 for a leaf."""
@@ -151,7 +152,11 @@ class Neighbourhoods:
     """Asks the stretches around every suspect whether what is wrong there travels."""
 
     def __init__(
-        self, errors: PairErrors, regions: Sequence[Region], judge_of_regions: RegionJudge
+        self,
+        errors: PairErrors,
+        regions: Sequence[Region],
+        judge_of_regions: RegionJudge,
+        before_alignment: tuple[Run, Run],
     ) -> None:
         self._paired, self._errors = errors.paired, errors
         self._parameters = judge_of_regions.parameters
@@ -162,6 +167,11 @@ class Neighbourhoods:
             errors.paired.reference.programs or replayer.reference.model
         )
         self._sides = replayer.sides if replayer is not None and can_run else None
+        self._own_inputs = (
+            CallsOnOwnInputs(*before_alignment, self._sides.reference)
+            if self._sides is not None
+            else None
+        )
         # Tensors without calls are judged along the whole of the reference already.
         self._shown_alone = judge_of_regions.sparse.calls
         self._stretches: dict[tuple[int, frozenset[int]], Stretch] = {}
@@ -208,6 +218,12 @@ class Neighbourhoods:
             return verdict.withdrawn(kind, f"{_TAKEN_BACK_AT_STEP}; {verdict.sentence}")
         is_leaf = region.stretch < 0
         around = self._paired.calls[region.call].parent if is_leaf else region.call
+        if self._is_cut_otherwise(self._paired.calls[region.call], verdict):
+            return verdict.withdrawn(
+                VerdictKind.INHERITED,
+                "the reference's programs give the target's results on its own inputs, before rows "
+                f"and padding were aligned; {verdict.sentence}",
+            )
         if verdict.verdict == VerdictKind.UNDETERMINED:
             clean = next((s for s in self._around(around) if s.is_clean), None)
             if clean is not None:
@@ -223,6 +239,25 @@ class Neighbourhoods:
             sentence = f"{verdict.sentence}; no effect at the outputs on these inputs"
             return verdict.replace(sentence=sentence)
         return verdict
+
+    def _is_cut_otherwise(self, call: Call, verdict: Verdict) -> bool:
+        """Is it the growth of an error between tensors that alignment cut, inside a module that
+        computes the same on what the target was given?
+        """
+        if (
+            self._own_inputs is None
+            or call.phase != "forward"
+            or verdict.evidence != Evidence.TWO_DUMPS
+            or verdict.verdict not in (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED)
+        ):
+            return False
+        pairs = []
+        number = call.id
+        while number >= 0:
+            if number in self._paired.pair_of:
+                pairs.append(self._paired.pair(self._paired.pair_of[number]))
+            number = self._paired.calls[number].parent
+        return any(self._own_inputs.are_same(pair.call, pair.partner) for pair in pairs)
 
     # ---- a training step
 

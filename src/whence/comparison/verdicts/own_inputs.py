@@ -1,0 +1,101 @@
+"""The reference's modules on what the target's modules were given, as both runs were before
+alignment: which side the padding is on and in which order the rows lie plays no part there.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from whence import align, judge
+from whence.comparison.replays.call_tree import REPLICAS, TreeReplay
+from whence.comparison.replays.side import ReplaySource
+from whence.dtypes import Array
+from whence.errors import ElementsMissing, ReplayRefused
+from whence.records import Call, Run
+from whence.records.slots import is_input
+
+_HALF = 1e-5  # between the unit roundoffs of 32 and 16 bits
+
+
+class CallsOnOwnInputs:
+    """Says of a module whether its target computes what the reference's programs compute."""
+
+    def __init__(self, reference: Run, target: Run, source: ReplaySource) -> None:
+        self._reference, self._target = reference, target
+        self._source = ReplaySource(reference, source.allow, source.model)
+        self._are_same: dict[tuple[str, str, str, str], bool] = {}
+
+    def are_same(self, call: Call, partner: Call) -> bool:
+        """Does every call of a module of the target give what the reference's programs give on the
+        same inputs, but for rounding? False where that cannot be run. call, partner: one of its
+        calls and what it is paired with, as aligned.
+        """
+        key = call.root, call.scope, partner.root, partner.scope
+        if key not in self._are_same:
+            calls = _forward_calls(self._reference, *key[:2])
+            partners = _forward_calls(self._target, *key[2:])
+            try:
+                self._are_same[key] = len(calls) == len(partners) > 0 and all(
+                    map(self._is_same, calls, partners)
+                )
+            except (ReplayRefused, ElementsMissing, KeyError):
+                self._are_same[key] = False
+        return self._are_same[key]
+
+    def _is_same(self, call: Call, partner: Call) -> bool:
+        target = {r.slot: r.record for r in partner.refs}
+        given = {s: self._target.array(n) for s, n in target.items() if is_input(s)}
+        slots = [r.slot for r in call.slots("output") if not align.is_cache(r.slot)]
+        working = self._working_dtype(call, target[slots[0]]) if slots else "recorded"
+        fine = "float64" if judge.unit_roundoff(working) < _HALF else "float32"
+        wide = self._run(call, given, (fine, working), None)
+        copies = [self._run(call, given, (working,) * 2, s) for s in (None, *range(REPLICAS))]
+        # What code outside the program gathers from calls inside is compared where it is made.
+        shown = [s for s in slots if s in wide]
+        return slots[:1] == shown[:1] != [] and all(
+            _is_within(self._target.array(target[s]), wide[s], [c[s] for c in copies])
+            for s in shown
+        )
+
+    def _working_dtype(self, call: Call, output: int) -> str:
+        """The dtype of a module's first output in the target, where the reference's is another."""
+        dtype = self._target.records[output].dtype
+        own = self._reference.records[call.slots("output")[0].record].dtype
+        return "recorded" if dtype == own else dtype
+
+    def _run(
+        self, call: Call, given: dict[str, Array], dtypes_of_run: tuple[str, str], seed: int | None
+    ) -> dict[str, Array]:
+        """dtypes_of_run: what is computed in, and what the parameters are rounded to."""
+        working, rounded_to = dtypes_of_run
+        records = {r.slot: r.record for r in call.refs}
+        chain = TreeReplay(
+            self._source,
+            working,
+            functools.partial(self._parameters, rounded_to),
+            noise=np.random.default_rng(seed) if seed is not None else None,
+            state={records[s]: array for s, array in given.items() if s in records},
+        )
+        return chain.run(call, given)
+
+    def _parameters(self, rounded_to: str, loaded: Any, call: Call, working: str) -> Any:
+        arrays, _ = self._source.arrays(self._source.records(call, loaded.program.params))
+        if rounded_to != "recorded":
+            arrays = {slot: judge.rounded(array, rounded_to) for slot, array in arrays.items()}
+        return loaded.hold(arrays, working=working)
+
+
+def _forward_calls(run: Run, root: str, scope: str) -> list[Call]:
+    return [
+        call
+        for call in run.calls
+        if (call.root, call.scope, call.phase) == (root, scope, "forward") and call.slots("output")
+    ]
+
+
+def _is_within(output: Array, wide: Array, copies: list[Array]) -> bool:
+    shapes = {array.shape for array in (output, wide, *copies)}
+    return len(shapes) == 1 and judge.whole(output, wide, copies).score <= 1
