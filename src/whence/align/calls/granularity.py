@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 
 import msgspec
+import numpy as np
 
 from whence.align.call_sites import match_roots
 from whence.align.derived_run import Derived
+from whence.dtypes import Array, is_whole
+from whence.errors import ElementsMissing
 from whence.records import Call, Over, Run
 
 
@@ -18,8 +22,8 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
     Calls that one run makes before the work begins (a warm-up, a calibration) move all that comes
     behind them, and some tools count from 1. The steps of a model are moved when nothing that came
     in at a step is what came in at the reference's step of that number, and what came in is, so
-    many steps on, for half of the steps at least. Where all models move alike, so do losses and
-    optimisers.
+    many steps on, for half of the steps at least. Steps that read what comes later in part lead up
+    to it and are no warm-up. Where all models move alike, so do losses and optimisers.
     """
     inputs, target_inputs = _root_inputs(reference), _root_inputs(target)
     roots = match_roots(reference.calls, target.calls)
@@ -30,8 +34,18 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
         if _agreeing(steps, across, 0):
             continue
         for shift in _shifts(steps, across):
-            common = sum(step + shift in across for step in steps)
-            if common and 2 * _agreeing(steps, across, shift) >= common:
+            common = [step for step in steps if step + shift in across]
+            if (
+                common
+                and 2 * _agreeing(steps, across, shift) >= len(common)
+                and not _leads_up(reference, root, steps.keys() - common, common[0])
+                and not _leads_up(
+                    target,
+                    target_root,
+                    across.keys() - {step + shift for step in common},
+                    common[0] + shift,
+                )
+            ):
                 shifts[target_root] = shift
                 break
     if not shifts:
@@ -46,6 +60,32 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
         for root, shift in shifts.items()
     )
     return Derived(target, (), (), calls), tuple(words)
+
+
+def _leads_up(run: Run, root: str, steps: Iterable[int], to: int) -> bool:
+    """Did the model read at one of these steps the first tokens of what it reads at step `to`?"""
+    whole = _tokens(run, root, to)
+    return any(
+        part.shape[:-1] == tokens.shape[:-1]
+        and part.shape[-1] < tokens.shape[-1]
+        and np.array_equal(part, tokens[..., : part.shape[-1]])
+        for step in steps
+        for part in _tokens(run, root, step)
+        for tokens in whole
+    )
+
+
+def _tokens(run: Run, root: str, step: int) -> list[Array]:
+    """The whole numbers with axes that came into a model at a step."""
+    calls = (c for c in run.calls if (c.parent, c.root, c.step) == (-1, root, step))
+    records = {r.record for call in calls for r in call.slots("input")}
+    tokens = []
+    for record in sorted(records):
+        about = run.records[record]
+        if about.shape and is_whole(about.dtype):
+            with contextlib.suppress(ElementsMissing):
+                tokens.append(run.array(record))
+    return tokens
 
 
 def _shifts(

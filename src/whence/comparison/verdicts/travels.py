@@ -248,6 +248,7 @@ class Neighbourhoods:
             self._own_inputs is None
             or call.phase != "forward"
             or verdict.evidence != Evidence.TWO_DUMPS
+            or verdict.cause  # it is known, as of a mask that the caller gave otherwise
             or verdict.verdict not in (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED)
         ):
             return False
