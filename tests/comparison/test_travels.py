@@ -250,3 +250,52 @@ def test_padding_on_the_other_side_is_no_fault(tmp_path, scale, status):
                 attention_mask=torch.cat([(ones, zeros)[k] for k in order], 1),
             )
     assert whence.compare(tmp_path / "r", tmp_path / "t").status == status
+
+
+class WrongGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x, factor):
+        context.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * context.factor, None
+
+
+class Half(nn.Module):
+    def __init__(self, before, after):
+        super().__init__()
+        self.linear, self.before, self.after = nn.Linear(8, 8), before, after
+
+    def forward(self, x):
+        x = self.linear(WrongGradient.apply(x, self.before))
+        return WrongGradient.apply(x, self.after)
+
+
+def two_optimisers(path, before=1.0, after=1.0, period=1):
+    torch.manual_seed(1)
+    model = nn.Sequential(Half(before, after), nn.GELU(), nn.Linear(8, 4))
+    head = torch.optim.SGD(model[2].parameters(), lr=1e-2)
+    body = torch.optim.SGD(model[0].parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(1)
+    with whence.capture(model, path, gradients=True):
+        for step in range(period):
+            x = torch.randn(12, 8, generator=generator, requires_grad=True)
+            model(x).pow(2).mean().backward()
+            for optimiser in (head, body) if step == period - 1 else (head,):
+                optimiser.step()
+                optimiser.zero_grad()
+
+
+@pytest.mark.parametrize("period", [1, 2])
+def test_the_step_of_one_optimiser_says_nothing_of_another(tmp_path, period):
+    two_optimisers(tmp_path / "r", period=period)
+    two_optimisers(tmp_path / "t", after=1.5, period=period)
+    assert whence.compare(tmp_path / "r", tmp_path / "t").status == "different"
+
+
+def test_a_wrong_gradient_of_the_input_is_not_taken_back_at_the_step(tmp_path):
+    two_optimisers(tmp_path / "r")
+    two_optimisers(tmp_path / "t", before=1.5)
+    assert whence.compare(tmp_path / "r", tmp_path / "t").status == "different"

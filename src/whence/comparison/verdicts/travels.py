@@ -46,6 +46,7 @@ _SUSPECTS_PER_STRETCH = 24  # each costs one run of it
 _SUSPECTS_TOGETHER = 6  # of which one or two may run by the target's programs
 _FEW, _ONE_FACTOR = 8, 1e-3  # elements that show a factor; how closely they follow it
 _TAKEN = "input.grad"
+_MADE, _OF_INPUT = "output.grad.", "output.grad.input."
 _TAKEN_BACK_AT_STEP = "another form: the gradients that the optimiser takes are right"
 _CANCELLED = 1e-3  # of the largest gradient: smaller ones may be what is left of larger terms
 _CLEARLY = 2.0  # times as far
@@ -263,30 +264,69 @@ class Neighbourhoods:
     # ---- a training step
 
     def _is_taken_back_at_step(self, call: Call) -> bool:
-        """Are the gradients right that the next step of an optimiser takes? Then what differs in a
-        loss or a backward pass before is the scale, the order or the parts they are summed in.
+        """Are the gradients right that the next step of each parameter takes, and those that stay
+        at the inputs of the program? Then what differs in a loss or a backward pass before is the
+        scale, the order or the parts they are summed in.
         """
         if call.phase == "forward" or (
             call.phase == OPTIMIZER and call.op not in (LOSS, GRADIENTS)
         ):
             return False
-        steps = self._steps
-        place = bisect.bisect(steps, call.order, key=lambda taken: taken[0])
-        if place == len(steps):
-            return False
-        taken = steps[place][1]
-        if taken not in self._right_steps:
-            self._right_steps[taken] = self._are_right(taken)
-        return self._right_steps[taken]
+        taken = self._taken_behind(call)
+        for step in taken - self._right_steps.keys():
+            self._right_steps[step] = self._are_right(step)
+        return bool(taken) and (
+            all(map(self._right_steps.__getitem__, taken))
+            and self._top(call) not in self._wrong_passes
+        )
+
+    def _taken_behind(self, call: Call) -> set[tuple[int, str, int]]:
+        """The next step of every parameter; none where a parameter has no other. Two optimisers
+        step one behind the other, and one of them perhaps less often.
+        """
+        nexts = []
+        for steps in self._steps.get(call.rank, {}).values():
+            place = bisect.bisect(steps, call.order, key=lambda taken: taken[0])
+            nexts.append(steps[place] if place < len(steps) else None)
+        known = [step for step in nexts if step is not None]
+        if call.op == GRADIENTS:  # it belongs to one step
+            return {min(known)[1]} if known else set()
+        return {step for _, step in known} if len(known) == len(nexts) else set()
 
     @functools.cached_property
-    def _steps(self) -> list[tuple[int, tuple[int, str, int]]]:
-        """(order, step) of the reference's calls that take a gradient."""
-        return sorted(
-            (call.order, (call.rank, call.root, call.step))
-            for call in self._paired.calls
-            if call.phase == OPTIMIZER and any(r.slot == _TAKEN for r in call.refs)
-        )
+    def _steps(self) -> dict[int, dict[tuple[str, ...], list[tuple[int, tuple[int, str, int]]]]]:
+        """(order, step) of the reference's calls that take a gradient, by rank and parameter."""
+        steps: dict[int, dict[tuple[str, ...], list[tuple[int, tuple[int, str, int]]]]] = {}
+        for call in self._paired.calls:
+            if call.phase == OPTIMIZER and any(r.slot == _TAKEN for r in call.refs):
+                of_rank = steps.setdefault(call.rank, {})
+                step = call.order, (call.rank, call.root, call.step)
+                bisect.insort(of_rank.setdefault((call.root, call.scope, call.op), []), step)
+        return steps
+
+    @functools.cached_property
+    def _wrong_passes(self) -> set[int]:
+        """The backward passes that leave a wrong gradient of what the program was given."""
+        made = {r.record for call in self._paired.calls for r in call.refs if is_written(r.slot)}
+        wrong = set()
+        for call in self._paired.calls:
+            if call.phase != "backward":
+                continue
+            records = {r.slot: r.record for r in call.refs}
+            index = self._paired.pair_of.get(call.id)
+            slots = self._paired.slots[index] if index is not None else {}
+            for slot, pair in slots.items():
+                at = records.get(slot.removeprefix(_MADE), -1) if slot.startswith(_OF_INPUT) else -1
+                error = self._errors.of(pair)
+                is_near = error.exact or (error.value or math.inf) <= LIMITS.within(error.u)
+                if at >= 0 and at not in made and not is_near:
+                    wrong.add(self._top(call))
+        return wrong
+
+    def _top(self, call: Call) -> int:
+        while call.parent >= 0:
+            call = self._paired.calls[call.parent]
+        return call.id
 
     def _are_right(self, step: tuple[int, str, int]) -> bool:
         """Does every gradient that a step takes differ by rounding alone?
