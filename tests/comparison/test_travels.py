@@ -252,6 +252,41 @@ def test_padding_on_the_other_side_is_no_fault(tmp_path, scale, status):
     assert whence.compare(tmp_path / "r", tmp_path / "t").status == status
 
 
+class Beside(nn.Module):
+    """Returns what its parent takes a factor out of, and shares that the parent does not read."""
+
+    def __init__(self, factor=1.0, share=1.0):
+        super().__init__()
+        self.linear, self.factor, self.share = nn.Linear(16, 16), factor, share
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y * self.factor, y.softmax(-1) * self.share
+
+
+class Undone(nn.Module):
+    def __init__(self, kind, factor=1.0, **options):
+        super().__init__()
+        self.up, self.factor = nn.Linear(8, 16), factor
+        self.inner, self.down = kind(factor, **options), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.down(self.inner(self.up(x))[0] / self.factor)
+
+
+def undone(*args, **options):
+    torch.manual_seed(1)
+    return Undone(*args, **options).eval()
+
+
+def test_what_nothing_reads_is_not_taken_back_with_what_is_read(tmp_path):
+    (tmp_path / "clean").mkdir()
+    clean = compared(tmp_path / "clean", undone(Beside), undone(Beside, 2.0))
+    assert clean.status == "same"
+    result = compared(tmp_path, undone(Beside), undone(Beside, 2.0, share=1.3))
+    assert [f.name for f in result.findings] == ["inner"]
+
+
 class WrongGradient(torch.autograd.Function):
     @staticmethod
     def forward(context, x, factor):

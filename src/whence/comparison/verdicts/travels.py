@@ -546,16 +546,29 @@ class Neighbourhoods:
             return Outcome.UNKNOWN
         self._asked[stretch.pair.index] += 1
         try:
-            wide, _ = self._dtypes(stretch)
-            patched, _ = self._replayed(stretch, wide, shown, None)
-            score = self._score(stretch, patched)
-        except ReplayRefused:  # the plain run was not: these tensors lead elsewhere
-            return Outcome.TAKEN_BACK
+            if self._matters(stretch, shown):
+                is_each = self._is_each_taken_back(stretch, shown)
+                return Outcome.TAKEN_BACK if is_each else Outcome.TRAVELS
         except (ElementsMissing, KeyError):
             return Outcome.UNKNOWN
-        if score > max(1.0, _CLEARLY * stretch.score):
-            return Outcome.TAKEN_BACK
         return Outcome.IN_PLACE if self._is_in_place(region, stretch, shown) else Outcome.NO_EFFECT
+
+    def _is_each_taken_back(self, stretch: Stretch, shown: Arrays) -> bool:
+        """Does every tensor that differs from what the reference makes there matter by itself? What
+        nothing reads has nothing behind it that could take it back.
+        """
+        differing = [r for r, array in shown.items() if not self._is_made(stretch, r, array)]
+        return len(shown) == 1 or all(
+            self._matters(stretch, {record: shown[record]}) for record in differing
+        )
+
+    def _matters(self, stretch: Stretch, shown: Arrays) -> bool:
+        """Are the results of a clean stretch no longer right with these tensors in it?"""
+        try:
+            patched, _ = self._replayed(stretch, self._dtypes(stretch)[0], shown, None)
+            return self._score(stretch, patched) > max(1.0, _CLEARLY * stretch.score)
+        except ReplayRefused:  # the plain run was not: these tensors lead elsewhere
+            return True
 
     def _shown(self, region: Region, verdict: Verdict) -> dict[int, Array]:
         """The target's tensors of what a region made. In the place of those that cannot stand
@@ -622,19 +635,23 @@ class Neighbourhoods:
         """
         expected = self._expected(region)
         for record, array in shown.items():
-            copies = stretch.copies_computed
-            if record not in stretch.computed or any(record not in copy for copy in copies):
+            if not self._is_made(stretch, record, array):
                 return False
             computed = stretch.computed[record]
-            around = _around(computed, computed, copies, record)
-            if array.shape != computed.shape:
-                return False
-            if judge.whole(array, computed, around).score > 1:
-                return False
+            around = _around(computed, computed, stretch.copies_computed, record)
             own = expected.get(record)
             if own is None or judge.whole(_as(own, array), computed, around).score <= 1:
                 return False
         return True
+
+    def _is_made(self, stretch: Stretch, record: int, array: Array) -> bool:
+        """Does the reference make this tensor at a record while a stretch runs?"""
+        copies = stretch.copies_computed
+        if record not in stretch.computed or any(record not in copy for copy in copies):
+            return False
+        computed = stretch.computed[record]
+        around = _around(computed, computed, copies, record)
+        return array.shape == computed.shape and judge.whole(array, computed, around).score <= 1
 
     def _expected(self, region: Region) -> Arrays:
         """What a suspect's own program makes on the target's inputs; of code between calls,
