@@ -264,6 +264,20 @@ class Beside(nn.Module):
         return y * self.factor, y.softmax(-1) * self.share
 
 
+class Counting(nn.Module):
+    def __init__(self, factor=1.0, is_counted=True):
+        super().__init__()
+        self.factor, self.is_counted = factor, is_counted
+        self.weight = nn.Parameter(torch.randn(16, 16) / 4)
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, x):
+        y = x @ self.weight
+        if self.is_counted:
+            self.mean.mul_(0.9).add_(0.1 * y.mean(0).detach())
+        return y * self.factor, None
+
+
 class Undone(nn.Module):
     def __init__(self, kind, factor=1.0, **options):
         super().__init__()
@@ -285,6 +299,13 @@ def test_what_nothing_reads_is_not_taken_back_with_what_is_read(tmp_path):
     assert clean.status == "same"
     result = compared(tmp_path, undone(Beside), undone(Beside, 2.0, share=1.3))
     assert [f.name for f in result.findings] == ["inner"]
+
+
+@pytest.mark.parametrize("writes", [(True, False), (False, True)])
+def test_a_buffer_that_one_run_alone_writes_is_not_taken_back(tmp_path, writes):
+    reference = undone(Counting, is_counted=writes[0])
+    target = undone(Counting, 2.0, is_counted=writes[1])
+    assert compared(tmp_path, reference, target).status == "different"
 
 
 class WrongGradient(torch.autograd.Function):

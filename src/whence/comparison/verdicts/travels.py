@@ -403,7 +403,8 @@ class Neighbourhoods:
         return self._stretches[key]
 
     def _left(self, number: int) -> dict[int, SlotPair]:
-        """What a call leaves, by record of the reference; empty where the target lacks some.
+        """What a call leaves, by record of the reference; empty where the target lacks some, or
+        where one of the two alone writes a buffer.
 
         What a cache holds is an end where it is read: another form may show in it.
         """
@@ -416,6 +417,8 @@ class Neighbourhoods:
                 if (call.id in self._paired.pair_of)
                 else {}
             )
+            if slots and self._written(call) != self._written(self._partner(call)):
+                return {}
             refs = (
                 call.slots("mutated")
                 if call.id != number
@@ -429,6 +432,16 @@ class Neighbourhoods:
                 elif call.id == number:
                     return {}
         return left
+
+    def _partner(self, call: Call) -> Call:
+        return self._paired.pair(self._paired.pair_of[call.id]).partner
+
+    @staticmethod
+    def _written(call: Call) -> set[str]:
+        """The buffers that a call writes in place."""
+        held = {param_name(r.slot) for r in call.slots("param")}
+        written = (r.slot.removeprefix("mutated.") for r in call.slots("mutated"))
+        return {slot for slot in written if slot in held and not align.is_cache(slot)}
 
     def _is_far(self, stretch: Stretch) -> bool:
         """Is it too far off to be clean, given equal inputs?"""
