@@ -308,6 +308,34 @@ def test_a_buffer_that_one_run_alone_writes_is_not_taken_back(tmp_path, writes):
     assert compared(tmp_path, reference, target).status == "different"
 
 
+class Table(nn.Module):
+    """Calls its modules, or runs them as functions, as a compiler does."""
+
+    def __init__(self, is_inlined=False):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(50, 16), nn.Linear(16, 4)
+        self.is_inlined = is_inlined
+
+    def forward(self, x):
+        x = x.abs().long() % 40
+        if not self.is_inlined:
+            return self.head(self.embed(x))
+        x = nn.functional.embedding(x, self.embed.weight)
+        return nn.functional.linear(x, self.head.weight, self.head.bias)
+
+
+def test_rows_of_a_parameter_that_nothing_reads_are_not_taken_back(tmp_path):
+    torch.manual_seed(0)
+    reference = Table().eval()
+    target = Table(is_inlined=True).eval()
+    target.load_state_dict(reference.state_dict())
+    with torch.no_grad():
+        target.embed.weight[45:] *= 2
+    result = compared(tmp_path, reference, target)
+    assert result.status == "different"
+    assert result.findings[0].sentence.endswith("no effect at the outputs on these inputs")
+
+
 class WrongGradient(torch.autograd.Function):
     @staticmethod
     def forward(context, x, factor):

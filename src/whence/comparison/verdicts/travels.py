@@ -599,19 +599,26 @@ class Neighbourhoods:
         return shown
 
     def _parameter(self, region: Region, verdict: Verdict) -> dict[int, Array]:
-        """Of a parameter that differs in a call whose inside the target does not show: another
-        value of it, enough to see whether it matters.
+        """Of a parameter that differs in a call whose inside the target does not show: that of the
+        target; where that is held in another shape, a value that shows whether it matters.
         """
         if verdict.verdict != VerdictKind.PARAM_DIFF:
             return {}
-        numbers = (region.call, *self._paired.alone(region.call))
-        records = {
-            ref.record
-            for call in map(self._paired.calls.__getitem__, numbers)
-            for ref in call.slots("param")
-            if f".{verdict.slot}".endswith(f".{param_name(ref.slot)}")
-        }
-        return {r: 2 * np.roll(self._paired.reference.array(r), 1) for r in records}
+        partner = self._paired.pair(verdict.pair).partner
+        shown: dict[int, Array] = {}
+        for number in (region.call, *self._paired.alone(region.call)):
+            call = self._paired.calls[number]
+            for ref in call.slots("param"):
+                if not f".{verdict.slot}".endswith(f".{param_name(ref.slot)}"):
+                    continue
+                reference = self._paired.reference.array(ref.record)
+                pair = self._paired.inner_parameter(partner, call, ref.slot)
+                held = self._paired.target.array(pair.target_record) if pair else None
+                if held is None or held.shape != reference.shape:
+                    shown[ref.record] = 2 * np.roll(reference, 1)
+                elif not np.array_equal(held, reference):
+                    shown[ref.record] = held
+        return shown
 
     def _pairs_of(self, region: Region, verdict: Verdict) -> dict[int, SlotPair]:
         """The pairs of what a region made, by record of the reference."""
