@@ -214,14 +214,14 @@ def test_a_scale_of_the_loss_is_taken_back_by_code_and_not_by_clipping(
 class Attention(nn.Module):
     """Returns its weights too, as eager attention of transformers does."""
 
-    def __init__(self, scale=0.25):
+    def __init__(self, scale=0.25, share=1.0):
         super().__init__()
-        self.qkv, self.scale = nn.Linear(16, 48), scale
+        self.qkv, self.scale, self.share = nn.Linear(16, 48), scale, share
 
     def forward(self, x, mask):
         q, k, v = self.qkv(x).chunk(3, -1)
         weights = (q @ k.transpose(1, 2) * self.scale).masked_fill(~mask, -1e30).softmax(-1)
-        return weights @ v, weights
+        return weights @ v, weights * self.share
 
 
 class Language(nn.Module):
@@ -237,13 +237,16 @@ class Language(nn.Module):
         return self.head(self.attention(self.embed(input_ids), mask)[0])
 
 
-@pytest.mark.parametrize(("scale", "status"), [(0.25, "same"), (0.2, "different")])
-def test_padding_on_the_other_side_is_no_fault(tmp_path, scale, status):
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [({}, "same"), ({"scale": 0.2}, "different"), ({"share": 1.3}, "different")],
+)
+def test_padding_on_the_other_side_is_no_fault(tmp_path, options, status):
     ids = torch.randint(1, 50, (2, 12), generator=torch.Generator().manual_seed(1))
     zeros, ones = torch.zeros(2, 4, dtype=torch.long), torch.ones(2, 12, dtype=torch.long)
-    for name, order, factor in (("r", (0, 1), 0.25), ("t", (1, 0), scale)):
+    for name, order, own in (("r", (0, 1), {}), ("t", (1, 0), options)):
         torch.manual_seed(0)
-        model = Language(scale=factor).eval()
+        model = Language(**own).eval()
         with whence.capture(model, tmp_path / name), torch.no_grad():
             model(
                 input_ids=torch.cat([(ids, zeros)[k] for k in order], 1),

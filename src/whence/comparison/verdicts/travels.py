@@ -253,13 +253,26 @@ class Neighbourhoods:
             or verdict.verdict not in (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED)
         ):
             return False
-        pairs = []
         number = call.id
         while number >= 0:
             if number in self._paired.pair_of:
-                pairs.append(self._paired.pair(self._paired.pair_of[number]))
+                pair = self._paired.pair(self._paired.pair_of[number])
+                if self._own_inputs.are_same(pair.call, pair.partner):
+                    return True
+            if number == call.id and not self._is_read(call, verdict.slot):
+                return False
             number = self._paired.calls[number].parent
-        return any(self._own_inputs.are_same(pair.call, pair.partner) for pair in pairs)
+        return False
+
+    def _is_read(self, call: Call, slot: str) -> bool:
+        """Does the code around a call compute with this output of it, or return it?"""
+        if not slot.startswith("output.") or call.parent < 0 or self._sides is None:
+            return True
+        k = self._paired.kids[call.parent].index(call.id)
+        with contextlib.suppress(ReplayRefused):
+            program = self._sides.reference.program(self._paired.calls[call.parent])
+            return f"{k}:{slot}" in program.inputs
+        return True
 
     # ---- a training step
 
