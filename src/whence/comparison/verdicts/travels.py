@@ -470,6 +470,8 @@ class Neighbourhoods:
         try:
             wide, working = self._dtypes(stretch)
             stretch.plain, stretch.computed = self._replayed(stretch, wide, {}, None)
+            if stretch.replaced and self._is_apart(stretch):
+                return  # one of many pairs of suspects
             for seed in (None, *range(REPLICAS)):
                 left, computed = self._replayed(stretch, working, {}, seed)
                 stretch.copies.append(left)
@@ -477,6 +479,19 @@ class Neighbourhoods:
             stretch.score = self._score(stretch, stretch.plain)
         except (ReplayRefused, ElementsMissing, KeyError) as error:
             stretch.why = str(error)
+
+    def _is_apart(self, stretch: Stretch) -> bool:
+        """Are the target's results too far from those in wide arithmetic to ask for rounding?"""
+        for record, pair in stretch.left.items():
+            wide, target = stretch.plain[record], self._paired.target.array(pair.target_record)
+            if not dtypes.of(wide).is_floating or wide.shape != target.shape:
+                continue
+            with np.errstate(all="ignore"):
+                apart = target.astype(np.float64) - wide.astype(np.float64)
+                error = np.linalg.norm(apart) / np.linalg.norm(wide.astype(np.float64))
+            if error > max(self._errors.of(pair).u, 1e-16) ** _FAR:
+                return True
+        return False
 
     def _dtypes(self, stretch: Stretch) -> tuple[str, str]:
         slots = self._paired.slots[stretch.pair.index]
