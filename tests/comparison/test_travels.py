@@ -386,3 +386,34 @@ def test_a_wrong_gradient_of_the_input_is_not_taken_back_at_the_step(tmp_path):
     two_optimisers(tmp_path / "r")
     two_optimisers(tmp_path / "t", before=1.5)
     assert whence.compare(tmp_path / "r", tmp_path / "t").status == "different"
+
+
+class Keeping(nn.Module):
+    """Returns what a module inside keeps as an attribute."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.linear, self.factor = Kept(factor), factor
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(self.linear(x)), self.linear.last
+
+
+class Kept(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.linear, self.factor = nn.Linear(8, 16), factor
+
+    def forward(self, x):
+        y = self.linear(x)
+        self.last = y * self.factor
+        return y
+
+
+def test_an_output_that_no_program_makes_is_not_right_with_the_others(tmp_path):
+    models = []
+    for factor in (1.0, 1.3):
+        torch.manual_seed(0)
+        models.append(Keeping(factor).eval())
+    assert compared(tmp_path, *models).status == "different"

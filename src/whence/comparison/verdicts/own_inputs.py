@@ -4,6 +4,7 @@ alignment: which side the padding is on and in which order the rows lie plays no
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -26,26 +27,24 @@ class CallsOnOwnInputs:
     def __init__(self, reference: Run, target: Run, source: ReplaySource) -> None:
         self._reference, self._target = reference, target
         self._source = ReplaySource(reference, source.allow, source.model)
-        self._are_same: dict[tuple[str, str, str, str], bool] = {}
+        self._right: dict[tuple[str, str, str, str], set[str]] = {}
 
-    def are_same(self, call: Call, partner: Call) -> bool:
-        """Does every call of a module of the target give what the reference's programs give on the
-        same inputs, but for rounding? False where that cannot be run. call, partner: one of its
-        calls and what it is paired with, as aligned.
+    def right(self, call: Call, partner: Call) -> set[str]:
+        """The outputs of a module that its target gives, in every call, as the reference's programs
+        do on the same inputs, but for rounding. Empty where one is not so, or where that cannot
+        be run. call, partner: one of its calls and what it is paired with, as aligned.
         """
         key = call.root, call.scope, partner.root, partner.scope
-        if key not in self._are_same:
+        if key not in self._right:
             calls = _forward_calls(self._reference, *key[:2])
             partners = _forward_calls(self._target, *key[2:])
-            try:
-                self._are_same[key] = len(calls) == len(partners) > 0 and all(
-                    map(self._is_same, calls, partners)
-                )
-            except (ReplayRefused, ElementsMissing, KeyError):
-                self._are_same[key] = False
-        return self._are_same[key]
+            self._right[key] = set()
+            with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
+                if len(calls) == len(partners) > 0:
+                    self._right[key] = set.intersection(*map(self._right_of, calls, partners))
+        return self._right[key]
 
-    def _is_same(self, call: Call, partner: Call) -> bool:
+    def _right_of(self, call: Call, partner: Call) -> set[str]:
         target = {r.slot: r.record for r in partner.refs}
         given = {s: self._target.array(n) for s, n in target.items() if is_input(s)}
         slots = [r.slot for r in call.slots("output") if not align.is_cache(r.slot)]
@@ -55,10 +54,11 @@ class CallsOnOwnInputs:
         copies = [self._run(call, given, (working,) * 2, s) for s in (None, *range(REPLICAS))]
         # What code outside the program gathers from calls inside is compared where it is made.
         shown = [s for s in slots if s in wide]
-        return slots[:1] == shown[:1] != [] and all(
+        is_right = slots[:1] == shown[:1] != [] and all(
             _is_within(self._target.array(target[s]), wide[s], [c[s] for c in copies])
             for s in shown
         )
+        return set(shown) if is_right else set()
 
     def _working_dtype(self, call: Call, output: int) -> str:
         """The dtype of a module's first output in the target, where the reference's is another."""

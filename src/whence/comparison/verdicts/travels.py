@@ -253,11 +253,12 @@ class Neighbourhoods:
             or verdict.verdict not in (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED)
         ):
             return False
-        number = call.id
+        number, is_own = call.id, verdict.slot.startswith("output.")
         while number >= 0:
             if number in self._paired.pair_of:
                 pair = self._paired.pair(self._paired.pair_of[number])
-                if self._own_inputs.are_same(pair.call, pair.partner):
+                right = self._own_inputs.right(pair.call, pair.partner)
+                if right and (number != call.id or verdict.slot in right or not is_own):
                     return True
             if number == call.id and not self._is_read(call, verdict.slot):
                 return False
