@@ -33,7 +33,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge.limits import LIMITS
 from whence.records import Call, Region, Run
-from whence.records.slots import is_input, is_param, is_written, param_name
+from whence.records.slots import is_input, is_output, is_param, is_written, param_name, split_slot
 from whence.records.training import GRADIENTS, LOSS, OPTIMIZER
 from whence.results import GUILTY, Evidence, SlotPair, Verdict, VerdictKind
 
@@ -253,7 +253,7 @@ class Neighbourhoods:
             or verdict.verdict not in (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED)
         ):
             return False
-        number, is_own = call.id, verdict.slot.startswith("output.")
+        number, is_own = call.id, is_output(verdict.slot)
         while number >= 0:
             if number in self._paired.pair_of:
                 pair = self._paired.pair(self._paired.pair_of[number])
@@ -267,7 +267,7 @@ class Neighbourhoods:
 
     def _is_read(self, call: Call, slot: str) -> bool:
         """Does the code around a call compute with this output of it, or return it?"""
-        if not slot.startswith("output.") or call.parent < 0 or self._sides is None:
+        if not is_output(slot) or call.parent < 0 or self._sides is None:
             return True
         k = self._paired.kids[call.parent].index(call.id)
         with contextlib.suppress(ReplayRefused):
@@ -454,7 +454,7 @@ class Neighbourhoods:
     def _written(call: Call) -> set[str]:
         """The buffers that a call writes in place."""
         held = {param_name(r.slot) for r in call.slots("param")}
-        written = (r.slot.removeprefix("mutated.") for r in call.slots("mutated"))
+        written = (split_slot(r.slot)[1] for r in call.slots("mutated"))
         return {slot for slot in written if slot in held and not align.is_cache(slot)}
 
     def _is_far(self, stretch: Stretch) -> bool:
