@@ -35,7 +35,7 @@ from whence.judge.limits import LIMITS
 from whence.records import Call, Region, Run
 from whence.records.slots import is_input, is_output, is_param, is_written, param_name, split_slot
 from whence.records.training import GRADIENTS, LOSS, OPTIMIZER
-from whence.results import GUILTY, Evidence, SlotPair, Verdict, VerdictKind
+from whence.results import GUILTY, CauseKind, Evidence, SlotPair, Verdict, VerdictKind
 
 Key = tuple[int, int]
 """Of a verdict: call of the reference and segment of it, -1 for a leaf."""
@@ -214,6 +214,8 @@ class Neighbourhoods:
             )
 
     def _after_asking(self, region: Region, verdict: Verdict) -> Verdict:
+        if verdict.cause == CauseKind.KERNEL:  # wrong by its own program, whatever comes behind
+            return verdict
         if self._is_taken_back_at_step(self._paired.calls[region.call]):
             kind = VerdictKind.OTHER_FORM
             return verdict.withdrawn(kind, f"{_TAKEN_BACK_AT_STEP}; {verdict.sentence}")
