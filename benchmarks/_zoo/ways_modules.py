@@ -875,33 +875,27 @@ def _swapped_rotary(side: Side, seed: int) -> Side:
     return side
 
 
-@way("residual-in-the-other-order")
-def _residual(side: Side, seed: int) -> Side:
+def _with_residuals(side: Side, written: str) -> Side:
+    """The side with the sums of its blocks' residuals written so."""
     for name in _blocks(side):
         try:
-            edit(side.only(name), (r"= residual \+ (\w+)\n", r"= \1 + residual\n"))
+            edit(side.only(name), (r"= residual \+ (\w+)\n", written))
         except NotHere:
             continue
         side.touched.add(name)
     if not side.touched:
         raise NotHere("no residual in that form")
     return side
+
+
+@way("residual-in-the-other-order")
+def _residual(side: Side, seed: int) -> Side:
+    return _with_residuals(side, r"= \1 + residual\n")
 
 
 @way("residual-in-float32")
 def _wide_residual(side: Side, seed: int) -> Side:
-    for name in _blocks(side):
-        try:
-            edit(
-                side.only(name),
-                (r"= residual \+ (\w+)\n", r"= (residual.float() + \1.float()).to(\1.dtype)\n"),
-            )
-        except NotHere:
-            continue
-        side.touched.add(name)
-    if not side.touched:
-        raise NotHere("no residual in that form")
-    return side
+    return _with_residuals(side, r"= (residual.float() + \1.float()).to(\1.dtype)\n")
 
 
 @way("modules-renamed")

@@ -86,6 +86,11 @@ class PreparedRuns:
         )
         return CachedRun(rewritten_modules.folded_like(self.reference.base, aligned.reference))
 
+    def before_alignment(self) -> tuple[Run, Run] | None:
+        """Both runs as they were read, where alignment made others of them."""
+        read, aligned = (self.read_reference, self.read_target), self.aligned
+        return None if (aligned.reference, aligned.target) == read else read
+
     def notes(self) -> list[str]:
         """Which tensors were computed in a coarser dtype than they are stored in."""
         bases = (self.read_reference.base, self.read_target.base)
@@ -197,7 +202,7 @@ def context_of(
         errors,
         tiles,
         judge,
-        Neighbourhoods(errors, tiles, judge, (prepared.read_reference, prepared.read_target)),
+        Neighbourhoods(errors, tiles, judge, prepared.before_alignment()),
         repeated,
         third_run,
         positions,

@@ -64,20 +64,23 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
 
 def _leads_up(run: Run, root: str, steps: Iterable[int], to: int) -> bool:
     """Did the model read at one of these steps the first tokens of what it reads at step `to`?"""
-    whole = _tokens(run, root, to)
+    calls: dict[int, list[Call]] = defaultdict(list)
+    for call in run.calls:
+        if call.parent == -1 and call.root == root:
+            calls[call.step].append(call)
+    whole = _tokens(run, calls[to])
     return any(
         part.shape[:-1] == tokens.shape[:-1]
         and part.shape[-1] < tokens.shape[-1]
         and np.array_equal(part, tokens[..., : part.shape[-1]])
         for step in steps
-        for part in _tokens(run, root, step)
+        for part in _tokens(run, calls[step])
         for tokens in whole
     )
 
 
-def _tokens(run: Run, root: str, step: int) -> list[Array]:
-    """The whole numbers with axes that came into a model at a step."""
-    calls = (c for c in run.calls if (c.parent, c.root, c.step) == (-1, root, step))
+def _tokens(run: Run, calls: Iterable[Call]) -> list[Array]:
+    """The whole numbers with axes that came into these calls."""
     records = {r.record for call in calls for r in call.slots("input")}
     tokens = []
     for record in sorted(records):

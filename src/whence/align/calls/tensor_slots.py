@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -102,6 +103,8 @@ def _of_one_kind(
         and _is_float(reference.records[slot.reference_record])
         != _is_float(target.records[slot.target_record])
     }
+    if not clashing:
+        return out
     exchanged = {ref.slot: ref for ref in clashing.values()}
     for k, current in clashing.items():
         a = reference.records[slots[k].reference_record]
@@ -120,12 +123,10 @@ def _of_one_kind(
         out[k] = SlotPair(
             slots[k].reference_slot, fits[0].slot, slots[k].reference_record, fits[0].record
         )
-    used = {slot.target_slot for slot in out}
+    used = Counter(slot.target_slot for slot in out)
     free.update((ref.slot, ref) for ref in clashing.values() if ref.slot not in used)
     return [
-        slot
-        for k, slot in enumerate(out)
-        if slot is not slots[k] or [s.target_slot for s in out].count(slot.target_slot) == 1
+        slot for k, slot in enumerate(out) if slot is not slots[k] or used[slot.target_slot] == 1
     ]
 
 

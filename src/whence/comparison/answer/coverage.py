@@ -159,11 +159,11 @@ class CallCoverage:
             if r.slot in slots
             or (r.record not in self._unread and not self._was_joined(call, r.slot))
         ]
+        # A cache that the target was not asked for: what was read of it is compared where it is.
         has_cache = any(align.is_cache(s.reference_slot) for s in slots.values())
-        for ref in used or refs:
+        others = [ref for ref in used or refs if has_cache or not align.is_cache(ref.slot)]
+        for ref in others or used or refs:
             slot = slots.get(ref.slot)
-            if align.is_cache(ref.slot) and not has_cache:
-                continue  # the target was not asked for one, and nothing reads this one
             if (
                 slot is not None
                 and self.errors.of(slot).value is not None

@@ -46,12 +46,12 @@ class CallsOnOwnInputs:
 
     def _right_of(self, call: Call, partner: Call) -> set[str]:
         target = {r.slot: r.record for r in partner.refs}
-        given = {s: self._target.array(n) for s, n in target.items() if is_input(s)}
+        inputs = {s: self._target.array(n) for s, n in target.items() if is_input(s)}
         slots = [r.slot for r in call.slots("output") if not align.is_cache(r.slot)]
         working = self._working_dtype(call, target[slots[0]]) if slots else "recorded"
         fine = "float64" if judge.unit_roundoff(working) < _HALF else "float32"
-        wide = self._run(call, given, (fine, working), None)
-        copies = [self._run(call, given, (working,) * 2, s) for s in (None, *range(REPLICAS))]
+        wide = self._run(call, inputs, (fine, working), None)
+        copies = [self._run(call, inputs, (working,) * 2, s) for s in (None, *range(REPLICAS))]
         # What code outside the program gathers from calls inside is compared where it is made.
         shown = [s for s in slots if s in wide]
         is_right = slots[:1] == shown[:1] != [] and all(
@@ -67,7 +67,7 @@ class CallsOnOwnInputs:
         return "recorded" if dtype == own else dtype
 
     def _run(
-        self, call: Call, given: dict[str, Array], dtypes_of_run: tuple[str, str], seed: int | None
+        self, call: Call, inputs: dict[str, Array], dtypes_of_run: tuple[str, str], seed: int | None
     ) -> dict[str, Array]:
         """dtypes_of_run: what is computed in, and what the parameters are rounded to."""
         working, rounded_to = dtypes_of_run
@@ -77,9 +77,9 @@ class CallsOnOwnInputs:
             working,
             functools.partial(self._parameters, rounded_to),
             noise=np.random.default_rng(seed) if seed is not None else None,
-            state={records[s]: array for s, array in given.items() if s in records},
+            state={records[s]: array for s, array in inputs.items() if s in records},
         )
-        return chain.run(call, given)
+        return chain.run(call, inputs)
 
     def _parameters(self, rounded_to: str, loaded: Any, call: Call, working: str) -> Any:
         arrays, _ = self._source.arrays(self._source.records(call, loaded.program.params))

@@ -141,7 +141,6 @@ class Stretch:
     computed: dict[int, Array] = field(default_factory=dict)
     copies_computed: list[dict[int, Array]] = field(default_factory=list)
     score: float = math.inf
-    why: str = ""
 
     @property
     def is_clean(self) -> bool:
@@ -157,8 +156,9 @@ class Neighbourhoods:
         errors: PairErrors,
         regions: Sequence[Region],
         judge_of_regions: RegionJudge,
-        before_alignment: tuple[Run, Run],
+        before_alignment: tuple[Run, Run] | None,
     ) -> None:
+        """before_alignment: both runs, where alignment made others of them."""
         self._paired, self._errors = errors.paired, errors
         self._parameters = judge_of_regions.parameters
         self._regions = {(r.call, r.stretch): r for r in regions}
@@ -170,7 +170,7 @@ class Neighbourhoods:
         self._sides = replayer.sides if replayer is not None and can_run else None
         self._own_inputs = (
             CallsOnOwnInputs(*before_alignment, self._sides.reference)
-            if self._sides is not None
+            if self._sides is not None and before_alignment is not None
             else None
         )
         # Tensors without calls are judged along the whole of the reference already.
@@ -321,10 +321,18 @@ class Neighbourhoods:
         return steps
 
     @functools.cached_property
+    def _calls_of_steps(self) -> dict[tuple[int, str, int], list[Call]]:
+        """The reference's calls in the phase of an optimiser, by step."""
+        calls: dict[tuple[int, str, int], list[Call]] = {}
+        for call in self._paired.calls:
+            if call.phase == OPTIMIZER:
+                calls.setdefault((call.rank, call.root, call.step), []).append(call)
+        return calls
+
+    @functools.cached_property
     def _wrong_passes(self) -> set[int]:
         """The backward passes that leave a wrong gradient of what the program was given."""
-        made = {r.record for call in self._paired.calls for r in call.refs if is_written(r.slot)}
-        wrong = set()
+        wrong, written = set(), self._paired.written
         for call in self._paired.calls:
             if call.phase != "backward":
                 continue
@@ -335,7 +343,7 @@ class Neighbourhoods:
                 at = records.get(slot.removeprefix(_MADE), -1) if slot.startswith(_OF_INPUT) else -1
                 error = self._errors.of(pair)
                 is_near = error.exact or (error.value or math.inf) <= LIMITS.within(error.u)
-                if at >= 0 and at not in made and not is_near:
+                if at >= 0 and at not in written and not is_near:
                     wrong.add(self._top(call))
         return wrong
 
@@ -351,9 +359,7 @@ class Neighbourhoods:
         back: what it is given counts, unless it differs itself.
         """
         pairs: list[SlotPair | None] = []
-        for call in self._paired.calls:
-            if call.phase != OPTIMIZER or (call.rank, call.root, call.step) != step:
-                continue
+        for call in self._calls_of_steps[step]:
             figures = self._figures.get(call.id, {}).values()
             is_alike = call.op == GRADIENTS and all(figure.score <= 1 for figure in figures)
             index = self._paired.pair_of.get(call.id)
@@ -392,8 +398,8 @@ class Neighbourhoods:
             if not inside or len(inside) > _SUSPECTS_TOGETHER:
                 continue
             sets = (frozenset(s) for n in (1, 2) for s in itertools.combinations(inside, n))
-            given = (self._stretch(stretch.pair.call.id, replaced) for replaced in sets)
-            yield from itertools.islice((s for s in given if s.is_clean), 1)
+            others = (self._stretch(stretch.pair.call.id, replaced) for replaced in sets)
+            yield from itertools.islice((s for s in others if s.is_clean), 1)
 
     def _is_inside(self, number: int, stretch: Stretch) -> bool:
         while number >= 0 and number != stretch.pair.call.id:
@@ -470,7 +476,7 @@ class Neighbourhoods:
 
     def _run(self, stretch: Stretch) -> None:
         """Run a stretch plain, and see whether the target's results are those."""
-        try:
+        with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
             wide, working = self._dtypes(stretch)
             stretch.plain, stretch.computed = self._replayed(stretch, wide, {}, None)
             if stretch.replaced and self._is_apart(stretch):
@@ -480,8 +486,6 @@ class Neighbourhoods:
                 stretch.copies.append(left)
                 stretch.copies_computed.append(computed)
             stretch.score = self._score(stretch, stretch.plain)
-        except (ReplayRefused, ElementsMissing, KeyError) as error:
-            stretch.why = str(error)
 
     def _is_apart(self, stretch: Stretch) -> bool:
         """Are the target's results too far from those in wide arithmetic to ask for rounding?"""
@@ -514,13 +518,13 @@ class Neighbourhoods:
         """
         assert self._sides is not None
         call = stretch.pair.call
-        given = {
+        inputs = {
             slot: pair
             for slot in self._paired.slots[stretch.pair.index]
             if is_input(slot)
             and (pair := self._paired.replayed(stretch.pair.index, slot)) is not None
         }
-        arrays = {s: self._paired.target.array(p.target_record) for s, p in given.items()}
+        arrays = {s: self._paired.target.array(p.target_record) for s, p in inputs.items()}
         replaced = {}
         for number in stretch.replaced:
             inner = self._paired.pair(self._paired.pair_of[number])
@@ -530,7 +534,7 @@ class Neighbourhoods:
             working,
             functools.partial(self._held, patches),
             noise=np.random.default_rng(seed) if seed is not None else None,
-            state={p.reference_record: arrays[s] for s, p in given.items()},
+            state={p.reference_record: arrays[s] for s, p in inputs.items()},
             patches=patches,
             watched=self._watched,
             replaced=replaced,
@@ -549,13 +553,13 @@ class Neighbourhoods:
         if call.id in self._paired.pair_of:
             slots = self._paired.slots[self._paired.pair_of[call.id]]
         records = self._sides.reference.records(call, loaded.program.params)
-        given = self._parameters.given(call, slots)
+        is_initial = self._parameters.given(call, slots)
 
         def value(slot: str) -> Array:
             if records[slot] in patches:
                 return patches[records[slot]]
             if slot in slots:
-                return parameters.expected(slots[slot], given.get(slot, True))
+                return parameters.expected(slots[slot], is_initial.get(slot, True))
             return self._paired.reference.array(records[slot])
 
         key = (
@@ -663,12 +667,12 @@ class Neighbourhoods:
             for pair in self._paired.slots[self._paired.pair_of[number]].values()
             if not is_param(pair.reference_slot)
         )
-        made = {p.reference_record: p for p in pairs if p.reference_record in region.outputs}
+        outputs = {p.reference_record: p for p in pairs if p.reference_record in region.outputs}
         # Code that only hands on in the reference may compute in the target.
-        named = self._paired.slot(verdict.pair, verdict.slot) if verdict.slot and not made else None
-        if named is not None and not is_param(verdict.slot):
-            made[named.reference_record] = named
-        return made
+        if outputs or not verdict.slot or is_param(verdict.slot):
+            return outputs
+        named = self._paired.slot(verdict.pair, verdict.slot)
+        return {named.reference_record: named} if named is not None else {}
 
     def _change_in_words(self, region: Region, verdict: Verdict, stretch: Stretch) -> str:
         """What the target makes otherwise at a place, where it is a factor."""
