@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import _stages
 import msgspec
 
 import whence
@@ -371,7 +372,9 @@ def run_case(
         for rule in rules:
             start = time.process_time()
             try:
-                answer = _answer((RULES | ABLATION)[rule](reference, target, make))
+                with _stages.watched() as stages:
+                    answer = _answer((RULES | ABLATION)[rule](reference, target, make))
+                answer["stages"] = sorted(stages)
             except Exception:  # noqa: BLE001 - whatever whence raises on a case is its answer to that case
                 answer = {"status": "error", "found": [], "error": traceback.format_exc()[-2000:]}
             row["rules"][rule] = {**answer, "compare_s": time.process_time() - start}

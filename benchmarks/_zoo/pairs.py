@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import _stages
 import torch
 
 import whence
@@ -267,8 +268,9 @@ def measure(pair: Pair, level: str, keep: str | None = None) -> dict[str, Any]:
                 with whence.capture(side.model, place, force=bool(keep), **LEVELS[level]):
                     side.run()
             captured = time.perf_counter()
-            result = whence.compare(*places)
-    row: dict[str, Any] = {"verdict": str(result.status)}
+            with _stages.watched() as stages:
+                result = whence.compare(*places)
+    row: dict[str, Any] = {"verdict": str(result.status), "stages": sorted(stages)}
     if result.findings:
         found = result.findings[0]
         row |= {

@@ -65,49 +65,51 @@ def _declare_patched(verdicts: Verdicts, context: Context) -> Verdicts:
 
 
 # The order is the method.
-STAGES: tuple[Stage, ...] = (
+STAGES: dict[str, Stage] = {
     # In words of ranks, before anything is excused.
-    lambda verdicts, c: RankFaults(c.judge.replays).explained(verdicts),
-    _excuse_what_does_not_repeat,
+    "ranks": lambda verdicts, c: RankFaults(c.judge.replays).explained(verdicts),
+    "repeated runs": _excuse_what_does_not_repeat,
     # Only where nothing was replayed.
-    _judge_three_ways,
+    "third run": _judge_three_ways,
     # Integers that the callers gave differently: guilty only where an output depends on them.
-    lambda verdicts, c: c.positions.judged(verdicts, c.root_inputs.differ),
+    "positions": lambda verdicts, c: c.positions.judged(verdicts, c.root_inputs.differ),
     # Growth says little of modules that are written differently.
-    lambda verdicts, c: rewritten.doubted(verdicts, c.errors),
+    "rewritten": lambda verdicts, c: rewritten.doubted(verdicts, c.errors),
     # What sizes cannot show: another form of an operator, other arguments.
-    lambda verdicts, c: operator_forms.formed(verdicts, c.errors),
+    "operator forms": lambda verdicts, c: operator_forms.formed(verdicts, c.errors),
     # Random numbers that were drawn by other settings, and those that were not recorded.
-    lambda verdicts, c: random_draws.judged(verdicts, c.paired),
+    "random draws": lambda verdicts, c: random_draws.judged(verdicts, c.paired),
     # Losses whose other scale is taken out again.
-    lambda verdicts, c: loss_scale.undone(verdicts, c.paired),
+    "loss scale": lambda verdicts, c: loss_scale.undone(verdicts, c.paired),
     # Parameters that code before a step changes as the step of the other run does.
-    lambda verdicts, c: met_again.withdrawn(verdicts, c.paired),
+    "met again": lambda verdicts, c: met_again.withdrawn(verdicts, c.paired),
     # Parameters that are not what the step before left.
-    lambda verdicts, c: after_steps.blamed(verdicts, c.errors),
+    "after steps": lambda verdicts, c: after_steps.blamed(verdicts, c.errors),
     # Tensors through which a gradient flows in one run only.
-    lambda verdicts, c: gradient_flow.stopped(verdicts, c.paired),
+    "gradient flow": lambda verdicts, c: gradient_flow.stopped(verdicts, c.paired),
     # A module whose parameters the checkpoint lacks.
-    lambda verdicts, c: checkpoints.complete(verdicts, c.paired),
+    "checkpoints": lambda verdicts, c: checkpoints.complete(verdicts, c.paired),
     # What something behind it takes back is another form of the same computation.
-    lambda verdicts, c: c.neighbourhoods.judged(verdicts),
+    "travels": lambda verdicts, c: c.neighbourhoods.judged(verdicts),
     # Models that were given different inputs prove little by their outputs.
-    lambda verdicts, c: c.root_inputs.doubted(verdicts),
+    "root inputs": lambda verdicts, c: c.root_inputs.doubted(verdicts),
     # Elements that agree in other axes are another result, unless a map says that it is meant.
-    lambda verdicts, c: verdicts if c.options.chart else returned_shapes.blamed(verdicts, c.paired),
-    _declare_patched,
+    "returned shapes": lambda verdicts, c: (
+        verdicts if c.options.chart else returned_shapes.blamed(verdicts, c.paired)
+    ),
+    "patched": _declare_patched,
     # Names for what is guilty by now: kernels, then lines of source.
-    lambda verdicts, c: compiled_kernels.named(verdicts, c.paired),
-    lambda verdicts, c: placed(verdicts, c.paired),
+    "compiled kernels": lambda verdicts, c: compiled_kernels.named(verdicts, c.paired),
+    "source lines": lambda verdicts, c: placed(verdicts, c.paired),
     # Why, where the runs hold more than the verdict needed.
-    lambda verdicts, c: explained(verdicts, c.paired),
-)
+    "causes": lambda verdicts, c: explained(verdicts, c.paired),
+}
 
 
 def judge_regions(context: Context) -> Verdicts:
     """A verdict for every region whose call has a partner, after all stages."""
     verdicts = context.judge.verdicts()
-    for stage in STAGES:
+    for stage in STAGES.values():
         verdicts = stage(verdicts, context)
     return verdicts
 
