@@ -42,8 +42,9 @@ class Limits:
     formula: what the programs of both runs may differ by in float64, in unit roundoffs of the
     target's output; formula_written_anew: at least, where more than their constants differs.
     stands_out: rho of a 16-bit result over that of its siblings, from which on they speak against
-    it. precision_rho: up to here a 16-bit result without structure is a low-precision intermediate,
-    not a fault.
+    it. beside_other_steps: the error of one step over those of most others of a network of unknown
+    depth, from which on rounding does not explain it. precision_rho: up to here a 16-bit result
+    without structure is a low-precision intermediate, not a fault.
     """
 
     rho: float = 5.0
@@ -67,6 +68,7 @@ class Limits:
     whole_z: float = 24.0
     precision_rho: float = 8.0
     stands_out: float = 1.5
+    beside_other_steps: float = 30.0
     certain: float = 4.0
     suspect: float = 0.7
     otherwise: float = 1000.0

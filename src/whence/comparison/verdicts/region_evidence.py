@@ -40,9 +40,9 @@ class RegionEvidence:
     """What both runs show of a region.
 
     segment: -1 for a leaf. leaf: errors of the inputs and outputs, and the parameters, as they are
-    judged. is_deep: nothing tells how many operators the region is. ahead: the largest error of all
-    that was made before a leaf whose place among the calls is a guess. scopes: of parameters of
-    calls inside, by slot.
+    judged. is_deep: nothing tells how many operators the region is. in_other_steps: errors of its
+    outputs in other steps, where it is so. ahead: the largest error of all that was made before a
+    leaf whose place among the calls is a guess. scopes: of parameters of calls inside, by slot.
     """
 
     pair: PairedCall
@@ -51,6 +51,7 @@ class RegionEvidence:
     outputs: Sequence[RegionOutput]
     leaf: judge.LeafEvidence
     is_deep: bool
+    in_other_steps: judge.OtherSteps | None = None
     ahead: judge.PairError | None = None
     drift: ParameterDrift | None = None
     scopes: Mapping[str, str] = field(default_factory=dict)
@@ -111,6 +112,7 @@ class LeafEvidenceCollector:
         if leaf.growth.verdict == VerdictKind.INTRODUCED:
             seen = [self.errors.below_masks(s, call) for s in inputs]
             leaf = leaf.replace(inputs=[*seen, *in_errors[len(inputs) :]])
+        is_deep = self._may_be_a_network(call, inputs)
         return RegionEvidence(
             pair,
             -1,
@@ -120,7 +122,8 @@ class LeafEvidenceCollector:
                 for s, e in zip(outputs, out_errors, strict=True)
             ],
             leaf,
-            is_deep=self._may_be_a_network(call),
+            is_deep=is_deep,
+            in_other_steps=self._in_other_steps(call) if is_deep else None,
             ahead=self._unseen.ahead.get(call.id) if PLACED in call.notes else None,
             drift=self._drifts.of(pair, slots, given),
         )
@@ -136,14 +139,47 @@ class LeafEvidenceCollector:
             return [self.errors.accumulated(s, e) for s, e in zip(outputs, errors, strict=True)]
         return errors
 
-    def _may_be_a_network(self, call: Call) -> bool:
-        """Does nothing tell how many operators this leaf is?"""
+    def _may_be_a_network(self, call: Call, inputs: Sequence[SlotPair]) -> bool:
+        """Does nothing tell how many operators this leaf is, or lie before it?"""
         if call.kind == "label" or marks.hidden_inside(call):
+            return True
+        if not inputs and self._is_all_of_its_model(call):
             return True
         if call.kind != "module" or call.parent != -1 or has_mark(call, Mark.PUT_TOGETHER):
             return False
         program = self.paired.reference.programs.get(call.program)
         return program is None or len(program.operations) > _FEW_OPERATORS
+
+    def _is_all_of_its_model(self, call: Call) -> bool:
+        """Is this the only call that a dump shows of a model, its last layer, say?"""
+        calls, kids = self.paired.calls, self.paired.kids
+        return (
+            call.parent >= 0
+            and has_mark(calls[call.parent], Mark.PUT_TOGETHER)
+            and len(kids[call.parent]) == 1
+        )
+
+    def _in_other_steps(self, call: Call) -> judge.OtherSteps:
+        """The largest error of each other call of this module, before and after it."""
+        errors: dict[bool, list[float]] = {False: [], True: []}
+        for other in self._calls_by_place[call.scope, call.rank, call.phase]:
+            index = self.paired.pair_of.get(other)
+            if other == call.id or index is None:
+                continue
+            slots = self.paired.slots[index].values()
+            values = [self.errors.of(s).value for s in slots if is_written(s.reference_slot)]
+            known = [value for value in values if value is not None]
+            if known:
+                errors[other > call.id].append(max(known))
+        return judge.OtherSteps(tuple(errors[False]), tuple(errors[True]))
+
+    @functools.cached_property
+    def _calls_by_place(self) -> Mapping[tuple[str, int, str], Sequence[int]]:
+        """The calls of each module, rank and phase."""
+        places: dict[tuple[str, int, str], list[int]] = {}
+        for call in self.paired.calls:
+            places.setdefault((call.scope, call.rank, call.phase), []).append(call.id)
+        return places
 
     @functools.cached_property
     def _repeats(self) -> Counter[Hashable]:

@@ -186,6 +186,7 @@ class RegionJudge:
                 leaf.inputs or None,
                 lambda: self.errors.sight(slots),
                 is_whole=pair.call.parent == -1 and pair.call.leaf and pair.partner.leaf,
+                in_other_steps=evidence.in_other_steps,
             )
         return unless_drifted(verdict, evidence.drift)
 
