@@ -24,6 +24,7 @@ from whence.comparison.prepare.labels import plain
 from whence.comparison.prepare.stored_precision import StoredPrecisionRun, as_computed
 from whence.comparison.prepare.training_form import in_form_of, in_one_form
 from whence.comparison.prepare.whole_model import put_together
+from whence.comparison.verdicts.data_flow import DataFlow
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.regions import RegionJudge
 from whence.comparison.verdicts.repeated_runs import RepeatedRuns
@@ -130,8 +131,8 @@ class Context:
     """What every stage may look at and none changes.
 
     judge: judges regions, and holds the figures of their replays once it has. neighbourhoods: say
-    whether what is wrong at a place travels. differing_inputs:
-    the inputs of roots that differ without an explanation, in sentences.
+    whether what is wrong at a place travels; data_flow: the same without programs.
+    differing_inputs: the inputs of roots that differ without an explanation, in sentences.
     """
 
     prepared: PreparedRuns
@@ -141,6 +142,7 @@ class Context:
     regions: tuple[Region, ...]
     judge: RegionJudge
     neighbourhoods: Neighbourhoods
+    data_flow: DataFlow
     repeated: RepeatedRuns
     third: ThirdRunJudge
     positions: PositionsAndMasks
@@ -148,6 +150,10 @@ class Context:
     differing_inputs: tuple[str, ...]
     labels_notes: tuple[str, ...]
     timing: dict[str, float]
+
+    def covers(self, number: int) -> bool:
+        """Is a call of the reference that could not be measured inside what is right around it?"""
+        return number in self.data_flow.covered or self.neighbourhoods.cover(number)
 
 
 def context_of(
@@ -203,6 +209,7 @@ def context_of(
         tiles,
         judge,
         Neighbourhoods(errors, tiles, judge, prepared.before_alignment()),
+        DataFlow(errors),
         repeated,
         third_run,
         positions,

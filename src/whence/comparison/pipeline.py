@@ -23,7 +23,6 @@ from whence.comparison.verdicts import (
     compiled_kernels,
     gradient_flow,
     loss_scale,
-    met_again,
     operator_forms,
     random_draws,
     returned_shapes,
@@ -81,8 +80,6 @@ STAGES: dict[str, Stage] = {
     "random draws": lambda verdicts, c: random_draws.judged(verdicts, c.paired),
     # Losses whose other scale is taken out again.
     "loss scale": lambda verdicts, c: loss_scale.undone(verdicts, c.paired),
-    # Parameters that code before a step changes as the step of the other run does.
-    "met again": lambda verdicts, c: met_again.withdrawn(verdicts, c.paired),
     # Parameters that are not what the step before left.
     "after steps": lambda verdicts, c: after_steps.blamed(verdicts, c.errors),
     # Tensors through which a gradient flows in one run only.
@@ -91,6 +88,8 @@ STAGES: dict[str, Stage] = {
     "checkpoints": lambda verdicts, c: checkpoints.complete(verdicts, c.paired),
     # What something behind it takes back is another form of the same computation.
     "travels": lambda verdicts, c: c.neighbourhoods.judged(verdicts),
+    # The same where no program says so.
+    "data flow": lambda verdicts, c: c.data_flow.judged(verdicts),
     # Models that were given different inputs prove little by their outputs.
     "root inputs": lambda verdicts, c: c.root_inputs.doubted(verdicts),
     # Elements that agree in other axes are another result, unless a map says that it is meant.

@@ -30,9 +30,7 @@ def comparison(
     paired, options, plan = context.paired, context.options, context.paired.plan
     with timed(context.timing, "locate"):
         guilty, remarked = _findings(context, verdicts)
-    covered = CallCoverage(
-        context.judge.replays, context.judge.sparse.covered, context.neighbourhoods
-    )
+    covered = CallCoverage(context.judge.replays, context.judge.sparse.covered, context.covers)
     per_call, coverage = covered.per_call(verdicts), covered.coverage()
     inside = {inner for call in covered.inside for inner in paired.alone(call)}
     every = tuple(verdicts.values())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import msgspec
 
 from whence import align
 from whence.comparison.verdicts.call_replays import CallReplays
-from whence.comparison.verdicts.travels import Neighbourhoods
 from whence.dtypes import is_floating
 from whence.records import Call, Program, Ref, Run, children, marks
 from whence.records.marks import Mark
@@ -20,15 +19,15 @@ class CallCoverage:
     """Which calls of the reference were compared.
 
     inside: by call, how many calls without a partner were compared as part of it. covered: records
-    between tensors that were compared. neighbourhoods: say which stretches are clean.
+    between tensors that were compared. covers: is a call inside what is right around it?
     """
 
     def __init__(
-        self, replays: CallReplays, covered: Set[int], neighbourhoods: Neighbourhoods
+        self, replays: CallReplays, covered: Set[int], covers: Callable[[int], bool]
     ) -> None:
         self.paired, self.errors = replays.paired, replays.errors
         self._replays, self._covered = replays, covered
-        self._neighbourhoods = neighbourhoods
+        self._covers = covers
         self._unread = unread(self.paired.reference)
         self.inside = dict(replays.inside)
         for index, pair in enumerate(self.paired.plan.pairs):
@@ -58,7 +57,7 @@ class CallCoverage:
                 )
                 and worst[call.id] not in (VerdictKind.STRUCTURAL, VerdictKind.PARAM_DIFF)
             ):
-                is_covered = self._neighbourhoods.cover(call.id)
+                is_covered = self._covers(call.id)
                 worst[call.id] = VerdictKind.OTHER_FORM if is_covered else VerdictKind.INCOMPARABLE
         return worst
 
@@ -88,9 +87,7 @@ class CallCoverage:
         root_ok = bool(paired.plan.pairs)
         for call in selected:
             is_measured = call.id in paired.pair_of and self._outputs_known(call)
-            measured += is_measured or (
-                call.id not in ran_inside and self._neighbourhoods.cover(call.id)
-            )
+            measured += is_measured or (call.id not in ran_inside and self._covers(call.id))
             if (
                 call.parent == -1
                 and not is_measured

@@ -1,0 +1,170 @@
+"""Without programs: is what differs at a place taken back by whatever reads it?
+
+The law of `travels` on errors alone. What a suspect leaves is followed through the reference's
+calls that read it. A way ends where the target's call is given another tensor, which agrees again,
+or computes otherwise (other parameters, other arguments) and leaves tensors that agree again. The
+suspect is another form of the same computation where every way ends so. A call that is the same in
+both runs takes nothing back: it hides an error, as a sum with something large does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Set
+
+from whence.comparison.verdicts.pair_errors import PairErrors
+from whence.judge.limits import LIMITS
+from whence.records import Call
+from whence.records.slots import is_of_child, is_param, is_read, is_written
+from whence.results import GUILTY, Evidence, SlotPair, Verdict, VerdictKind
+
+Key = tuple[int, int]
+"""Of a verdict: call of the reference and segment of it, -1 for a leaf."""
+
+_CLEAR = 10.0
+"""Least error of what is taken back, over the limit below which tensors agree."""
+
+
+class DataFlow:
+    """Follows what suspects leave.
+
+    covered: calls that only the reference has, through which it goes up to where it is taken back.
+    """
+
+    def __init__(self, errors: PairErrors) -> None:
+        self._errors, self._paired = errors, errors.paired
+        self.covered: set[int] = set()
+
+    def judged(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, Verdict]:
+        """The verdicts, without those of what is taken back, and of the calls that do so."""
+        judged = dict(verdicts)
+        takers: set[int] = set()
+        for key, verdict in verdicts.items():
+            if not _is_suspect(verdict) or _came_in(verdict) is None:
+                continue
+            behind = self._taken_back_by(key, verdict)
+            if behind:
+                takers |= behind
+                words = f"another form: {self._named(behind)} it back; {verdict.sentence}"
+                judged[key] = verdict.withdrawn(VerdictKind.OTHER_FORM, words)
+        for call in takers:
+            taker = judged.get((call, -1))
+            if taker is not None and _is_suspect(taker):
+                words = f"another form: it takes back what came in; {taker.sentence}"
+                judged[call, -1] = taker.withdrawn(VerdictKind.OTHER_FORM, words)
+        return judged
+
+    def _named(self, behind: Set[int]) -> str:
+        calls = [self._paired.calls[call] for call in sorted(behind)]
+        first = calls[0].scope or calls[0].op_type or "what reads it"
+        return f"{first} and {len(calls) - 1} more take" if len(calls) > 1 else f"{first} takes"
+
+    def _taken_back_by(self, key: Key, verdict: Verdict) -> set[int]:
+        """The calls that take back what a suspect leaves; none where it is not taken back."""
+        call, e_in = self._paired.calls[key[0]], _came_in(verdict) or 0.0
+        pairs = self._left(key, verdict)
+        off = {pair.reference_record for pair in pairs if not self._agrees(pair, e_in)}
+        is_clear = any(not self._agrees(pair, e_in, _CLEAR) for pair in pairs)
+        if not is_clear or not self._are_results_right(call, e_in):
+            return set()
+        behind: set[int] = set()
+        alone: set[int] = set()
+        todo = list(off)
+        while todo:
+            record = todo.pop()
+            readers = [place for place in self._readers.get(record, ()) if place[0] != key[0]]
+            if not readers:
+                return set()
+            for number, slot in readers:
+                onward = self._onward(self._paired.calls[number], slot, e_in)
+                if onward is None:
+                    return set()
+                if not onward:
+                    behind.add(number)
+                if number not in self._paired.pair_of:
+                    alone.add(number)
+                todo += onward - off
+                off |= onward
+        self.covered |= alone
+        return behind
+
+    @functools.cached_property
+    def _readers(self) -> Mapping[int, list[tuple[int, str]]]:
+        """By record of the reference, the leaves that read it: calls and slots."""
+        readers: dict[int, list[tuple[int, str]]] = {}
+        for call in self._paired.calls:
+            if not self._paired.kids.get(call.id):
+                for ref in call.refs:
+                    if is_read(ref.slot):
+                        readers.setdefault(ref.record, []).append((call.id, ref.slot))
+        return readers
+
+    def _left(self, key: Key, verdict: Verdict) -> list[SlotPair]:
+        """The pairs of tensors that a suspect leaves."""
+        index = self._paired.pair_of[key[0]]
+        if key[1] < 0:
+            pairs = self._paired.slots[index].values()
+            return [pair for pair in pairs if is_written(pair.reference_slot)]
+        pair = self._paired.slot(index, verdict.slot) if is_of_child(verdict.slot) else None
+        return [pair] if pair is not None else []
+
+    def _onward(self, call: Call, slot: str, e_in: float) -> set[int] | None:
+        """The tensors through which an error goes on behind a call that reads it: {} where it is
+        taken back, None where that cannot be told.
+        """
+        left = {ref.record for ref in call.refs if is_written(ref.slot)}
+        index = self._paired.pair_of.get(call.id)
+        if index is None:
+            return left or None
+        slots = self._paired.slots[index]
+        read = slots.get(slot)
+        if read is not None and self._agrees(read, e_in):
+            return set()
+        pairs = [pair for pair in slots.values() if is_written(pair.reference_slot)]
+        agreeing = {p.reference_record for p in pairs if self._agrees(p, e_in)}
+        if not left or (agreeing and not self._is_other(index)):
+            return None
+        return left - agreeing
+
+    def _is_other(self, index: int) -> bool:
+        """Does the target compute otherwise in this call, as far as the runs show?"""
+        pair = self._paired.pair(index)
+        if pair.call.op_type != pair.partner.op_type:
+            return True
+        if pair.call.arguments != pair.partner.arguments:
+            return True
+        parameters = (p for p in self._paired.slots[index].values() if is_param(p.reference_slot))
+        return any(not self._agrees(parameter, 0.0) for parameter in parameters)
+
+    def _agrees(self, pair: SlotPair, e_in: float, times: float = 1.0) -> bool:
+        error = self._errors.of(pair)
+        limit = times * LIMITS.growth * (e_in + 2 * error.u)
+        return error.value is not None and error.value <= limit
+
+    def _are_results_right(self, call: Call, e_in: float) -> bool:
+        """Does what the model returns in this step agree, of all that was measured? False where
+        nothing was.
+        """
+        roots = [
+            index
+            for index, pair in enumerate(self._paired.plan.pairs)
+            if self._paired.calls[pair.reference].parent < 0
+            and self._paired.calls[pair.reference].step == call.step
+            and self._paired.calls[pair.reference].rank == call.rank
+        ]
+        results = [
+            pair
+            for index in roots
+            for pair in self._paired.slots[index].values()
+            if is_written(pair.reference_slot)
+        ]
+        return bool(results) and all(self._agrees(pair, e_in) for pair in results)
+
+
+def _is_suspect(verdict: Verdict) -> bool:
+    return verdict.verdict in GUILTY and verdict.evidence != Evidence.REPLAY
+
+
+def _came_in(verdict: Verdict) -> float | None:
+    """The relative error that a suspect was given, None where it is not known."""
+    return verdict.numbers.get("e_in", 0.0)

@@ -1,0 +1,96 @@
+"""Runs without programs: what is taken back where it is read is another form, and no fault."""
+
+import numpy as np
+import pytest
+
+from handmade import Builder
+from whence import api
+
+DRAW = np.random.default_rng(5)
+X, WEIGHT, BEHIND = (DRAW.standard_normal(shape) for shape in ((6, 8), (8, 8), (8, 8)))
+SCALE = DRAW.uniform(0.5, 2.0, 8)
+
+
+def run_of(*calls):
+    """A run of a root and these operators: (name, type, slots with their tensors)."""
+    held, builder = {}, Builder()
+
+    def single(array):
+        return held.setdefault(array.tobytes(), np.float32(array))
+
+    ends = {"input.0": calls[0][2]["input.0"], "output.0": calls[-1][2]["output.0"]}
+    root = builder.call("", {slot: single(array) for slot, array in ends.items()}, op_type="Net")
+    for name, op_type, slots in calls:
+        tensors = {slot: single(array) for slot, array in slots.items()}
+        builder.call(name, tensors, op_type=op_type, parent=root)
+    return builder.run()
+
+
+def layer(name, given, weight):
+    result = given @ weight
+    return (name, "Linear", {"input.0": given, "param.weight": weight, "output.0": result}), result
+
+
+def scaled_between(*, forgotten=False):
+    """Two layers; the first one's output is scaled by an operator of its own."""
+    first, hidden = layer("first", X, WEIGHT)
+    scaled = hidden if forgotten else hidden * SCALE
+    slots = {"input.0": hidden, "param.scale": SCALE, "output.0": scaled}
+    last, _ = layer("last", np.tanh(scaled), BEHIND)
+    tanh = ("tanh", "Tanh", {"input.0": scaled, "output.0": np.tanh(scaled)})
+    return run_of(first, ("scale", "Mul", slots), tanh, last)
+
+
+def scaled_in_weight():
+    first, hidden = layer("first", X, WEIGHT * SCALE)
+    tanh = ("tanh", "Tanh", {"input.0": hidden, "output.0": np.tanh(hidden)})
+    last, _ = layer("last", np.tanh(hidden), BEHIND)
+    return run_of(first, tanh, last)
+
+
+def two_layers(scale=1.0, back=1.0):
+    """Two layers, the first one's weight times `scale`, the second one's over `back`."""
+    first, hidden = layer("first", X, WEIGHT * scale)
+    last, _ = layer("last", hidden, BEHIND / np.broadcast_to(back, 8)[:, None])
+    return run_of(first, last)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_scale_in_the_weight_is_that_of_an_operator(turned):
+    runs = scaled_in_weight(), scaled_between()
+    result = api.compare(*reversed(runs) if turned else runs)
+    assert result.status == "same"
+    assert result.counts["other-form"] == 1
+    assert result.coverage.share == 1.0
+
+
+def test_a_scale_that_was_forgotten_is_a_fault():
+    result = api.compare(scaled_in_weight(), scaled_between(forgotten=True))
+    assert result.status == "different"
+    assert result.findings[0].name == "first"
+
+
+def test_a_scale_that_the_next_weight_takes_back():
+    result = api.compare(two_layers(), two_layers(SCALE, SCALE))
+    assert result.status == "same"
+    assert result.counts["other-form"] == 2
+
+
+@pytest.mark.parametrize(("scale", "back"), [(SCALE, 1.0), (1.0, SCALE), (SCALE, SCALE * 1.01)])
+def test_half_of_a_change_is_a_fault(scale, back):
+    assert api.compare(two_layers(), two_layers(scale, back)).status == "different"
+
+
+def test_what_hides_an_error_does_not_take_it_back():
+    """The same sum in both runs, with something so large that an error of the first layer is lost."""
+
+    def hidden_by(scale):
+        first, hidden = layer("first", X, WEIGHT * scale)
+        large = np.full_like(hidden, 1e9)
+        total = np.float32(hidden) + np.float32(large)
+        slots = {"input.0": hidden, "input.1": large, "output.0": total}
+        return run_of(first, ("sum", "Add", slots))
+
+    result = api.compare(hidden_by(1.0), hidden_by(1.02))
+    assert result.status == "different"
+    assert result.findings[0].name == "first"
