@@ -15,7 +15,7 @@ import whence
 from whence import api, disk
 from whence.cli import _files
 from whence.errors import StoreFailed, UnreadableRun
-from whence.store import process_files, shards
+from whence.store import shards, writer
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -153,7 +153,7 @@ def lossy_write(file, data, offset):
 
 def test_the_harness_notices_a_writer_that_ignores_what_the_system_says(monkeypatch):
     monkeypatch.setattr(shards, "write_all", lossy_write)
-    monkeypatch.setattr(process_files, "write_all", lossy_write)
+    monkeypatch.setattr(writer, "write_all", lossy_write)
     said = {text for _, _, texts in wrong(reliability.cases("whence.record", 11)) for text in texts}
     assert any("lost" in text for text in said)
 

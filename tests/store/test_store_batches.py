@@ -16,7 +16,8 @@ from safetensors import safe_open
 
 from whence import disk, store
 from whence.records import Ref
-from whence.store import index_builder, journal, process_files, shards
+from whence.store import index_builder, journal, shards
+from whence.store import writer as writer_module
 
 
 def _closing(run: Path, records: int) -> int:
@@ -114,12 +115,12 @@ def test_a_finished_shard_keeps_no_room(tmp_path: Path) -> None:
 
 def test_lines_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, batches = hand.new(tmp_path / "run"), []
-    real = process_files.encoded
+    real = writer_module.encoded
     monkeypatch.setattr(
-        process_files, "encoded", lambda lines: batches.append(len(lines)) or real(lines)
+        writer_module, "encoded", lambda lines: batches.append(len(lines)) or real(lines)
     )
     with store.Writer(run) as writer:
         for _ in range(1000):
             writer.record("float32", (3,), None, b"", None, None, why="x")
     assert sum(batches) == 1000
-    assert len(batches) <= 1000 // process_files.TOGETHER + 8
+    assert len(batches) <= 1000 // writer_module.TOGETHER + 8

@@ -22,7 +22,7 @@ from whence.errors import ElementsMissing, OutputExists, StoreFailed, UnknownVer
 from whence.records import Note, Ref, RunInfo
 from whence.store import folder
 from whence.store.index import KEPT
-from whence.store.run_notes import notes_of
+from whence.store.reader import notes_of
 from whence.store.shards import Shard
 
 

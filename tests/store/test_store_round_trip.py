@@ -158,7 +158,7 @@ def test_equal_elements_are_stored_once(tmp_path: Path) -> None:
 
 
 def test_the_table_of_digests_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whence.store.stored_elements.REMEMBERED", 8)
+    monkeypatch.setattr("whence.store.writer.REMEMBERED", 8)
     run = hand.new(tmp_path / "run")
     arrays = [hand.bits("float32", (3,), seed) for seed in range(40)]
     with store.Writer(run) as writer:

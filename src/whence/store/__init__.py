@@ -5,18 +5,16 @@ docs/format.md.
 from __future__ import annotations
 
 from whence.records.places import is_url, refuse_url
-from whence.store.announced import announce
 from whence.store.discard import discard, reasons
 from whence.store.external import Candidates, find_external
 from whence.store.folder import FORMAT, ProcessInfo, create, is_run, update_info
 from whence.store.mistaken import what_instead
 from whence.store.pack import Dropping, Packed, is_packed, pack, packing_state, relocate, unpack
-from whence.store.reader import StoredRun, open_run
+from whence.store.reader import StoredRun, announce, open_run, some_calls, some_records
 from whence.store.recover import Recovered, is_written, recover
 from whence.store.same_lines import differing_tensors, say_the_same
 from whence.store.scrub import Scrubbed, scrub
 from whence.store.set_aside import SetAside
-from whence.store.some_lines import some_calls, some_records
 from whence.store.writer import Writer
 
 __all__ = [

@@ -1,5 +1,8 @@
 """Pack a run: its shards become small, as steps from those of a reference run. Everything else of
 it stays byte for byte, and so do the shards once they are unpacked.
+
+A layout says which pieces lie where in the shards that a packed run stands for: where they lay,
+or closed up where elements were dropped.
 """
 
 from __future__ import annotations
@@ -9,11 +12,12 @@ import os
 import re
 import shutil
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from whence import disk
 from whence.dtypes import DTYPES
@@ -23,7 +27,6 @@ from whence.store import index_builder, journal
 from whence.store.dropping import lines_without, replace_journal
 from whence.store.folder import JOURNAL, PACKED, is_run, process_folders, shard_name
 from whence.store.index import INCREMENT, KEPT, Column, Index
-from whence.store.packed_layout import Shards, as_they_are, closed_up
 from whence.store.packed_reference import (
     PackedReference,
     Packing,
@@ -34,12 +37,29 @@ from whence.store.packed_reference import (
     load_packing,
     save_packing,
 )
-from whence.store.packed_shard import Base, PackedShard, Piece, packed_name, write_packed
+from whence.store.packed_shard import (
+    MOST_GAP_BYTES,
+    Base,
+    PackedShard,
+    Piece,
+    packed_name,
+    write_packed,
+)
 from whence.store.process_reader import ProcessReader
 from whence.store.reader import StoredRun
 from whence.store.recover import is_written
 from whence.store.remote_run import mirror_of
-from whence.store.shards import Bytes, map_file
+from whence.store.shards import (
+    ALIGN,
+    DIRECT_BYTES,
+    HEADER_BYTES,
+    PAGE,
+    SHARD_BYTES,
+    Bytes,
+    Header,
+    map_file,
+    tensor_name,
+)
 from whence.store.windows import refuse_windows
 
 Tell = Callable[[int, int, str], None]
@@ -325,11 +345,11 @@ def _pack_process(
     if dropping is not None:
         chosen = dropping.records[first : first + reader.records]
     pieces = _Pieces(reader, bases)
-    shards: Shards
+    shards: _Shards
     if chosen is None or not chosen.any():
-        shards = as_they_are(reader.folder, index, pieces.at)
+        shards = _as_they_are(reader.folder, index, pieces.at)
     else:
-        shards, moved = closed_up(index, chosen, pieces.at, reader.info.header_bytes)
+        shards, moved = _closed_up(index, chosen, pieces.at, reader.info.header_bytes)
         source = map_file(reader.folder / JOURNAL)
         assert dropping is not None
         note = journal.encoder.encode(Note("packed", dropping.kept)) + b"\n"
@@ -381,3 +401,109 @@ def _width(index: Index, record: int, nbytes: int) -> int:
         return 1
     width = dtype.itemsize // 2 if dtype.name.startswith("complex") else dtype.itemsize
     return width if width in (1, 2, 4, 8) and nbytes % width == 0 else 1
+
+
+_At = Callable[[int, int], Piece]
+"""Makes the piece of a record at an offset."""
+
+
+class ShardPlan(NamedTuple):
+    """One shard that is packed: its header area, and the pieces in its data area."""
+
+    number: int
+    head: Bytes
+    data_bytes: int
+    pieces: list[Piece]
+
+
+_Shards = Iterable[ShardPlan]
+
+
+def _as_they_are(folder: Path, index: Index, at: _At) -> _Shards:
+    """The shards of a process folder. What lies between the tensors is a piece of its own, unless
+    it is a few zeros.
+    """
+    stored = _stored(index)
+    columns = index.columns
+    for file in sorted(folder.glob("shard-*.safetensors")):
+        match = _SHARD.fullmatch(file.name)
+        if match is None:
+            continue
+        number = int(match[1])
+        data = map_file(file)
+        length = int.from_bytes(data[:8].tobytes(), "little") if data.size >= 8 else data.size
+        if 8 + length > data.size:
+            raise StoreFailed(f"{file} was cut off: `whence recover` the run, then pack it")
+        head, data = data[: 8 + length], data[8 + length :]
+        records = stored[columns["shard"][stored] == number]
+        _, firsts = np.unique(columns["offset"][records], return_index=True)
+        pieces: list[Piece] = []
+        end = 0
+        for record in records[firsts].tolist():
+            offset, nbytes = int(columns["offset"][record]), int(columns["nbytes"][record])
+            if offset + nbytes > data.size:
+                break  # it was cut off, and stays so
+            pieces += _gap(data, end, offset)
+            pieces.append(at(record, offset))
+            end = offset + nbytes
+        pieces += _gap(data, end, data.size)
+        yield ShardPlan(number, head, data.size, pieces)
+
+
+def _gap(data: Bytes, start: int, stop: int) -> list[Piece]:
+    between = data[start:stop]
+    if between.size < MOST_GAP_BYTES and not between.any():
+        return []
+    return [Piece(start, between.size, 1, None, lambda: between)]
+
+
+def _closed_up(
+    index: Index, dropped: Column, at: _At, header_bytes: int
+) -> tuple[list[ShardPlan], dict[tuple[int, int], tuple[int, int]]]:
+    """Shards of what stays when the elements of some records are dropped, and where each piece is
+    moved to: old (shard, offset) -> new.
+    """
+    columns, reserved = index.columns, header_bytes or HEADER_BYTES
+    plans: list[ShardPlan] = []
+    moved: dict[tuple[int, int], tuple[int, int]] = {}
+    header, pieces = Header(), list[Piece]()
+
+    def finish() -> None:
+        if pieces:
+            head = np.frombuffer(header.encode(reserved), np.uint8)
+            plans.append(ShardPlan(len(plans), head, header.end, [*pieces]))
+            pieces.clear()
+
+    for record in _stored(index).tolist():
+        place = int(columns["shard"][record]), int(columns["offset"][record])
+        if dropped[record] or place in moved:
+            continue
+        nbytes = int(columns["nbytes"][record])
+        is_crowded = header.nbytes * 10 > (reserved - 8) * 9
+        if is_crowded or (header.end and header.end + nbytes > SHARD_BYTES):
+            finish()
+            header = Header()
+        unit = PAGE if nbytes >= DIRECT_BYTES else ALIGN
+        start = (header.end + unit - 1) & -unit
+        shape = index.stored_shape(record)
+        if shape is None:
+            raise StoreFailed(f"record {record} is damaged: its shape is not that of its bytes")
+        grown = bool(columns["elements"][record] == INCREMENT)
+        header.add(
+            tensor_name(record, increment=grown),
+            index.names[columns["dtype"][record]],
+            shape,
+            start,
+            nbytes,
+            columns["hash"][record].tobytes(),
+        )
+        pieces.append(at(record, start))
+        moved[place] = len(plans), start
+    finish()
+    return plans, moved
+
+
+def _stored(index: Index) -> Column:
+    """Records whose elements lie in shards and have bytes."""
+    columns = index.columns
+    return np.flatnonzero(np.isin(columns["elements"], (KEPT, INCREMENT)) & (columns["nbytes"] > 0))

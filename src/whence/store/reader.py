@@ -1,13 +1,22 @@
 """Reads a run: lazily, at any moment, also while it is written or after its writer was killed.
 Never changes it, never executes it.
+
+What the processes of a run noted, what is wrong with their files, and what the run lacks, is
+told with it.
+
+Some calls or records of a run are decoded many at once: what repeats from one to the next
+(names, slots, shapes) is one object in all of them.
+
+What is looked at next is announced: an object store is asked for it ahead.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import accumulate
 from pathlib import Path
@@ -37,8 +46,9 @@ from whence.records import (
 )
 from whence.records.columns import Columns
 from whence.records.lookup import Named
+from whence.records.marks import STOPPED
 from whence.records.missing import watched
-from whence.records.places import is_url
+from whence.records.places import WRITTEN, is_url
 from whence.store import journal
 from whence.store.folder import (
     JOURNAL,
@@ -50,11 +60,13 @@ from whence.store.folder import (
     windows_of,
 )
 from whence.store.index import INCREMENT, KEPT, NONE, Column
-from whence.store.journal import COLLECTIVE, STEP
-from whence.store.process_reader import ProcessReader, view_elements
+from whence.store.journal import COLLECTIVE, NOTE, STEP
+from whence.store.process_reader import AnyShard, ProcessReader, view_elements
 from whence.store.remote_run import Mirror, Mirrored, mirror, mirror_of
-from whence.store.run_notes import absent_ranks, emptiness, lacks, notes_of
-from whence.store.shards import Bytes, map_file
+from whence.store.remote_shard import FileRange, RemoteShard
+from whence.store.shards import Bytes, Shard, holds, map_file
+from whence.store.status import CLEAN, FAILED
+from whence.store.windows import deleted_windows
 
 T = TypeVar("T")
 _force = msgspec.structs.force_setattr
@@ -80,7 +92,7 @@ def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> Store
         )
     opened = StoredRun(run, info, processes, unborn, ranks=ranks)
     if not (len(opened.records) or len(opened.calls) or opened.collectives):
-        raise UnreadableRun(emptiness(run, len(processes), opened.notes, opened.ended))
+        raise UnreadableRun(_emptiness(run, len(processes), opened.notes, opened.ended))
     return opened
 
 
@@ -163,7 +175,7 @@ class StoredRun(Named):
 
     @functools.cached_property
     def _lacks(self) -> tuple[Missing, ...]:
-        shown = lacks(self._processes, self._unborn, self._info, self.chosen_ranks)
+        shown = _lacks(self._processes, self._unborn, self._info, self.chosen_ranks)
         return (*shown, *watched(self))
 
     @property
@@ -216,7 +228,7 @@ class StoredRun(Named):
         if self._notes is None:
             self._notes = tuple(
                 note for p in self._processes for note in notes_of(p)
-            ) + absent_ranks(self._processes, self._info, self.chosen_ranks)
+            ) + _absent_ranks(self._processes, self._info, self.chosen_ranks)
         return self._notes
 
     @property
@@ -460,3 +472,212 @@ def _placed(process: ProcessReader, number: int, record: Record) -> Record:
 def _reopen(path: Path, ranks: Collection[int] | None, about: Mirrored | None) -> StoredRun:
     held = Mirror(path, about) if about is not None else None  # until the readers hold it
     return open_run(path if held is None else held.path, ranks=ranks)
+
+
+_RANKS = 1 << 17  # more are named by no launcher
+
+
+def notes_of(process: ProcessReader) -> list[Note]:
+    """What a process noted, why it stopped where its medium failed, and damaged shards."""
+    noted = process.decode(NOTE, journal.decode_note)
+    damaged = [Note("error", missing.text) for missing in _damaged_shards(process)]
+    return [*noted, *_stopped(process), *damaged]
+
+
+def _stopped(process: ProcessReader) -> list[Note]:
+    if process.left.ended != FAILED:
+        return []
+    return [Note(STOPPED, process.left.error or "no reason was left")]
+
+
+def _damaged_shards(process: ProcessReader) -> list[Missing]:
+    """Each shard that is not there or was cut off, with how many tensors lie in what is missing,
+    and each that is not the one that the journal speaks of.
+    """
+    columns = process.index.columns
+    is_stored = (columns["elements"] == KEPT) | (columns["elements"] == INCREMENT)
+    shards = np.where(is_stored, columns["shard"], process.shard_count)
+    ends = columns["offset"] + columns["nbytes"]
+    numbers = np.unique(shards[np.flatnonzero(np.diff(shards, prepend=-1))])
+    last = np.zeros(numbers.size, np.int64)  # a number may be any, where an index is damaged
+    np.maximum.at(last, np.searchsorted(numbers, shards), ends)
+    damaged = []
+    for number, end in zip(numbers.tolist(), last.tolist(), strict=True):
+        if number == process.shard_count:  # of those that are stored elsewhere
+            continue
+        shard = process.shard(number)
+        try:
+            shard.require(end)
+        except ElementsMissing as error:
+            lost = shard.lost(columns["offset"][shards == number], ends[shards == number])
+            text = f"elements of {lost} of {process.records} tensors cannot be read: {error}"
+            damaged.append(Missing(Lack.DAMAGED, _where(process, shard), text))
+        else:
+            if isinstance(shard, Shard) and _is_foreign(process, shard, shards == number):
+                text = (
+                    f"{shard.path} holds the elements of another journal than the one beside it: "
+                    "copy the run again, all of it"
+                )
+                damaged.append(Missing(Lack.FOREIGN, _where(process, shard), text))
+    return damaged
+
+
+def _where(process: ProcessReader, shard: AnyShard) -> str:
+    name = shard.path.name if not isinstance(shard, RemoteShard) else ""
+    return f"{process.folder.name}/{name}".rstrip("/")
+
+
+def _is_foreign(process: ProcessReader, shard: Shard, in_shard: Column) -> bool:
+    """Does a whole shard say that it holds other tensors than the journal names?"""
+    stated = shard.said_to_hold() if process.left.ended == CLEAN else ""
+    if not stated:
+        return False
+    columns = process.index.columns
+    records = np.flatnonzero(in_shard & (columns["nbytes"] > 0))
+    _, firsts = np.unique(columns["offset"][records], return_index=True)
+    digests = columns["hash"][records[firsts]]
+    return stated != holds([digests.tobytes()])
+
+
+def _lacks(
+    processes: Sequence[ProcessReader],
+    unborn: Sequence[str],
+    info: RunInfo,
+    chosen: Collection[int] | None,
+) -> tuple[Missing, ...]:
+    """What the files of a run show that it lacks. unborn: process folders without a journal, in
+    sentences.
+    """
+    out = []
+    for process in processes:
+        name = process.folder.name
+        if process.is_running:
+            text = f"{process.ended()}; wait for its end, or follow it with --watch"
+            out.append(Missing(Lack.RUNNING, name, text))
+        elif ended := process.ended():
+            out.append(Missing(Lack.CUT, name, f"{ended}; capture it again, or copy it again"))
+        if process.is_altered():
+            text = (
+                f"{process.folder / JOURNAL} is not as it was written (its hash differs): copy the "
+                "run again"
+            )
+            out.append(Missing(Lack.FOREIGN, f"{name}/{JOURNAL}", text))
+        out += _damaged_shards(process)
+    out += [Missing(Lack.CUT, text.partition(" ")[0], text) for text in unborn]
+    absent = _absent_ranks(processes, info, chosen)
+    out += [Missing(Lack.RANK, "", note.text) for note in absent]
+    return (*out, *_absent_processes(processes, len(unborn), info, chosen))
+
+
+def _absent_processes(
+    processes: Sequence[ProcessReader], unborn: int, info: RunInfo, chosen: Collection[int] | None
+) -> tuple[Missing, ...]:
+    """That process folders are gone which were there as the command ended."""
+    written = info.settings.get(WRITTEN)
+    there = len(processes) + unborn
+    if chosen is not None or not isinstance(written, int) or written <= there:
+        return ()
+    text = f"{there} of the {written} processes that wrote this run are in it: copy it again"
+    return (Missing(Lack.RANK, "", text),)
+
+
+def _absent_ranks(
+    processes: Sequence[ProcessReader], info: RunInfo, chosen: Collection[int] | None
+) -> tuple[Note, ...]:
+    """A note of the ranks that their launcher started and that left nothing in the run. chosen: the
+    ranks that are read, None for all.
+    """
+    there = {process.info.rank for process in processes}
+    size = min(max((p.info.world_size for p in processes), default=0), _RANKS)
+    absent = sorted(set(range(size)) - there)
+    if not absent or chosen is not None or info.options.get("ranks") is not None:
+        return ()
+    some = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
+    return (
+        Note(
+            "ranks",
+            f"rank {some} of {size} left nothing in this run: it called no model, could not write, "
+            "or ended before",
+        ),
+    )
+
+
+def _emptiness(path: Path, processes: int, notes: Sequence[Note], ended: str) -> str:
+    """What to say of a run with no call and no record."""
+    if deleted := deleted_windows(path):
+        return (
+            f"{path} has no window any more: {deleted} were compared and deleted (whence compare "
+            "--watch --discard); to look into one, capture again and leave --discard out"
+        )
+    note_lines = "".join(f"\n  it says: {note.kind}: {note.text}" for note in notes[:10])
+    return (
+        f"{path} is an empty run: {processes} process folder(s), no call and no record"
+        f"{f'; {ended}' if ended else ''}{note_lines}\n  "
+        + (
+            "it ended before anything was captured: remove the cause and capture again"
+            if ended
+            else "nothing was captured: check that the command runs a model in a process "
+            "that whence can see, and what was selected"
+        )
+    )
+
+
+_OF_CALLS = ("scope", "root", "op_type", "source", "number", "program", "no_program")
+_OF_RECORDS = ("dtype", "shape")
+
+
+def some_calls(run: StoredRun, numbers: Column) -> Iterator[Call]:
+    """Calls of a run of one process, by their numbers in ascending order."""
+    (process,) = run.readers
+    calls = process.decode_many(process.index.calls_at[numbers], Call)
+    parents = process.index.columns["parent"][numbers].tolist()
+    known: dict[Any, Any] = {}
+    for number, parent, call in zip(numbers.tolist(), parents, calls, strict=True):
+        _share(call, _OF_CALLS, known)
+        for ref in call.refs:
+            _share(ref, ("slot",), known)
+        _force(call, "id", number)
+        _force(call, "parent", parent)
+        yield call
+
+
+def some_records(run: StoredRun, numbers: Column) -> Iterator[Record]:
+    """Records of a run of one process, by their numbers in ascending order."""
+    (process,) = run.readers
+    records = process.decode_many(process.index.records_at[numbers], Record)
+    known: dict[Any, Any] = {}
+    for number, record in zip(numbers.tolist(), records, strict=True):
+        _share(record, _OF_RECORDS, known)
+        _force(record, "id", number)
+        yield record
+
+
+def _share(item: msgspec.Struct, fields: Sequence[str], known: dict[Any, Any]) -> None:
+    """Let fields hold the objects of equal values that were seen before."""
+    for name in fields:
+        value = getattr(item, name)
+        _force(item, name, known.setdefault(value, value))
+
+
+def announce(run: StoredRun, records: Iterable[int]) -> None:
+    """Say whose elements are looked at next, in this order: what lies in an object store is fetched
+    ahead of that, as far as memory for it goes. Does nothing for a run of this machine.
+    """
+    readers = run.readers
+    mirror = mirror_of(readers[0].folder.parent) if readers else None
+    if mirror is None:
+        return
+    first_records = [reader.record_base for reader in readers]
+    ranges: list[FileRange] = []
+    for record in records:
+        reader = readers[bisect_right(first_records, record) - 1]
+        columns, local = reader.index.columns, record - reader.record_base
+        if columns["elements"][local] not in (KEPT, INCREMENT):
+            continue
+        shard = reader.shard(int(columns["shard"][local]))
+        if isinstance(shard, RemoteShard):
+            with contextlib.suppress(ElementsMissing):  # told where it is looked at
+                ranges.append(
+                    shard.range(int(columns["offset"][local]), int(columns["nbytes"][local]))
+                )
+    mirror.announce(ranges)
