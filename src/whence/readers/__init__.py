@@ -10,11 +10,20 @@ A reader is a file `readers/NAME.py` (or a module behind an entry point of the g
     def open_run(place: Place) -> Run                lazy: the index now, elements when asked; UnreadableRun says what is wrong
 
 `Building` puts calls and records together; `parts` holds what several formats share.
+
+Which readers there are (`known`), and which of them opens a path (`open_run`), is found here.
 """  # noqa: E501
 
+import functools
+import importlib
+import os
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from whence.errors import UnreadableRun, WhenceError
+from whence.readers import folder
 from whence.readers.assembly.builder import LOGGED, Building
 from whence.readers.folder import Reader
-from whence.readers.registry import known, open_run
 from whence.readers.source import Place
 from whence.records.marks import GATHERED, ONEDNN, TAKES, UNORDERED, UNTOLD, WIDER
 from whence.records.views import ForeignRun
@@ -23,3 +32,75 @@ __all__ = [
     "GATHERED", "LOGGED", "ONEDNN", "TAKES", "UNORDERED", "UNTOLD", "WIDER", "Building",
     "ForeignRun", "Place", "Reader", "known", "open_run",
 ]  # fmt: skip
+
+_FOLDER = Path(__file__).parent / "formats"
+_GROUP = "whence.readers"
+
+
+@functools.cache
+def known() -> dict[str, Reader]:
+    """Readers by name: the files of `formats/`, then those of other packages; who is to be asked
+    first stands first.
+
+    Raises WhenceError when another package's reader cannot be loaded or lacks something.
+    """
+    readers: dict[str, Reader] = {}
+    for path in sorted(_FOLDER.glob("[!_]*.py")):
+        readers[path.stem] = importlib.import_module(f"whence.readers.formats.{path.stem}")
+    for point in entry_points(group=_GROUP):
+        if point.name in readers:
+            raise WhenceError(
+                f"{point.value} calls its reader {point.name!r}, which whence has itself; "
+                "another name is needed"
+            )
+        try:
+            loaded = point.load()
+        except Exception as error:  # someone else's package: named, whatever it raises
+            raise WhenceError(
+                f"reader {point.name} comes from {point.value} and cannot be loaded: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        lacks = [
+            name
+            for name in ("LOOKS_LIKE", "ORDER", "sniff", "open_run")
+            if not hasattr(loaded, name)
+        ]
+        if lacks:
+            raise WhenceError(f"reader {point.name} from {point.value} has no {', '.join(lacks)}")
+        readers[point.name] = loaded
+    return dict(sorted(readers.items(), key=lambda item: item[1].ORDER))
+
+
+def open_run(path: str | os.PathLike[str]) -> ForeignRun:
+    """Open a foreign dump with the first reader that recognises it; a folder with all readers that
+    recognise something in it.
+
+    Raises UnreadableRun: nothing there, recognised but broken (with the reader's words), or
+    recognised by none (with all that were asked); MissingDependency when the reader that recognises
+    it needs a package.
+    """
+    place = Place(path)
+    if place.is_folder:
+        run, name = folder.open_folder(place, known())
+    else:
+        name = folder.recognising(place, known())
+        run = folder.opened(place, name, known()[name]) if name else None
+    if run is not None:
+        return ForeignRun(run, name)
+    if not place.is_folder and not place.size:
+        raise UnreadableRun(
+            f"{place.path} is empty: it was cut off or never written; copy or dump it again"
+        )
+    recognised = "\n".join(f"  {name}: {reader.LOOKS_LIKE}" for name, reader in known().items())
+    content = f"{'a folder with ' + _first(place) if place.is_folder else f'a file of {place.size} bytes'}"  # noqa: E501
+    raise UnreadableRun(
+        f"no reader could open {place.path}: {content}. What is recognised:\n  a whence run: "
+        f"run.json\n{recognised}"
+    )
+
+
+def _first(place: Place) -> str:
+    names = place.names
+    if not names:
+        return "nothing in it"
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,28 +1,27 @@
-"""Calls of an msprobe index: what their names say, and which of their tensors are parameters."""
+"""Calls of an msprobe index: what their names say, and which of their tensors are parameters.
+
+The tensors of a call are leaves of its arguments, with statistics, digests and files.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from whence.errors import UnreadableRun
-from whence.readers.ascend.msprobe_tensors import (
-    digest_of,
-    figures_of,
-    is_tensor,
-    leaves,
-    loader,
-    scalar,
-    statistics_of,
-)
+from whence.dtypes import Array
+from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.assembly import sidecar
 from whence.readers.assembly.builder import Building
-from whence.readers.encodings import limits
+from whence.readers.encodings import limits, numpy_file, torch_file
+from whence.readers.encodings.archive import File
+from whence.readers.encodings.pickle_values import TorchTensor
 from whence.readers.source import Place
-from whence.records import Call
+from whence.records import Call, Statistics
 from whence.records import sidecar as whence_cards
 
 _API = re.compile(r"(?P<kind>[^.]+)\.(?P<name>.+)\.(?P<n>\d+)\.(?P<phase>forward|backward)")
@@ -129,7 +128,7 @@ class CallReader:
         for name, tree in data.items():
             entry = cards[name] if isinstance(cards[name], dict) else {}
             call, slots = whence_cards.read(entry.get("card")), entry.get("slots")
-            tensors = [leaf for _, leaf in leaves(tree) if is_tensor(leaf)]
+            tensors = [leaf for _, leaf in _leaves(tree) if _is_tensor(leaf)]
             if (
                 call is None
                 or not isinstance(slots, list)
@@ -157,9 +156,9 @@ class CallReader:
             kind="label",
             outputs=self._tensors(tree),
             arguments={
-                slot or "0": scalar(leaf)
-                for slot, leaf in leaves(tree)
-                if leaf is not None and not is_tensor(leaf)
+                slot or "0": _scalar(leaf)
+                for slot, leaf in _leaves(tree)
+                if leaf is not None and not _is_tensor(leaf)
             },
         )
 
@@ -180,22 +179,22 @@ class CallReader:
     def _slots(self, tree: Mapping[str, Any], op: str) -> dict[str, Any]:
         """Inputs, outputs, parameters, and arguments that are no tensors, of a call."""
         arguments = [
-            *leaves(tree.get("input_args", tree.get("input"))),
-            *leaves(tree.get("input_kwargs")),
+            *_leaves(tree.get("input_args", tree.get("input"))),
+            *_leaves(tree.get("input_kwargs")),
         ]
-        returned = [leaf for _, leaf in leaves(tree.get("output")) if is_tensor(leaf)]
+        returned = [leaf for _, leaf in _leaves(tree.get("output")) if _is_tensor(leaf)]
         has_graph = any(leaf.get("requires_grad") for leaf in returned)
         inputs: dict[str, int] = {}
         params = self._tensors(tree.get("parameters", {}))
         scalars: dict[str, Any] = {}
         for slot, leaf in arguments:
-            if is_tensor(leaf):
+            if _is_tensor(leaf):
                 weight = self._weight(op, slot, leaf, has_graph) if "input_args" in tree else ""
                 (params if weight else inputs)[weight or slot] = self._tensor(leaf)
             elif leaf is not None:
-                scalars[f"input.{slot}"] = scalar(leaf)
+                scalars[f"input.{slot}"] = _scalar(leaf)
         outputs = self._tensors(tree.get("output"))
-        self._returned.update(map(figures_of, returned))
+        self._returned.update(map(_figures_of, returned))
         return {"inputs": inputs, "outputs": outputs, "params": params, "arguments": scalars}
 
     def _weight(self, op: str, slot: str, leaf: Mapping[str, Any], has_graph: bool) -> str:
@@ -213,12 +212,12 @@ class CallReader:
             return ""
         shape = leaf.get("shape")
         is_vector = isinstance(shape, list) and len(shape) == 1
-        is_weight = not has_graph or (is_vector and figures_of(leaf) not in self._returned)
+        is_weight = not has_graph or (is_vector and _figures_of(leaf) not in self._returned)
         return slot if is_weight else ""
 
     def _tensors(self, tree: Any) -> dict[str, int]:
         """Records of all tensors in a tree, by slot."""
-        return {slot or "0": self._tensor(leaf) for slot, leaf in leaves(tree) if is_tensor(leaf)}
+        return {slot or "0": self._tensor(leaf) for slot, leaf in _leaves(tree) if _is_tensor(leaf)}
 
     def _tensor(self, leaf: Mapping[str, Any]) -> int:
         """The record of one tensor: elements where they were saved, statistics and digest."""
@@ -228,7 +227,7 @@ class CallReader:
             shape = limits.extents(leaf.get("shape"), "a tensor")
         except UnreadableRun as error:
             return self.building.tensor(dtype, (), why=str(error))
-        statistics, digest = statistics_of(leaf, shape), digest_of(leaf.get("md5"))
+        statistics, digest = _statistics_of(leaf, shape), _digest_of(leaf.get("md5"))
         if digest.startswith("xor:") and not self._has_noted_xor:
             self._has_noted_xor = True
             self.building.note(
@@ -240,7 +239,7 @@ class CallReader:
         path, load, why = "", None, ""
         if isinstance(name, str) and name not in ("", "-1"):
             path = f"{self.file.folder}dump_tensor_data/{name}"
-            load = loader(self.place, path)
+            load = _loader(self.place, path)
         else:
             figures = (
                 "statistics of it were"
@@ -260,3 +259,114 @@ def parent_name(construct: Mapping[str, Any], name: str) -> str | None:
     entry = construct.get(name)
     parent = entry[0] if isinstance(entry, list) and entry else entry
     return parent if isinstance(parent, str) else None
+
+
+_DEPTH = 64  # of lists and dicts in one argument
+
+
+def _loader(place: Place, file: str) -> Callable[[], Array]:
+    """Loads the tensor of a file in the dump. Raises ElementsMissing when called."""
+
+    def load() -> Array:
+        try:
+            path = place.inside(file)
+        except UnreadableRun as error:
+            raise ElementsMissing(str(error)) from error
+        if not path.is_file():
+            raise ElementsMissing(f"{file} is not there")
+        return _numpy(path) if path.suffix == ".npy" else _torch(path)
+
+    return load
+
+
+def _numpy(path: Path) -> Array:
+    file = File(path, path.name)
+    header = numpy_file.header(file.head(numpy_file.HEAD_BYTES), path.name)
+    return numpy_file.array(header, file.part(0, file.size), path.name)
+
+
+def _torch(path: Path) -> Array:
+    tensors = list(torch_file.tensors(torch_file.load(path)))
+    if len(tensors) != 1 or not isinstance(tensors[0][1], TorchTensor):
+        raise ElementsMissing(f"{path.name} holds {len(tensors)} tensors that can be read, not one")
+    return tensors[0][1].array()
+
+
+def _leaves(tree: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """(slot, leaf) of a tree of arguments, nested lists and dicts: "0.1" or "mask". A leaf is a
+    dict with "type", or null.
+    """
+    if isinstance(tree, dict) and not isinstance(tree.get("type"), str):
+        items: Any = tree.items()
+    elif isinstance(tree, list):
+        items = enumerate(tree)
+    else:
+        if tree is not None or prefix:
+            yield prefix, tree
+        return
+    if depth >= _DEPTH:
+        return
+    for key, value in items:
+        yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key), depth + 1)
+
+
+def _is_tensor(leaf: Any) -> bool:
+    """Whether a leaf describes a tensor."""
+    return isinstance(leaf, dict) and "shape" in leaf and "dtype" in leaf
+
+
+def _scalar(leaf: Any) -> Any:
+    """A scalar argument as a value."""
+    return leaf["value"] if isinstance(leaf, dict) and "value" in leaf else leaf
+
+
+def _figures_of(leaf: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What two sights of one tensor, or of views of it, have in common."""
+    shape = leaf.get("shape")
+    count = math.prod(n for n in shape if isinstance(n, int)) if isinstance(shape, list) else -1
+    return (
+        str(leaf.get("dtype")),
+        count,
+        str(leaf.get("Max")),
+        str(leaf.get("Min")),
+        str(leaf.get("md5")) if "Max" not in leaf else "",
+    )
+
+
+def _digest_of(value: Any) -> str:
+    """A digest with its kind in front, "" for none."""
+    if not isinstance(value, str) or not value:
+        return ""
+    text = value[:64].lower()
+    return (
+        f"xor:{text}" if text.startswith("0x") else f"{'crc32' if len(text) == 8 else 'md5'}:{text}"
+    )
+
+
+def _statistics_of(leaf: Mapping[str, Any], shape: tuple[int, ...]) -> Statistics | None:
+    """Figures of a tensor as msprobe took them, in the dtype of the tensor; std follows from norm
+    and mean.
+
+    What is not finite is counted once: the dump does not say how often. Where the mean is most of
+    the norm, std would be what rounding left of it, and is not given.
+    """
+    high, low, mean, norm = (_float(leaf.get(key)) for key in ("Max", "Min", "Mean", "Norm"))
+    if high is None or low is None:
+        return None
+    count = limits.count(shape)
+    nan, inf = any(map(math.isnan, (high, low))), any(map(math.isinf, (high, low)))
+    if nan or inf:
+        return Statistics(count, None, None, None, None, None, int(nan), int(inf), 0)
+    mean, norm = (x if x is not None and math.isfinite(x) else None for x in (mean, norm))
+    std = None
+    if mean is not None and norm is not None and count:
+        square = norm * norm / count - mean * mean  # by ** an overflow would raise
+        std = math.sqrt(square) if math.inf > square > 0.1 * norm * norm / count else None
+    return Statistics(count, low, high, mean, std, norm, 0, 0, 0)
+
+
+def _float(value: Any) -> float | None:
+    try:
+        return float(value) if isinstance(value, (int, float)) else None
+    except OverflowError:
+        return math.inf

@@ -1,6 +1,6 @@
 """`.pt` and `.pth` files as torch.save writes them, read without torch and without unpickling.
 
-The pickle inside is walked by `pickle_machine`, which builds containers and tensors and knows no
+The pickle inside is walked by `PickleMachine`, which builds containers and tensors and knows no
 other object. Formats: the zip archive (torch >= 1.6), the sequence of pickles before it, and a
 plain pickle (numpy arrays, paddle's parameters). Source: torch/serialization.py.
 """
@@ -16,8 +16,14 @@ from whence import dtypes
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.encodings import limits
 from whence.readers.encodings.archive import Bytes, File
-from whence.readers.encodings.pickle_machine import PickleMachine
-from whence.readers.encodings.pickle_values import Global, Storage, TorchTensor, Unknown, name_of
+from whence.readers.encodings.pickle_values import (
+    Global,
+    PickleMachine,
+    Storage,
+    TorchTensor,
+    Unknown,
+    name_of,
+)
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 # The magic number as a pickle of its own, with the protocols 2 and 3, and with a frame around it (4
