@@ -4,7 +4,7 @@ import numpy as np
 
 from handmade import bfloat16, net
 from whence import api
-from whence.report.drift import drift
+from whence.report.markdown import drift
 
 
 def test_nothing_moved():

@@ -1,5 +1,8 @@
 """The answer on a terminal: first the answer, then the evidence, then the counts, within a
 screen.
+
+Executions of operators are counted, too: which is the first to differ, and which is the first
+that rounding does not explain.
 """
 
 from __future__ import annotations
@@ -10,18 +13,19 @@ from whence.records import Lack
 from whence.records.marks import OBSERVER
 from whence.records.slots import input_name, is_drawn, is_input
 from whence.report import effect, evidence, generation, origin, windows
-from whence.report import occurrences as counts
 from whence.report.tables import AT_LINE, clean, count, folded, from_here, listed
 from whence.results import (
     TENSOR_RULE,
     CauseKind,
     Comparison,
     Confidence,
+    Counted,
     Declared,
     Evidence,
     Finding,
     LayerCost,
     NotThere,
+    Occurrence,
     Status,
     Undecided,
     VerdictKind,
@@ -79,7 +83,7 @@ def answer(
     about = result.origin
     if about is not None and result.findings and about.steps[-1].name == result.findings[0].name:
         lines += [_row(*line) for line in origin.about(about) if line[0] != "  inputs"]
-    lines += [_row(*line) for line in counts.lines(result, every=occurrences)]
+    lines += [_row(*line) for line in _occurrence_lines(result, every=occurrences)]
     lines += [_row(*line) for line in generation.lines(result)]
     if result.generation is None or not result.generation.logits_only:
         lines += [_row(*line) for line in evidence.lines(result)]
@@ -415,3 +419,99 @@ def _counts(result: Comparison) -> str:
 
 def _row(title: str, text: str) -> str:
     return f"{title:<{LEFT}}{text}"
+
+
+_MOST = 4
+
+
+def _occurrence_lines(result: Comparison, *, every: bool = False) -> Iterator[tuple[str, str]]:
+    """(left, right) of each line. every: all operators, by type and by name; else the first of
+    those that differ.
+    """
+    table = result.occurrences
+    if table is None or (table.first_difference is None and not every):
+        return
+    yield (
+        "FIRST DIFFERENCE",
+        _in_full(table.first_difference)
+        if table.first_difference is not None
+        else "none: every tensor is bitwise equal",
+    )
+    if table.first_difference is not None:
+        first = table.first_significant
+        if first is not None:
+            yield "FIRST SIGNIFICANT", _in_full(first)
+        elif not result.findings:  # a finding may name a module, which is no counted operator
+            yield "FIRST SIGNIFICANT", "none: rounding explains every difference"
+    rows = sorted(
+        (r for r in table.rows if every or (r.by == "type" and r.first_significant is not None)),
+        key=_occurrence_order,
+    )
+    for row in rows if every else rows[:_MOST]:
+        yield "  by " + row.by, _occurrence_sentence(row)
+    if len(rows) > _MOST and not every:
+        yield "", f"and {count(len(rows) - _MOST)} more operators (--occurrences, report.json)"
+
+
+def _occurrence_order(row: Counted) -> tuple[bool, bool, int]:
+    first = row.first_significant or row.first_difference
+    return (
+        row.by == "name",
+        row.first_significant is None,
+        first.call if first is not None else 1 << 62,
+    )
+
+
+def _occurrence_sentence(row: Counted) -> str:
+    """What became of one operator's executions."""
+    name, first = clean(row.name), row.first_difference
+    uncompared = (
+        f"; {count(row.count - row.compared)} of {count(row.count)} could not be compared"
+        if row.compared < row.count
+        else ""
+    )
+    if first is None:
+        return (
+            f"{name}: all {count(row.compared)} equal{uncompared}"
+            if row.compared
+            else f"{name}: nothing could be compared{uncompared}"
+        )
+    earlier = first.number - 1
+    equal = (
+        ""
+        if not earlier
+        else "occurrence 1 equal, "
+        if earlier == 1
+        else f"occurrences 1-{earlier} equal, "
+    )
+    if row.equal < earlier:
+        equal = f"{count(row.equal)} before it equal, "
+    place = _where_it_is(first)
+    text = f"{name}: {equal}{_nth(first.number)} of {count(row.count)} first to differ ({place})"
+    if row.first_significant is None:
+        text += ", none significant"
+    elif row.first_significant.number != first.number:
+        text += (
+            f", {_nth(row.first_significant.number)} first significant "
+            f"({_where_it_is(row.first_significant)})"
+        )
+    else:
+        text += ", and first significant"
+    return text + uncompared
+
+
+def _where_it_is(where: Occurrence) -> str:
+    step = f", step {where.step}" if where.step else ""
+    return f"{clean(where.name)}, rel_l2 {where.rel_l2:.2g}{step}"
+
+
+def _in_full(where: Occurrence) -> str:
+    call = f"{clean(where.name)}   {clean(where.op_type)}, its {_nth(where.number)}"
+    return f"{call}   rel_l2 {where.rel_l2:.2g}, step {where.step} ({where.verdict})"
+
+
+def _nth(number: int) -> str:
+    ending = (
+        "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    )
+    return f"{number}{ending}"

@@ -1,18 +1,21 @@
-"""A Comparison as JSON and CSV. Everything is written from the Comparison; nothing is computed."""
+"""A Comparison as JSON and CSV. Everything is written from the Comparison; nothing is computed.
+
+Rows, pairs and verdicts that are columns are written as columns: the text of what repeats is
+made once, and is the text that each item would have alone.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
-from whence.report import column_text
-from whence.report.column_text import extents, line
 from whence.report.tables import cell
 from whence.results import Comparison, Measured, Row
 from whence.results.columns import PairColumns, RowColumns, VerdictColumns
@@ -69,11 +72,11 @@ def _array_json(items: Sequence[Any]) -> Iterator[bytes]:
 
 def _items_json(part: Iterable[Any]) -> bytes:
     if isinstance(part, RowColumns):
-        return column_text.rows_json(part).encode()
+        return _rows_json(part).encode()
     if isinstance(part, PairColumns):
-        return column_text.pairs_json(part).encode()
+        return _pairs_json(part).encode()
     if isinstance(part, VerdictColumns):
-        return column_text.verdicts_json(part).encode()
+        return _verdicts_json(part).encode()
     return msgspec.json.encode(list(part))[1:-1]
 
 
@@ -97,14 +100,14 @@ def table_csv(result: Comparison) -> Iterator[str]:
     for row in rows:
         if not row.measured.values.keys() <= metrics.keys():
             metrics |= row.measured.values
-    yield line((*_FIXED, *metrics, "max_abs_index"))
+    yield csv_line((*_FIXED, *metrics, "max_abs_index"))
     figures = tuple(metrics)
     for part in _parts(result.rows):
         if isinstance(part, RowColumns):
             (end,) = _ends([part.like.measured], figures)
-            others = map(line, _cells(list(part.others.values()), figures))
+            others = map(csv_line, _cells(list(part.others.values()), figures))
             of_others = dict(zip(part.others, others, strict=True))
-            yield column_text.rows_csv(part, line(end), of_others)
+            yield _rows_csv(part, csv_line(end), of_others)
         else:
             out = io.StringIO()
             csv.writer(out, lineterminator="\n").writerows(_cells(list(part), figures))
@@ -132,8 +135,8 @@ def _names(rows: Sequence[Row]) -> Iterator[list[Any]]:
     yield _each(cell, [row.target_slot for row in rows])
     yield [row.reference_dtype for row in rows]
     yield [row.target_dtype for row in rows]
-    yield _each(extents, [row.reference_shape for row in rows])
-    yield _each(extents, [row.target_shape for row in rows])
+    yield _each(_extents, [row.reference_shape for row in rows])
+    yield _each(_extents, [row.target_shape for row in rows])
     yield [row.rule for row in rows]
 
 
@@ -144,7 +147,7 @@ def _ends(measured: Sequence[Measured], metrics: Sequence[str]) -> list[tuple[st
         [m.tier for m in measured],
         [cell(m.why or "; ".join(f"{k}: {v}" for k, v in m.whys.items())) for m in measured],
         *(_figures([m.values.get(metric) for m in measured]) for metric in metrics),
-        [extents(m.max_abs_index or ()) for m in measured],
+        [_extents(m.max_abs_index or ()) for m in measured],
     )
     return list(zip(*columns, strict=True))
 
@@ -166,3 +169,132 @@ def _figures(values: Sequence[float | None]) -> list[str]:
 
 
 _MOST_WHOLE = 1e15
+
+K = TypeVar("K", bound=Hashable)
+_MARK = 10**15  # a number that nothing in a row, pair or verdict of columns has
+
+
+def _rows_json(rows: RowColumns) -> str:
+    """The items of a JSON array."""
+    fields = (
+        *("pair", "name", "op_type", "step", "rank", "occurrence"),
+        *("reference_slot", "target_slot", "reference_record", "target_record"),
+        *("reference_dtype", "target_dtype", "reference_shape", "target_shape"),
+    )
+    cut = _around(rows.like, fields)
+    names = _text_of_each(_json, itertools.chain.from_iterable(call[1:3] for call in rows.calls))
+    heads = [
+        f"{cut[0]}{pair}{cut[1]}{names[name]}{cut[2]}{names[kind]}{cut[3]}{step}{cut[4]}{rank}"
+        f"{cut[5]}{occurrence}{cut[6]}"
+        for pair, name, kind, step, rank, occurrence in rows.calls
+    ]
+    slots = _text_of_each(lambda slot: f"{_json(slot)}{cut[7]}{_json(slot)}{cut[8]}", rows.slot)
+    between = cut[9]
+    forms = [
+        f"{cut[10]}{_json(dtype)}{cut[11]}{_json(dtype)}{cut[12]}{_json(shape)}{cut[13]}"
+        f"{_json(shape)}{cut[14]}"
+        for dtype, shape in rows.forms
+    ]
+    texts = [
+        f"{heads[call]}{slots[slot]}{record}{between}{record}{forms[form]}"
+        for call, slot, record, form in zip(
+            rows.call, rows.slot, rows.record, rows.form, strict=True
+        )
+    ]
+    for place, row in rows.others.items():
+        texts[place] = _json(row)
+    return ",".join(texts)
+
+
+def _rows_csv(rows: RowColumns, end: str, others: Mapping[int, str]) -> str:
+    """The lines of a table. end: what the lines of equal tensors end with, behind `rule`, with its
+    end; others: the lines of the rows that are not like them, by place.
+    """
+    kinds = _text_of_each(
+        lambda names: _line_start((rows.like.verdict, cell(names[0]), cell(names[1]))),
+        (call[1:3] for call in rows.calls),
+    )
+    heads = [
+        f"{kinds[name, kind]}{step},{rank},{occurrence},"
+        for _, name, kind, step, rank, occurrence in rows.calls
+    ]
+    slots = _text_of_each(lambda slot: _line_start((cell(slot),) * 2), rows.slot)
+    ends = [
+        _line_start((dtype, dtype, _extents(shape), _extents(shape), rows.like.rule)) + end
+        for dtype, shape in rows.forms
+    ]
+    texts = [
+        f"{heads[call]}{slots[slot]}{ends[form]}"
+        for call, slot, form in zip(rows.call, rows.slot, rows.form, strict=True)
+    ]
+    for place, text in others.items():
+        texts[place] = text
+    return "".join(texts)
+
+
+def _pairs_json(pairs: PairColumns) -> str:
+    """The items of a JSON array."""
+    cut = _around(pairs.like, ("reference", "target", "slots"))
+    slots = _text_of_each(lambda slot: f"[{_json(slot)},{_json(slot)},", pairs.slot)
+    paired = [
+        f'{slots[slot]}{record},{record},""]'
+        for slot, record in zip(pairs.slot, pairs.record, strict=True)
+    ]
+    texts, at = [], 0
+    for call, count in zip(pairs.calls, pairs.counts, strict=True):
+        of_call = ",".join(paired[at : at + count])
+        texts.append(f"{cut[0]}{call}{cut[1]}{call}{cut[2]}[{of_call}]{cut[3]}")
+        at += count
+    return ",".join(texts)
+
+
+def _verdicts_json(verdicts: VerdictColumns) -> str:
+    """The items of a JSON array."""
+    whole, part = (
+        _around(verdicts.whole, ("pair",)),
+        _around(verdicts.part, ("pair", "stretch")),
+    )
+    texts = [
+        f"{whole[0]}{pair}{whole[1]}"
+        if stretch < 0
+        else f"{part[0]}{pair}{part[1]}{stretch}{part[2]}"
+        for pair, stretch in zip(verdicts.pair, verdicts.stretch, strict=True)
+    ]
+    for place, verdict in verdicts.others.items():
+        texts[place] = _json(verdict)
+    return ",".join(texts)
+
+
+def csv_line(cells: Iterable[object]) -> str:
+    """A line of a table."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerow(cells)
+    return out.getvalue()
+
+
+def _line_start(cells: Iterable[object]) -> str:
+    """The cells that a line begins with, or some of its middle."""
+    return csv_line(cells)[:-1] + ","
+
+
+def _extents(shape: tuple[int, ...]) -> str:
+    """A shape as a cell has it."""
+    return "x".join(map(str, shape))
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _text_of_each(make: Callable[[K], str], values: Iterable[K]) -> dict[K, str]:
+    return {value: make(value) for value in set(values)}
+
+
+def _around(like: Any, fields: Sequence[str]) -> list[str]:
+    """The JSON of a struct, cut where the values of these fields stand, in their order."""
+    marks = {name: _MARK + number for number, name in enumerate(fields)}
+    rest, out = _json(msgspec.structs.replace(like, **marks)), []
+    for mark in marks.values():
+        before, _, rest = rest.partition(str(mark))
+        out.append(before)
+    return [*out, rest]

@@ -1,16 +1,20 @@
 """A Comparison as JUnit XML: a case for the answer, and one for every call or generated prompt.
-What could not be compared is skipped.
+
+A call that was compared passes, fails, or cannot be told (`_cases`); what could not be compared is
+skipped.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from xml.etree import ElementTree
 
+import msgspec
+
 from whence.report.answer import answer, headline
-from whence.report.cases import cases
-from whence.report.tables import clean
-from whence.results import Comparison
+from whence.report.tables import AT_LINE, clean
+from whence.results import GUILTY, CallPair, Comparison, Confidence, Row, VerdictKind, severity
 
 _OUTCOMES = {"same": "passed", "different": "failed", "undecided": "skipped"}
 
@@ -26,7 +30,7 @@ def junit_xml(result: Comparison) -> str:
         headline(result),
         answer(result),
     )
-    for call in cases(result):
+    for call in _cases(result):
         name = call.name + (f" #{call.occurrence}" if call.occurrence else "")
         suite.case(
             f"rank{call.rank}.step{call.step}",
@@ -87,3 +91,81 @@ class _Suite:
         ElementTree.indent(self._root)
         text = ElementTree.tostring(self._root, encoding="unicode")
         return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'
+
+
+_SURE = (Confidence.CERTAIN, Confidence.LIKELY, Confidence.NONE)
+_UNTOLD = (VerdictKind.INCOMPARABLE, VerdictKind.UNDETERMINED, VerdictKind.NONDETERMINISTIC)
+_MADE = ("output", "mutated")
+_DOWNSTREAM = (VerdictKind.INHERITED, VerdictKind.AMPLIFIED)
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One compared call. outcome: "passed", "failed", or "skipped" (not comparable, not judged, or
+    only suspected). why: in a sentence.
+    """
+
+    name: str
+    op_type: str
+    step: int
+    rank: int
+    occurrence: int
+    verdict: str
+    outcome: str
+    why: str
+
+
+def _cases(result: Comparison) -> Iterator[Case]:
+    """Every compared call in the order of the reference; calls of which no tensor is paired are
+    left out.
+    """
+    called = {f.pair: f.source for f in result.findings if AT_LINE.search(f.source)}
+    outcomes: dict[int, tuple[bool, str]] = {}
+    # the worst is said last, and stays
+    for verdict in sorted(result.verdicts, key=lambda v: severity(v.verdict)):
+        line = verdict.source or called.get(verdict.pair, "")
+        outcomes[verdict.pair] = (
+            verdict.confidence in _SURE,
+            f"{verdict.sentence}; called at {line}" if line else verdict.sentence,
+        )
+    rows_of: dict[int, list[Row]] = {}
+    for row in result.rows:
+        rows_of.setdefault(row.pair, []).append(row)
+    for pair, rows in rows_of.items():
+        row = rows[0]
+        sure, sentence = outcomes.get(pair, (True, ""))
+        outcome, why = "passed", sentence
+        if row.verdict in GUILTY:
+            outcome, why = (
+                ("failed", sentence) if sure else ("skipped", f"only a suspicion: {sentence}")
+            )
+        elif row.verdict in _UNTOLD:
+            outcome = "skipped"
+            why = (
+                sentence
+                or next((r.measured.why for r in rows if r.measured.why), "")
+                or row.verdict
+            )
+        elif lost := _unseen(result.plan.pairs[pair], rows):
+            outcome, why = "skipped", lost
+        elif row.verdict in _DOWNSTREAM and result.inputs_differ:
+            outcome, why = "skipped", "the inputs of the models differ, so this proves nothing"
+        yield Case(
+            row.name, row.op_type, row.step, row.rank, row.occurrence, row.verdict, outcome, why
+        )
+
+
+def _unseen(pair: CallPair, rows: list[Row]) -> str:
+    """Which output of a call could not be compared, and why; "" when all were. An empty tensor
+    holds nothing that could differ.
+    """
+    for slot in pair.only_reference:
+        if slot.startswith(_MADE):
+            return f"{slot} has no partner"
+    for row in rows:
+        if (
+            row.reference_slot.startswith(_MADE)
+            and row.measured.tier == "none"
+            and 0 not in row.reference_shape
+        ):
+            return f"{row.reference_slot}: {row.measured.why}"
+    return ""

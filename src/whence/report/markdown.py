@@ -1,5 +1,7 @@
 """A Comparison as Markdown, for the summary of a job, a ticket or a comment: the answer, its
 findings, the counts.
+
+`drift` says in one line how far a run moved from the one before it.
 """
 
 from __future__ import annotations
@@ -7,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from whence.records.slots import is_output
+from whence.report import effect
 from whence.report.answer import CAUSES, answer, headline
-from whence.report.drift import drift
 from whence.report.evidence import part_of_call
 from whence.report.tables import AT_LINE, clean, count
-from whence.results import Comparison, Finding
+from whence.results import Comparison, Finding, Row, Status, VerdictKind
 
 _MOST = 20
 _MEANT = re.compile(r"([\\`*_\[\]<>#|~])")
@@ -106,3 +109,41 @@ def code(text: object) -> str:
 def words(text: str) -> str:
     """Prose that is shown as it is: no mark-up, no HTML, nobody mentioned."""
     return _MEANT.sub(r"\\\1", clean(text).replace("&", "&amp;")).replace("@", "&#64;")
+
+
+_WHOLE_CALL = -1
+"""`Verdict.stretch` of a leaf."""
+
+
+def drift(result: Comparison) -> str:
+    """What became of the numbers: none, rounding and where it begins, a fault, or not known."""
+    if result.status == Status.UNDECIDED:
+        return "not known, whence cannot tell"
+    if result.status == Status.DIFFERENT:
+        if not result.findings:
+            return "more than rounding"
+        return f"a fault in {clean(result.findings[0].name) or 'the model'}"
+    first = _first_moved(result)
+    if first is None:
+        return "none, bitwise identical"
+    what = "as declared" if first.verdict == VerdictKind.DECLARED else "rounding"
+    begins = f"{what}, from {clean(first.name) or 'the model'}{_ulps(first)} on"
+    return f"{begins}; {effect.words(result.effect)}" if result.effect is not None else begins
+
+
+def _first_moved(result: Comparison) -> Row | None:
+    """The first output that differs, in the order of execution: of a leaf, where one does."""
+    if set(result.counts) <= {VerdictKind.IDENTICAL}:
+        return None
+    leaves = {verdict.pair for verdict in result.verdicts if verdict.stretch == _WHOLE_CALL}
+    differing = [
+        row for row in result.rows if not row.measured.identical and is_output(row.reference_slot)
+    ]
+    of_leaves = (row for row in differing if row.pair in leaves)
+    return next(of_leaves, differing[0] if differing else None)
+
+
+def _ulps(row: Row) -> str:
+    """By how many units in the last place the worst element is off, where that was measured."""
+    ulps = row.measured.values.get("ulp_max")
+    return f" ({ulps:.0f} ulp)" if ulps else ""
