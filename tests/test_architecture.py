@@ -191,7 +191,6 @@ FOLDERS = {
         {"ascend", "paddle"},
         {"formats"},
         {"folder"},
-        {"registry"},
         {"figures"},
         {"opening"},
     ],
@@ -238,8 +237,8 @@ FOLDERS = {
 LATE = {
     ("display", "report.notebook"),
     ("display", "report.prompt"),
-    ("results.lookup", "report.frames"),
-    ("results.lookup", "report.arrow"),
+    ("results.comparison", "report.frames"),
+    ("results.comparison", "report.arrow"),
 }
 # Words, slots and notes that code asks for stand in one file each; elsewhere their members or
 # functions are used. Files and packages that still have bare text; the lists may only shrink.

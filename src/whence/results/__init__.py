@@ -17,14 +17,11 @@ from whence.results.comparison import (
     Undecided,
     Visible,
 )
-from whence.results.contents import Contents, FoundComparison, FoundRun, LastComparison
 from whence.results.diverge import Diverged, Parting, PartKind, StepDrift
 from whence.results.generation import Generation, Prompted, Token, TokenKind
 from whence.results.measured import Measured
 from whence.results.module import ModuleCall, ModuleResult
-from whence.results.nans import Nans, NotFinite, Range
 from whence.results.origin import Counted, Occurrence, Occurrences, Origin, TracedInput, TracedStep
-from whence.results.parity import ParityError
 from whence.results.plan import TENSOR_RULE, CallPair, Joined, Made, Parted, Plan, SlotPair
 from whence.results.precision import (
     ModuleEffect,
@@ -44,7 +41,6 @@ from whence.results.probe import (
     Symptom,
     Variant,
 )
-from whence.results.ranges import FormatUse, Ranges, TensorRange
 from whence.results.ranks import (
     CollectiveRow,
     RankCause,
@@ -81,17 +77,28 @@ from whence.results.views import Shown, ViewRow
 from whence.results.workflows import (
     Checkup,
     Clean,
+    Contents,
     Explained,
     FacedWeight,
+    FormatUse,
+    FoundComparison,
+    FoundRun,
     Ladder,
     LadderKind,
+    LastComparison,
     Location,
+    Nans,
+    NotFinite,
     OutputError,
+    ParityError,
     Pass,
     PlantedFault,
+    Range,
+    Ranges,
     Reproduction,
     Rung,
     RungKind,
+    TensorRange,
     WeightMap,
 )
 

@@ -4,21 +4,24 @@ trip.
 The order in which they arise: `align` makes a Plan of CallPairs, `metrics` fills a Measured per
 pair of records, `judge` gives each call a Verdict, `locate` turns verdicts into Findings, `api`
 puts all into a Comparison, `report` writes it.
+
+`Framed` lets it offer its modules by name, and its tables as data frames.
 """
 
 from __future__ import annotations
 
 import importlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from whence.display import Described
+from whence.display import Described, Displayed
+from whence.records.lookup import unknown
 from whence.records.missing import Lack
 from whence.results.generation import Generation
-from whence.results.lookup import Framed
+from whence.results.module import ModuleResult, module_result
 from whence.results.origin import Occurrences, Origin
 from whence.results.plan import Plan
 from whence.results.ranks import RankFinding
@@ -26,6 +29,59 @@ from whence.results.rows import Row
 from whence.results.verdict import Evidence, Finding, Verdict
 from whence.results.views import ViewRow
 from whence.results.windows import ComparedWindow
+
+
+class Framed(Displayed):
+    """Mix-in of a comparison: its tables as data frames, its modules by name."""
+
+    __slots__ = ()
+
+    def to_pandas(self, table: str = "pairs") -> Any:
+        """A `pandas.DataFrame`. table: "pairs" (a row per pair of tensors), "findings", or "tokens"
+        (of what was generated).
+
+        Figures are float64, NaN where there is none. Raises UsageError for another table,
+        MissingDependency without pandas.
+        """
+        from whence.report import frames
+
+        return frames.to_pandas(self, table)
+
+    def to_polars(self, table: str = "pairs") -> Any:
+        """As `to_pandas`, a `polars.DataFrame`; null where there is no figure."""
+        from whence.report import frames
+
+        return frames.to_polars(self, table)
+
+    def to_arrow(self, table: str = "pairs") -> Any:
+        """A `pyarrow.Table`. table: one of those that `whence query CMP --tables` lists. Raises
+        UsageError for another table, MissingDependency without pyarrow.
+        """
+        from whence.report import arrow
+
+        return arrow.to_arrow(self, table)
+
+    def to_parquet(self, path: str, table: str = "pairs") -> int:
+        """Write a table as a Parquet file, batch by batch, and return how many rows it has. Raises
+        as `to_arrow` does, and StoreFailed.
+        """
+        from whence.report import arrow
+
+        return arrow.write_parquet(self, path, table)
+
+    def __getitem__(self, name: str) -> ModuleResult:
+        """What it says of a module of the reference, by its name: verdict, evidence, calls and
+        tensors. Raises KeyError with names that are near.
+        """
+        whole: Any = self
+        module = module_result(name, whole.rows, whole.verdicts, whole.findings)
+        if module is None:
+            raise KeyError(_absent(whole, name))
+        return module
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """Names of calls, those of findings first."""
+        return _names_of(self)
 
 
 class Remark(Described, msgspec.Struct, frozen=True, omit_defaults=True):
@@ -391,3 +447,22 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
         importlib.import_module("whence.api").report_html(
             self, output, details=details, force=force
         )
+
+
+def _names_of(result: Any) -> list[str]:
+    """Names of the calls of a comparison, those of findings first."""
+    names: Iterable[str] = (*(f.name for f in result.findings), *(row.name for row in result.rows))
+    present = {row.name for row in result.rows}
+    return [name for name in dict.fromkeys(names) if name in present]
+
+
+def _absent(result: Any, name: str) -> str:
+    """Why there is no such name, with names that are near."""
+    for side, names in result.without_partner.items():
+        if name in names:
+            return (
+                f"{name!r} has more than one possible partner, and was not compared"
+                if side == "ambiguous"
+                else f"{name!r} is in the {side} alone, and was not compared"
+            )
+    return unknown(name, _names_of(result))

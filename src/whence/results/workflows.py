@@ -1,5 +1,6 @@
 """What the verbs beside `compare` produce: locations, checkups, reproductions, ladders, weight
-maps.
+maps, sources of values that are not finite, use of the range of formats, failed checks of
+parity, and what lies in a folder.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from whence.display import Described
+from whence.results.comparison import Comparison
 from whence.results.verdict import Finding, Word
 
 
@@ -271,3 +273,186 @@ class Ladder(Described, msgspec.Struct, frozen=True, omit_defaults=True):
     compiler_pass: Pass | None = None
     notes: tuple[str, ...] = ()
     kind: str = LadderKind.STAGES
+
+
+class Range(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tensor that a call read: its slot, dtype and the range of its finite elements; None where
+    it was not measured or has none. infinite: how many elements are +-Inf.
+    """
+
+    slot: str
+    dtype: str
+    low: float | None = None
+    high: float | None = None
+    infinite: int = 0
+
+
+class NotFinite(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tensor with NaN or infinities that nothing before it had.
+
+    scope, op_type, phase, step, rank, order: of the call that made it. slot: in that call; of what
+    a container's own code handed to a child, "K:input.0". nan, infinite, count: elements. largest:
+    the largest finite number of the dtype. read: what the call was given. operator: of the program
+    that the call ran, the first that makes it when it is run again ("log"); "" where that is not
+    known.
+    """
+
+    scope: str
+    root: str
+    op_type: str
+    slot: str
+    step: int
+    rank: int
+    order: int
+    nan: int
+    infinite: int
+    count: int
+    dtype: str
+    largest: float | None
+    phase: str = "forward"
+    source: str = ""
+    read: tuple[Range, ...] = ()
+    operator: str = ""
+
+
+class Nans(Described, msgspec.Struct, frozen=True):
+    """What is not finite in a run.
+
+    first: the first tensor with NaN, or the first that overflowed where there is no NaN or the NaN
+    was made of infinities; None where all is finite. then: the NaN that such an overflow became.
+    overflowed: tensors with infinities, and no NaN, that calls made of finite inputs, in order.
+    after: calls behind the first one that hold NaN or infinities. calls: how many there are.
+    unmeasured: tensors without statistics.
+    """
+
+    run: str
+    first: NotFinite | None
+    then: NotFinite | None
+    overflowed: tuple[NotFinite, ...]
+    after: int
+    calls: int
+    unmeasured: int
+
+
+class FormatUse(msgspec.Struct, frozen=True):
+    """How one tensor fits a format.
+
+    format: "float16", "float8_e4m3fn scaled" (scaled so that the largest magnitude of each tensor
+    is the largest of the format). overflows: whether its largest magnitude is too large for it.
+    overflow, zero, subnormal: elements that are not finite any more, that become zero, and that
+    keep fewer bits; of the elements that were read.
+    """
+
+    format: str
+    overflows: bool
+    overflow: int = 0
+    zero: int = 0
+    subnormal: int = 0
+
+
+class TensorRange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One tensor of a call over all steps, micro-batches and ranks: the first call that ended with
+    it, so that an output is named and not what reads it.
+
+    times: how often it was seen. elements: how many of them were read, 0 with statistics alone;
+    zeros, subnormal, saturated: how many of these are zero, subnormal, or the largest finite number
+    of the dtype itself. infinite: of all. largest, smallest: magnitudes of finite elements;
+    smallest is of elements that are not zero, None where none was read. step: where the largest one
+    is. formats: in the order that was asked for.
+    """
+
+    scope: str
+    root: str
+    op_type: str
+    slot: str
+    phase: str
+    dtype: str
+    times: int
+    elements: int
+    largest: float
+    step: int
+    smallest: float | None = None
+    zeros: int = 0
+    subnormal: int = 0
+    saturated: int = 0
+    infinite: int = 0
+    formats: tuple[FormatUse, ...] = ()
+
+
+class Ranges(Described, msgspec.Struct, frozen=True):
+    """How the tensors of a run use the range of floating-point formats.
+
+    formats: names, as in `FormatUse.format`. tensors: in the order of execution. unread: how many
+    of them are known by statistics alone, which say what overflows and not what becomes zero.
+    unmeasured: records that have neither.
+    """
+
+    run: str
+    formats: tuple[str, ...]
+    tensors: tuple[TensorRange, ...]
+    unread: int
+    unmeasured: int
+
+
+class ParityError(AssertionError):
+    """Two models do not compute the same, or it cannot be told whether they do. comparison: what
+    was found.
+    """
+
+    def __init__(self, message: str, comparison: Comparison) -> None:
+        super().__init__(message)
+        self.comparison = comparison
+
+
+ParityError.__module__ = "whence.testing"  # where users import it from
+
+
+class FoundRun(msgspec.Struct, frozen=True):
+    """A run of whence. command: that made it, () where it was captured in code. age_s: since it was
+    written.
+    """
+
+    path: str
+    command: tuple[str, ...]
+    exit_code: int
+    age_s: float
+
+
+class FoundComparison(msgspec.Struct, frozen=True):
+    """A comparison that was written with -o. finding: name and class of the first, "" without.
+    next: commands that take the answer further.
+    """
+
+    path: str
+    status: str
+    reference: str
+    target: str
+    finding: str
+    next: tuple[str, ...]
+    age_s: float
+
+
+class LastComparison(msgspec.Struct, frozen=True):
+    """The comparison that commands take when they are given none. path: where it was written to, ""
+    where it was not. status, reference, target: "" where they are not known.
+    """
+
+    path: str
+    status: str
+    reference: str
+    target: str
+    age_s: float
+
+
+class Contents(msgspec.Struct, frozen=True):
+    """What was found in `folder`, the newest first. more_runs, more_comparisons: found and not
+    read. is_cut: the folder holds more than was looked at.
+    """
+
+    folder: str
+    runs: tuple[FoundRun, ...]
+    comparisons: tuple[FoundComparison, ...]
+    last: LastComparison | None
+    more_runs: int = 0
+    more_comparisons: int = 0
+    is_cut: bool = False
