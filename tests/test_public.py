@@ -107,7 +107,7 @@ def test_other_packages_add_by_the_same_groups(monkeypatch):
     from whence import metrics, readers, writers
 
     lists = (readers.known, writers.known, metrics.installed)
-    cached = (*lists, writers.registry._added)
+    cached = (*lists, writers._added)
     for known in cached:
         getattr(known, "cache_clear", lambda: None)()
     cli.group.list_commands(click.Context(cli.group))

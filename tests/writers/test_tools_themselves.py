@@ -211,7 +211,7 @@ def test_there_is_a_writer_of_each_format_that_others_announce_too(monkeypatch):
             return writers.npy_like
 
     monkeypatch.setattr(writers, "npy_like", writers.named("npy"), raising=False)
-    monkeypatch.setattr("whence.writers.registry._added", lambda: {"mine": Point()})
+    monkeypatch.setattr("whence.writers._added", lambda: {"mine": Point()})
     writers.known.cache_clear()
     try:
         assert writers.known()[-1] == "mine"

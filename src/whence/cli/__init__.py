@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from whence._version import __version__
+from whence.cli._answers import width
 from whence.errors import WhenceError
 
 if TYPE_CHECKING:
@@ -188,9 +189,7 @@ def group(ctx: click.Context, debug: bool) -> None:
     Without a command: what lies in this folder, and what one could do next.
     """
     if ctx.invoked_subcommand is None:
-        from whence.cli import _overview
-
-        click.echo(_overview.overview(ctx))
+        click.echo(_folder_overview(ctx))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -303,3 +302,16 @@ def _tell(text: str) -> None:
         click.echo("\n".join(tables.clean(line) for line in text.split("\n")), err=True)
     except OSError:
         return
+
+
+def _folder_overview(ctx: click.Context) -> str:
+    """What lies in the working folder and what one could do with it; the help where there is
+    nothing.
+    """
+    from whence import api
+    from whence.report.contents import folder_contents
+
+    contents = api.contents()
+    if not (contents.runs or contents.comparisons or contents.last):
+        return ctx.get_help()
+    return folder_contents(contents, lambda name: not Path(name).exists(), width()).rstrip("\n")

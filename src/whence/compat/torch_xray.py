@@ -8,19 +8,24 @@
 
 writes `globalrank-<N>_localrank-<N>.h5` and `..._summary.csv` into dump_path, which is a run of
 whence too.
+
+`dump.json` of an operator dump says what each call was given and made, beside the run that holds
+the elements.
 """  # noqa: E501
 
 from __future__ import annotations
 
 import atexit
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whence import extras
+from whence import disk, extras
 from whence.compat._said import once, same_as, without
 from whence.compat._steps import Stepped, numbers
+from whence.records.slots import split_slot
 
 if TYPE_CHECKING:
     from whence.api import Dump
@@ -188,13 +193,12 @@ def end_dump(clear_context: bool = True) -> None:
     `begin_dump` goes on.
     """
     from whence import api
-    from whence.compat._operators import write
 
     api.end_dump(clear_context)
     if not clear_context or not _begun:
         return
     folder = _begun.pop()[0]
-    if write(folder / "dump", folder / "dump.json"):
+    if _write_operators(folder / "dump", folder / "dump.json"):
         once(f"{folder} is written;  whence xray jprof {folder / 'dump.json'}  makes its tests")
 
 
@@ -219,3 +223,86 @@ atexit.register(end_dump)
 if os.environ.get("X_DEBUG"):
     begin_dump()
     _begun[:] = [(_begun[0][0], _AT_IMPORT)]
+
+
+def _write_operators(run: Path, path: Path) -> bool:
+    """Write the operators of a run; whether there are any. Elements stay in the run, each tensor
+    says as which record of it.
+
+    {version, tool, framework, device, run, records: [{index, name, op, args, outputs, count,
+    first_stack, seconds}]}; tensors {shape, dtype, stride, device, min, max, mean, nan, inf,
+    record}. count: with the equal calls that were left out. Raises UnreadableRun.
+    """
+    from whence import api
+    from whence._version import __version__
+    from whence.errors import UnreadableRun
+
+    try:
+        opened = api.open_run(str(run))
+    except UnreadableRun:
+        return False
+    repeats = {
+        group.calls[0]: 1 + group.count - len(group.calls)
+        for group in api.signatures(opened)
+        if group.calls
+    }
+    records: list[dict[str, Any]] = []
+    for call in opened.calls:
+        if call.kind != "operator":
+            continue
+        slots: dict[str, dict[str, Any]] = {"input": {}, "output": {}, "mutated": {}}
+        for ref in call.refs:
+            kind, name = split_slot(ref.slot)
+            slots.setdefault(kind, {})[name] = _tensor_as_json(opened, ref.record)
+        plain = {
+            name: value for name, value in call.arguments.items() if name not in slots["input"]
+        }
+        records.append(
+            {
+                "index": len(records),
+                "name": f"{call.id:05d}-{call.op.partition('.')[0]}",
+                "op": call.op,
+                "module": call.scope,
+                "phase": call.phase,
+                "args": {**slots["input"], **plain},
+                "outputs": {
+                    **slots["output"],
+                    **{f"mutated.{k}": v for k, v in slots["mutated"].items()},
+                },
+                "count": repeats.get(call.id, 1),
+                "first_stack": call.source,
+                "seconds": call.seconds,
+            }
+        )
+    devices = sorted({record.device for record in opened.records if record.device})
+    whole = {
+        "version": 1,
+        "tool": f"whence {__version__}",
+        "framework": "torch",
+        "device": devices[0] if devices else "cpu",
+        "run": run.name,
+        "records": records,
+    }
+    disk.write_file(path, json.dumps(whole, indent=1, default=str) + "\n")
+    return True
+
+
+def _tensor_as_json(run: Any, number: int) -> dict[str, Any]:
+    record = run.records[number]
+    entry: dict[str, Any] = {
+        "shape": list(record.shape),
+        "dtype": f"torch.{record.dtype}",
+        "stride": list(record.stride),
+        "device": record.device,
+        "record": number,
+    }
+    figures = record.statistics
+    if figures is not None:
+        entry |= {
+            "min": figures.min,
+            "max": figures.max,
+            "mean": figures.mean,
+            "nan": figures.nan,
+            "inf": figures.inf,
+        }
+    return entry
