@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import whence
-from whence.instrument.onnxruntime.blocked_weights import block_size
+from whence.instrument.onnxruntime.watched import block_size
 from whence.store import open_run
 
 onnx = pytest.importorskip("onnx")

@@ -552,7 +552,7 @@ def test_a_patch_puts_the_reference_into_the_live_predictor(models, tmp_path):
 def test_what_fails_in_a_hook_of_ours_ends_the_capture_and_not_the_program(models, tmp_path):
     text = """
     import importlib
-    runs = importlib.import_module("whence.instrument.paddle.operator_calls")
+    runs = importlib.import_module("whence.instrument.paddle.predictor")
     made = pm.predictor(sys.argv[1], "legacy", {})
     real, count = runs.look, [0]
     def fails(tensor):

@@ -15,9 +15,9 @@ from whence import store
 from whence.frameworks import host, torch_arrays
 from whence.instrument import options
 from whence.instrument.session import Session
-from whence.instrument.torch import staged_tensors, staging, staging_memory, tensor_identity
+from whence.instrument.torch import staged_tensors, staging_memory, tensor_identity
 from whence.instrument.torch.modules import Listener
-from whence.instrument.torch.staging import StagingRing
+from whence.instrument.torch.staged_tensors import StagingRing
 from whence.records import RunInfo
 from whence.store import open_run
 
@@ -110,7 +110,7 @@ def test_what_nothing_ends_is_handed_over_all_the_same():
 
 
 def test_flush_hands_over_without_waiting(monkeypatch):
-    monkeypatch.setattr(staging, "AGE_S", 3600)
+    monkeypatch.setattr(staged_tensors, "AGE_S", 3600)
     came = threading.Event()
     ring = StagingRing(fail)
     ring.flush()
@@ -122,12 +122,12 @@ def test_flush_hands_over_without_waiting(monkeypatch):
 
 @pytest.mark.parametrize("kernels", [False, True])
 def test_chunks_are_filled_again_and_other_threads_describe_them(kernels, monkeypatch):
-    monkeypatch.setattr(staging, "CHUNK_BYTES", 4096)
-    monkeypatch.setattr(staging, "SHARED_BYTES", 1)
-    monkeypatch.setattr(staging, "_processors", lambda: 4)
+    monkeypatch.setattr(staged_tensors, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(staged_tensors, "SHARED_BYTES", 1)
+    monkeypatch.setattr(staged_tensors, "_processors", lambda: 4)
     made, threads, got = [], set(), []
-    chunk, describe = staging.Chunk, host.describe_many
-    monkeypatch.setattr(staging, "Chunk", lambda n: made.append(n) or chunk(n))
+    chunk, describe = staged_tensors.Chunk, host.describe_many
+    monkeypatch.setattr(staged_tensors, "Chunk", lambda n: made.append(n) or chunk(n))
 
     def describing(contents):
         threads.add(threading.current_thread().name)
@@ -403,7 +403,7 @@ def test_on_record_gets_a_tensor(tmp_path):
 
 
 def test_on_record_may_keep_what_it_gets(tmp_path, monkeypatch):
-    monkeypatch.setattr(staging, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(staged_tensors, "CHUNK_BYTES", 64)
     kept = []
     store.create(tmp_path / "run", RunInfo())
     session = Session(

@@ -15,7 +15,8 @@ from whence.errors import UnreadableRun
 from whence.readers.ascend import graph_text
 from whence.readers.paddle import log_scan
 from whence.records import RunInfo
-from whence.store import scrub, status
+from whence.store import status
+from whence.store.scrub import Anonymous
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "data" / "golden" / "0.1.0"
@@ -138,7 +139,7 @@ def test_records_of_an_unknown_dtype_are_compared(fuzzer, tmp_path):
 
 
 def test_a_damaged_line_of_a_journal_cannot_be_cleaned():
-    clean = scrub.Anonymous(RunInfo(), ["host"])
+    clean = Anonymous(RunInfo(), ["host"])
     for line in (b'{"name": "\xff"}\n', b'{"name"\n'):
         with pytest.raises(UnreadableRun, match="not clean"):
             clean.line(line)

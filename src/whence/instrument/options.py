@@ -3,10 +3,13 @@ child processes.
 
 It travels to child processes as JSON in an environment variable, so every field is a plain JSON
 value.
+
+Values of an option that are one of a few are checked by `_one_of`.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,7 +17,6 @@ from typing import Any
 import msgspec
 
 from whence.errors import UsageError
-from whence.instrument.choices import nearest, one_of
 from whence.instrument.option_values import (
     TREE_NUMBER,
     check_pattern,
@@ -135,12 +137,12 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
     def __post_init__(self) -> None:
         self._check_texts()
-        one_of("slots", self.slots, SLOTS)
-        one_of("keep", self.keep, KEEP)
-        one_of("level", self.level, LEVELS)
-        one_of("positions", self.positions, POSITIONS)
-        one_of("graph_mode", self.graph_mode, GRAPH_MODES)
-        one_of("rung", self.rung, ("", *every_rung()))
+        _one_of("slots", self.slots, SLOTS)
+        _one_of("keep", self.keep, KEEP)
+        _one_of("level", self.level, LEVELS)
+        _one_of("positions", self.positions, POSITIONS)
+        _one_of("graph_mode", self.graph_mode, GRAPH_MODES)
+        _one_of("rung", self.rung, ("", *every_rung()))
         framework_of(self.rung, self.disabled_optimizers)
         self._check_operators()
         self._check_graph()
@@ -316,7 +318,7 @@ def make(**options: Any) -> CaptureOptions:
     fields = CaptureOptions.__struct_fields__
     for name in options:
         if name not in (*fields, "logits"):
-            hint = nearest(name, fields)
+            hint = _nearest(name, fields)
             raise UsageError(f"unknown capture option {name!r}{hint}; known: {', '.join(fields)}")
     values = dict(options)
     if (short := values.pop("logits", None)) is not None:
@@ -366,3 +368,17 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "force_tokens": _path,
 }
 """How code and the command line give an option -> the value of its field."""
+
+
+def _one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise UsageError for a value that is not one of the choices."""
+    if value not in choices:
+        raise UsageError(
+            f"{option}: {value!r} is not one of {', '.join(choices)}{_nearest(str(value), choices)}"
+        )
+
+
+def _nearest(name: str, choices: tuple[str, ...]) -> str:
+    """ " (did you mean NAME?)", "" where nothing is near."""
+    close = difflib.get_close_matches(name, choices, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

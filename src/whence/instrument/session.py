@@ -4,28 +4,40 @@ no framework.
 A session stands between a listener (which sees calls) and a `Sink` (which writes them). It never
 raises into the captured program: the first failure of the sink ends the capture, leaves the reason
 in the run and on stderr, and the program goes on.
+
+`_OnRecord` is the function of the user that is called for every record, with the columns it
+returns.
+
+`_StepSizes` counts the bytes of elements that the steps of each root take, and says what is to
+be said of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import itertools
 import threading
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from whence.errors import StoreFailed
+from whence.errors import StoreFailed, UsageError
 from whence.frameworks import host
 from whence.instrument import window_ends
-from whence.instrument.on_record import OnRecord, UserColumns, load_on_record
 from whence.instrument.options import CaptureOptions
 from whence.instrument.selection import Selector
-from whence.instrument.step_sizes import StepSizes
-from whence.instrument.wording import printed, stderr_is_terminal, stderr_of_now
+from whence.instrument.wording import (
+    counted,
+    printed,
+    raised,
+    size,
+    stderr_is_terminal,
+    stderr_of_now,
+)
 from whence.instrument.wording import size as size_words
 from whence.records import Call, External, Note, Program, Sink, Sketch, Statistics, Step
 from whence.records.marks import STOPPED
@@ -105,7 +117,7 @@ class Session:
         *,
         max_bytes: int,
         rank: int | Callable[[], int] = 0,
-        on_record: OnRecord | None = None,
+        on_record: _OnRecord | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.options, self.max_bytes = options, max_bytes
@@ -129,10 +141,10 @@ class Session:
         self._open_sink = open_sink
         self._sink: Sink | None = None
         function = on_record or (load_on_record(options.on_record) if options.on_record else None)
-        self._columns = UserColumns(function, self.note) if function is not None else None
+        self._columns = _UserColumns(function, self.note) if function is not None else None
         self._say = say or stderr_of_now()
         self._tells_all = say is not None or stderr_is_terminal()
-        self._sizes = StepSizes(max_bytes)
+        self._sizes = _StepSizes(max_bytes)
         # called with (root, step) when all of a step is written
         self.step_ended: Callable[[str, int], None] | None = None
         # False where a listener itself says when a step has ended: one of a training
@@ -388,3 +400,137 @@ class Session:
             self.sink().program(program)
         except StoreFailed as error:
             self.fail(str(error))
+
+
+_MAX_FAILURES = 20  # that are noted
+
+_OnRecord = Callable[[str, str, Any], Any]
+
+
+def load_on_record(spec: str) -> _OnRecord:
+    """The function named `module:function`. Raises UsageError saying which part was not found."""
+    module_name, _, name = spec.partition(":")
+    if not name:
+        raise UsageError(f"--on-record {spec!r}: write it as module:function")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UsageError(
+            f"--on-record {spec!r}: cannot import {module_name!r} ({error}); is its folder on "
+            "PYTHONPATH?"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UsageError(f"--on-record {spec!r}: {module_name!r} has no function {name!r}")
+    return function  # type: ignore[no-any-return]
+
+
+class _UserColumns:
+    """Calls the user's function. note: called with (kind, text, name) of an error it raises."""
+
+    def __init__(self, function: _OnRecord, note: Callable[[str, str, str], None]) -> None:
+        self._function, self._note = function, note
+        self._failures = 0
+
+    def of(self, op_type: str, name: str, value: Any) -> dict[str, float | None] | None:
+        """The columns of a record, None when there are none."""
+        try:
+            return _as_columns(self._function(op_type, name, value))
+        except Exception as error:  # noqa: BLE001 - the user's function may raise anything; it is recorded, not raised
+            self._failures += 1
+            if self._failures <= _MAX_FAILURES:
+                self._note("hook-error", f"on_record raised {raised(error)}", name)
+            return None
+
+
+def _as_columns(result: Any) -> dict[str, float | None] | None:
+    if result is None:
+        return None
+    if isinstance(result, Mapping):
+        return {str(k): float(v) for k, v in result.items()}
+    if isinstance(result, (list, tuple)):
+        return {f"value{i}": float(v) for i, v in enumerate(result)}
+    return {"value": float(result)}
+
+
+_EXACT = 100  # fewer steps than this are counted, more are estimated
+
+
+class StepLine(NamedTuple):
+    """What to say of a step. is_warning: else it is worth a line at a terminal only."""
+
+    text: str
+    is_warning: bool = False
+
+
+class _StepSizes:
+    """Sizes of the steps that ended. The first step of a root writes its parameters too, the later
+    ones only where an optimizer changes them.
+
+    max_bytes: budget of the run for elements. parameter_bytes: bytes of parameters so far.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self.parameter_bytes = max_bytes, 0
+        self._start = self._parameters_before = 0
+        self._expected: dict[str, int] = {}
+        self._announced: set[str] = set()
+
+    def begin(self, root: str, used: int) -> str:
+        """A step of `root` begins, `used` bytes are written: why it will not fit, "" if it may."""
+        self._start, self._parameters_before = used, self.parameter_bytes
+        expected = self._expected.get(root, 0)
+        if used + expected <= self._max_bytes:
+            return ""
+        return (
+            f"elements end here: {size(used)} used, the next step needs {size(expected)}, "
+            f"--max-bytes is {size(self._max_bytes)}; statistics and hashes go on"
+        )
+
+    def fits(self, root: str, used: int, waiting: int) -> bool:
+        """Will `begin` say "" whatever becomes of the `waiting` bytes that are not written yet?
+
+        Another thread may begin and end earlier steps meanwhile: they are expected to be as large
+        as they can be.
+        """
+        written = used + waiting
+        last = written - self._start  # read before what the end of that step changes
+        return written + max(last, self._expected.get(root, 0)) <= self._max_bytes
+
+    def bytes_of_step(self, used: int) -> int:
+        """Bytes that were written since the step began."""
+        return used - self._start
+
+    def end(self, root: str, used: int, whole: bool) -> StepLine | None:
+        """A step of `root` that was asked for has ended: what to say, None from the second time.
+
+        whole: all its elements were kept.
+        """
+        step, parameters = used - self._start, self.parameter_bytes - self._parameters_before
+        first = root not in self._expected
+        if whole:
+            self._expected[root] = step - parameters if first else max(step, self._expected[root])
+        if root in self._announced or (whole and not first):
+            return None
+        self._announced.add(root)
+        if not whole:
+            return StepLine(
+                f"whence: {root}: no whole step fits into --max-bytes {size(self._max_bytes)}; "
+                "from here on only statistics and hashes are kept",
+                is_warning=True,
+            )
+        step -= parameters
+        text = f"whence: capturing {root}: "
+        if parameters:
+            text += f"{size(parameters)} of parameters" + (" + " if step > 0 else ", ")
+        if step <= 0:
+            return StepLine(text + "no new elements per step")
+        fit = max(1, 1 + int((self._max_bytes - self._start - parameters - step) // step))
+        return StepLine(f"{text}{size(step)} per step; room for {_about(fit)}")
+
+
+def _about(steps: int) -> str:
+    """ "3 steps", "about 830 000 steps"."""
+    if steps < _EXACT:
+        return counted(steps, "step")
+    return f"about {counted(int(float(f'{steps:.1e}')), 'step')}"

@@ -3,18 +3,24 @@ of graph optimisation, or without some optimisers.
 
 This changes the program on purpose. Nothing of it is edited: the method that makes native sessions
 is wrapped while a capture with the option `rung` or `disabled_optimizers` is active.
+
+Which optimisers changed the graph of a session. The runtime tells it in its log alone, which it
+writes to the file descriptor of stderr.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import IO, Any
 
 from whence.errors import CaptureError
 from whence.instrument.guard import put_back
-from whence.instrument.onnxruntime.optimizer_log import changing_optimizers
+from whence.instrument.onnxruntime import native_sessions
 from whence.instrument.onnxruntime.what_optimized import Optimized, note
 from whence.instrument.session import Session
 
@@ -106,7 +112,7 @@ class Levels:
         try:
             if _is_of_ort_format(python_session):
                 self._ort_format[name] = None
-            self._optimizers |= dict.fromkeys(changing_optimizers(python_session, without))
+            self._optimizers |= dict.fromkeys(_changing_optimizers(python_session, without))
         except Exception as error:  # noqa: BLE001 - what the runtime raises has many types
             sys.stderr.write(f"whence: which optimisers changed {name} is not known: {error}\n")
 
@@ -153,3 +159,42 @@ def made(make: Callable[[], Any], rung: str, disabled: Iterable[str]) -> tuple[A
     finally:
         optimized = levels.remove()
     return python_session, optimized
+
+
+_CHANGED = re.compile(rb"GraphTransformer (\w+) modified: 1 ")
+_LINE = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ \[[VIWEF]:onnxruntime:")
+_INFO = 1
+_STDERR = 2
+_lock = threading.Lock()
+
+
+def _changing_optimizers(python_session: Any, disabled: set[str]) -> list[str]:
+    """Names of optimisers that change the graph of a session, in the order in which they first do.
+    A second session is made like it, and its log is read. Raises whatever the runtime raises.
+    """
+    with _lock, tempfile.TemporaryFile() as log:
+        native_sessions.logging_alike(python_session, disabled, _Redirected(log), _INFO)
+        log.seek(0)
+        lines = log.read().splitlines(keepends=True)
+    others = b"".join(line for line in lines if not _LINE.match(line))
+    if others:  # of other threads
+        os.write(_STDERR, others)
+    found = (_CHANGED.search(line) for line in lines)
+    return list(dict.fromkeys(match[1].decode() for match in found if match))
+
+
+class _Redirected:
+    """A block in which file descriptor 2 is a file."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._kept = -1
+
+    def __enter__(self) -> None:
+        sys.stderr.flush()
+        self._kept = os.dup(_STDERR)
+        os.dup2(self._file.fileno(), _STDERR)
+
+    def __exit__(self, *_: object) -> None:
+        os.dup2(self._kept, _STDERR)
+        os.close(self._kept)

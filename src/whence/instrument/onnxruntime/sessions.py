@@ -2,20 +2,33 @@
 and call what they were, with what they were given.
 
 Nothing that fails here reaches the program, and what a session returns is handed on as it is.
+
+What programs bind to an `IOBinding`: which value is read from where, and which result goes
+where. The binding itself does not tell.
+
+`_Registry` holds the sessions that are listened to, each with its root, and without keeping them
+alive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
+
+from whence.instrument.engines.roots import Roots
+from whence.instrument.engines.tensors import Tensors
+from whence.instrument.engines.values import Seen
 from whence.instrument.engines.wrapping import Wrappers
 from whence.instrument.onnxruntime import native_sessions
-from whence.instrument.onnxruntime.bindings import Bindings
-from whence.instrument.onnxruntime.insides import Reading
-from whence.instrument.onnxruntime.registry import Registry
+from whence.instrument.onnxruntime import settings as session_facts
+from whence.instrument.onnxruntime.insides import Reading, open_inside
+from whence.instrument.onnxruntime.values import at_pointer, seen_values
 from whence.instrument.onnxruntime.watched import RunInProgress, WatchedSession
 from whence.instrument.session import Session
 from whence.instrument.wording import raised
@@ -51,8 +64,8 @@ class Listener:
         self.session = session
         self._only = python_session
         self._wrappers = Wrappers(session)
-        self._bindings = Bindings()
-        self._registry = Registry(session, self._wrappers.own, reading, folder)
+        self._bindings = _Bindings()
+        self._registry = _Registry(session, self._wrappers.own, reading, folder)
 
     # ---- installing
 
@@ -245,3 +258,175 @@ def _arguments(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 def _second(read: Callable[[Any], Any], value: Any, returned: Any) -> Any:
     """What `read` makes of a value, whatever the method returned."""
     return read(value)
+
+
+_METHODS = (
+    "bind_cpu_input",
+    "bind_input",
+    "bind_ortvalue_input",
+    "bind_output",
+    "bind_ortvalue_output",
+    "clear_binding_inputs",
+    "clear_binding_outputs",
+)
+
+
+class _Bindings:
+    """Bindings of a process, as their methods were called. Keeps none of them alive."""
+
+    def __init__(self) -> None:
+        self._inputs: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self._outputs: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+    def methods(self) -> Iterator[tuple[str, Callable[..., None]]]:
+        """(name of a method of IOBinding, what notes that it was called with these arguments)."""
+        for name in _METHODS:
+            yield name, getattr(self, f"_{name}")
+
+    def inputs(self, binding: Any) -> dict[str, list[tuple[str, Seen]]]:
+        """What its inputs are now, by name, as far as it is known."""
+        bound = dict(getattr(binding, "_numpy_obj_references", None) or {})
+        bound |= {k: v for k, v in (getattr(binding, "_bound_inputs", None) or {}).items() if v}
+        bound |= self._inputs.get(binding, {})
+        return {
+            name: list(seen_values(value, f"input.{name}"))
+            if not isinstance(value, Seen)
+            else [(f"input.{name}", value)]
+            for name, value in bound.items()
+        }
+
+    def outputs(self, binding: Any) -> list[tuple[str, Any]]:
+        """(name, OrtValue) of its results."""
+        names = self._outputs.get(binding) or getattr(binding, "_bound_outputs", None) or {}
+        values = list(binding.get_outputs())
+        if len(names) != len(values):
+            return [(str(place), value) for place, value in enumerate(values)]
+        return list(zip(names, values, strict=True))
+
+    # ---- what was called
+
+    def _bind_cpu_input(self, binding: Any, name: str, arr_on_cpu: Any) -> None:
+        self._inputs.setdefault(binding, {})[name] = arr_on_cpu
+
+    def _bind_input(
+        self,
+        binding: Any,
+        name: str,
+        device_type: str,
+        device_id: int,
+        element_type: Any,
+        shape: Any,
+        buffer_ptr: int,
+    ) -> None:
+        seen = at_pointer(element_type, shape, str(device_type), buffer_ptr)
+        self._inputs.setdefault(binding, {})[name] = seen
+
+    def _bind_ortvalue_input(self, binding: Any, name: str, ortvalue: Any) -> None:
+        self._inputs.setdefault(binding, {})[name] = ortvalue
+
+    def _bind_output(self, binding: Any, name: str, *_: Any, **__: Any) -> None:
+        self._outputs.setdefault(binding, {})[name] = None
+
+    def _bind_ortvalue_output(self, binding: Any, name: str, ortvalue: Any) -> None:
+        self._outputs.setdefault(binding, {})[name] = None
+
+    def _clear_binding_inputs(self, binding: Any) -> None:
+        self._inputs.pop(binding, None)
+
+    def _clear_binding_outputs(self, binding: Any) -> None:
+        self._outputs.pop(binding, None)
+
+
+class _Registry:
+    """Sessions by identity. guard: makes the context in which code of the listener runs. folder:
+    of the run, where graphs are saved for a moment. reading: what reads ONNX files.
+    """
+
+    def __init__(
+        self, session: Session, guard: Callable[[], Any], reading: Reading, folder: str
+    ) -> None:
+        self._session, self._guard, self._reading, self._folder = session, guard, reading, folder
+        # else only what a session is given and returns
+        observes = session.options.level not in ("io", "logits")
+        self._observes = observes and session.options.max_depth != 0
+        self._tensors = Tensors(session)
+        self._watched: dict[int, tuple[Callable[[], Any], WatchedSession]] = {}
+        self._disabled: dict[int, tuple[str, ...]] = {}
+        self._roots = Roots()
+        self._begun = False
+
+    def known(self, python_session: Any) -> WatchedSession | None:
+        """The session, when it is listened to already and still runs what it ran then."""
+        entry = self._watched.get(id(python_session))
+        if entry is None or entry[0]() is not python_session:
+            return None
+        if entry[1].native is python_session._sess:
+            return entry[1]
+        entry[1].close()  # the program changed its providers: it is made anew
+        return self.adopt(python_session, self._disabled.get(id(python_session), ()))
+
+    def adopt(self, python_session: Any, disabled: tuple[str, ...] = ()) -> WatchedSession | None:
+        """Listen to a session from now on; None where this process is not asked for. disabled:
+        names of optimisers that the program switched off.
+        """
+        session = self._session
+        if not self._begun:
+            self._begun = True
+            session.begin()
+        if session.failed:
+            return None
+        disabled = tuple(dict.fromkeys((*disabled, *session.options.disabled_optimizers)))
+        path = session_facts.model_path(python_session)
+        root = self._roots.of(python_session, os.path.basename(path) or "(bytes)")  # noqa: PTH119
+        watched = WatchedSession(session, self._tensors, root, python_session)
+        original = self._original(python_session, path, root.name)
+        facts = session_facts.of_session(python_session, original, disabled)
+        session.note("settings", msgspec.json.encode(facts).decode(), root.name)
+        if self._observes:
+            watched.inside = open_inside(
+                session,
+                self._reading,
+                python_session,
+                original,
+                self._folder,
+                set(disabled),
+                root.name,
+            )
+        self._remember(python_session, watched, disabled)
+        return watched
+
+    def close(self) -> None:
+        """Let go of all sessions. Idempotent."""
+        for _, watched in list(self._watched.values()):
+            watched.close()
+        self._watched.clear()
+
+    def forget(self) -> None:
+        """In a forked child: sessions beside the program's belong to the parent."""
+        self._watched.clear()
+
+    def _remember(
+        self, python_session: Any, watched: WatchedSession, disabled: tuple[str, ...]
+    ) -> None:
+        place = id(python_session)
+
+        def gone(ref: Any) -> None:
+            entry = self._watched.get(place)
+            if entry is not None and entry[0] is ref:
+                del self._watched[place]
+                self._disabled.pop(place, None)
+                with self._guard():
+                    entry[1].close()
+
+        ref = weakref.ref(python_session, gone)
+        watched.root.ref = ref
+        self._watched[place], self._disabled[place] = (ref, watched), disabled
+
+    def _original(self, python_session: Any, path: str, root: str) -> Any:
+        """The user's model as its file has it, None where that cannot be read."""
+        try:
+            return self._reading.model(path or python_session._model_bytes)
+        except (OSError, ValueError) as error:
+            name = os.path.basename(path) or "the model given as bytes"  # noqa: PTH119
+            self._session.note("program", f"{name} cannot be read: {raised(error)}", root)
+            return None

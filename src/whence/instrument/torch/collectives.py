@@ -1,12 +1,22 @@
 """Collectives and messages of a program: one line for each, written when it is issued, so that it
 is there when the job hangs in it.
+
+What torch sends to other processes, with somebody looking on.
+
+Every way to a process group (functions of `torch.distributed`, functional collectives, DTensors,
+FSDP, the reducer of DDP, pipelines) goes through operators of one library of the dispatcher. They
+get a kernel under a key that comes right before those of devices and that these operators leave
+free: it tells the watchers of the arguments and hands them on to the kernel of the device. Nothing
+is sent, copied or waited for, nothing is kept, and the interpreter's lock is free while the
+device's kernel runs: a worker thread of a group may need it to go on.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +25,6 @@ from whence.errors import StoreFailed
 from whence.frameworks.torch_arrays import NAMES
 from whence.instrument.call_frames import CallFrames, count
 from whence.instrument.session import Session
-from whence.instrument.torch import collective_kernels
 from whence.instrument.torch.module_info import ModuleRoot
 from whence.instrument.torch.sources import source_here
 from whence.records import Collective, CollectiveKind
@@ -86,15 +95,15 @@ class Collectives:
 
     def install(self) -> None:
         """Begin to listen. A torch that does not hand out its kernels is left alone."""
-        if collective_kernels.can_watch() and not self._installed:
-            collective_kernels.watch(self._issued)
+        if _can_watch() and not self._installed:
+            _start_watching(self._issued)
             self._installed = True
 
     def remove(self) -> None:
         """Stop listening. Idempotent."""
         if self._installed:
             self._installed = False
-            collective_kernels.leave(self._issued)
+            _stop_watching(self._issued)
 
     def _issued(self, operator: str, arguments: dict[str, Any]) -> None:
         """An operator that sends is about to run. Whatever fails here ends the capture alone."""
@@ -233,3 +242,61 @@ def _issuer() -> str:
             break
         frame = frame.f_back
     return ""
+
+
+_Watcher = Callable[[str, dict[str, Any]], None]
+"""(name of the operator, its arguments by name). Called before the operator runs."""
+
+_LIBRARY = "c10d"
+_KEY = "BackendSelect"
+_UNWATCHED = ("check_for_nan",)
+_lock = threading.Lock()
+_watchers: tuple[_Watcher, ...] = ()
+_installed: Any = None
+
+
+def _can_watch() -> bool:
+    """Can this torch join processes?"""
+    return bool(torch.distributed.is_available())
+
+
+def _start_watching(watcher: _Watcher) -> None:
+    """Tell a watcher of everything that is sent from now on, by any thread."""
+    global _watchers, _installed
+    with _lock:
+        if _installed is None:
+            _installed = _with_kernels()
+        _watchers = (*_watchers, watcher)
+
+
+def _stop_watching(watcher: _Watcher) -> None:
+    """Tell it no more. With the last one the kernels go."""
+    global _watchers, _installed
+    with _lock:
+        _watchers = tuple(one for one in _watchers if one != watcher)
+        if not _watchers and _installed is not None:
+            library, _installed = _installed, None
+            library._destroy()
+
+
+def _with_kernels() -> Any:
+    library = torch.library.Library(_LIBRARY, "IMPL")
+    for whole in torch._C._dispatch_get_all_op_names():
+        space, _, name = whole.partition("::")
+        taken = torch._C._dispatch_has_kernel_for_dispatch_key(whole, _KEY)
+        if space == _LIBRARY and name not in _UNWATCHED and not taken:
+            library.impl(name, _telling(name), _KEY, with_keyset=True)
+    return library
+
+
+def _telling(name: str) -> Callable[..., Any]:
+    operator = getattr(torch.ops.c10d, name).default
+    names = tuple(argument.name for argument in operator._schema.arguments)
+    below = torch._C._dispatch_keyset_full_after(torch._C._parse_dispatch_key(_KEY))
+
+    def call(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        for watcher in _watchers:
+            watcher(name, dict(zip(names, args)) | kwargs)
+        return operator.redispatch(keys & below, *args, **kwargs)
+
+    return call

@@ -1,7 +1,15 @@
-"""Lets the calls of steps pass that are not recorded, at next to no cost, and counts the steps."""
+"""Lets the calls of steps pass that are not recorded, at next to no cost, and counts the steps.
+
+Reads loss and gradient norm of every step, whether it is recorded or not: the tensor that
+`backward()` is called on, and the norm that the program takes to clip by.
+
+Hears of the ends of all steps, also of those that a loss scaler leaves out because a gradient is
+not finite.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -9,18 +17,20 @@ import torch
 
 from whence.instrument import window_ends
 from whence.instrument.call_frames import Args, CallFrames, Kwargs
-from whence.instrument.guard import keep_ring
+from whence.instrument.guard import keep_ring, put_back
 from whence.instrument.session import Session
+from whence.instrument.step_choice.conditions import Quantity, Watcher
 from whence.instrument.step_choice.ending import BeforeTermination
 from whence.instrument.step_choice.gate import StepGate
 from whence.instrument.step_choice.ring import StepRing
+from whence.instrument.torch.before_steps import call_before_steps, is_inside_step
+from whence.instrument.torch.compiled_boundary import inside
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.modes import is_traced
 from whence.instrument.torch.module_info import ModuleInfo
 from whence.instrument.torch.module_registry import ModuleRegistry
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.training.listener import Training
-from whence.instrument.torch.watched_values import WatchedValues
 
 _tracing, _depth = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
 _task = torch._C._current_graph_task_id
@@ -47,7 +57,7 @@ class GatedSteps:
         self._gate, self._session, self._frames = gate, session, frames
         self._modules, self._registry, self._meet = modules, registry, meet
         self._training = training
-        self._values = WatchedValues(gate.watcher, frames)
+        self._values = _WatchedValues(gate.watcher, frames)
         self._termination = BeforeTermination(self._terminated)
         self._before: tuple[bool, bool] | None = None
         session.selector.leave_steps()
@@ -161,3 +171,174 @@ class GatedSteps:
             self._frames.active = self._frames.asleep = False
             self._registry.staging.drain()
             keep_ring(self._session, "SIGTERM came")
+
+
+_NORMS = ("_get_total_norm", "get_total_norm")
+
+
+class _WatchedValues:
+    """Hands loss and gradient norm to a watcher.
+
+    A value on an accelerator is copied without waiting for it, and handed on when it has arrived: a
+    step later, mostly. Where the program takes no norm and a condition names it, it is taken here
+    before the optimiser's step.
+    """
+
+    def __init__(self, watcher: Watcher, frames: CallFrames) -> None:
+        self._watcher, self._frames = watcher, frames
+        self._undo: list[tuple[Any, str, Any, Any]] = []
+        self._hooks: list[Any] = []
+        self._arriving: deque[tuple[Quantity, Any, Any]] = deque()
+        self._has_norm = False
+
+    def install(self) -> None:
+        """Begin to read what a condition is about."""
+        if self._watcher.may_use(Quantity.LOSS):
+            self._wrap(torch.autograd, "backward", self._around_backward)
+        if self._watcher.may_use(Quantity.NORM):
+            for module in (torch.nn.utils.clip_grad, torch.nn.utils):
+                for name in _NORMS:
+                    if hasattr(module, name):
+                        self._wrap(module, name, self._around_norm)
+        if self._watcher.needs(Quantity.NORM):
+            self._hooks.append(call_before_steps(self._before_step))
+
+    def remove(self) -> None:
+        """Stop reading. A wrapper that somebody wrapped in turn stays, and does nothing."""
+        put_back(self._undo)
+        while self._hooks:
+            self._hooks.pop().remove()
+        self._arriving.clear()
+
+    def step_ended(self) -> None:
+        """Hand on what has arrived."""
+        self._has_norm = False
+        while self._arriving and self._arriving[0][2].query():
+            quantity, value, _ = self._arriving.popleft()
+            self._watcher.saw(quantity, float(value))
+
+    def _wrap(self, owner: Any, name: str, around: Callable[[Any], Any]) -> None:
+        previous = getattr(owner, name)
+        wrapper = around(previous)
+        wrapper.__name__ = wrapper.__qualname__ = name
+        setattr(owner, name, wrapper)
+        self._undo.append((owner, name, wrapper, previous))
+
+    def _is_on(self) -> bool:
+        frames = self._frames
+        return (frames.active or frames.asleep) and not frames.thread.busy
+
+    def _around_backward(self, previous: Any) -> Any:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._is_on() and not inside():
+                self._frames.guarded(self._read, Quantity.LOSS, tensors)
+            return previous(tensors, *args, **kwargs)
+
+        return backward
+
+    def _around_norm(self, previous: Any) -> Any:
+        def total_norm(*args: Any, **kwargs: Any) -> Any:
+            norm = previous(*args, **kwargs)
+            if self._is_on() and not self._has_norm and not inside():
+                self._has_norm = True
+                self._frames.guarded(self._read, Quantity.NORM, norm)
+            return norm
+
+        return total_norm
+
+    def _before_step(self, optimizer: Any) -> None:
+        if self._is_on() and not self._has_norm:
+            self._frames.guarded(self._take_norm, optimizer)
+
+    def _take_norm(self, optimizer: Any) -> None:
+        gradients = [
+            p.grad
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None and p.grad.layout is torch.strided
+        ]
+        if gradients:
+            with torch.no_grad():
+                norms = torch._foreach_norm(gradients)
+                device = norms[0].device
+                total = torch.linalg.vector_norm(torch.stack([n.to(device) for n in norms]))
+            self._read(Quantity.NORM, total)
+
+    def _read(self, quantity: Quantity, value: Any) -> None:
+        if isinstance(value, (list, tuple)):
+            for each in value:
+                self._read(quantity, each)
+            return
+        if type(value) is not torch.Tensor or value.numel() != 1 or not value.is_floating_point():
+            return
+        value = value.detach()
+        if value.is_cpu:
+            self._watcher.saw(quantity, value.item())
+            return
+        arrived = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
+        arrived.copy_(value, non_blocking=True)
+        event = torch.Event(value.device)
+        event.record()
+        self._arriving.append((quantity, arrived, event))
+
+
+_STEPS = "_maybe_opt_step"
+
+
+def call_after_steps(ended: Callable[[Any, bool], None]) -> Any:
+    """Call `ended` with every optimiser that has stepped, and whether a `GradScaler` left the step
+    out. Returns a handle whose `remove` ends this.
+    """
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    def after(optimizer: Any, *_: Any) -> None:
+        if not is_inside_step(optimizer):
+            ended(optimizer, False)
+
+    return _Handles(
+        register_optimizer_step_post_hook(after),
+        _SkippedSteps(lambda optimizer: ended(optimizer, True)),
+    )
+
+
+class _Handles:
+    def __init__(self, *handles: Any) -> None:
+        self._handles = handles
+
+    def remove(self) -> None:
+        """Stop hearing."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class _SkippedSteps:
+    """The method of `GradScaler` that steps or does not, wrapped."""
+
+    def __init__(self, skipped: Callable[[Any], None]) -> None:
+        self._previous = previous = getattr(torch.amp.GradScaler, _STEPS, None)
+        if previous is None:  # of another release of torch
+            return
+
+        def wrapper(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            has_stepped = False
+
+            def steps(*_: Any) -> None:
+                nonlocal has_stepped
+                has_stepped = True
+
+            handle = optimizer.register_step_pre_hook(steps)
+            try:
+                out = previous(scaler, optimizer, *args, **kwargs)
+            finally:
+                handle.remove()
+            if not has_stepped:
+                skipped(optimizer)
+            return out
+
+        self._wrapper = wrapper
+        setattr(torch.amp.GradScaler, _STEPS, wrapper)
+
+    def remove(self) -> None:
+        """Put the method back, unless somebody wrapped it in turn."""
+        if self._previous is not None and getattr(torch.amp.GradScaler, _STEPS) is self._wrapper:
+            setattr(torch.amp.GradScaler, _STEPS, self._previous)

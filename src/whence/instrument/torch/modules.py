@@ -5,6 +5,14 @@ Compiled and scripted code is entered through the same wrapper, so
 its boundary is recorded and a note says that the inside was not seen. While the wrapper looks at
 tensors, dispatch and function modes of the program are off, so that nothing of ours is seen by
 them.
+
+Notes of a run on compiled and scripted code, whose inside is not seen.
+
+Calls of modules that train nothing: torch asks a stage of a pipeline what it makes of a batch
+before the first step, with the program's own module and autograd on.
+
+What a listener of modules can be given: a way to change the program, and a way to record the
+tensors of a call.
 """
 
 from __future__ import annotations
@@ -14,7 +22,8 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from types import FrameType
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -28,17 +37,14 @@ from whence.instrument.torch.compiled_boundary import (
     CompiledCodeGuard,
     is_compilers,
 )
-from whence.instrument.torch.compiler_notes import CompilerNotes
-from whence.instrument.torch.dry_runs import PIPELINING, is_dry_run, unless_dry_run
 from whence.instrument.torch.frames import ModuleFrame, call_of
-from whence.instrument.torch.gated_steps import GatedSteps
-from whence.instrument.torch.listener_parts import Interventions, TakesTensors
+from whence.instrument.torch.gated_steps import GatedSteps, call_after_steps
 from whence.instrument.torch.modes import HIDING, is_traced
 from whence.instrument.torch.module_calls import ModuleCalls
-from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot
+from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot, is_optimized
 from whence.instrument.torch.module_registry import ModuleRegistry
 from whence.instrument.torch.program_cache import NoPrograms, ProgramCache, ProgramWriter
-from whence.instrument.torch.steps_ended import call_after_steps
+from whence.instrument.torch.settings import Compilers
 from whence.instrument.torch.tensor_identity import FindExternal, TensorRegistry
 from whence.instrument.torch.training.listener import training_of
 from whence.instrument.wording import raised
@@ -75,7 +81,7 @@ class Listener:
         self.frames = CallFrames(session, HIDING, thread)
         self.thread: Any = self.frames.thread
         self._compiled_code = CompiledCodeGuard(self._met_compiled)
-        self._compilers = CompilerNotes(session)
+        self._compilers = _CompilerNotes(session)
         self.modules = ModuleRegistry(session)
         self.registry = TensorRegistry(
             session,
@@ -86,7 +92,7 @@ class Listener:
             looks=self.frames.looks,
             remembers=session.options.level == "op",
         )
-        self.tensors: TakesTensors = CallTensors(session, self.registry)
+        self.tensors: _TakesTensors = CallTensors(session, self.registry)
         self.writer = ProgramWriter(session, self.registry)
         self.programs: ProgramCache | NoPrograms = ProgramCache(
             session, self.registry, self.frames, self._compiled_code, self.writer
@@ -100,7 +106,7 @@ class Listener:
         if gate is not None:
             known = self.frames, self.modules, self.registry
             self._steps = GatedSteps(gate, session, *known, self._met, self.training)
-            observe = unless_dry_run(self._steps.observing(observe), self.frames)
+            observe = _unless_dry_run(self._steps.observing(observe), self.frames)
         self._calls = ModuleCalls(self.frames, observe)
         self._optimizer_hook: Any = None
         if model is not None:
@@ -184,7 +190,7 @@ class Listener:
         if thread.busy or _tracing() is not None or (_depth() and is_traced()):
             return previous(module, *args, **kwargs)
         guarded, stack = self.frames.guarded, thread.stack
-        if not stack and PIPELINING in sys.modules and is_dry_run():
+        if not stack and _PIPELINING in sys.modules and _is_dry_run():
             with self.frames.aside():
                 return previous(module, *args, **kwargs)
         training = self.training.model_begins() if self.training and not stack else None
@@ -358,3 +364,97 @@ def _forked(listener: weakref.ref[Listener]) -> None:
 
 # Kept so that nothing of them is finalised in the child: their buffers belong to the parent.
 _ABANDONED: list[Listener] = []
+
+
+class _CompilerNotes:
+    """Notes once per place how what runs there was compiled."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._compilers = Compilers()
+
+    def note_boundary(self, frame: ModuleFrame) -> None:
+        """Note of a module whose inside is not seen why that is so."""
+        module = frame.module
+        if isinstance(module, torch.jit.ScriptModule):
+            frame.note = "scripted: inside not seen"
+        elif module._compiled_call_impl is not None or is_optimized(module):
+            frame.note = "compiled: inside not seen"
+            self.note(frame, module)
+
+    def note(self, frame: ModuleFrame, compiled: Any) -> None:
+        """Note how `compiled` (a module, or dynamo's callback) was compiled."""
+        facts = self._compilers.met(frame.root.name, frame.scope, compiled)
+        if facts is not None:
+            self._session.note("compiled", msgspec.json.encode(facts).decode(), frame.scope)
+
+
+_PIPELINING = "torch.distributed.pipelining.stage"
+_FUNCTIONS = {"_forward_metadata_inference", "_shape_inference"}
+_FRAMES = 16
+"""So many frames lie between such a function and the module's call at most."""
+
+
+def _unless_dry_run(observe: Callable[..., Any], frames: CallFrames) -> Callable[..., Any]:
+    """`observe`, which is given a function, a module and its arguments, without such calls."""
+
+    def observed(previous: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
+        if not frames.thread.stack and _is_dry_run():
+            with frames.aside():
+                return previous(module, *args, **kwargs)
+        return observe(previous, module, args, kwargs)
+
+    return observed
+
+
+def _is_dry_run() -> bool:
+    """Is the call that begins now one of these?"""
+    if _PIPELINING not in sys.modules:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_FRAMES):
+        if frame is None:
+            return False
+        if frame.f_code.co_name in _FUNCTIONS and frame.f_globals.get("__name__") == _PIPELINING:
+            return True
+        frame = frame.f_back
+    return False
+
+
+class Interventions(Protocol):
+    """What a capture changes in the program on purpose: planted faults, patched tensors, forced
+    tokens.
+    """
+
+    def met(self, root: str, module: Any) -> None:
+        """A root is about to be called for the first time."""
+
+    def left(self, frame: Any, out: Any) -> Any:
+        """What a call returns instead of `out`. frame: the call that ends."""
+
+    def taken(self, frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        """What the program gets instead of `out`, which is recorded."""
+
+    def undo(self) -> None:
+        """Take everything out of the program again. Idempotent."""
+
+    def finish(self) -> None:
+        """Take everything out again, and note what was done."""
+
+
+class _TakesTensors(Protocol):
+    """Records the tensors of module calls."""
+
+    def take_inputs(
+        self, frame: ModuleFrame, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[str, Any]]:
+        """(slot, tensor) of everything a call was handed, recorded where inputs are wanted."""
+
+    def take_results(self, frame: ModuleFrame, out: Any, error: str) -> None:
+        """Record mutations and outputs of a call that ends."""
+
+    def prune(self) -> None:
+        """Forget objects that are gone."""
+
+    def clear(self) -> None:
+        """Forget everything."""

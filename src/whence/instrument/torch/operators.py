@@ -7,35 +7,46 @@ code runs it is off (`compiled_boundary.CompiledCodeGuard`). Each operator runs 
 when this code fails, with view tracking and autocast as it would have had them without a mode. An
 operator of a backward pass belongs to the forward operator that made its autograd node: torch
 numbers the nodes as they are made.
+
+Tensors of one call of an operator, as records and refs of it; memory that no operator has
+written yet is told from tensors.
+
+The dispatch mode through which operators are listened to: kept on top of those of the program,
+and off while compiled code runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence.frameworks.torch_schema import restored
-from whence.instrument.call_frames import Args, Kwargs
+from whence.frameworks.torch_schema import AUTOCAST_KEYS, restored
+from whence.instrument.call_frames import Args, CallFrames, Kwargs, ThreadCalls
 from whence.instrument.session import Session
 from whence.instrument.torch.before_steps import call_before_steps
 from whence.instrument.torch.compiled_boundary import inside
+from whence.instrument.torch.dtensor_placement import HALF, is_half
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.module_info import ModuleRoot
 from whence.instrument.torch.modules import Listener
 from whence.instrument.torch.operator_call import OperatorCall
-from whence.instrument.torch.operator_modes import OperatorModes, OperatorThread
 from whence.instrument.torch.operator_program import program_of
-from whence.instrument.torch.operator_tensors import OperatorTensors
-from whence.instrument.torch.overload import overload_of
+from whence.instrument.torch.overload import Overload, overload_of
 from whence.instrument.torch.program_cache import NoPrograms
 from whence.instrument.torch.regions import Region, Regions
 from whence.instrument.torch.sampling import Sampling
 from whence.instrument.torch.sources import source_here
+from whence.instrument.torch.tensor_content import StorageRef, storage_ref
+from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.wording import raised
-from whence.records import Call
+from whence.records import OVERWRITTEN, Call, Ref
+from whence.records.marks import NOT_WRITTEN
+from whence.records.slots import is_mutated
 
 FORWARDS = 1 << 17
 """Of so many forward operators it is known which autograd node is theirs; older ones are forgotten.
@@ -88,11 +99,11 @@ class OperatorListener(Listener):
         self._lasting = lasting
         self._opened: Any = None
         self._pre_hook: Any = None
-        super().__init__(session, model, thread=OperatorThread(), **how)
-        self._modes = OperatorModes(self.frames, self._operator)
+        super().__init__(session, model, thread=_OperatorThread(), **how)
+        self._modes = _OperatorModes(self.frames, self._operator)
         self._compiled_code.on_left(self._modes.resume)
         self._regions = Regions(session, self.registry, self.thread, self._region_ended)
-        self._operands = OperatorTensors(session, self.registry, self._sampling)
+        self._operands = _OperatorTensors(session, self.registry, self._sampling)
         self.programs = NoPrograms("its operators are calls of their own")
 
     # ---- installing
@@ -361,3 +372,325 @@ class OperatorListener(Listener):
 def _is_traced(types: Any) -> bool:
     """Are these tensors of a compiler that traces the program, not of a run?"""
     return any(kind.__name__ in ("FakeTensor", "FunctionalTensor", "ProxyTensor") for kind in types)
+
+
+_TENSOR = torch.Tensor
+
+
+class _OperatorTensors:
+    """Records the tensors of operators."""
+
+    def __init__(self, session: Session, registry: TensorRegistry, sampling: Sampling) -> None:
+        self._session, self._registry, self._sampling = session, registry, sampling
+        self._unwritten: dict[int, StorageRef] = {}
+        self._takes_inputs, self._takes_outputs = (
+            session.selector.slots("input"),
+            session.selector.slots("output"),
+        )
+
+    def prune(self) -> None:
+        """Forget memory that is gone."""
+        if self._unwritten:
+            self._unwritten = {
+                k: ref
+                for k, ref in self._unwritten.items()
+                if not torch.UntypedStorage._expired(ref.cdata)
+            }
+
+    def take_inputs(self, call: OperatorCall) -> None:
+        """Record what an operator is given, before it runs."""
+        session, sampling, overload = self._session, self._sampling, call.overload
+        registry = self._registry
+        chosen = not sampling.on or sampling.choose(call)
+        if chosen and session.elements_on:
+            session.over_budget(call.scope, call.above.step, registry.staging.waiting_bytes)
+            call.keep = session.elements_on
+        if sampling.on:
+            call.is_written = sampling.writes(call, chosen)
+            if sampling.counts:
+                for slot, tensor in call.inputs:
+                    self._count(call, slot, tensor)
+            if not call.is_written:
+                return
+        if self._takes_inputs:
+            known_again, keep, sights, refs = registry.again, call.keep, call.sights, call.refs
+            doubtful = self._unwritten or overload.overwritten
+            for slot, tensor in call.inputs:
+                if doubtful and (why := self._unreadable_input(overload, slot, tensor)):
+                    call.see(slot, registry.unreadable(tensor, why), why)
+                    continue
+                sight = sights[slot] = known_again(tensor, keep) or registry.record_of(
+                    tensor, slot, call, tried=True
+                )
+                refs.append(Ref(slot, sight[0], sight[1]))
+        if overload.random:
+            for device, state in call.states():
+                slot = f"state.{device}"
+                call.see(slot, registry.record_of(state, slot, call), "")
+
+    def _unreadable_input(self, overload: Overload, slot: str, tensor: Any) -> str:
+        if slot in overload.overwritten:
+            return OVERWRITTEN
+        return NOT_WRITTEN if self._unwritten and _storage(tensor) in self._unwritten else ""
+
+    def take_results(self, call: OperatorCall, results: list[tuple[str, Any, str]]) -> None:
+        """Record what an operator returned and wrote. results: (slot, tensor, slot of the input
+        that it is).
+        """
+        overload, takes = call.overload, call.is_written and self._takes_outputs
+        if call.placements and is_half(overload.name):
+            for slot, tensor, _ in results if takes else ():
+                call.see(slot, self._registry.unreadable(tensor, HALF), "")
+        elif overload.plain and not self._unwritten:
+            if takes:
+                self._take_plain(call, results)
+        elif takes:
+            for slot, tensor, input_slot in results:
+                self._take_result(call, slot, tensor, input_slot)
+        else:
+            for slot, tensor, _ in results:
+                if overload.uninitialised and tensor.numel():
+                    self._unwritten[_storage(tensor)] = storage_ref(tensor)
+                elif is_mutated(slot):
+                    self._unwritten.pop(_storage(tensor), None)
+        if self._sampling.counts:
+            self._count_results(call, results)
+
+    def _take_plain(self, call: OperatorCall, results: list[tuple[str, Any, str]]) -> None:
+        """Results that are new tensors or views of what went in, of which all was written."""
+        view, keep, registry = call.overload.view, call.keep, self._registry
+        base = call.inputs[0][1] if view and call.inputs else None
+        for slot, tensor, _ in results:
+            sight = None
+            if base is not None and type(base) in (_TENSOR, torch.nn.Parameter):
+                sight = registry.again(tensor, keep, base)
+            sight = call.sights[slot] = sight or registry.record_of(
+                tensor, slot, call, unsettled=view, tried=True
+            )
+            call.refs.append(Ref(slot, sight[0], sight[1]))
+
+    def _take_result(self, call: OperatorCall, slot: str, tensor: Any, input_slot: str) -> None:
+        overload, registry = call.overload, self._registry
+        if overload.uninitialised and tensor.numel():
+            self._unwritten[_storage(tensor)] = storage_ref(tensor)
+            call.see(slot, registry.unreadable(tensor, NOT_WRITTEN), "unwritten")
+        elif input_slot and (sight := call.sights.get(input_slot)) is not None:
+            call.see(slot, sight, "")
+        elif self._unwritten and self._still_unwritten(call, slot, tensor):
+            call.see(slot, registry.unreadable(tensor, NOT_WRITTEN), "unwritten")
+        else:
+            unsettled = overload.view or bool(overload.writes)
+            sight = registry.record_of(tensor, slot, call, unsettled=unsettled, tried=True)
+            call.see(slot, sight, "")
+
+    def _still_unwritten(self, call: OperatorCall, slot: str, tensor: Any) -> bool:
+        """Is this a view of memory that nobody wrote? What was written now is no longer among
+        it.
+        """
+        if is_mutated(slot):
+            self._unwritten.pop(_storage(tensor), None)
+        return call.overload.view and _storage(tensor) in self._unwritten
+
+    def _count_results(self, call: OperatorCall, results: list[tuple[str, Any, str]]) -> None:
+        if not call.overload.uninitialised:
+            for slot, tensor, _ in results:
+                self._count(call, slot, tensor)
+        self._sampling.tally(call)
+
+    def _count(self, call: OperatorCall, slot: str, tensor: Any) -> None:
+        if self._session.options.keep != "none":
+            self._registry.figures(tensor, call.range_of(slot))
+
+
+def _storage(tensor: Any) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return 0  # a wrapper, or a layout without one
+
+
+_depth = torch._C._len_torch_dispatch_stack
+_Handler = Callable[[Any, Any, Any, Any], Any]
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[misc]
+    # Without this a higher-order operator under the mode raises into the user's program.
+    supports_higher_order_operators = True
+
+    def __init__(self, modes: _OperatorModes, handler: _Handler) -> None:
+        super().__init__()
+        self.modes, self._handler = modes, handler
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # The default wraps the handler in torch._dynamo.disable, which imports dynamo (seconds) at
+        # the first operator.
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        # Else a compiled function that is called while the mode is somewhere below another one is
+        # silently eager.
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._handler(func, types, args, kwargs or {})
+
+
+class _OperatorThread(ThreadCalls):
+    """What a thread has of its own where operators are listened to.
+
+    running: an operator that is recorded runs now. optimizing: inside a step of an optimizer.
+    region, root: the open region, and the root that was called last. autocast: dispatch keys that
+    autocast has on. suspended: the mode that was taken off before compiled code.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = self.optimizing = False
+        self.region: Region | None = None
+        self.root: ModuleRoot | None = None
+        self.autocast: tuple[str, ...] = ()
+        self.suspended: _Mode | None = None
+
+    def forgets(self, mode: _Mode) -> bool:
+        """Was this mode taken off before compiled code? Then it does not come back."""
+        if self.suspended is not mode:
+            return False
+        self.suspended = None
+        return True
+
+
+class _OperatorModes:
+    """Modes of one listener on the threads of the program. handler: called with (operator, types,
+    args, kwargs) in place of each operator.
+    """
+
+    def __init__(self, frames: CallFrames, handler: _Handler) -> None:
+        self._frames, self._thread, self._handler = frames, frames.thread, handler
+        self._engine: tuple[Any, Any] | None = None
+        self._autocast_methods: tuple[Any, Any] | None = None
+
+    @property
+    def active(self) -> bool:
+        """Does the listener of these modes listen?"""
+        return self._frames.active
+
+    def install(self) -> None:
+        """Follow autocast and backward passes."""
+        self._follow_autocast()
+        self._follow_backward()
+
+    def remove(self) -> None:
+        """Follow them no longer."""
+        self._leave_autocast()
+        if self._engine is not None and torch.autograd._engine_run_backward is self._engine[1]:
+            torch.autograd._engine_run_backward = self._engine[0]
+
+    # ---- the stack of modes
+
+    def enter(self) -> _Mode:
+        """Put a mode on this thread."""
+        mode = _Mode(self, self._handler)
+        mode.__enter__()
+        return mode
+
+    @staticmethod
+    def take_off(mode: Any) -> None:
+        """Take the mode away where it is on top."""
+        if _top() is not mode:
+            return
+        while True:
+            mode.__exit__(None, None, None)
+            mode = _top()
+            # of a capture that ended before the one above it
+            if not isinstance(mode, _Mode) or mode.modes.active:
+                return
+
+    @contextlib.contextmanager
+    def above(self) -> Iterator[None]:
+        """A mode on top of those of the program, as long as this lasts."""
+        thread, top = self._thread, _top()
+        if (
+            not self.active
+            or thread.busy
+            or thread.running
+            or thread.suspended is not None
+            or (isinstance(top, _Mode) and top.modes is self)
+        ):
+            yield
+            return
+        mode = self.enter()
+        try:
+            yield
+        finally:
+            if not thread.forgets(mode):
+                self.take_off(mode)
+
+    def suspend(self) -> bool:
+        """Take our mode off before compiled code; False if it is not on top."""
+        mode = _top()
+        if not isinstance(mode, _Mode) or mode.modes is not self:
+            return False
+        mode.__exit__(None, None, None)
+        self._thread.suspended = mode
+        return True
+
+    def resume(self) -> None:
+        """Put the mode back that was taken off before compiled code."""
+        thread = self._thread
+        if thread.suspended is not None:
+            mode, thread.suspended = thread.suspended, None
+            mode.__enter__()
+
+    def _follow_backward(self) -> None:
+        run = torch.autograd._engine_run_backward
+
+        def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+            if not _depth():  # a thread that is not listened to
+                return run(*args, **kwargs)
+            with self.above():
+                return run(*args, **kwargs)
+
+        self._engine = run, _engine_run_backward
+        torch.autograd._engine_run_backward = _engine_run_backward
+
+    # ---- autocast: inside a mode's handler it is switched off, so it is followed from outside
+
+    def note_autocast(self) -> None:
+        """Remember what autocast is on for on this thread."""
+        self._thread.autocast = tuple(
+            key for device, key in AUTOCAST_KEYS.items() if torch.is_autocast_enabled(device)
+        )
+
+    def _follow_autocast(self) -> None:
+        kind: Any = torch.amp.autocast_mode.autocast
+        enter, leave, note = kind.__enter__, kind.__exit__, self.note_autocast
+
+        def __enter__(self: Any) -> Any:  # noqa: N807
+            out = enter(self)
+            note()
+            return out
+
+        def __exit__(self: Any, *error: Any) -> Any:  # noqa: N807
+            out = leave(self, *error)
+            note()
+            return out
+
+        self._autocast_methods = ((enter, leave), (__enter__, __exit__))
+        kind.__enter__, kind.__exit__ = __enter__, __exit__
+        note()
+
+    def _leave_autocast(self) -> None:
+        kind: Any = torch.amp.autocast_mode.autocast
+        if (
+            self._autocast_methods is not None
+            and (kind.__enter__, kind.__exit__) == self._autocast_methods[1]
+        ):
+            kind.__enter__, kind.__exit__ = self._autocast_methods[0]
+        self._autocast_methods = None
+
+
+def _top() -> Any:
+    depth = _depth()
+    return torch._C._get_dispatch_stack_at(depth - 1) if depth else None

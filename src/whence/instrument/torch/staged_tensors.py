@@ -1,10 +1,25 @@
 """Tensors that go through the staging ring: when its bytes have arrived, it shows which record a
 tensor is.
+
+Brings device tensors to the host without stopping the program: pinned memory that is used again
+and again, and threads that describe what has arrived. Of a tensor whose elements nobody wants, what
+a kernel on the device read of it arrives in its place (`device_figures`).
+
+A tensor is copied into a chunk of pinned memory, behind the work that its stream has queued and
+before what the program queues next; its thread goes on, and nothing is allocated on the device.
+What lies in one chunk is one batch: one event, one call without the GIL for the digests and figures
+of all of it, then everything is handed over on one thread, in the order of submission. A thread
+that woke up for every tensor would take the GIL from the program thousands of times in a forward.
+The ring is bounded in bytes: `submit` waits when it is full.
 """
 
 from __future__ import annotations
 
+import os
+import queue
+import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,8 +31,8 @@ from whence.frameworks.torch_arrays import TensorSnapshot
 from whence.instrument.call_frames import Looks
 from whence.instrument.session import Content, Form, Origin, Session
 from whence.instrument.torch import device_figures
-from whence.instrument.torch.staging import StagingRing, canonical_on_device
-from whence.instrument.torch.staging_memory import Arrival
+from whence.instrument.torch.device_figures import DeviceReader, Layout, stream_of
+from whence.instrument.torch.staging_memory import Arrival, Batch, Chunk
 from whence.instrument.torch.tensor_content import UNSETTLED, Pending, SeenTensor, storage_ref
 from whence.records import Statistics
 
@@ -162,7 +177,7 @@ class StagedTensors:
             dtype = ""
         if not wants_bytes and self._may_read(ring, tensor.device):
             if not canonical:
-                tensor, canonical = canonical_on_device(tensor), True
+                tensor, canonical = _canonical_on_device(tensor), True
             layout = device_figures.layout(tensor, dtype)
             if layout is not None:
                 ring.describe(tensor, arrived, dtype, layout)
@@ -280,3 +295,301 @@ class StagedTensors:
 def is_recorded_as_graph(device: Any) -> bool:
     """Is what the program does on this device recorded as a CUDA graph now, and not done?"""
     return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
+
+
+_RING_BYTES = 512 << 20
+"""Of pinned memory at most; it is taken when it is needed."""
+CHUNK_BYTES = 32 << 20
+"""Pinned at once (16 ms); a tensor larger than that gets a chunk of its own."""
+_BATCH_ENTRIES = 512
+"""Small tensors that are handed over together: their threads wake up as often less."""
+SHARED_BYTES = 1 << 20
+"""A batch from here on is described by a thread beside the one that hands over."""
+_HELPERS = 8
+AGE_S = 0.25
+"""A batch that nothing ends, in a program that hangs, is handed over after so long."""
+_ALIGNED = 64
+
+
+class StagingRing:
+    """Submit device tensors and things to do after them; both happen in order, on one thread.
+
+    limit_bytes: how much may wait (one tensor larger than that waits alone). on_error: called once,
+    from the thread, with the first exception; nothing runs after it. Safe to use from several
+    threads, not from the ring's own.
+    """
+
+    def __init__(
+        self,
+        on_error: Callable[[Exception], None],
+        limit_bytes: int = _RING_BYTES,
+        looks: Looks | None = None,
+    ) -> None:
+        # All that is not handed over yet, in order; only the last one may be open. A Ctrl-C can
+        # come between any two steps of `submit`: there is no count beside this that could be off.
+        self._batches: deque[Batch] = deque()
+        self._lock = threading.RLock()
+        self._room = threading.Condition(self._lock)
+        self._limit = limit_bytes
+        self._chunk_bytes = min(CHUNK_BYTES, -(-limit_bytes // _ALIGNED) * _ALIGNED)
+        self._free: list[Chunk] = []
+        self._on_error = on_error
+        self._looks = looks or Looks()
+        self._looks.finish = self._read
+        self.reader = DeviceReader()
+        self._dead = self._closed = False
+        self._tasks: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._helpers: list[threading.Thread] = []
+        self._thread = threading.Thread(target=self._work, name="whence-staging", daemon=True)
+        self._thread.start()
+
+    @property
+    def pending(self) -> bool:
+        """Is anything not yet handed over?"""
+        return any(batch.entries or batch.sealed for batch in tuple(self._batches))
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of tensors not yet handed over."""
+        return sum([batch.nbytes for batch in tuple(self._batches)])
+
+    def submit(
+        self,
+        tensor: Any,
+        arrived: Callable[[Arrival], None],
+        dtype: str = "",
+        *,
+        canonical: bool = False,
+    ) -> None:
+        """Copy `tensor` to the host; `arrived` gets it later, on the ring's thread. Returns before
+        that.
+
+        tensor: strided, readable, on any device. dtype: whence's name of its own, where figures are
+        wanted. canonical: its memory is known to be its canonical bytes. Raises what torch raises
+        when there is no memory for the copy.
+        """
+        nbytes = tensor.nbytes
+        with self._lock:
+            batch = self._with_room(nbytes)
+            if batch is None:
+                return
+            address, copied = 0, None
+            if batch.chunk is not None and nbytes:
+                offset = batch.end
+                # Its own before it is filled, whatever comes between: a Ctrl-C.
+                batch.end += (nbytes + _ALIGNED - 1) & -_ALIGNED
+                address, copied = batch.chunk.copy(
+                    tensor.detach() if canonical else _canonical_on_device(tensor),
+                    offset,
+                    batch.events,
+                )
+            else:
+                copied = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            batch.entries.append(Arrival(address, nbytes, dtype, copied, arrived))
+            batch.nbytes += nbytes
+            if len(batch.entries) >= _BATCH_ENTRIES:
+                self._seal()
+
+    def describe(
+        self, tensor: Any, arrived: Callable[[Arrival], None], dtype: str, layout: Layout
+    ) -> None:
+        """As `submit`, of a tensor whose bytes nobody wants: its device reads it, and `arrived`
+        gets its digest and figures alone. It is read before the listener's own code ends.
+
+        tensor: its memory is its canonical bytes, on a device that `reader` reads. layout: of it.
+        """
+        with self._lock:
+            batch = self._with_room(layout.nbytes, layout.pieces)
+            if batch is None:
+                return
+            assert batch.chunk is not None
+            out = batch.chunk.address + batch.end
+            batch.end += (layout.nbytes + _ALIGNED - 1) & -_ALIGNED
+            key = tensor.device, stream_of(tensor.device)
+            device_figures.add_rows(batch.unread.setdefault(key, []), tensor, layout, out)
+            batch.rows += layout.pieces
+            batch.read_soon.append(tensor)
+            batch.entries.append(Arrival(out, tensor.nbytes, dtype, None, arrived))
+            batch.nbytes += layout.nbytes
+            self._looks.pending = True
+            if len(batch.entries) >= _BATCH_ENTRIES:
+                self._seal()
+            elif not self._looks.deferred:
+                self._read()
+
+    def then(self, action: Callable[[], None]) -> None:
+        """Run `action` after everything submitted so far has arrived."""
+        with self._lock:
+            if not (self._dead or self._closed):
+                batch = self._open() or self._new_batch()
+                batch.entries.append(action)
+                if len(batch.entries) >= _BATCH_ENTRIES:
+                    self._seal()
+
+    def flush(self) -> None:
+        """Begin to hand over everything submitted so far."""
+        with self._lock:
+            self._seal()
+
+    def drain(self) -> None:
+        """Wait until everything submitted so far has been handed over, or the ring died."""
+        with self._lock:
+            self._seal()
+            sealed = [batch for batch in self._batches if batch.sealed]
+            while sealed and sealed[-1] in self._batches and not self._dead:
+                self._room.wait()
+
+    def close(self) -> None:
+        """Wait until everything has been handed over, then end the threads. Idempotent; what is
+        submitted later is dropped.
+        """
+        with self._lock:
+            self._closed = True
+            self._seal()
+            self._room.notify_all()
+        self._thread.join()
+        for _ in self._helpers:
+            self._tasks.put(None)
+        for helper in self._helpers:
+            helper.join()
+        self._helpers.clear()
+        self._free.clear()
+
+    # ---- everything below until `_work` runs under the lock
+
+    def _open(self) -> Batch | None:
+        last = self._batches[-1] if self._batches else None
+        return None if last is None or last.sealed else last
+
+    def _new_batch(self) -> Batch:
+        batch = Batch()
+        self._batches.append(batch)
+        return batch
+
+    def _read(self) -> None:
+        """Have devices read what they were to read."""
+        with self._lock:
+            self._looks.pending = False
+            if (batch := self._open()) is not None and batch.unread:
+                batch.read(self.reader)
+
+    def _with_room(self, nbytes: int, rows: int = 0) -> Batch | None:
+        """The open batch, with room for so many bytes, and rows of a table; None when nothing is
+        taken any more.
+        """
+        while not (self._dead or self._closed):
+            batch = self._open()
+            if batch is not None and not batch.has_room(nbytes, rows):
+                self._seal()
+                batch = None
+            if batch is None:
+                batch = self._new_batch()
+            if batch.chunk is None and nbytes:
+                batch.chunk = self._chunk(nbytes)
+            if batch.chunk is not None or not nbytes:
+                return batch
+            self._seal()
+            self._room.wait()
+        return None
+
+    def _chunk(self, nbytes: int) -> Chunk | None:
+        """Memory for so many bytes, None while all of it is in use."""
+        large = nbytes > self._chunk_bytes
+        size = 1 << (nbytes - 1).bit_length() if large else self._chunk_bytes
+        for chunk in self._free:
+            if chunk.nbytes == size:
+                self._free.remove(chunk)
+                return chunk
+        in_use = sum([b.chunk.nbytes for b in self._batches if b.chunk is not None])
+        if in_use and in_use + size > self._limit:
+            return None
+        while self._free and in_use + size + sum([c.nbytes for c in self._free]) > self._limit:
+            self._free.pop(0)
+        return Chunk(size)
+
+    def _seal(self) -> None:
+        """End the open batch: it is handed over from now on."""
+        batch = self._open()
+        if batch is None or not batch.entries:
+            return
+        if batch.unread:
+            batch.read(self.reader)
+        batch.sealed = True
+        if batch.nbytes >= SHARED_BYTES and len(self._batches) > 1:
+            self._tasks.put(batch)
+            if len(self._helpers) < min(_HELPERS, len(self._batches) - 1, _processors() - 1):
+                helper = threading.Thread(target=self._help, name="whence-figures", daemon=True)
+                self._helpers.append(helper)
+                helper.start()
+        self._room.notify_all()
+
+    # ---- the threads
+
+    def _help(self) -> None:
+        """Describe batches, in any order."""
+        while (batch := self._tasks.get()) is not None:
+            if not batch.is_claimed():
+                batch.describe()
+
+    def _next(self) -> Batch | None:
+        """The batch that is handed over next, None at the end."""
+        with self._room:
+            while True:
+                first = self._batches[0] if self._batches else None
+                if first is not None and first.sealed:
+                    return first
+                if self._closed:  # all that had entries was sealed before
+                    return None
+                seen = len(first.entries) if first is not None else 0
+                if not self._room.wait(AGE_S) and seen and self._may_end(first):
+                    self._seal()
+
+    def _may_end(self, batch: Batch | None) -> bool:
+        """Is this the open batch, of which a device is to read nothing any more?"""
+        return batch is not None and batch is self._open() and not batch.unread
+
+    def _work(self) -> None:
+        while (batch := self._next()) is not None:
+            if not self._dead:
+                try:
+                    self._hand_over(batch)
+                except Exception as error:  # noqa: BLE001 - anything here ends the capture, never the program
+                    with self._room:
+                        self._dead = True
+                        # who waits for room must not wait for what will never be taken
+                        self._room.notify_all()
+                    self._on_error(error)
+            batch.entries.clear()
+            with self._room:
+                self._batches.popleft()
+                if batch.chunk is not None and not self._closed:
+                    self._free.append(batch.chunk)
+                del batch
+                self._room.notify_all()
+
+    def _hand_over(self, batch: Batch) -> None:
+        if batch.is_claimed():
+            batch.described.wait()
+        else:
+            batch.describe()
+        if batch.error is not None:
+            raise batch.error
+        for entry in batch.entries:
+            if type(entry) is Arrival:
+                entry.arrived(entry)
+            else:
+                entry()  # type: ignore[operator]
+
+
+def _canonical_on_device(tensor: Any) -> Any:
+    """The tensor, or a copy where it is, whose memory is the canonical bytes."""
+    tensor = tensor.detach()
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    if tensor.is_complex() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
