@@ -188,10 +188,9 @@ FOLDERS = {
         {"opening"},
     ],
     "workflows": [
-        {"upload", "latest", "notebook_progress", "range_measuring", "stop_writers"},
+        {"upload", "latest", "notebook_progress", "range_measuring"},
         {"saved_at_url"},
         {"saved"},
-        {"saved_rows"},
         {
             "capture",
             "contents",
@@ -205,7 +204,7 @@ FOLDERS = {
             "ranges",
         },
         {"reopen", "rerun", "feeding"},
-        {"page", "repro", "repeat", "workers"},
+        {"page", "repro", "repeat"},
         {"compare"},
         {"watch_windows"},
         {

@@ -24,8 +24,8 @@ import whence
 from whence.errors import CaptureError, OutputExists, UsageError
 from whence.report.ladder import rungs
 from whence.results import Pass, Rung, RungKind
+from whence.workflows.ladder.of_levels import RULES, first_optimizer, with_rules
 from whence.workflows.ladder.of_releases import version_in
-from whence.workflows.ladder.optimizers import RULES, first_optimizer, with_rules
 
 LEVELS = ["off", "basic", "extended", "layout", "all"]
 SERVE = """

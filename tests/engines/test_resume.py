@@ -86,7 +86,7 @@ def test_another_comparison_is_not_resumed(
     assert "reference: " not in other.stderr
     tier = run_whence(runs, "compare", "a", "b", *resume, "--tier", "core")
     assert "tier: full then, core now" in tier.stderr
-    monkeypatch.setattr("whence.workflows.workers.__version__", "9.9")
+    monkeypatch.setattr("whence.workflows.compare.__version__", "9.9")
     assert "whence: " in run_whence(runs, "compare", "a", "b", *resume).stderr
     assert (out / "unfinished.journal").exists()
 

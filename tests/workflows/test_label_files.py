@@ -7,7 +7,7 @@ import pytest
 
 from whence.instrument.labels.labels import Waiting
 from whence.instrument.labels.library import Library, Profile, encoded
-from whence.workflows.capture.label_files import resolved
+from whence.workflows.capture.collect_labels import resolved
 
 STEP_NS = 50_000_000  # between two tokens
 LIMIT = "LIBRARY_MAX"

@@ -13,10 +13,8 @@ import pytest
 import whence
 from whence.records import Operation, Program, RunInfo
 from whence.results import Generation, Prompted, Token
-from whence.workflows.page.excerpts import excerpt
 from whence.workflows.page.measure import page_of
-from whence.workflows.page.operators import Listed, differing, side_by_side
-from whence.workflows.page.places import page_places
+from whence.workflows.page.places import Listed, differing, excerpt, page_places, side_by_side
 from whence.workflows.page.vocabulary import is_tokenizer, vocabulary
 from whence.workflows.reopen import reopened
 

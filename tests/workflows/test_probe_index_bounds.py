@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from whence.workflows.probe.torch.index_bounds import CheckedIndices
+from whence.workflows.probe.torch.subject import CheckedIndices
 
 pytestmark = pytest.mark.torch
 X = torch.arange(12.0).reshape(4, 3)

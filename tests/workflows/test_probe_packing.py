@@ -8,8 +8,8 @@ import whence
 from whence.errors import UsageError
 from whence.results import Held, Status
 from whence.testing import assert_packing_invariant
-from whence.workflows.probe.torch.documents import block_mask, documents
 from whence.workflows.probe.torch.inputs import CallInputs
+from whence.workflows.probe.torch.packing import block_mask, documents
 
 pytestmark = pytest.mark.torch
 

@@ -14,8 +14,8 @@ import whence
 from whence.errors import UsageError
 from whence.report.probe import probed_text
 from whence.results import Held, Status
+from whence.workflows.probe.torch.precision.asking import Ratios
 from whence.workflows.probe.torch.precision.narrowing import rounded
-from whence.workflows.probe.torch.precision.planning import Ratios
 
 pytestmark = pytest.mark.torch
 

@@ -13,7 +13,7 @@ import pytest
 import whence
 from whence import api
 from whence.errors import UnreadableRun, UsageError
-from whence.workflows.tokens import record_places
+from whence.workflows.tokens import predictions
 
 
 def records(n=6, **more):
@@ -74,7 +74,7 @@ def test_a_line_is_found_at_its_place_however_the_chunks_fall(put, monkeypatch):
     reference = put("ref.json", items)
     array = put("tgt.json", json.dumps(items, ensure_ascii=False, indent=1).encode())
     for chunk in (1, 2, 3, 7, 64):
-        monkeypatch.setattr(record_places, "_CHUNK", chunk)
+        monkeypatch.setattr(predictions, "_CHUNK", chunk)
         result = whence.tokens(reference, array)
         assert (result.full_match, result.unreadable) == (1.0, ()), chunk
         assert [p.target_line for p in result.prompts] == [1, 2, 3, 4, 5]
@@ -164,8 +164,8 @@ def test_a_cut_array_is_counted_against_it(put):
 
 def test_a_record_too_long_is_named_and_the_rest_is_read(put, monkeypatch):
     items = records()
-    monkeypatch.setattr(record_places, "RECORD_BYTES", 200)
-    monkeypatch.setattr(record_places, "_CHUNK", 64)
+    monkeypatch.setattr(predictions, "RECORD_BYTES", 200)
+    monkeypatch.setattr(predictions, "_CHUNK", 64)
     long = [*items[:2], {**items[2], "output": "x" * 5000}, *items[3:]]
     for content in (lines(long), json.dumps(long).encode()):
         result = whence.tokens(put("ref.json", items), put("tgt.json", content))

@@ -223,11 +223,11 @@ def test_a_second_call_goes_on(upgraded, monkeypatch):
     kept = [line for line in whole.splitlines() if b'"renamed"' not in line]
     file.write_bytes(b"\n".join([*kept, b'{"name":"renamed","ki']) + b"\n")
     tried = []
-    from whence.workflows.upgrade import one_model
+    from whence.workflows.upgrade import upgrade
 
-    judge = one_model.Pair.judge
+    judge = upgrade.Pair.judge
     monkeypatch.setattr(
-        one_model.Pair, "judge", lambda self, name: tried.append(name) or judge(self, name)
+        upgrade.Pair, "judge", lambda self, name: tried.append(name) or judge(self, name)
     )
     words = ("upgrade", "-o", "up", "--catalogue", "catalogue.py", "--format", "json")
     done = inside.whence(folder, *words, before.first.given, before.second.given)

@@ -18,7 +18,7 @@ import whence
 from whence.errors import OutputExists
 from whence.store.folder import load_process, process_folders, this_process
 from whence.store.status import CLEAN, Ended, read_status, write_status
-from whence.workflows.stop_writers import stop_writers
+from whence.workflows.watch import stop_writers
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

@@ -1,29 +1,36 @@
 """When a program has ended: labels whose tensors lie in files, and those of programs without
 Python, become calls of its run.
+
+Tensors that labels wait for are looked for in the files of a library.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import socket
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 import numpy as np
 
+from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun, UsageError, WhenceError
 from whence.instrument.labels.labels import FOLDER, LABELS, NO_PROGRAM, Waiting, complain, described
-from whence.instrument.labels.library import anywhere, encoded, load
+from whence.instrument.labels.library import Library, anywhere, decoded, encoded, load
 from whence.instrument.launch.launcher import ENVIRONMENT, LaunchExtras
 from whence.records import Call, Ref
-from whence.workflows.capture.label_files import FoundLabel, resolved, stored_tensor
+
+if TYPE_CHECKING:
+    from whence.readers.ascend.atb_file import Stored
 
 WAIT_S = 2.0
 """How long a file that is missing or not whole is waited for once the program has ended: a library
@@ -172,7 +179,7 @@ def _written(file: Path) -> Iterable[FoundLabel]:
             number["at"],
             number["rank"],
             "",
-            stored_tensor(file, tensor),
+            _stored_tensor(file, tensor),
         )
 
 
@@ -258,4 +265,266 @@ def _record(writer: Any, label: FoundLabel, keep: str) -> int:
         writer.record(
             source.dtype, source.shape, elements, host.digest(data), statistics, sketch, why=words
         )
+    )
+
+
+_OLDER_S = 2.0  # file systems' clocks
+_CLOCK_NS = 10_000_000  # so much later than its stamp says a file may have been written
+
+_Shapes = Callable[[], Mapping[tuple[str, str], tuple[int, ...]]]
+"""The shapes of labels with a tensor, by task and id."""
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a file. why: there are no elements."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    load: Callable[[], Array]
+    why: str
+
+
+@dataclass(slots=True)
+class FoundLabel:
+    """A label and what is known of its tensor."""
+
+    name: str
+    side: str
+    label_id: str
+    task: str
+    number: int
+    time_ns: int
+    rank: int
+    code: str
+    source: StoredTensor | None = None
+    why: str = ""
+    late: bool = False
+    overwritten: bool = False
+
+
+def resolved(
+    waiting: list[Waiting],
+    library: Mapping[str, Any] | None,
+    since: float,
+    wait_s: float,
+    shapes: _Shapes = dict,
+) -> list[FoundLabel]:
+    """The labels with the tensors of their files. shapes: of the labels that they are paired with,
+    as far as these are known.
+    """
+    until = time.monotonic() + wait_s
+    while True:
+        labels = _looked_up(waiting, library, since, shapes)
+        if not any(label.late for label in labels) or time.monotonic() >= until:
+            return labels
+        time.sleep(0.1)
+
+
+def _looked_up(
+    waiting: list[Waiting], library: Mapping[str, Any] | None, since: float, shapes: _Shapes
+) -> list[FoundLabel]:
+    chosen_library = decoded(library) if library is not None else None
+    out: list[FoundLabel] = []
+    of_file: dict[tuple[Path, ...], list[FoundLabel]] = defaultdict(list)
+    for label in waiting:
+        found_label = FoundLabel(
+            label.name,
+            label.side,
+            label.id,
+            label.task,
+            label.number,
+            label.at,
+            label.rank,
+            label.source,
+        )
+        out.append(found_label)
+        where = chosen_library or anywhere("", label.cwd)
+        tried = where.places(label)
+        files = next((m for pattern in tried if (m := _matches(pattern))), [])
+        fresh = [file for file in files if file.stat().st_mtime >= since - _OLDER_S]
+        if fresh:
+            of_file[tuple(fresh)].append(found_label)
+            continue
+        found_label.late = True
+        if files:
+            found_label.why = f"{files[-1]} is older than this run"
+        else:
+            also = (
+                f", nor at {len(tried) - 1} other places of {where.name or 'this name'}"
+                if len(tried) > 1
+                else ""
+            )
+            found_label.why = f"{label.file} never appeared (not at {tried[-1]}{also})"
+    for files_, labels in of_file.items():
+        _share(files_, labels, shapes)
+    _tell_limit(out, chosen_library)
+    return out
+
+
+def _tell_limit(labels: Sequence[FoundLabel], library: Library | None) -> None:
+    """Say of labels without a tensor that the library was told to save no more tokens, where that
+    is so.
+    """
+    limit = library.limit if library is not None else None
+    if limit is None:
+        return
+    variable, most = limit
+    lines = Counter(label.code for label in labels)
+    before: Counter[str] = Counter()
+    for label in labels:
+        if label.source is None and not label.overwritten and before[label.code] >= most:
+            label.why = (
+                f"{variable}={most} hides it: this line was reached {lines[label.code]} times, "
+                f"set {variable}={lines[label.code]}; {label.why}"
+            )
+        before[label.code] += 1
+
+
+def _matches(pattern: str) -> list[Path]:
+    """Files that a pattern fits; numbers in their paths in the order of their values."""
+    root = Path(pattern).anchor
+    files = [p for p in Path(root).glob(pattern[len(root) :]) if p.is_file()]
+    return sorted(
+        files,
+        key=lambda p: [
+            (int(n), "") if n.isdigit() else (-1, n) for n in re.split(r"(\d+)", str(p))
+        ],
+    )
+
+
+def _share(files: tuple[Path, ...], labels: list[FoundLabel], shapes: _Shapes) -> None:
+    """Give the tensors of these files to the labels that mean them.
+
+    A file is written again and again, or behind itself, or in a folder per token, or once; or the
+    number in front of its path counts the tokens, and every label names that of the first.
+    """
+    sources: list[StoredTensor] = []
+    try:
+        if len(files) == 1 < len(labels):
+            files = _of_each_token(files[0], labels) or files
+        for file in files:
+            sources += _sources(file)
+    except (UnreadableRun, OSError, ValueError) as error:
+        for label in labels:
+            label.why, label.late = str(error), True
+        return
+    words = str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+    pairs: list[tuple[FoundLabel, StoredTensor]] = []
+    if len(sources) == 1 < len(labels):
+        pairs = _given_alone(files[0], sources[0], labels, shapes())
+    elif len(files) == 1 and len(sources) > len(labels):
+        pairs = list(zip(reversed(labels), reversed(sources)))
+    elif len(sources) == len(labels) or _are_counted(files, labels):
+        for label in labels:
+            label.why = f"{words} hold {len(sources)} tokens, and this label is of a later one"
+        pairs = list(zip(labels, sources))
+    else:
+        for label in labels:
+            label.why = (
+                f"{words} hold {len(sources)} tensors for {len(labels)} labels of that "
+                "name: which is whose is not known"
+            )
+    for label, source in pairs:
+        label.source, label.why, label.late = source, "", "cut short" in source.why
+
+
+def _of_each_token(file: Path, labels: Sequence[FoundLabel]) -> tuple[Path, ...]:
+    """The files of all tokens, where the number in front of a folder in the path counts tokens: the
+    k-th of them was written behind the label before it, and in the order of their numbers. () for
+    others.
+    """
+    parts = file.parts
+    for place, part in enumerate(parts[:-1]):
+        if not part.startswith("0_"):
+            continue
+        counted = [file]
+        while len(counted) < len(labels):
+            folder = f"{len(counted)}_{part.removeprefix('0_')}"
+            following = Path(*parts[:place], folder, *parts[place + 1 :])
+            if not following.is_file():
+                break
+            counted.append(following)
+        if _are_counted(counted, labels):
+            return tuple(counted)
+    return ()
+
+
+def _are_counted(files: Sequence[Path], labels: Sequence[FoundLabel]) -> bool:
+    """Was each of several files written behind the label before its own, and before the label after
+    it?
+    """
+    times = [file.stat().st_mtime_ns for file in files]
+    return (
+        1 < len(files) <= len(labels)
+        and all(time + _CLOCK_NS >= label.time_ns for time, label in zip(times[1:], labels))
+        and all(time <= label.time_ns for time, label in zip(times, labels[1:]))
+    )
+
+
+def _given_alone(
+    file: Path,
+    source: StoredTensor,
+    labels: Sequence[FoundLabel],
+    shapes: Mapping[tuple[str, str], tuple[int, ...]],
+) -> list[tuple[FoundLabel, StoredTensor]]:
+    """One tensor for many labels: that of the first label behind it whose partner has as many
+    elements, as a program labels what was just computed. The last one's where none is behind it.
+    """
+    known = {id(label): shapes.get((label.task, label.label_id)) for label in labels}
+    fit = [
+        label
+        for label in labels
+        if (shape := known[id(label)]) is None or math.prod(shape) == math.prod(source.shape)
+    ] or labels
+    written = file.stat().st_mtime_ns
+    behind = [label for label in fit if label.time_ns >= written]
+    # Within the tick of the file system's clock the last one: it is written again and again.
+    near = [label for label in behind if label.time_ns < written + _CLOCK_NS]
+    if len(near) == len(behind):
+        owner = (near or fit)[-1]
+    else:
+        owner = behind[0]
+    place = next(n for n, label in enumerate(labels) if label is owner)
+    for label in labels[:place]:
+        label.why, label.overwritten = f"written over: {file} holds what came later", True
+    for label in labels[place + 1 :]:
+        label.why = f"{file} is of an earlier token: nothing was written there for this label"
+    return [(owner, source)]
+
+
+def _sources(file: Path) -> list[StoredTensor]:
+    if file.suffix == ".npy":
+        try:
+            array = np.load(file, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            return [
+                StoredTensor(file, "", (), lambda: np.zeros(0), f"cut short or no array: {error}")
+            ]
+        from whence import dtypes
+
+        name, why = str(array.dtype), ""
+        try:
+            name = dtypes.of(array).name
+        except KeyError as error:
+            why = str(error.args[0])
+        return [StoredTensor(file, name, tuple(array.shape), lambda: array, why)]
+    from whence.readers.ascend import atb_file
+
+    return [_stored_tensor(file, tensor) for tensor in atb_file.tensors(file)]
+
+
+def _stored_tensor(file: Path, tensor: Stored) -> StoredTensor:
+    from whence.readers.ascend import atb_file
+
+    if tensor.data:
+        tensor = tensor._replace(
+            why=f"refers to {tensor.data[:80]}, where the same elements were saved before"
+        )
+    return StoredTensor(
+        file,
+        tensor.type.dtype or tensor.type.name,
+        tensor.shape,
+        lambda: atb_file.elements(file, tensor),
+        tensor.why,
     )

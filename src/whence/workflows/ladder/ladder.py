@@ -1,35 +1,32 @@
 """The ladder: a program compiled or optimised a little further each time, or with the next release,
 until it no longer computes what the lowest rung does. That step is at fault.
+
+The climber of a command or a model is chosen here (`_of_command`, `_of_model`).
+
+What the comparison of a rung with the lowest says becomes an outcome, and the rungs together
+what the ladder names.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from whence import disk
+from whence import disk, extras
 from whence.errors import CaptureError, OutputExists, StoreFailed, UsageError
-from whence.results import Ladder, Pass, Rung, RungKind, Status, VerdictKind
-from whence.workflows.ladder.climbers import Judgement, first_outside
-from whence.workflows.ladder.verdict import (
-    Outcome,
-    boundary_of,
-    distance,
-    is_unproven,
-    judged,
-    outcome_of,
-    short_reason,
-    words_of_worst,
-)
+from whence.instrument.rungs import RUNGS
+from whence.records.slots import is_output
+from whence.results import Evidence, Ladder, Pass, Rung, RungKind, Status, VerdictKind
+from whence.workflows.ladder.climbers import FINE, Judgement, first_outside
 
 if TYPE_CHECKING:
-    from whence.records import Run
+    from whence.records import Record, Run
     from whence.results import Comparison
     from whence.workflows.ladder.climbers import Climber
 
@@ -67,9 +64,8 @@ def ladder(
     always named. tell: called with what is done next. Raises UsageError, OutputExists, CaptureError
     when the lowest rung cannot be run.
     """
-    from whence.workflows.ladder.choosing import of_model
 
-    climber = of_model(model, inputs, compile_options, seed)
+    climber = _of_model(model, inputs, compile_options, seed)
     return _climb(climber, output, force, bisect_pass, tell)
 
 
@@ -91,9 +87,8 @@ def ladder_command(
     Runtime where it makes sessions. releases: folders, each with a release of ONNX Runtime.
     options: of capture (seed, steps, deterministic ...). Without a seed nothing is seeded.
     """
-    from whence.workflows.ladder.choosing import of_command
 
-    climber = of_command(command, of, releases, options)
+    climber = _of_command(command, of, releases, options)
     return _climb(climber, output, force, bisect_pass, tell)
 
 
@@ -181,7 +176,7 @@ class _Rungs:
                 break
         if why:
             return self._result(rungs, Status.UNDECIDED, (), why)
-        status, stages, sentence = judged(rungs, self.climber)
+        status, stages, sentence = _judged_rungs(rungs, self.climber)
         named = None
         if status == Status.DIFFERENT and (bisect_pass or self.stairs.bisects):
             named = self.climber.bisect(rungs, self.base, self._judge, self.tell)
@@ -227,13 +222,13 @@ class _Rungs:
         result = self._compared(second, f"cmp-{again}")
         if all(row.measured.identical for row in result.rows) and not result.unmatched:
             return rung, ""
-        words = words_of_worst(result)
+        words = _words_of_worst(result)
         advice = "give --seed N (seed=N) if it draws its weights or inputs at random"
         rung = msgspec.structs.replace(
             rung,
             verdict=RungKind.NOISE,
             sentence=words,
-            rel_l2=distance(result, self.base)[1],
+            rel_l2=_distance_at_outputs(result, self.base)[1],
         )
         if (
             result.inputs_differ
@@ -272,10 +267,10 @@ class _Rungs:
             **self.climber.facts(self.place / name, run),
         )
         result = self._compared(run, f"cmp-{name}")
-        if self.stairs.rounded and is_unproven(result) and self._know_rounding():
+        if self.stairs.rounded and _is_unproven(result) and self._know_rounding():
             result = self._compared(run, f"cmp-{name}")
         below = next((r.name for r in reversed(previous) if r.name in self.runs), "")
-        from_base = distance(result, self.base)
+        from_base = _distance_at_outputs(result, self.base)
         identical, rel_l2 = self._distance(below, run) if below != self.stairs.base else from_base
         outcome = self._outcome(result, run)
         return msgspec.structs.replace(
@@ -307,7 +302,7 @@ class _Rungs:
             except (CaptureError, UsageError) as error:
                 self.notes.append(
                     "how far rounding takes this program could not be measured: "
-                    f"{short_reason(str(error))}"
+                    f"{_short_reason(str(error))}"
                 )
                 return False
             self.repeated.append(rounded)
@@ -363,14 +358,14 @@ class _Rungs:
 
     def _outcome(self, result: Comparison, target: Run) -> Outcome:
         if self.stairs.sees_inside:
-            return outcome_of(result, self.base, target)
-        return boundary_of(result)
+            return _outcome_of(result, self.base, target)
+        return _boundary_of(result)
 
     def _distance(self, reference: str, target: Run) -> tuple[bool, float | None]:
         from whence.workflows.compare import compare
 
         result = compare(self.runs[reference], target, replay=False, min_coverage=0.0)
-        return distance(result, self.runs[reference])
+        return _distance_at_outputs(result, self.runs[reference])
 
     def _path(self, name: str) -> str:
         return str(self.place / name) if self.keep else ""
@@ -388,3 +383,217 @@ class _Rungs:
             return Judgement(RungKind.FAILED)
         finally:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _of_model(model: Any, inputs: Any, options: Mapping[str, Any], seed: int) -> Climber:
+    """The climber of a model of torch, or of a file, bytes or session of ONNX Runtime. options: of
+    torch.compile or InferenceSession. Raises UsageError.
+    """
+    from whence.instrument import onnxruntime
+    from whence.workflows.ladder.of_levels import LevelsModel
+    from whence.workflows.ladder.of_torch import TorchModel
+
+    if not isinstance(model, (str, os.PathLike, bytes)) and not onnxruntime.owns(model):
+        return TorchModel(model, inputs, options, seed)
+    extras.needed("onnxruntime", "a ladder")
+    steps = [inputs] if isinstance(inputs, Mapping) else list(inputs)
+    if not steps or not all(isinstance(feeds, Mapping) for feeds in steps):
+        raise UsageError(
+            "a model of ONNX Runtime is given its inputs by name: a dict of arrays, or a list of "
+            "them for several steps"
+        )
+    return LevelsModel(model, steps, options, seed)
+
+
+def _of_command(
+    command: Sequence[str], of: str, releases: Sequence[str], options: Mapping[str, Any]
+) -> Climber:
+    """The climber of a command. of: "torch", "onnxruntime", or "" for what its first run shows.
+    releases: folders of ONNX Runtime. options: of capture. Raises UsageError.
+    """
+    from whence.workflows.ladder.of_levels import LevelsCommand
+    from whence.workflows.ladder.of_releases import ReleasesCommand
+    from whence.workflows.ladder.of_torch import TorchCommand
+
+    if of not in ("", *RUNGS):
+        raise UsageError(f"of: {of!r} is not one of {', '.join(RUNGS)}")
+    if releases and of == "torch":
+        raise UsageError("releases are of ONNX Runtime: leave of='torch' (--of torch) out")
+    if releases:
+        return ReleasesCommand(command, releases, options)
+    if of == "onnxruntime":
+        return LevelsCommand(command, options)
+    return TorchCommand(command, options, chooses=not of)
+
+
+def _judged_rungs(rungs: Sequence[Rung], climber: Climber) -> tuple[str, tuple[str, ...], str]:
+    """(status, what is at fault, that in a sentence) of a ladder."""
+    top, base = rungs[-1], rungs[0].name
+    outside = next((i for i, r in enumerate(rungs) if r.verdict == RungKind.OUTSIDE), -1)
+    if outside > 0:
+        fine = max(i for i, r in enumerate(rungs[:outside]) if r.verdict in FINE)
+        named = tuple(climber.stage(r.name, top) for r in rungs[fine + 1 : outside + 1])
+        start = f"{rungs[fine].name} is {_words_of(rungs[fine], base)}, " if fine else ""
+        first = rungs[outside]
+        sentence = f"{start}{first.name} is outside the noise: {first.sentence}"
+        if len(named) > 1:
+            sentence += "".join(f"; {_with_reason(r, base)}" for r in rungs[fine + 1 : outside])
+        if top.verdict in FINE:
+            sentence += (
+                f"; the program as it is ({top.name}) is {_words_of(top, base)} all the same"
+            )
+        return Status.DIFFERENT, named, sentence
+    bad = [r for r in rungs if r.verdict not in FINE]
+    if top.verdict in FINE:
+        equal = all(r.verdict == RungKind.BIT_EQUAL for r in rungs)
+        start = f"every rung is bit-equal to {base}" if equal else "no rung is outside the noise"
+        return Status.SAME, (), "; ".join((start, *(_with_reason(r, base) for r in bad)))
+    return Status.UNDECIDED, (), "; ".join(_with_reason(r, base) for r in bad)
+
+
+class Outcome(NamedTuple):
+    """How a run stands against the lowest rung. why: it is undecided. sentence: of what differs
+    most, "" for nothing. node: name and type of the first that differs, where it is outside.
+    """
+
+    verdict: str
+    why: str = ""
+    sentence: str = ""
+    node: str = ""
+
+
+def _boundary_of(result: Comparison) -> Outcome:
+    """Of a comparison as it stands."""
+    words = _words_of_worst(result)
+    if result.status == Status.DIFFERENT:
+        return Outcome(RungKind.OUTSIDE, "", words, _first_node(result))
+    if result.status == Status.UNDECIDED:
+        why = result.headline or "; ".join(result.inputs_differ[:1]) or words
+        return Outcome(RungKind.UNDECIDED, why, words)
+    if all(row.measured.identical for row in result.rows):
+        return Outcome(RungKind.BIT_EQUAL)
+    return Outcome(RungKind.NOISE, "", words)
+
+
+def _outcome_of(result: Comparison, reference: Run, target: Run) -> Outcome:
+    """Of a comparison that sees nodes, which an optimiser may replace by others that compute the
+    same: what models return must differ too.
+    """
+    outcome = _boundary_of(result)
+    if result.inputs_differ:
+        return outcome
+    before, after = _returned(reference), _returned(target)
+    for key in before.keys() & after.keys():
+        one, other = before[key], after[key]
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            name = f"{key.root} {key.slot}"
+            lowest = _form_of_record(one)
+            words = f"{name}: returned as {_form_of_record(other)}, on the lowest rung as {lowest}"
+            return Outcome(RungKind.OUTSIDE, "", words, name)
+    if outcome.verdict in FINE:
+        return outcome
+    if before and {k: r.hash for k, r in before.items()} == {k: r.hash for k, r in after.items()}:
+        words = f"what is returned is bit-equal, though inside not all is: {outcome.sentence}"
+        return Outcome(RungKind.NOISE, "", words)
+    if result.findings and all(f.verdict == VerdictKind.PARAM_DIFF for f in result.findings):
+        # codes of int8 written as uint8, for one: each differs by 128, and means the same
+        why = (
+            "only parameters differ, which an optimiser may write otherwise, and so does what is "
+            f"returned; whether by more than rounding is not known: {outcome.sentence}"
+        )
+        return Outcome(RungKind.UNDECIDED, why, outcome.sentence)
+    return outcome
+
+
+class _Place(NamedTuple):
+    """Where a root call of a run hands something out."""
+
+    root: str
+    rank: int
+    step: int
+    occurrence: int
+    slot: str
+
+
+def _returned(run: Run) -> dict[_Place, Record]:
+    """What the root calls of a run return."""
+    return {
+        _Place(call.root, call.rank, call.step, call.occurrence, ref.slot): run.records[ref.record]
+        for call in run.calls
+        if call.parent == -1
+        for ref in call.refs
+        if is_output(ref.slot)
+    }
+
+
+def _form_of_record(record: Record) -> str:
+    return f"{record.dtype} {list(record.shape)}"
+
+
+def _first_node(result: Comparison) -> str:
+    """Name and type of the first finding that is not of parameters alone, which an optimiser may
+    write otherwise; of the first where there is no other, "" without one.
+    """
+    computed = [f for f in result.findings if f.verdict != VerdictKind.PARAM_DIFF]
+    found = next(iter(computed or result.findings), None)
+    return "" if found is None else f"{found.name} ({found.op_type})"
+
+
+def _distance_at_outputs(result: Comparison, reference: Run) -> tuple[bool, float | None]:
+    """(is everything that was compared bit-equal, the largest rel_l2 of an output of a root call;
+    None where one has none).
+    """
+    roots = {
+        i
+        for i, pair in enumerate(result.plan.pairs)
+        if reference.calls[pair.reference].parent == -1
+    }
+    outputs = [
+        row.measured for row in result.rows if row.pair in roots and is_output(row.reference_slot)
+    ]
+    sizes = [0.0 if m.identical else m.values.get("rel_l2") for m in outputs]
+    errors = [s for s in sizes if s is not None]
+    largest = max(errors) if errors and len(errors) == len(sizes) else None
+    return all(row.measured.identical for row in result.rows), largest
+
+
+def _is_unproven(result: Comparison) -> bool:
+    """Is something beyond the noise by two dumps alone, without a replay?"""
+    return (
+        result.status != Status.SAME
+        and not result.inputs_differ
+        and all(f.evidence != Evidence.REPLAY for f in result.findings)
+    )
+
+
+def _words_of_worst(result: Comparison) -> str:
+    """What differs most, in words."""
+    if result.inputs_differ:
+        return result.inputs_differ[0]
+    if result.findings:
+        first = result.findings[0]
+        return f"{first.name}: {first.sentence}"
+    scored = [v for v in result.verdicts if v.verdict != VerdictKind.IDENTICAL]
+    worst = max(scored, key=lambda v: (v.score or 0.0, v.numbers.get("e_out") or 0.0), default=None)
+    return result.headline if worst is None else worst.sentence
+
+
+def _short_reason(why: str) -> str:
+    """The exception of an output that ends with one, else the first line."""
+    from whence.workflows.rerun import RAISED
+
+    lines = [line.removeprefix("  | ") for line in why.splitlines()]
+    return next((line for line in lines if RAISED.match(line)), lines[0] if lines else "")
+
+
+def _with_reason(rung: Rung, base: str) -> str:
+    return f"{rung.name} {_words_of(rung, base)}: {_short_reason(rung.why)}"
+
+
+def _words_of(rung: Rung, base: str) -> str:
+    words: dict[str, str] = {
+        RungKind.BIT_EQUAL: f"bit-equal to {base}",
+        RungKind.NOISE: "within the noise",
+        RungKind.FAILED: "does not compile or run",
+    }
+    return words.get(rung.verdict, rung.verdict)

@@ -1,5 +1,11 @@
 """Climbs the stages of torch.compile: a command in processes of its own, or a model in this one,
 compiled as far as one rung goes.
+
+Torch's own compiler bisector, with our verdict as its test: which pass, lowering or
+decomposition makes the difference.
+
+Its state lies in files that the program reads while it compiles
+(`torch._inductor.compiler_bisector`, torch 2.6 and later).
 """
 
 from __future__ import annotations
@@ -7,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import io
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +23,6 @@ from whence import extras
 from whence.errors import UsageError
 from whence.instrument.torch.compiled.what_compiled import Compiled, of_run
 from whence.results import LadderKind, Pass, RungKind
-from whence.workflows.ladder.bisect import bisect
 from whence.workflows.ladder.climbers import FINE, Climber, Judge, Judgement, Stairs
 from whence.workflows.ladder.of_levels import LevelsCommand, sessions_of
 
@@ -124,7 +130,7 @@ class TorchCommand(_OfTorch):
         def good(environment: Mapping[str, str]) -> bool | None:
             return _good(judge(lambda path: self.capture(path, "inductor", environment)))
 
-        return _no_pass(rungs) or bisect(good, _answers(rungs), self._bisecting(base), tell)
+        return _no_pass(rungs) or _bisect_passes(good, _answers(rungs), self._bisecting(base), tell)
 
     def _bisecting(self, eager: Run) -> Path:
         """Where torch's bisector keeps its state, so that the program finds it. Raises
@@ -222,7 +228,7 @@ class TorchModel(_OfTorch):
         def good(environment: Mapping[str, str]) -> bool | None:
             return _good(judge(lambda path: self.capture(path, "inductor", environment)))
 
-        return _no_pass(rungs) or bisect(good, _answers(rungs), None, tell)
+        return _no_pass(rungs) or _bisect_passes(good, _answers(rungs), None, tell)
 
     def _made(self) -> Any:
         """The model as this rung runs it: made or copied, and compiled unless it is."""
@@ -293,3 +299,74 @@ def _answers(rungs: Sequence[Rung]) -> dict[str, bool]:
     }
     answers["eager"] = answers.pop("dynamo", answers["aot_eager"])
     return answers
+
+
+def _bisect_passes(
+    good: Callable[[Mapping[str, str]], bool | None],
+    answers: Mapping[str, bool],
+    state: Path | None,
+    tell: Callable[[str], None],
+) -> Pass:
+    """Run `good` until the bisector names something.
+
+    good(environment): does the program, run with these variables, agree with eager? None, which
+    cannot be told, counts as no. answers: of backends that need no run. state: the folder of its
+    files, as the program finds it; None for this process. Raises UsageError where torch has no
+    bisector.
+    """
+    try:
+        from torch._inductor.compiler_bisector import CompilerBisector
+    except ImportError as error:
+        raise UsageError(
+            f"--bisect-pass uses torch's compiler bisector, which this torch has not ({error}); "
+            "torch 2.6 has it"
+        ) from error
+    runs = broken = 0
+
+    def test() -> bool:
+        nonlocal runs, broken
+        backend = CompilerBisector.get_backend() or ""
+        subsystem = CompilerBisector.get_subsystem() or ""
+        if not subsystem and backend in answers:
+            return answers[backend]
+        runs += 1
+        tell(f"torch's bisector: {backend} {subsystem} (run {runs})")
+        answer = good(_variables(CompilerBisector, backend, subsystem) if state is not None else {})
+        broken += answer is None
+        return answer is True
+
+    if state is not None:
+        state.mkdir(parents=True, exist_ok=True)
+        CompilerBisector.in_process_cache = str(state)
+    why = ""
+    result = None
+    with contextlib.redirect_stdout(io.StringIO()):  # it tells each of its steps
+        try:
+            result = CompilerBisector.do_bisect(test)
+        except RuntimeError as error:
+            why = f"torch's bisector gave up: {error}"
+    if result is None:
+        return Pass(
+            "",
+            runs=runs,
+            broken=broken,
+            why=why or "every stage is within the noise when torch's bisector compiles it",
+        )
+    return Pass(
+        result.backend,
+        result.subsystem or "",
+        result.bisect_number,
+        result.debug_info or "",
+        runs=runs,
+        broken=broken,
+    )
+
+
+def _variables(bisector: Any, backend: str, subsystem: str) -> dict[str, str]:
+    """What tells a process that it is bisected; everything else it reads from the files."""
+    out = {"TORCH_BISECT_BACKEND": backend}
+    if subsystem:
+        out["TORCH_BISECT_SUBSYSTEM"] = subsystem
+        if bisector.get_run_state(backend, subsystem) == "test_disable":
+            out["TORCH_BISECT_MAX"] = "-1"
+    return out

@@ -1,9 +1,12 @@
 """Counterfactuals: run the target again with outputs of the reference put in, and see how much of
 the final error goes away.
+
+Finds by bisection the call at which half of the squared error at the output has arisen.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from whence.errors import UsageError
-from whence.instrument.patch_points import check_points
+from whence.instrument.patch_points import check_points, outputs_of
 from whence.readers.opening import open_run
 from whence.results import Comparison, Confidence, Explained, Location
 from whence.workflows.locate.output_error import (
@@ -22,10 +25,9 @@ from whence.workflows.locate.output_error import (
     squared_error,
 )
 from whence.workflows.locate.patched_runs import PatchedRuns, explained
-from whence.workflows.locate.search import search as search_call
 
 if TYPE_CHECKING:
-    from whence.records import Run
+    from whence.records import Call, Run
     from whence.results import Finding
     from whence.workflows.rerun import Subject
 
@@ -97,7 +99,7 @@ def _location(
         )
     chain = _Rounds(runs, target, base, [unpatched])
     if by_search:
-        chain.rounds, chain.errors = search_call(runs, unpatched)
+        chain.rounds, chain.errors = _half_error_call(runs, unpatched)
     elif patch:
         for point in patch:
             chain.patch(point, (point,), None)
@@ -296,3 +298,86 @@ def _is_clear(finding: Finding) -> bool:
 
 def _names(result: Comparison) -> tuple[str, ...]:
     return tuple(f.name for f in result.findings if _is_clear(f))
+
+
+def _half_error_call(runs: PatchedRuns, unpatched: Errors) -> tuple[list[Explained], list[Errors]]:
+    """The shortest run of calls, in the order in which they end, whose patching takes away half of
+    the squared error; (rounds, errors before them and after each).
+
+    What a call returns depends on calls that ended before it and on its own code, so with
+    everything before it right, the error that goes away with it arose in it. A call that lies in
+    another one of the run needs no patch of its own.
+    """
+    sites = _sites(runs)
+    whole = squared_error(unpatched.values())
+    if whole is None or whole == 0:
+        return [], [unpatched]
+    probes = _Probes(runs, sites)
+    low, high = -1, len(sites) - 1
+    if probes.squared_error(high) > whole / 2:
+        note = (
+            "the error arises after every module has returned: in the root's own code, or "
+            "where a call could not be patched"
+        )
+        last = msgspec.structs.replace(
+            probes.rounds[high], name=f"all {len(sites)} modules", notes=(note,)
+        )
+        return [last], [unpatched, probes.errors[high]]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if probes.squared_error(middle) <= whole / 2:
+            high = middle
+        else:
+            low = middle
+    if low < 0:
+        return [probes.rounds[high]], [unpatched, probes.errors[high]]
+    probes.squared_error(low)
+    earlier = msgspec.structs.replace(
+        probes.rounds[low], name=f"the {low + 1} modules that return before it", points=(), notes=()
+    )
+    errors = [unpatched, probes.errors[low], probes.errors[high]]
+    return [earlier, probes.rounds[high]], errors
+
+
+def _sites(runs: PatchedRuns) -> list[Call]:
+    """The first forward call of every module below a root, in the order in which they end."""
+    first: dict[tuple[str, str], Call] = {}
+    for call in runs.reference.calls:
+        if call.parent != -1 and call.phase == "forward" and outputs_of(call):
+            first.setdefault((call.root, call.scope), call)
+    if not first:
+        raise UsageError(f"{runs.path} holds no call below its root, so there is nothing to search")
+    return list(first.values())
+
+
+class _Probes:
+    """Runs in which the first sites are patched, each run once. rounds, errors: by the index of the
+    last site that is patched.
+    """
+
+    def __init__(self, runs: PatchedRuns, sites: Sequence[Call]) -> None:
+        self._runs, self._sites = runs, sites
+        self.rounds: dict[int, Explained] = {}
+        self.errors: dict[int, Errors] = {}
+
+    def squared_error(self, last: int) -> float:
+        if last not in self.errors:
+            self._run(last)
+        square = squared_error(self.errors[last].values())
+        return math.inf if square is None else square
+
+    def _run(self, last: int) -> None:
+        runs, sites = self._runs, self._sites
+        runs.tell(f"bisecting {len(sites)} modules (run {runs.count + 1})")
+        points = tuple(runs.point(c.root, c.scope) for c in _outermost(sites[: last + 1]))
+        path = runs.capture(f"search-{last}", points, max_depth=0, programs=False)
+        run = open_run(str(path))
+        self.errors[last] = output_errors(runs.reference, run)
+        scope = sites[last].scope
+        self.rounds[last] = explained(scope, (runs.point(sites[last].root, scope),), run)
+        runs.drop(path)
+
+
+def _outermost(calls: Sequence[Call]) -> list[Call]:
+    ids = {c.id for c in calls}
+    return [c for c in calls if c.parent not in ids]

@@ -1,4 +1,10 @@
-"""The calls of a page: their order, their tree, who reads what, errors and verdicts."""
+"""The calls of a page: their order, their tree, who reads what, errors and verdicts.
+
+A page of any number of calls stays small (`limited`): which stand on it, and what it says of the
+others.
+
+Calls that only one run has are placed between those that both have.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +28,7 @@ from whence.results import (
     VerdictKind,
     severity,
 )
-from whence.results.page import PageCall
+from whence.results.page import Page, PageCall, PageUnpaired
 
 _LARGEST_RATIO = 1e30
 
@@ -309,3 +315,162 @@ def _noise(numbers: Mapping[str, float | None], outputs: Sequence[Row]) -> float
     if growth and error is not None:
         return _finite(error / growth * judge.LIMITS.growth)
     return None
+
+
+_MOST_CALLS = 20_000
+_QUIET = (VerdictKind.IDENTICAL, VerdictKind.NOISE, VerdictKind.INHERITED)
+
+
+def limited(page: Page, most: int = _MOST_CALLS) -> Page:
+    """The page with at most about so many calls: those around what differs, the worst first, and
+    those that are looked at closely, then the others in the order of execution, each with the calls
+    around it. `missing` says how many are left out, and which command shows them.
+    """
+    calls = page.calls
+    if len(calls) <= most:
+        return page
+    kept: set[int] = set()
+    for place in _ranked(page):
+        if len(kept) >= most:
+            break
+        while place >= 0 and place not in kept:
+            kept.add(place)
+            place = calls[place].parent
+    order = sorted(kept)
+    new = {old: number for number, old in enumerate(order)}
+    loud = sum(call.verdict not in _QUIET for k, call in enumerate(calls) if k not in kept)
+    return msgspec.structs.replace(
+        page,
+        calls=tuple(_moved(calls[old], new) for old in order),
+        details=tuple(
+            msgspec.structs.replace(detail, call=new[detail.call])
+            for detail in page.details
+            if detail.call in new
+        ),
+        unpaired=tuple(_moved_unpaired(call, new) for call in page.unpaired),
+        missing=(*page.missing, _sentence(page, len(calls) - len(order), loud)),
+    )
+
+
+def _sentence(page: Page, left_out: int, loud: int) -> str:
+    what = "all of them equal, noise or inherited" if not loud else f"{loud} of them beyond noise"
+    return (
+        f"{left_out} of {len(page.calls)} calls are not on this page, {what}; all of them: whence "
+        f'query {page.folder or "CMP"} "select * from calls", and tensors: "select * from pairs"'
+    )
+
+
+def _ranked(page: Page) -> Iterable[int]:
+    """Places of calls, the most telling first."""
+    calls = page.calls
+    loud = [k for k, call in enumerate(calls) if call.verdict not in _QUIET]
+    loud.sort(key=lambda k: (-VerdictKind(calls[k].verdict).severity, -(calls[k].score or 0.0), k))
+    findings = {finding.pair for finding in page.comparison.findings}
+    first = [k for k, call in enumerate(calls) if call.pair in findings]
+    return [*first, *(detail.call for detail in page.details), *loud, *range(len(calls))]
+
+
+def _moved(call: PageCall, new: Mapping[int, int]) -> PageCall:
+    return msgspec.structs.replace(
+        call,
+        parent=new.get(call.parent, -1),
+        reads=tuple(new[place] for place in call.reads if place in new),
+    )
+
+
+def _moved_unpaired(call: PageUnpaired, new: Mapping[int, int]) -> PageUnpaired:
+    def places(old: Iterable[int]) -> tuple[int, ...]:
+        return tuple(new.get(place, place) for place in old if place < 0 or place in new)
+
+    return msgspec.structs.replace(
+        call,
+        parent=new.get(call.parent, -1),
+        after=new.get(call.after, -1),
+        reads=places(call.reads),
+        readers=places(call.readers),
+    )
+
+
+_MOST = 400  # of a side
+
+
+def page_unpaired(
+    compared: Comparison, aligned: align.Aligned, calls: Sequence[PageCall]
+) -> tuple[PageUnpaired, ...]:
+    """Of both sides, in the order in which they began."""
+    place = {call.pair: i for i, call in enumerate(calls)}
+    pairs = compared.plan.pairs
+    reference = {pairs[pair].reference: i for pair, i in place.items()}
+    target = {pairs[pair].target: i for pair, i in place.items()}
+    for pair, i in place.items():
+        target.update(dict.fromkeys(pairs[pair].also, i))
+    out: list[PageUnpaired] = []
+    for side, run, alone, places in (
+        ("reference", aligned.reference, compared.plan.unmatched_reference, reference),
+        ("target", aligned.target, compared.plan.unmatched_target, target),
+    ):
+        ids = [number for number in alone if 0 <= number < len(run.calls)]
+        if 0 < len(ids) <= _MOST:
+            out += _Side(side, run, ids, places, len(out)).listed()
+    return tuple(out)
+
+
+class _Side:
+    """One run: its unpaired calls, numbered from `base`, among its paired ones."""
+
+    def __init__(
+        self, side: str, run: Run, alone: Sequence[int], places: Mapping[int, int], base: int
+    ) -> None:
+        self.side, self.run = side, run
+        self.alone = sorted(alone, key=lambda number: run.calls[number].order)
+        self.code = dict(places) | {n: -1 - base - k for k, n in enumerate(self.alone)}
+
+    def listed(self) -> Iterator[PageUnpaired]:
+        order = sorted(self.run.calls, key=lambda call: call.order)
+        parents = {call.id: self._around(call) for call in order}
+        last: dict[int | None, int] = {}
+        after = {}
+        makers: dict[int, int] = {}
+        reads: dict[int, dict[int, None]] = {}
+        for call in order:
+            code = self.code.get(call.id)
+            if code is None:
+                continue
+            around = parents[call.id]
+            if code < 0:
+                after[call.id] = last.get(around, -1)
+            else:
+                last[around] = code
+            reads[code] = {
+                makers[ref.record]: None
+                for ref in call.refs
+                if is_input(ref.slot) and ref.record in makers
+            }
+            # The innermost call that made a tensor begins last.
+            makers.update((ref.record, code) for ref in call.refs if is_written(ref.slot))
+        readers: dict[int, list[int]] = {}
+        for code, read in reads.items():
+            for maker in read:
+                readers.setdefault(maker, []).append(code)
+        for number in self.alone:
+            call, code = self.run.calls[number], self.code[number]
+            around = parents[number]
+            yield PageUnpaired(
+                self.side,
+                call.scope or call.root,
+                call.op_type or call.op,
+                call.step,
+                call.rank,
+                parent=around if around is not None and around >= 0 else -1,
+                inside=-1 - around if around is not None and around < 0 else -1,
+                after=after[number],
+                reads=tuple(reads[code]),
+                readers=tuple(dict.fromkeys(readers.get(code, ()))),
+            )
+
+    def _around(self, call: Call) -> int | None:
+        """Code of the nearest call around that the page has."""
+        up = call.parent
+        while up >= 0 and up not in self.code:
+            up = self.run.calls[up].parent
+        return self.code[up] if up >= 0 else None

@@ -1,23 +1,33 @@
-"""Chooses what the script of a finding shows: operators, their tensors, and how they are run."""
+"""Chooses what the script of a finding shows: operators, their tensors, and how they are run.
+
+How the runs of a finding executed their operators, and whether this machine can do so.
+
+Runs the target's own operators of a finding, as its program has them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from whence import align, dtypes, judge
 from whence.comparison.replays.program_difference import differing_arguments, differing_sizes
 from whence.comparison.replays.self_check import Threads
+from whence.errors import ElementsMissing, ReplayRefused
+from whence.records import Call, Run
 from whence.records.marks import was_compiled
+from whence.records.slots import is_of_child, split_child
 from whence.results import VerdictKind
-from whence.workflows.repro.execution import conditions, way_of, why_not_here
+from whence.workflows.repro.operator_calls import gathered_program, tensor_number
 from whence.workflows.repro.reference_operators import ReferenceTrace, reference_trace
-from whence.workflows.repro.target_operators import TargetTrace, target_trace
 
 if TYPE_CHECKING:
     from whence.replay.export.script import Case
-    from whence.replay.export.trace import Piece
+    from whence.replay.export.trace import Piece, Trace
     from whence.replay.export.ways import Way
+    from whence.replay.flatten import Flat
     from whence.workflows.repro.subject import Subject
 
 _SHOWN = 6
@@ -51,10 +61,10 @@ def choose_case(subject: Subject, tell: Callable[[str], None]) -> ChosenCase:
     ways = _Ways(target_way, replace(reference_way, backend="", device="cpu"))
     compiled = was_compiled(call) and not swapped
     if not compiled and not swapped:
-        bad = target_trace(subject, good)
+        bad = _target_trace(subject, good)
         if bad is not None and bad.reproduces:
             return _semantic(subject, good, bad, ways, notes)
-    missing = why_not_here(target_way, compiled)
+    missing = _why_not_here(target_way, compiled)
     if compiled and not missing and any(step.is_own for step in good.trace.steps):
         missing = "a script compiles neither backward passes nor steps of optimisers"
     if missing:
@@ -173,8 +183,8 @@ def describe(case: Case, subject: Subject, number: int, comparison: str, how: st
         "found by": f"whence compare {reference.path} {target.path}, finding {number} "
         f"of {comparison}",
         "where": place + (f", {f.source}" if f.source else ""),
-        "target": conditions(target, subject.target_call, case.way),
-        "reference": conditions(reference, subject.reference_call, case.reference),
+        "target": _run_conditions(target, subject.target_call, case.way),
+        "reference": _run_conditions(reference, subject.reference_call, case.reference),
     }
     case.title = f"{where}: {operators} {verb}."
     case.story = [f.sentence, *(f"{name:<11}{text}" for name, text in facts.items() if text)]
@@ -207,3 +217,182 @@ def _without_common_ends(a: list[str], b: list[str]) -> tuple[list[str], list[st
     while a and b and a[-1] == b[-1]:
         a, b = a[:-1], b[:-1]
     return a, b
+
+
+def way_of(run: Run, call: Call, notes: list[str]) -> Way:
+    """How a run executed a call; what is not taken over is added to `notes`."""
+    from whence.replay.export.ways import Way, known_config
+
+    settings = align.settings_of(run).get(call.root, {})
+    results = (*call.slots("output"), *call.slots("mutated"))
+    device = next((run.records[r.record].device for r in results), "cpu") or "cpu"
+    if not re.fullmatch(r"[a-z]{1,20}(:\d{1,3})?", device):
+        device = "cpu"
+    if not was_compiled(call):
+        return Way(device=device, settings=settings)
+    compiled = _compile_settings(run, call)
+    if compiled is None:
+        notes.append(
+            "the run does not say how it was compiled (an older capture): the defaults of "
+            "torch.compile are used"
+        )
+        compiled = {"backend": "inductor"}
+    inductor, unknown = known_config(
+        "torch._inductor.config",
+        {**_settings_table(compiled, "inductor"), **_settings_table(compiled, "options")},
+    )
+    dynamo, unknown_dynamo = known_config(
+        "torch._dynamo.config", _settings_table(compiled, "dynamo")
+    )
+    if unknown or unknown_dynamo:
+        notes.append(
+            "settings of the compiler that were not copied: "
+            f"{', '.join(sorted((*unknown, *unknown_dynamo))[:10])}"
+        )
+    dynamic = compiled.get("dynamic")
+    return Way(
+        str(compiled.get("backend", "inductor")),
+        inductor,
+        dynamo,
+        dynamic if isinstance(dynamic, bool) else None,
+        device,
+        settings,
+    )
+
+
+def _why_not_here(way: Way, compiled: bool) -> str:
+    """Why this machine cannot run operators that way, "" when it can."""
+    import torch
+
+    from whence.replay.export.ways import is_backend
+
+    if compiled and not is_backend(way.backend):
+        return (
+            f"the target was compiled by {way.backend!r}, which is no backend of torch.compile here"
+        )
+    try:
+        torch.empty(1, device=way.device)
+    except Exception:  # noqa: BLE001 - torch raises anything for a device that is not there
+        return f"the target ran on {way.device}, which this machine has not"
+    return ""
+
+
+def _run_conditions(run: Run, call: Call, way: Way) -> str:
+    """Versions, device and settings of a call, in words."""
+    settings = align.settings_of(run).get(call.root, {})
+    info = run.info
+    parts = [f"torch {settings['torch']}"] if "torch" in settings else []
+    parts += [
+        f"{k} {settings[k]}"
+        for k in ("cpu_capability", "threads", "matmul_precision", "attention")
+        if k in settings
+    ]
+    device = next((run.records[r.record].device for r in call.slots("output")), "")
+    parts += [f"device {device}"] if device else []
+    parts += ["training"] if call.training else []
+    parts += ["oneDNN off"] if settings.get("mkldnn") is False else []
+    parts += [f"autocast {settings['autocast']}"] if settings.get("autocast") else []
+    parts += [f"compiled by {way.backend}"] if way.backend else []
+    parts += [f"seed {info.seed}"] if info.seed is not None else []
+    return ", ".join(parts)
+
+
+def _compile_settings(run: Run, call: Call) -> dict[str, Any] | None:
+    """How a call, or the nearest one around or inside it, was compiled, as the capture noted it."""
+    by_distance: list[tuple[int, dict[str, Any]]] = []
+    for scope, settings in align.told(run, "compiled"):
+        if settings.get("root", call.root) != call.root:
+            continue
+        around = scope in ("", call.scope) or call.scope.startswith(f"{scope}.")
+        within = not call.scope or scope.startswith(f"{call.scope}.")
+        if around or within:
+            by_distance.append((-len(scope) if around else len(scope), settings))
+    return min(by_distance, key=lambda item: item[0])[1] if by_distance else None
+
+
+def _settings_table(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    table = settings.get(name)
+    return {k: v for k, v in table.items() if isinstance(k, str)} if isinstance(table, dict) else {}
+
+
+@dataclass(frozen=True)
+class TargetTrace:
+    """What the target's operators computed. results: numbers of the judged tensors. reproduces: is
+    that what the target recorded, but for rounding?
+    """
+
+    trace: Trace
+    results: Sequence[int]
+    reproduces: bool
+
+
+def _target_trace(subject: Subject, reference: ReferenceTrace) -> TargetTrace | None:
+    """The trace; None where the target has no program that can be run for these outputs."""
+    try:
+        return _trace(subject, reference)
+    except (ReplayRefused, ElementsMissing, KeyError, ValueError):
+        return None
+
+
+def _trace(subject: Subject, reference: ReferenceTrace) -> TargetTrace | None:
+    from whence.replay.export.trace import Trace
+
+    source, call = subject.target_source, subject.target_call
+    gathered = gathered_program(source, call, source.program)
+    loaded = _loaded(subject, gathered)
+    program = loaded.program
+    outputs = [_target_slot(subject, slot) for slot in reference.slots]
+    outputs = [s for s in outputs if s in dict(program.outputs)]
+    if len(outputs) != len(reference.results):
+        return None
+    slots = (*program.inputs, *program.params)
+    if gathered is not None:
+        records = {}
+        for slot in slots:
+            number, own_slot = gathered.origins[slot]
+            if (record := source.record(source.run.calls[number], own_slot)) is not None:
+                records[slot] = record
+    else:
+        records = source.records(call, slots)
+    arrays, strides = source.arrays(records)
+    recorded, _ = source.arrays(source.records(call, outputs))
+    if not recorded:
+        return None
+    trace = Trace(copies=loaded.writes)
+    with Threads(1):
+        working = loaded.run(arrays, arrays, strides=strides, outputs=outputs, watch=trace)
+        roundoffs = [judge.unit_roundoff(dtypes.of(a).name) or 1.0 for a in recorded.values()]
+        wide = "float64" if min(roundoffs) < 1e-5 else "float32"
+        exact = loaded.run(arrays, arrays, working=wide, strides=strides, outputs=outputs)
+    scores = (
+        judge.local(array, exact[s], working[s]).score
+        for s, array in recorded.items()
+        if exact[s].shape == array.shape
+    )
+    reproduces = max(scores, default=float("inf")) <= 1
+    numbers = [n for s in outputs if (n := tensor_number(trace, program, s)) is not None]
+    return TargetTrace(trace, numbers, reproduces) if len(numbers) == len(outputs) else None
+
+
+def _loaded(subject: Subject, gathered: Flat | None) -> Any:
+    from whence.replay.validation import load
+
+    source = subject.target_source
+    if gathered is None:
+        return source.load(subject.target_call)
+    constants = [source.run.array(c) for c in gathered.program.constants]
+    return load(gathered.program, constants, allow=source.allow)
+
+
+def _target_slot(subject: Subject, slot: str) -> str:
+    """The target's name of an output of the reference's program; "" where it has none."""
+    paired = subject.paired
+    pair = paired.slot(subject.pair, slot)
+    if pair is None:
+        return ""
+    if not is_of_child(slot):
+        return pair.target_slot
+    child = subject.reference_source.children(subject.reference_call.id)[split_child(slot)[0]]
+    partner = paired.plan.pairs[paired.pair_of[child]].target
+    children = subject.target_source.children(subject.target_call.id)
+    return f"{children.index(partner)}:{pair.target_slot}" if partner in children else ""

@@ -1,5 +1,8 @@
 """Which models an upgrade changes: every model of a catalogue, and a user's program, under two
 releases.
+
+One model runs under both releases: its outputs first, and all that it computes where their bits
+differ.
 """
 
 from __future__ import annotations
@@ -11,18 +14,20 @@ import os
 import queue
 import resource
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from whence import disk
 from whence.errors import OutputExists, UsageError, WhenceError
-from whence.results import Release, Upgrade, Upgraded
+from whence.results import ModulePlace, Release, Upgrade, Upgraded, UpgradeKind
 from whence.workflows.upgrade import captures, environments
-from whence.workflows.upgrade.one_model import Pair
 from whence.workflows.upgrade.workers import Worker
 
 Tell = Callable[[str], None]
@@ -263,3 +268,345 @@ def _taken(waiting: queue.SimpleQueue[str]) -> Iterator[str]:
             yield waiting.get_nowait()
         except queue.Empty:
             return
+
+
+_Answer = dict[str, Any]
+_Task = dict[str, Any]
+Parameters = list[list[Any]]
+"""[name, shape] of each, in the model's order."""
+_Deep = Callable[[str, _Task, _Task], Upgraded]
+"""(name, task of the first, task of the second) -> what captures of both say."""
+
+_NARROW, _WIDE, _FORMULA = 1e-4, 1e-12, 1e-6
+"""Relative 2-norms of outputs. In float32 at most _NARROW and in float64 at most _WIDE: two ways to
+compute one formula. In float64 more than _FORMULA: two formulas, where captures leave it open;
+where they call it rounding, that cannot be told.
+"""
+_BEYOND_ROUNDING = {
+    UpgradeKind.CANNOT_TELL: UpgradeKind.DIFFERS,
+    UpgradeKind.BITWISE: UpgradeKind.CANNOT_TELL,
+    UpgradeKind.ROUNDING: UpgradeKind.CANNOT_TELL,
+}
+"""What captures say -> the answer where float64 does not make the difference go away."""
+_SHOWN = 4
+
+
+class Pair:
+    """Two workers, one of each environment. deep: compares captures."""
+
+    def __init__(self, first: Worker, second: Worker, train: bool, deep: _Deep) -> None:
+        self._first, self._second = first, second
+        self._train, self._deep = train, deep
+        self._known: tuple[_Answer, _Answer] | None = None
+
+    def start(self) -> tuple[_Answer, _Answer]:
+        """What both environments have: `names` of models and `versions`."""
+        self._first.launch()
+        self._second.launch()
+        self._known = self._first.start(), self._second.start()
+        return self._known
+
+    def judge(self, name: str) -> Upgraded:
+        """What an upgrade does to a model."""
+        known = [name in side["names"] for side in self._known or self.start()]
+        if not all(known):
+            return Upgraded(name, UpgradeKind.REMOVED if known[0] else UpgradeKind.ADDED)
+        with tempfile.TemporaryDirectory(prefix="whence-upgrade-") as place:
+            return _Trial(self, name, place).result()
+
+    def ask(self, first: _Task | None, second: _Task | None) -> tuple[_Answer, _Answer]:
+        """The answers of both to a task each, at the same time; {} to none."""
+        workers = (self._first, self._second)
+        for worker, task in zip(workers, (first, second)):
+            if task is not None:
+                worker.send({**task, "train": self._train})
+        answers = [
+            worker.receive() if task is not None else {}
+            for worker, task in zip(workers, (first, second))
+        ]
+        return answers[0], answers[1]
+
+    def stop(self) -> None:
+        """End both processes."""
+        self._first.stop()
+        self._second.stop()
+
+    @property
+    def deep(self) -> _Deep:
+        return self._deep
+
+
+class _Trial:
+    """What is tried with one model. Each step may make the two sides more alike; what it had to
+    do is in `benign`, `settings` and `notes`.
+    """
+
+    def __init__(self, pair: Pair, name: str, place: str) -> None:
+        self._pair, self._name, self._checkpoint = pair, name, str(Path(place, "checkpoint"))
+        self._tasks: tuple[_Task, _Task] = ({"name": name}, {"name": name})
+        self._benign: list[str] = []
+        self._notes: list[str] = []
+        self._settings: tuple[str, ...] = ()
+        self._guessed = ""  # why the weights of the two may be other ones
+        self._seconds = 0.0
+
+    def result(self) -> Upgraded:
+        first, second = self._ask(*self._tasks)
+        if not (first["ok"] and second["ok"]):
+            return self._unbuilt(first, second)
+        if first["chosen"] != second["chosen"]:
+            first, second = self._same_choice(first, second)
+        else:
+            self._choose(first["chosen"])
+        if first["parameters"] != second["parameters"]:
+            first, second = self._same_weights(first, second)
+        if not (first["ok"] and second["ok"]):
+            return self._unbuilt(first, second)
+        found = Upgraded(self._name, UpgradeKind.BITWISE, model=first["chosen"].get("class", ""))
+        changed = _changed(first["settings"], second["settings"])
+        self._settings = tuple(_setting_said(key, *both) for key, both in changed.items())
+        if not _unequal(first, second):
+            return self._finished(found, first)
+        again, _ = self._ask(self._tasks[0], None)
+        if again["outputs"] != first["outputs"]:
+            self._notes.append("the model does not repeat itself under the first release")
+            kind = UpgradeKind.CANNOT_TELL
+            return self._finished(msgspec.structs.replace(found, kind=kind), first)
+        if changed and (named := self._pinned(found, first, changed)) is not None:
+            return self._finished(named, first)
+        return _reshaped(self._finished(self._deeper(found), first), first, second)
+
+    def _ask(self, first: _Task | None, second: _Task | None) -> tuple[_Answer, _Answer]:
+        answers = self._pair.ask(first, second)
+        self._seconds += sum(answer.get("seconds", 0.0) for answer in answers)
+        return answers
+
+    def _choose(self, chosen: Any) -> None:
+        self._tasks = tuple({**task, "chosen": chosen} for task in self._tasks)  # type: ignore[assignment]
+
+    def _same_choice(self, first: _Answer, second: _Answer) -> tuple[_Answer, _Answer]:
+        """Both with the class, sizes and inputs of one, where the other runs so too."""
+        _, tried = self._ask(None, {**self._tasks[1], "chosen": first["chosen"]})
+        if tried["ok"]:
+            self._choose(first["chosen"])
+            return first, tried
+        other, _ = self._ask({**self._tasks[0], "chosen": second["chosen"]}, None)
+        self._choose(second["chosen"])
+        if not other["ok"]:
+            return {**first, "ok": False, "error": other["error"]}, {
+                **second,
+                "ok": False,
+                "error": tried["error"],
+            }
+        self._notes.append(f"the second release does not run as the first does: {tried['error']}")
+        return other, second
+
+    def _same_weights(self, first: _Answer, second: _Answer) -> tuple[_Answer, _Answer]:
+        """The second loads what the first saves, as a user's checkpoint is loaded."""
+        self._benign.append(_renamed(first["parameters"], second["parameters"]))
+        if not first["chosen"]:
+            return self._called_alike(first, second)
+        saved, _ = self._ask({**self._tasks[0], "save": self._checkpoint}, None)
+        if not saved["ok"]:
+            return saved, second
+        tasks = {**self._tasks[1], "load": self._checkpoint}
+        _, loaded = self._ask(None, tasks)
+        if not loaded["ok"]:
+            return first, loaded
+        if loaded["missing"]:
+            few = ", ".join(loaded["missing"][:_SHOWN])
+            self._guessed = (
+                f"{len(loaded['missing'])} weights are not in the first release's checkpoint: {few}"
+            )
+        self._tasks = (self._tasks[0], tasks)
+        return saved, loaded
+
+    def _called_alike(self, first: _Answer, second: _Answer) -> tuple[_Answer, _Answer]:
+        """Weights under another name get the numbers of those of one shape, in their order."""
+        called, left = _by_shape(first["parameters"], second["parameters"])
+        self._guessed = "weights were matched by their order and shape"
+        if left:
+            self._guessed = f"{left} weights of the second release match none of the first"
+        tasks = {**self._tasks[1], "called": called}
+        _, again = self._ask(None, tasks)
+        self._tasks = (self._tasks[0], tasks)
+        return first, again
+
+    def _pinned(
+        self, found: Upgraded, first: _Answer, changed: dict[str, tuple[Any, Any]]
+    ) -> Upgraded | None:
+        """Whether other defaults are all that differs; if not, they no longer differ from here."""
+        settings = _nested({key: both[0] for key, both in changed.items()})
+        task = {**self._tasks[1], "settings": settings}
+        _, pinned = self._ask(None, task)
+        if not pinned["ok"] or pinned["parameters"] != first["parameters"]:
+            self._notes.append("the second release cannot be given the first one's settings")
+            return None
+        if not _unequal(first, pinned):
+            words = "; ".join(self._settings[:_SHOWN])
+            place = ModulePlace("", cause="settings", words=f"defaults differ: {words}")
+            deep = self._deeper(found)
+            return msgspec.structs.replace(
+                deep,
+                kind=UpgradeKind.DIFFERS if deep.kind != UpgradeKind.ROUNDING else deep.kind,
+                place=place,
+            )
+        self._tasks = (self._tasks[0], task)
+        self._notes.append("compared with the first release's settings")
+        return None
+
+    def _deeper(self, found: Upgraded) -> Upgraded:
+        """The same formula where float64 says so; what captures say otherwise."""
+        narrow, output = self._distance(wide=False)
+        wide, _ = self._distance(wide=True)
+        replace = msgspec.structs.replace
+        measured = {"largest": narrow, "largest_wide": wide, "output": output}
+        if narrow is not None and wide is not None and narrow <= _NARROW and wide <= _WIDE:
+            return replace(found, kind=UpgradeKind.ROUNDING, **measured)
+        deep = self._pair.deep(self._name, *self._tasks)
+        large = narrow is not None and narrow > _NARROW
+        if wide is not None and wide > _FORMULA:
+            deep = replace(deep, kind=_BEYOND_ROUNDING.get(deep.kind, deep.kind))
+        elif large and deep.kind in (UpgradeKind.BITWISE, UpgradeKind.ROUNDING):
+            deep = replace(deep, kind=UpgradeKind.CANNOT_TELL)  # captures may miss what made it
+        return replace(deep, model=found.model, **measured)
+
+    def _distance(self, wide: bool) -> tuple[float | None, str]:
+        """The largest relative 2-norm by which an output of both parts, and which; None where there
+        is none, or where one side does not run so.
+        """
+        files = [self._checkpoint + f"-{side}.npz" for side in ("first", "second")]
+        tasks = [{**task, "keep": file, "wide": wide} for task, file in zip(self._tasks, files)]
+        answers = self._ask(tasks[0], tasks[1])
+        if not all(answer["ok"] for answer in answers):
+            return None, ""
+        return _distance(*files)
+
+    def _finished(self, found: Upgraded, first: _Answer) -> Upgraded:
+        kind = found.kind
+        notes = [*found.notes, *self._notes]
+        if not all(entry[3] for entry in first["outputs"].values()):
+            notes.append("outputs hold numbers that are not finite")
+        if self._guessed:
+            notes.append(self._guessed)
+            if kind == UpgradeKind.DIFFERS:
+                kind = UpgradeKind.CANNOT_TELL
+        return msgspec.structs.replace(
+            found,
+            kind=kind,
+            benign=(*self._benign, *found.benign),
+            settings=self._settings,
+            notes=tuple(notes),
+            modules=first["modules"],
+            idle=first["idle"],
+            seconds=round(self._seconds + found.seconds, 2),
+        )
+
+    def _unbuilt(self, first: _Answer, second: _Answer) -> Upgraded:
+        kind = {
+            (False, True): UpgradeKind.RUNS_IN_SECOND,
+            (True, False): UpgradeKind.FAILS_IN_SECOND,
+        }.get((first["ok"], second["ok"]), UpgradeKind.CANNOT_BUILD)
+        ran = first if first["ok"] else second
+        return Upgraded(
+            self._name,
+            kind,
+            model=(ran.get("chosen") or {}).get("class", ""),
+            errors=(first.get("error", ""), second.get("error", "")),
+            notes=tuple(self._notes),
+            benign=tuple(self._benign),
+            seconds=round(self._seconds, 2),
+        )
+
+
+def _unequal(first: _Answer, second: _Answer) -> bool:
+    """Does an output of the first release have other bits in the second, or none?"""
+    return any(second["outputs"].get(name) != found for name, found in first["outputs"].items())
+
+
+def _distance(first: str, second: str) -> tuple[float | None, str]:
+    found: dict[str, float] = {}
+    with np.load(first) as before, np.load(second) as after:
+        for name in before.files:
+            if name not in after.files or before[name].shape != after[name].shape:
+                return None, ""
+            one, other = before[name], after[name]
+            if (np.isfinite(one) != np.isfinite(other)).any():
+                return None, ""
+            one, other = (np.where(np.isfinite(array), array, 0.0) for array in (one, other))
+            size = float(np.linalg.norm(one)) or float(np.linalg.norm(other))
+            found[name] = float(np.linalg.norm(one - other)) / size if size else 0.0
+    largest = max(found, key=lambda name: found[name], default="")
+    return found.get(largest), largest
+
+
+def _reshaped(found: Upgraded, first: _Answer, second: _Answer) -> Upgraded:
+    """An output that is gone, or has another shape or dtype, differs, whatever captures say."""
+    for name, (dtype, shape, *_) in first["outputs"].items():
+        after = second["outputs"].get(name)
+        if after is None:
+            words = f"the second release has no output {name}"
+        elif after[:2] != [dtype, shape]:
+            words = f"output {name} was {dtype} {shape}, is {after[0]} {after[1]}"
+        else:
+            continue
+        place = found.place or ModulePlace("", cause="structural", words=words)
+        if found.place is not None:
+            place = msgspec.structs.replace(place, words=f"{words}; {place.words}")
+        return msgspec.structs.replace(found, kind=UpgradeKind.DIFFERS, place=place)
+    return found
+
+
+def _changed(first: Any, second: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Settings that both have, with both values where they differ, by dotted name."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in first.keys() & second.keys():
+        one, other = first[key], second[key]
+        if isinstance(one, dict) and isinstance(other, dict):
+            found |= _changed(one, other, f"{prefix}{key}.")
+        elif one != other:
+            found[f"{prefix}{key}"] = (one, other)
+    return dict(sorted(found.items()))
+
+
+def _nested(settings: dict[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in settings.items():
+        *folders, last = key.split(".")
+        inner = nested
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+        inner[last] = value
+    return nested
+
+
+def _setting_said(key: str, before: Any, after: Any) -> str:
+    return f"{key} is {after!r:.60}, was {before!r:.60}"
+
+
+def _by_shape(first: Parameters, second: Parameters) -> tuple[dict[str, str], int]:
+    """New name -> old name of weights that only one side has, and how many new ones have none."""
+    before, after = (dict(side) for side in (first, second))
+    lost = [name for name in before if before[name] != after.get(name)]
+    called: dict[str, str] = {}
+    left = 0
+    for name in after:
+        if after[name] != before.get(name):
+            fits = next((old for old in lost if before[old] == after[name]), None)
+            if fits is None:
+                left += 1
+            else:
+                lost.remove(fits)
+                called[name] = fits
+    return called, left
+
+
+def _renamed(first: Parameters, second: Parameters) -> str:
+    """Weights with another name or shape, in words."""
+    before, after = (dict(side) for side in (first, second))
+    lost = [name for name in before if before[name] != after.get(name)]
+    new = [name for name in after if after[name] != before.get(name)]
+    words = f"{len(lost)} weights became {len(new)}"
+    if lost and new:
+        words += f" ({lost[0]} {before[lost[0]]} -> {new[0]} {after[new[0]]})"
+    return f"weights renamed or fused: {words}"

@@ -1,29 +1,44 @@
 """Are heads, experts and channels alike: permuted together with their weights, do they give the
 same?
+
+Finds the heads, experts and channels of a model: units that are alike but for their weights.
+
+What is found is taken for a structure by its names and sizes; `equivariance` tells by how it
+answers whether it is one.
+
+Finds hidden channels: what one layer makes and another reads, alike for all channels between.
+
+Finds experts: modules, or slices of weights, of which a router has a row for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from msgspec.structs import replace
+from torch import nn
 
 from whence.results.probe import Held, Property, PropertyAnswer, Variant
 from whence.workflows.probe.torch.answering import answer
 from whence.workflows.probe.torch.exchange import (
     Exchange,
     Exchanged,
+    Siblings,
+    Slot,
     Structure,
     exchanged,
     whole_order,
 )
+from whence.workflows.probe.torch.heads import attention_heads, attention_scopes
 from whence.workflows.probe.torch.inputs import CallInputs
 from whence.workflows.probe.torch.judging import WIDE_ROUNDING, Judge, Trial
-from whence.workflows.probe.torch.leaf_calls import leaf_calls
+from whence.workflows.probe.torch.leaf_calls import LeafCalls, leaf_calls
 from whence.workflows.probe.torch.regions import Turned
 from whence.workflows.probe.torch.subject import Subject
-from whence.workflows.probe.torch.units import find_units
+from whence.workflows.probe.torch.weight_axes import Layer, layer_of, layers_of
 
 DECLARED: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "flip": ("the image flipped left to right, as declared", lambda x: x.flip(-1)),
@@ -45,7 +60,7 @@ def equivariance(judge: Judge, inputs: CallInputs, declared: Collection[str]) ->
     under which the model's answer should stay, or turn with the image.
     """
     try:
-        units = find_units(judge.subject.model, leaf_calls(judge.subject, inputs))
+        units = _find_units(judge.subject.model, leaf_calls(judge.subject, inputs))
     except Exception as error:  # noqa: BLE001 - whatever the user's model raises
         why = f"its modules cannot be listened to: {type(error).__name__}: {error}"[:160]
         return PropertyAnswer(Property.EQUIVARIANCE, Held.UNKNOWN, why=why)
@@ -283,3 +298,287 @@ def _odd(classes: Sequence[list[int]], count: int) -> list[int]:
 
 def _modules(count: int) -> str:
     return "1 module" if count == 1 else f"{count} modules"
+
+
+class Found(NamedTuple):
+    """structures, and of others why they are left out."""
+
+    structures: list[Structure]
+    left_out: list[str]
+
+
+def _find_units(model: Any, calls: LeafCalls) -> Found:
+    """All units of a model. calls: of its modules in one run."""
+    own = set(_of_one_name(model))
+    structures: list[Structure] = []
+    left_out: list[str] = []
+    taken: set[Slot] = set()
+    for find in (attention_heads, _experts, _hidden_channels, _between_layers):
+        for item in find(model, calls):
+            if isinstance(item, str):
+                left_out.append(item)
+                continue
+            slots = {slot for layout in item.layouts for slot in layout}
+            names = {n for s in slots for n in (s.names if isinstance(s, Siblings) else (s.name,))}
+            places = {slot for slot in slots if isinstance(slot, Slot)}
+            if item.units < 2 or places & taken:
+                continue  # the same channels, found in another way
+            if shared := sorted(names - own):
+                left_out.append(f"{item.scope}: {shared[0]} is a weight of another module too")
+                continue
+            taken |= places
+            structures.append(item)
+    return Found(structures, left_out)
+
+
+def _of_one_name(model: Any) -> Iterator[str]:
+    """Names of tensors that have one name only."""
+    names: dict[int, list[str]] = {}
+    for find in (model.named_parameters, model.named_buffers):
+        for name, tensor in find(remove_duplicate=False):
+            names.setdefault(id(tensor), []).append(name)
+    yield from (own[0] for own in names.values() if len(own) == 1)
+
+
+_CHANNELS = "hidden channels"
+_BETWEEN = "channels between layers"
+_SPATIAL = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_ALIKE = ("activation", "relu", "gelu", "silu", "tanh", "sigmoid", "dropout", "identity", "swish",
+          "mish", "elu")  # fmt: skip
+
+
+def _hidden_channels(model: Any, calls: LeafCalls) -> Iterator[Structure | str]:
+    """Hidden channels of modules that hold two layers, or three of which two gate."""
+    attentions = attention_scopes(model)
+    for scope, module in model.named_modules():
+        if scope in attentions:
+            continue
+        prefix = f"{scope}." if scope else ""
+        layers = [
+            layer
+            for name, child in module.named_children()
+            if (layer := layer_of(prefix + name, child)) is not None
+            and calls.counts.get(prefix + name)
+        ]
+        if len(layers) not in (2, 3):
+            continue
+        *ups, down = sorted(layers, key=lambda layer: calls.order[layer.name])
+        width = down.inputs
+        if any(up.inputs != down.outputs for up in ups) or width < 2:
+            continue
+        if any(_read_alike(calls, up.name, down.name) for up in ups):
+            continue  # they stand beside each other, as those of queries, keys and values do
+        if all(up.outputs == width for up in ups):
+            layouts = [tuple(slot for up in ups for slot in up.out_slots())]
+        elif len(ups) == 1 and ups[0].outputs == 2 * width:
+            layouts = [ups[0].out_slots(outer=2), ups[0].out_slots(inner=2)]
+        else:
+            continue
+        others = _others(module, prefix, layers, width)
+        if isinstance(others, str):
+            yield f"{scope}: {others}"
+            continue
+        kind = type(module).__name__
+        whole = tuple((*layout, *down.in_slots(), *others) for layout in layouts)
+        yield Structure(_CHANNELS, scope, kind, width, whole)
+
+
+def _others(module: Any, prefix: str, layers: list[Layer], width: int) -> tuple[Slot, ...] | str:
+    """Slots of what else has an element for each channel; or the name of what may have."""
+    own = {layer.name for layer in layers}
+    slots = []
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        full = prefix + name
+        if full.rpartition(".")[0] in own or width not in tensor.shape:
+            continue
+        if tensor.ndim != 1:
+            return f"{name} {list(tensor.shape)} may differ from channel to channel"
+        slots.append(Slot(full))
+    return tuple(slots)
+
+
+def _read_alike(calls: LeafCalls, one: str, other: str) -> bool:
+    """Do two layers read the same tensor?"""
+    first, second = (next((c.given for c in calls.calls if c.scope == n), ()) for n in (one, other))
+    return bool(set(first) & set(second))
+
+
+class _Chain(NamedTuple):
+    """A layer, what is alike for all channels behind it, and the layer that reads them. is_whole:
+    each hands its result to the next, which alone reads it.
+    """
+
+    first: Layer
+    last: Layer
+    slots: tuple[Slot, ...]
+    is_whole: bool
+
+
+def _between_layers(model: Any, calls: LeafCalls) -> Iterator[Structure]:
+    """Channels that go from a layer through norms and activations, all modules, to the next. Where
+    other code comes between, as in a faulty module, only if like modules elsewhere have it so.
+    """
+    modules, layers = dict(model.named_modules()), layers_of(model)
+    follow = _Follow(calls, modules, layers)
+    chains = [chain for number in range(len(calls.calls)) if (chain := follow.chain(number))]
+    known = {_relative(chain, modules) for chain in chains if chain.is_whole}
+    for chain in chains:
+        if chain.is_whole or _relative(chain, modules) in known:
+            first = chain.first
+            kind = type(modules[first.name]).__name__
+            yield Structure(_BETWEEN, first.name, kind, first.outputs, (chain.slots,))
+
+
+def _relative(chain: _Chain, modules: dict[str, Any]) -> tuple[str, str, str]:
+    """Class of the module that holds both layers, and their names in it."""
+    first, last = chain.first.name.split("."), chain.last.name.split(".")
+    count = next((n for n, (a, b) in enumerate(zip(first, last)) if a != b), 0)
+    kind = type(modules[".".join(first[:count])]).__name__
+    return kind, ".".join(first[count:]), ".".join(last[count:])
+
+
+class _Follow:
+    """Follows what a layer gives to the layer that reads it."""
+
+    def __init__(self, calls: LeafCalls, modules: dict[str, Any], layers: dict[str, Layer]) -> None:
+        self._calls, self._modules, self._layers = calls, modules, layers
+        self._readers: dict[int, list[int]] = defaultdict(list)
+        for number, call in enumerate(calls.calls):
+            for tensor in set(call.given):
+                self._readers[tensor].append(number)
+
+    def chain(self, number: int) -> _Chain | None:
+        """The chain that begins with a call of a module; None for none."""
+        first = self._layers.get(self._calls.calls[number].scope)
+        if first is None or self._calls.counts[first.name] != 1:
+            return None
+        slots, is_whole = list(first.out_slots()), True
+        while True:
+            after = self._after(number)
+            is_whole = is_whole and after is not None
+            number = after if after is not None else number + 1
+            if number >= len(self._calls.calls):
+                return None
+            scope = self._calls.calls[number].scope
+            if scope in self._layers:
+                break
+            own = _alike(scope, self._modules[scope], first.outputs)
+            if own is None or (own and self._calls.counts[scope] != 1):
+                return None
+            slots += own
+        last = self._layers[scope]
+        if self._calls.counts[scope] != 1 or last.inputs != first.outputs:
+            return None
+        if isinstance(self._modules[first.name], _SPATIAL) != isinstance(
+            self._modules[scope], _SPATIAL
+        ):
+            return None
+        return _Chain(first, last, (*slots, *last.in_slots()), is_whole)
+
+    def _after(self, number: int) -> int | None:
+        """The call that alone reads what a call gives; None where other code does too."""
+        tensor = self._calls.calls[number].gives
+        later = [n for n in self._readers[tensor] if n > number]
+        if tensor in self._calls.read_outside or not later:
+            return None
+        is_in_place = self._calls.calls[later[0]].gives == tensor
+        return later[0] if is_in_place or len(later) == 1 else None
+
+
+def _alike(scope: str, module: Any, width: int) -> list[Slot] | None:
+    """What a module that treats all channels alike holds of each; None for any other module."""
+    kind = type(module).__name__.lower()
+    tensors = {**module._parameters, **module._buffers}
+    held = {name: t for name, t in tensors.items() if t is not None and t.ndim}
+    if isinstance(module, _SPATIAL) and module.groups == width == module.out_channels:
+        return [Slot(f"{scope}.{name}") for name in held]
+    if "norm" in kind:
+        if isinstance(module, nn.GroupNorm) and module.num_groups != 1:
+            return None
+        if any(t.ndim != 1 or len(t) != width for t in held.values()):
+            return None
+        return [Slot(f"{scope}.{name}") for name in held]
+    if not held and (any(word in kind for word in _ALIKE)):
+        return []
+    return None
+
+
+_EXPERTS = "experts"
+_ROUTERS = ("gate", "router", "classifier", "wg")
+_GROUPED = ("n_group", "num_expert_group", "n_groups")
+
+
+def _experts(model: Any, calls: LeafCalls) -> Iterator[Structure | str]:
+    """Experts of each block that runs, with the rows of their router, or why they are left out."""
+    for scope, block in model.named_modules():
+        name = next((n for n, _ in block.named_children() if _is_experts(n)), None)
+        if name is None or scope not in calls.order:
+            continue
+        inside = dict(block.named_children())[name]
+        prefix = f"{scope}." if scope else ""
+        count = _rows_of_router(block, name)
+        if count < 2:
+            continue
+        if grouped := _groups(model, block):
+            yield f"{scope}: its experts are chosen by {grouped} groups"
+            continue
+        slots = _of_experts(inside, f"{prefix}{name}", count)
+        router = _of_router(block, prefix, name, count)
+        if isinstance(router, str):
+            yield f"{scope}: {router}"
+        elif slots:
+            kind = type(block).__name__
+            yield Structure(_EXPERTS, scope, kind, count, ((*slots, *router),))
+
+
+def _is_experts(name: str) -> bool:
+    return "expert" in name and "shared" not in name
+
+
+def _rows_of_router(block: Any, experts_name: str) -> int:
+    for name, tensor in block.named_parameters():
+        owner = name.rpartition(".")[0]
+        if name.partition(".")[0] == experts_name or tensor.ndim != 2:
+            continue
+        if any(word in owner.split(".") or word == owner for word in _ROUTERS) or any(
+            word in name for word in ("gate.", "router")
+        ):
+            return int(tensor.shape[0])
+    return 0
+
+
+def _groups(model: Any, block: Any) -> int:
+    owners = [*block.modules(), getattr(model, "config", None)]
+    counts = [getattr(owner, name, None) for owner in owners for name in _GROUPED]
+    return max((c for c in counts if isinstance(c, int) and c > 1), default=0)
+
+
+def _of_experts(inside: Any, prefix: str, count: int) -> tuple[Slot | Siblings, ...]:
+    if isinstance(inside, (nn.ModuleList, nn.ModuleDict)):
+        names = [name for name, _ in inside.named_children()]
+        own = [dict(child.named_parameters()) for child in inside.children()]
+        shapes = [{n: t.shape for n, t in tensors.items()} for tensors in own]
+        if len(own) != count or any(s != shapes[0] for s in shapes):
+            return ()
+        return tuple(Siblings(tuple(f"{prefix}.{n}.{leaf}" for n in names)) for leaf in own[0])
+    tensors = dict(inside.named_parameters())
+    if not tensors or any(t.shape[0] % count for t in tensors.values()):
+        return ()
+    return tuple(Slot(f"{prefix}.{n}", 0, 1, t.shape[0] // count) for n, t in tensors.items())
+
+
+def _of_router(block: Any, prefix: str, experts_name: str, count: int) -> tuple[Slot, ...] | str:
+    """Slots of what else has an element for each expert; or the name of what may have."""
+    slots = []
+    for name, tensor in (*block.named_parameters(), *block.named_buffers()):
+        if name.partition(".")[0] == experts_name or not tensor.ndim:
+            continue
+        if not tensor.is_floating_point():
+            return f"{name} {list(tensor.shape)} may hold numbers of experts"
+        if tensor.shape[0] == count and tensor.ndim == 2 and len(tensor.unique(dim=0)) < count:
+            return f"rows of {name} are equal: of experts with equal scores one is chosen by number"
+        if tensor.shape[0] == count:
+            slots.append(Slot(prefix + name))
+        elif tensor.shape[-1] == count:
+            return f"{name} {list(tensor.shape)} may differ from expert to expert"
+    return tuple(slots)

@@ -1,9 +1,13 @@
-"""Do documents that share a row see each other?"""
+"""Do documents that share a row see each other?
+
+Documents that share a row: where a call says that they lie, and how a row is made of several.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -11,14 +15,6 @@ from msgspec.structs import replace
 
 from whence.results.probe import Held, Property, PropertyAnswer, Variant
 from whence.workflows.probe.torch.answering import answer
-from whence.workflows.probe.torch.documents import (
-    POSITIONS,
-    alone,
-    block_mask,
-    documents,
-    joined_documents,
-    with_mask,
-)
 from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
 from whence.workflows.probe.torch.judging import WIDE_ROUNDING, Judge, Trial, moved_at
 from whence.workflows.probe.torch.padding import without_padding
@@ -42,8 +38,8 @@ def packing(judge: Judge, inputs: CallInputs, declare: Collection[str]) -> Prope
     if own:
         tried, cause = _own(judge, inputs, own)
         return _answered(judge, tried, ["the call itself is packed"], cause)
-    if not inputs.takes(POSITIONS):
-        why = f"the model takes no {POSITIONS}: nothing tells it where a document begins"
+    if not inputs.takes(_POSITIONS):
+        why = f"the model takes no {_POSITIONS}: nothing tells it where a document begins"
         return PropertyAnswer(Property.PACKING, Held.ABSENT, why=why)
     return _made(judge, inputs, declared)
 
@@ -102,7 +98,7 @@ def _own(
     # the last one first: before it lies most
     for number in range(len(places), max(0, len(places) - _MOST_DOCUMENTS), -1):
         start, stop = places[number - 1]
-        base = alone(one, start, stop)
+        base = _document_alone(one, start, stop)
         region = Positions(stop - start, length, 0, stop - start, at=start)
         name = f"document {number} of {len(places)} in row {row}, alone"
         tried.judge(judge, name, Trial(base, one, region))
@@ -121,7 +117,7 @@ def _cure(judge: Judge, trial: Trial) -> str:
     assert isinstance(one, CallInputs)
     cures = [(_uncached(one), "use_cache=False parts them")]
     if one.given("attention_mask") is not None:
-        bare = with_mask(one, None)
+        bare = _with_mask(one, None)
         words = "without attention_mask"
         cures += [(bare, f"{words} they are parted")]
         cures += [(_uncached(bare), f"{words}, and with use_cache=False, they are parted")]
@@ -152,12 +148,12 @@ def _uncached(inputs: CallInputs) -> CallInputs:
 
 def _made(judge: Judge, inputs: CallInputs, declared: bool | None) -> PropertyAnswer:
     one = _uncached(without_padding(inputs.with_rows([0])))
-    one = with_mask(one, None)
+    one = _with_mask(one, None)
     others = one.changed(**{one.main: other_tokens(one.tensor, 3)})
     thirds = one.changed(**{one.main: other_tokens(one.tensor, 8)})
     half, length = one.length // 2, one.length
-    base = alone(one, 0, length)
-    packed, twin = joined_documents(others, half, one), joined_documents(thirds, half, one)
+    base = _document_alone(one, 0, length)
+    packed, twin = _joined_documents(others, half, one), _joined_documents(thirds, half, one)
     region = Positions(length, half + length, 0, length, at=half)
     tried = _Tried()
     name = "the second of two documents, whose positions restart"
@@ -249,12 +245,12 @@ def _with_blocks(
     dtype = next((p.dtype for p in judge.subject.model.parameters()), torch.float32)
     shape = base.length
     for is_causal in (True, False):
-        single = with_mask(base, block_mask([shape], dtype, is_causal=is_causal))
+        single = _with_mask(base, block_mask([shape], dtype, is_causal=is_causal))
         if not _agree(judge, base, single):
             continue
-        if _agree(judge, base, with_mask(base, block_mask([1] * shape, dtype))):
+        if _agree(judge, base, _with_mask(base, block_mask([1] * shape, dtype))):
             return "no block mask tried: the model does not read a mask [1, 1, length, length]"
-        blocks = with_mask(packed, block_mask([half, shape], dtype, is_causal=is_causal))
+        blocks = _with_mask(packed, block_mask([half, shape], dtype, is_causal=is_causal))
         name = "the second of two documents, under a block mask"
         variant = tried.judge(judge, name, Trial(single, blocks, region))
         if not declared and not _is_told(variant):
@@ -268,3 +264,117 @@ def _agree(judge: Judge, base: CallInputs, changed: CallInputs) -> bool:
         return judge.moved(Trial(base, changed, Everything())) <= WIDE_ROUNDING
     except Exception:  # noqa: BLE001 - a model that takes no such mask
         return False
+
+
+_POSITIONS = "position_ids"
+_ENDS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seqlens", "cu_seq_lens")
+_OF_ENDS = (*_ENDS, "cu_seq_lens_k", "cu_seqlens_k", "max_length_q", "max_length_k", "max_seqlen")
+_MASK = "attention_mask"
+
+_Span = tuple[int, int]
+
+
+def documents(inputs: CallInputs) -> dict[int, list[_Span]]:
+    """Row -> (start, stop) of its documents, of the first row that has several; {} where none has.
+    Told by ends of documents (cu_seq_lens_q), a mask of blocks, numbers of documents in a mask, or
+    positions that restart.
+    """
+    for row in range(inputs.rows):
+        spans = _of_row(inputs, row)
+        if len(spans) > 1:
+            return {row: spans}
+    return {}
+
+
+def _of_row(inputs: CallInputs, row: int) -> list[_Span]:
+    length = inputs.length
+    for name in _ENDS:
+        ends = inputs.given(name)
+        if isinstance(ends, torch.Tensor) and ends.ndim == 1:
+            return [(a, b) for a, b in pairwise(ends.tolist()) if a < b <= length]
+    mask = inputs.given(_MASK)
+    real = torch.ones(length, dtype=torch.long)
+    if isinstance(mask, torch.Tensor) and mask.ndim == 4 and mask.shape[-2:] == (length, length):
+        return _mask_blocks(mask[min(row, len(mask) - 1), 0])
+    if isinstance(mask, torch.Tensor) and mask.shape == (inputs.rows, length):
+        real = mask[row].long().cpu()
+        if real.max() > 1:
+            return _equal_runs(real, real)
+    positions = inputs.given(_POSITIONS)
+    if isinstance(positions, torch.Tensor) and positions.ndim == 2:
+        own = positions[min(row, len(positions) - 1)].long().cpu()
+        if len(own) == length:
+            return _equal_runs((own.diff(prepend=own[:1] - 1) != 1).cumsum(0), real)
+    return []
+
+
+def _equal_runs(numbers: torch.Tensor, real: torch.Tensor) -> list[_Span]:
+    """Runs of equal numbers among what is no padding."""
+    length = len(numbers)
+    key = torch.where(real > 0, numbers, -1)
+    starts = [0, *[i for i in range(1, length) if key[i] != key[i - 1]], length]
+    return [(a, b) for a, b in pairwise(starts) if key[a] >= 0]
+
+
+def _mask_blocks(mask: torch.Tensor) -> list[_Span]:
+    """Blocks of a mask (queries, keys): no query sees a key of another block."""
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(torch.float16).min / 2
+    if not (mask.dtype == torch.bool or mask.is_floating_point()):
+        seen = mask > 0
+    length = len(seen)
+    starts = [s for s in range(1, length) if not seen[s:, :s].any() and not seen[:s, s:].any()]
+    return list(pairwise([0, *starts, length]))
+
+
+def _document_alone(one: CallInputs, start: int, stop: int) -> CallInputs:
+    """One document of a row by itself, with positions from 0 where the model takes them."""
+    cut = one.cut(start, stop).changed(**{name: None for name in _OF_ENDS if name in one.values})
+    mask = one.given(_MASK)
+    if isinstance(mask, torch.Tensor) and mask.ndim == 4:
+        cut = _with_mask(cut, mask[..., start:stop, start:stop])
+    elif isinstance(mask, torch.Tensor) and mask.ndim == 2:
+        cut = _with_mask(cut, torch.ones_like(mask[:, start:stop]))
+    if one.takes(_POSITIONS):
+        cut = cut.changed(**{_POSITIONS: torch.arange(stop - start)[None]})
+    return _of_device(cut)
+
+
+def _joined_documents(first: CallInputs, count: int, second: CallInputs) -> CallInputs:
+    """A row of the first `count` positions of one document and all of another; positions of both
+    begin at 0.
+    """
+    head = first.cut(0, count)
+    values = {
+        name: torch.cat([head.values[name], tensor], axis)
+        for name, tensor, axis in second.of_length()
+    }
+    positions = torch.cat([torch.arange(count), torch.arange(second.length)])[None]
+    return _of_device(second.changed(**values, **{_POSITIONS: positions}))
+
+
+def _of_device(inputs: CallInputs) -> CallInputs:
+    positions = inputs.given(_POSITIONS)
+    if positions is None:
+        return inputs
+    return inputs.changed(**{_POSITIONS: positions.to(inputs.tensor.device)})
+
+
+def _with_mask(inputs: CallInputs, mask: torch.Tensor | None) -> CallInputs:
+    """With another mask, where the model takes one or was given one."""
+    if _MASK not in inputs.values and (mask is None or not inputs.takes(_MASK)):
+        return inputs
+    return inputs.changed(**{_MASK: mask.to(inputs.tensor.device) if mask is not None else None})
+
+
+def block_mask(
+    lengths: Sequence[int], dtype: torch.dtype, *, is_causal: bool = True
+) -> torch.Tensor:
+    """[1, 1, length, length], added to scores: 0 where a query sees a key of its own document, else
+    the least number of the dtype.
+    """
+    numbers = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    seen = numbers[:, None] == numbers[None]
+    if is_causal:
+        seen = seen.tril()
+    least = torch.finfo(dtype).min if dtype.is_floating_point else torch.finfo(torch.float32).min
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, least)[None, None]

@@ -1,10 +1,14 @@
-"""Numeric health of one call: which operators lose what the outputs need."""
+"""Numeric health of one call: which operators lose what the outputs need.
+
+What the outputs of a model see of an operator's loss: the loss is put into a run in float64,
+and the outputs are compared with those of a run without it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,11 +20,11 @@ from whence.results.probe import (
     PropertyAnswer,
     Symptom,
 )
-from whence.workflows.probe.torch.health.effects import Effects, equal
-from whence.workflows.probe.torch.health.figures import Figures, figures
+from whence.workflows.probe.torch.health.figures import Figures, figures, inputs_within
 from whence.workflows.probe.torch.health.operands import Operands, Reading
 from whence.workflows.probe.torch.inputs import CallInputs
 from whence.workflows.probe.torch.judging import Judge
+from whence.workflows.probe.torch.outputs import Outputs, same_bits
 from whence.workflows.probe.torch.trace import Key, TracedOperator
 
 AMPLIFIES = 32.0
@@ -65,7 +69,7 @@ def health(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
         _Looked(reading.by_key[key], reading.operators[reading.by_key[key]], found)
         for key, found in looked.items()
     ]
-    effects = Effects(judge, inputs)
+    effects = _Effects(judge, inputs)
     notes = [f"not looked at: {_named(name)}" for name in sorted(left_out)]
     born = _born(operators, effects, notes)
     losses = _losses(operators, effects, judge.unit, notes)
@@ -107,18 +111,22 @@ def _power(operators: list[_Looked], unit: float) -> str:
 
 
 def _born(
-    operators: list[_Looked], effects: Effects, notes: list[str]
+    operators: list[_Looked], effects: _Effects, notes: list[str]
 ) -> tuple[HealthFinding, ...]:
     """Operators that make NaN or Inf of finite inputs, where the outputs show it."""
     born = [o for o in operators if o.figures.born]
     if not born:
         return ()
     without = effects.without_births()
-    if equal(without, effects.as_it_runs()):
+    if _equal_outputs(without, effects.as_it_runs()):
         places = ", ".join(sorted({_named(o.operator.key[2]) for o in born}))
         notes.append(f"infinities of {places} reach no output: the largest numbers do as well")
         return ()
-    shown = [o for o in born[:_MOST] if not equal(without, effects.without_births(o.operator.key))]
+    shown = [
+        o
+        for o in born[:_MOST]
+        if not _equal_outputs(without, effects.without_births(o.operator.key))
+    ]
     return tuple(
         _finding(
             o,
@@ -132,7 +140,7 @@ def _born(
 
 
 def _losses(
-    operators: list[_Looked], effects: Effects, unit: float, notes: list[str]
+    operators: list[_Looked], effects: _Effects, unit: float, notes: list[str]
 ) -> tuple[HealthFinding, ...]:
     """Operators that amplify roundings or underflow, where the outputs move by it."""
     losing = [o for o in operators if o.figures.amplification >= AMPLIFIES or o.figures.underflow]
@@ -233,3 +241,99 @@ def _by_line(findings: Iterable[HealthFinding]) -> list[HealthFinding]:
 
 def _named(operator: str) -> str:
     return operator.removesuffix(".default")
+
+
+_DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
+
+
+class _Effects:
+    """Runs one call with losses put in. Raises, when made, what a copy in float64 raises."""
+
+    def __init__(self, judge: Judge, inputs: CallInputs) -> None:
+        self._judge, self._inputs = judge, inputs
+
+    def of(self, losses: Mapping[Key, Figures]) -> float | None:
+        """How far these losses together move the outputs, in root mean squares of each, the largest
+        of all; infinite where they make one NaN or Inf. None where the model has no float64, or
+        none of these operators runs there.
+        """
+        subject = self._judge.wide()
+        if subject is None:
+            return None
+        met: set[Key] = set()
+
+        def look(key: Key, read: Operands, results: list[Any]) -> Any:
+            if key not in losses:
+                return None
+            met.add(key)
+            return _with_loss(losses[key], read, results[0])
+
+        try:
+            base = self._judge.base(self._inputs, wide=True)
+            reading = Reading(subject.model, look)
+            changed = subject.run(self._inputs, reading.listening())
+        except Exception:  # noqa: BLE001 - whatever the user's model raises in float64
+            return None
+        finally:
+            self._judge.subject.restore()  # what both share, as a closure may
+        return _outputs_apart(base, changed) if met else None
+
+    def without_births(self, spared: Key | None = None) -> Outputs:
+        """What the model returns where NaN and Inf that an operator makes of finite inputs are 0
+        and the largest finite numbers instead. spared: an operator that may make them. Raises what
+        the model raises.
+        """
+
+        def look(key: Key, read: Operands, results: list[Any]) -> Any:
+            if key == spared or bool(results[0].isfinite().all()) or not inputs_within(read, 1.0):
+                return None
+            return results[0].nan_to_num()
+
+        subject = self._judge.subject
+        return subject.run(self._inputs, Reading(subject.model, look).listening())
+
+    def as_it_runs(self) -> Outputs:
+        """What the model returns."""
+        return self._judge.base(self._inputs)
+
+
+def _with_loss(lost: Figures, read: Operands, result: torch.Tensor) -> torch.Tensor:
+    """The result in float64 as the operator's own dtype leaves it: of inputs that are rounded
+    otherwise, and without what is too small for the dtype.
+    """
+    changed = (
+        read.in_float64(1, lost.unit)[0].reshape(result.shape) if lost.amplification else result
+    )
+    if not lost.underflow:
+        return changed
+    info = torch.finfo(_DTYPES[lost.dtype])
+    step = info.smallest_normal * info.eps  # between subnormal numbers
+    is_small = changed.abs() < info.smallest_normal
+    return torch.where(is_small, (changed / step).round() * step, changed)
+
+
+def _equal_outputs(a: Outputs, b: Outputs) -> bool:
+    """Are the outputs of two runs equal bit for bit?"""
+    return all(name in b and same_bits(a[name], b[name]) for name in a)
+
+
+def _outputs_apart(base: Outputs, changed: Outputs) -> float:
+    """Root mean square of the difference over that of the base, of the output where it is largest;
+    0 where no output holds numbers.
+    """
+    most = 0.0
+    for name, tensor in base.items():
+        other = changed.get(name)
+        if other is None or not tensor.is_floating_point() or tensor.shape != other.shape:
+            continue
+        a, b = tensor.double(), other.double()
+        same = (a == b) | (a.isnan() & b.isnan())
+        if bool(same.all()):
+            continue
+        kept = a.isfinite()
+        d = (a - b).masked_fill(same, 0.0)
+        if not bool(d.isfinite().all()):
+            return float("inf")
+        size = float(a[kept].square().mean().sqrt()) or 1.0
+        most = max(most, float(d.square().mean().sqrt()) / size)
+    return most

@@ -1,10 +1,19 @@
-"""Which modules of one call may compute in a narrower type."""
+"""Which modules of one call may compute in a narrower type.
+
+Chooses modules for a narrower type, predicts the error of all of them together, and checks it by
+running the mixed model.
+
+Errors of roundings that know nothing of each other add up in squares. What is correlated, and what
+another input does otherwise, is measured: groups of modules are run on several calls, and the
+ratios of their errors to the root of the sum of squares give the correction.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +21,7 @@ from msgspec.structs import replace
 
 from whence.results.precision import (
     ModuleEffect,
+    PrecisionCheck,
     PrecisionPlan,
     PrecisionRequest,
     PrecisionTable,
@@ -19,9 +29,8 @@ from whence.results.precision import (
 from whence.results.probe import Held, Property, PropertyAnswer
 from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
 from whence.workflows.probe.torch.judging import Judge
-from whence.workflows.probe.torch.precision.measuring import Errors, Mixing
+from whence.workflows.probe.torch.precision.measuring import Errors, Mixing, Moved
 from whence.workflows.probe.torch.precision.narrowing import unfit
-from whence.workflows.probe.torch.precision.planning import Planner
 from whence.workflows.probe.torch.precision.units import Unit, units
 
 CALIBRATION, CHECKS = 4, 3
@@ -82,7 +91,7 @@ def precision(
     plans, rows = [], {}
     for to in request.to:
         rows[to], effects = _alone(mixing, found, to, (calls[:for_each], calls[:CALIBRATION]))
-        planner = Planner(
+        planner = _Planner(
             mixing,
             (found, effects),
             to,
@@ -217,3 +226,230 @@ def _answer(
         next="give further calls: whence.probe(..., others=[...])",
         notes=tuple(notes),
     )
+
+
+_DEVIATIONS = 3.5
+"""Standard deviations of the logarithm of the measured ratios that a prediction is above their
+mean: 1 call in 4000 exceeds it where the logarithms are normal. Those of outputs of a few numbers
+have longer tails: the output itself may be small.
+"""
+_LEAST = 1.35
+"""Least factor between quadrature and prediction: inputs that are made of those of one call agree
+more than inputs at large do.
+"""
+_GROUPS = 4
+"""Random halves of the modules that are run beside all of them."""
+_MOST_SHRUNK = 4
+_INFINITE = 1e6
+"""Ratio of a group that makes NaN or Inf where each of its modules alone makes none."""
+
+
+class Ratios(NamedTuple):
+    """Measured errors of groups over their quadrature. correlated: of groups on the call itself,
+    the largest one says what roundings do that are not independent. all: on other calls too.
+    least_spread: standard deviation of the logarithm that the number of outputs alone makes.
+    """
+
+    correlated: tuple[float, ...]
+    all: tuple[float, ...]
+    least_spread: float
+
+    @property
+    def correction(self) -> float:
+        """By how much a group erred more than its quadrature on the same call; at least 1."""
+        return max(1.0, *self.correlated) if self.correlated else 1.0
+
+    @property
+    def margin(self) -> float:
+        """What the prediction allows for beyond the correction."""
+        return max(1.0, self.bound / self.correction)
+
+    @property
+    def bound(self) -> float:
+        """Quadrature times this is the prediction."""
+        logs = np.log([r for r in self.all if r > 0] or [1.0])
+        spread = float(logs.std(ddof=1)) if len(logs) > 1 else 0.0
+        spread = max(spread, self.least_spread)
+        return float(max(_LEAST, self.correction, np.exp(logs.mean() + _DEVIATIONS * spread)))
+
+    def and_also(self, found: Sequence[float]) -> Ratios:
+        """With the ratios of one more group, the first of them on the call itself."""
+        finite = [r if np.isfinite(r) else _INFINITE for r in found]
+        return self._replace(correlated=(*self.correlated, *finite[:1]), all=(*self.all, *finite))
+
+
+class _Planner:
+    """Plans for one type. measured: modules, and by path the errors of each alone; one without a
+    finite error is never chosen. calls: numbers of the calls of `mixing` that plans are run on, the
+    first being the call itself; `for_groups` of them are for groups. to_check: gives the numbers of
+    calls to check a plan on.
+    """
+
+    def __init__(
+        self,
+        mixing: Mixing,
+        measured: tuple[Sequence[Unit], Mapping[str, Errors]],
+        to: str,
+        calls: Sequence[int],
+        for_groups: int,
+        to_check: Callable[[], Sequence[int]],
+    ) -> None:
+        self._mixing, self._to = mixing, to
+        self._calls, self._for_groups, self._to_check = calls, for_groups, to_check
+        self._used, self._decided = set(calls), 0
+        units, effects = measured
+        # One that moved nothing may on another call: it counts as a rounding of the model's own.
+        self._effects = {
+            path: np.maximum(e, mixing.unit) for path, e in effects.items() if np.isfinite(e).all()
+        }
+        self._units = [u for u in units if u.path in self._effects]
+
+    def plan(self, budget: float, of_parameters: int) -> PrecisionPlan:
+        """The plan for a budget, with the mixed model run."""
+        ratios = self._groups()
+        chosen = self._chosen(budget, ratios.bound)
+        chosen, ratios = self._with_itself(chosen, ratios, budget)
+        checks: tuple[PrecisionCheck, ...] = ()
+        shrunk, holds = 0, True
+        while chosen:
+            checks = self._checked(chosen)
+            predicted = ratios.bound * self.quadrature(chosen)
+            holds = all(c.error is not None and c.error <= predicted for c in checks)
+            if holds or shrunk == _MOST_SHRUNK:
+                break
+            shrunk += 1
+            ratios, smaller = self._after(checks, chosen, ratios), budget / 2**shrunk
+            chosen = self._chosen(smaller, ratios.bound)
+            checks, holds = (), True
+        return self._made(budget, of_parameters, chosen, ratios, checks, (shrunk, holds))
+
+    def quadrature(self, paths: Sequence[str]) -> float:
+        """Root of the sum of squares of the modules' own errors, of the output where it is
+        largest.
+        """
+        if not paths:
+            return 0.0
+        return float(np.sqrt(sum(self._effects[p] ** 2 for p in paths)).max(initial=0.0))
+
+    # ---- choosing
+
+    def _chosen(self, budget: float, bound: float) -> list[str]:
+        """Modules in the order of what they cost for their parameters, as many as the budget holds;
+        one that it does not hold is passed over.
+        """
+        order = sorted(
+            self._units,
+            key=lambda u: float(self._effects[u.path].max(initial=0.0)) ** 2 / u.parameters,
+        )
+        chosen: list[str] = []
+        total = np.zeros(len(self._mixing.names))
+        for unit in order:
+            more = total + self._effects[unit.path] ** 2
+            if bound * float(np.sqrt(more).max(initial=0.0)) <= budget:
+                total = more
+                chosen.append(unit.path)
+        return chosen
+
+    def _groups(self) -> Ratios:
+        """Ratios of all modules together, and of random halves."""
+        paths = [u.path for u in self._units]
+        draw = random.Random(0)
+        # A norm of n independent numbers varies by 1 / sqrt(2 n) of itself, and errors are divided
+        # by the norm of the output.
+        ratios = Ratios((), (), self._mixing.least_elements**-0.5)
+        if not paths:
+            return ratios
+        halves = [draw.sample(paths, max(1, len(paths) // 2)) for _ in range(_GROUPS)]
+        for group in (paths, *halves):
+            ratios = self._more(ratios, group, self._for_groups)
+        return ratios
+
+    def _with_itself(
+        self, chosen: list[str], ratios: Ratios, budget: float
+    ) -> tuple[list[str], Ratios]:
+        """The plan is a group too: what it errs counts, on more calls where the outputs are few."""
+        for _ in range(_MOST_SHRUNK):
+            if not chosen:
+                break
+            ratios = self._more(ratios, chosen, len(self._calls))
+            again = self._chosen(budget, ratios.bound)
+            if set(again) >= set(chosen):
+                break  # what was measured holds: it is not made larger than that
+            chosen = again
+        return chosen, ratios
+
+    def _more(self, ratios: Ratios, group: Sequence[str], calls: int) -> Ratios:
+        quadrature = self.quadrature(group)
+        measured = [self._run(group, call) for call in self._calls[:calls]]
+        found = [m.worst / quadrature for m in measured if m is not None and quadrature]
+        return ratios.and_also(found)
+
+    def _after(
+        self, checks: Sequence[PrecisionCheck], chosen: Sequence[str], ratios: Ratios
+    ) -> Ratios:
+        quadrature = self.quadrature(chosen)
+        errors = [c.error for c in checks if c.error is not None]
+        return ratios.and_also([error / quadrature for error in errors if quadrature])
+
+    # ---- running
+
+    def _run(self, group: Sequence[str], call: int) -> Moved | None:
+        try:
+            moved = self._mixing.moved(group, self._to, call)
+        except Exception:  # noqa: BLE001 - whatever the user's model raises in this type
+            return None
+        self._decided = max(self._decided, moved.decided)
+        return moved
+
+    def _checked(self, chosen: Sequence[str]) -> tuple[PrecisionCheck, ...]:
+        """The mixed model on the call itself, and on others."""
+        out = []
+        for number, call in enumerate((self._calls[0], *self._to_check())):
+            moved = self._run(chosen, call)
+            error = moved.worst if moved is not None and np.isfinite(moved.worst) else None
+            flips, rows = (moved.flips, moved.rows) if moved is not None else (0, 0)
+            decided = moved.decided if moved is not None else 0
+            words = "this call" if not number else f"other inputs {number}"
+            out.append(PrecisionCheck(words, error, flips, rows, call in self._used, decided))
+            self._used.add(call)
+        return tuple(out)
+
+    def _made(
+        self,
+        budget: float,
+        of_parameters: int,
+        chosen: Sequence[str],
+        ratios: Ratios,
+        checks: tuple[PrecisionCheck, ...],
+        ended: tuple[int, bool],
+    ) -> PrecisionPlan:
+        own = {u.path: u.parameters for u in self._units}
+        worst = sorted(self._effects, key=lambda p: -float(self._effects[p].max(initial=0.0)))
+        quadrature = self.quadrature(chosen)
+        why = ""
+        if not chosen:
+            least = float(self._effects[worst[-1]].max(initial=0.0)) if worst else None
+            why = (
+                f"no module fits the budget: alone, the least harmful moves the outputs by "
+                f"{least:.2g}, times {ratios.bound:.2g} for what groups and other inputs do"
+                if least is not None
+                else "no module can be narrowed to this type"
+            )
+        return PrecisionPlan(
+            to=self._to,
+            budget=budget,
+            modules=tuple(chosen),
+            keep=tuple(p for p in worst if p not in chosen),
+            parameters=sum(own[p] for p in chosen),
+            of_parameters=of_parameters,
+            predicted=ratios.bound * quadrature,
+            quadrature=quadrature,
+            correction=ratios.correction,
+            margin=ratios.margin,
+            checks=checks,
+            holds=ended[1],
+            shrunk=ended[0],
+            why=why,
+            decides=self._mixing.decides,
+            decided=self._decided,
+        )

@@ -1,4 +1,9 @@
-"""Runs a model with some of its modules in a narrower type, and measures what its outputs say."""
+"""Runs a model with some of its modules in a narrower type, and measures what its outputs say.
+
+Discrete decisions that a run takes from computed numbers: which experts, what is above a limit.
+
+Where a rounding changes one, the outputs jump; no sum of small errors says how far.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,9 @@ import torch
 
 from whence.workflows.probe.torch.inputs import CallInputs
 from whence.workflows.probe.torch.outputs import Outputs
-from whence.workflows.probe.torch.precision.decisions import Deciding, Taken, changed, words
 from whence.workflows.probe.torch.precision.narrowing import Narrowed
 from whence.workflows.probe.torch.subject import Subject
+from whence.workflows.probe.torch.trace import Key, Trace
 
 Errors = npt.NDArray[np.float64]
 """||y' - y|| / ||y|| of each output; infinite where one has NaN, Inf or another shape."""
@@ -46,9 +51,9 @@ class Mixing:
     def __init__(self, subject: Subject, inputs: CallInputs, unit: float) -> None:
         self.subject, self.unit, self.runs = subject, unit, 0
         self._inputs = [inputs]
-        self._bases: dict[int, tuple[Outputs, Taken]] = {}
+        self._bases: dict[int, tuple[Outputs, _Taken]] = {}
         first, taken = self._base(0)
-        self.decides = words(taken)
+        self.decides = _decision_words(taken)
         self.names = [n for n, t in first.items() if t.is_floating_point() and t.numel()]
 
     def add(self, inputs: CallInputs) -> int:
@@ -69,7 +74,7 @@ class Mixing:
         """How many numbers the smallest output has."""
         return min(int(self._base(0)[0][name].numel()) for name in self.names)
 
-    def _base(self, call: int) -> tuple[Outputs, Taken]:
+    def _base(self, call: int) -> tuple[Outputs, _Taken]:
         if call not in self._bases:
             self._bases[call] = self._run(self._inputs[call])
         return self._bases[call]
@@ -82,13 +87,13 @@ class Mixing:
         with Narrowed(self.subject.model, dict.fromkeys(paths, to)):
             outputs, after = self._run(self._inputs[call])
         errors = np.array([_error(base[n], outputs.get(n)) for n in self.names])
-        return Moved(errors, *self._flips(base, outputs), changed(before, after))
+        return Moved(errors, *self._flips(base, outputs), _changed_decisions(before, after))
 
-    def _run(self, call: CallInputs) -> tuple[Outputs, Taken]:
+    def _run(self, call: CallInputs) -> tuple[Outputs, _Taken]:
         self.runs += 1
         if self._bases and not self.decides:
             return self.subject.run(call), {}
-        deciding = Deciding(self.subject.model)
+        deciding = _Deciding(self.subject.model)
         return self.subject.run(call, deciding.listening()), deciding.taken
 
     def _flips(self, base: Outputs, outputs: Outputs) -> tuple[int, int]:
@@ -110,3 +115,52 @@ def _error(base: Any, other: Any) -> float:
     if not np.isfinite(moved):
         return float("inf")
     return moved / size if size else (0.0 if not moved else float("inf"))
+
+
+_DECIDE = (
+    "topk", "argmax", "argmin", "max.dim", "min.dim", "kthvalue", "multinomial", "gt.", "ge.",
+    "lt.", "le.",
+)  # fmt: skip
+
+_Taken = dict[Key, torch.Tensor]
+"""What each deciding operator chose: indices, or whether each element is above a limit."""
+
+
+class _Deciding(Trace):
+    """A trace that keeps what a run decides, in `taken`."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, begin=1 << 60, change=self._decided)
+        self.taken: _Taken = {}
+
+    def _decided(self, key: Key, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+        name = str(func).partition(".")[2]
+        if name.startswith(_DECIDE) and args and args[0].is_floating_point():
+            indices = out[-1] if isinstance(out, tuple) else out
+            self.taken[key] = indices.detach().clone()
+        return out
+
+
+def _changed_decisions(before: _Taken, after: _Taken) -> int:
+    """How many rows chose otherwise; the order of what was chosen does not count."""
+    count = 0
+    for key, indices in before.items():
+        other = after.get(key)
+        if other is None or other.shape != indices.shape:
+            count += 1
+        elif indices.dim() and key[2].startswith("aten.topk"):
+            a, b = indices.sort(-1).values, other.sort(-1).values
+            count += int((a != b).any(-1).sum())
+        else:
+            count += int((indices != other).sum())
+    return count
+
+
+def _decision_words(taken: _Taken) -> str:
+    """ "aten.topk in model.layers.0.mlp.gate and 3 more": what decides, "" for nothing."""
+    places = list(dict.fromkeys((key[2].removesuffix(".default"), key[0]) for key in taken))
+    if not places:
+        return ""
+    operator, scope = places[0]
+    more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+    return f"{operator} in {scope or 'the model itself'}{more}"
