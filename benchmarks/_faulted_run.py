@@ -2,7 +2,7 @@
 
 A record is acknowledged when the writer returned from it. A disk that is full, that fails once, is
 interrupted or writes short loses none of these. A kill, and a disk that takes nothing more at all
-(EIO or EROFS from then on), may lose what the run format says it may (docs/format.md): what was
+(EIO or EROFS from then on), may lose what the run format says it may (docs/dev/format.md): what was
 added since the last step or flush; everything before is kept.
 """
 

@@ -1,4 +1,4 @@
-"""The tables of docs/reliability.md, from docs/reliability.json."""
+"""The tables of docs/dev/reliability.md, from docs/dev/reliability.json."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "dev"
 ANSWERS = DOCS / "reliability.json"
 PAGE = DOCS / "reliability.md"
 SUMS = ("cases", "struck", "acknowledged", "acknowledged_lost", "unflushed_lost", "wrong")

@@ -9,7 +9,7 @@ DIR holds `run_case.py` (`build`), `<split>/cases.py` (`CASES`), and for effect 
 `fb/` and `analyze.py`. Both sides of every case are captured to disk with the public API, and
 `whence.compare` is given the two folders, named by number, and nothing else: neither the case's id,
 nor its background, nor a model (the rule `model` is given what makes the reference's). What is
-scored and how: docs/faultbench.md. A run may be interrupted: cases already in `--work` are not
+scored and how: docs/dev/faultbench.md. A run may be interrupted: cases already in `--work` are not
 repeated.
 """  # noqa: E501
 

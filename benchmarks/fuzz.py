@@ -298,7 +298,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--state", type=Path)
-    parser.add_argument("--write", action="store_true", help="into docs/reliability.*")
+    parser.add_argument("--write", action="store_true", help="into docs/dev/reliability.*")
     parser.add_argument("--again", nargs=2, metavar=("TARGET", "NUMBER"))
     asked = parser.parse_args()
     if asked.again:

@@ -9,7 +9,7 @@ folders. Benign pairs differ in kernels, dtype, threads or engine; the others ha
 that moves the output at least ten times further than the same pair without it. A finding about a
 benign pair is a false alarm, `same` about a faulty one is a miss; `undecided` is neither. Ends with
 1 when there is either. --split tuning has other models, on which the limits were set. --statistics
-keeps figures only. Needs what docs/benchmarks.md says.
+keeps figures only. Needs what docs/dev/benchmarks.md says.
 """  # noqa: E501
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks/reliability.py                       # everything; some thousand processes
     python benchmarks/reliability.py --only "torch op"     # programs whose name contains this
     python benchmarks/reliability.py --every 20            # one case of twenty
-    python benchmarks/reliability.py --write               # and docs/reliability.json and .md
+    python benchmarks/reliability.py --write               # and docs/dev/reliability.json and .md
 
 Each program of `_captured_programs.py` is captured once undisturbed, which counts its writes,
 opens, renames, maps ... Then it runs again for every one of these and every fault of
@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--group", choices=programs.GROUPS, default=None)
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help="into docs/reliability.*")
+    parser.add_argument("--write", action="store_true", help="into docs/dev/reliability.*")
     asked = parser.parse_args()
     results: list[faulted.Case] = []
     for group, named in programs.GROUPS.items():

@@ -11,7 +11,7 @@ a sort that is not stable). Scores tie often: 16 bits, and experts whose weights
 with the halves of the features swapped, so that their scores are equal but for rounding. A fault is
 a wrong routing: one that no noise of the dtype's size brings about (`is_wrong`). The pairs of
 `tune` and `second` set the rule, those of `report` are drawn from other seeds and are reported in
-docs/faultbench.md; a number draws others.
+docs/dev/faultbench.md; a number draws others.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ OUTSIDE = {
     "CHANGELOG.md": "changes.md",
 }
 """Files of the repository that are pages of the site under another name."""
-DECISIONS = "decisions/index.md"
+DECISIONS = "dev/decisions/index.md"
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 ANSWER = re.compile(r"^```text\n(?=(?:(?!```).*\n)*?.{161,}\n)", re.MULTILINE)
 """The head of a block that shows an answer with sentences in it: its long lines are wrapped, as
@@ -81,16 +81,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if "://" in link:
             return found[0]
         to = posixpath.normpath(posixpath.join(posixpath.dirname(written), link))
-        page = DECISIONS if to == "docs/decisions" else OUTSIDE.get(to, to.removeprefix("docs/"))
+        page = (
+            DECISIONS if to == "docs/dev/decisions" else OUTSIDE.get(to, to.removeprefix("docs/"))
+        )
         return f"]({posixpath.relpath(page, posixpath.dirname(place) or '.')}{anchor})"
 
     return ANSWER.sub("``` {.text .answer}\n", LINK.sub(turned, markdown))
 
 
 def decisions() -> str:
-    """A list of docs/decisions."""
+    """A list of docs/dev/decisions."""
     lines = ["# Decisions", "", "Choices that closed a door, and why.", ""]
-    for path in sorted((ROOT / "docs" / "decisions").glob("*.md")):
+    for path in sorted((ROOT / "docs" / "dev" / "decisions").glob("*.md")):
         title = re.sub(r"^# (\d+\. )?", "", path.read_text(encoding="utf-8").partition("\n")[0])
         lines.append(f"- [{title}]({path.name})")
     return "\n".join(lines) + "\n"

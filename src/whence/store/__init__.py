@@ -1,5 +1,5 @@
 """Our own run on disk: writer (a Sink), lazy reader (a Run). The format is specified in
-docs/format.md.
+docs/dev/format.md.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from whence.records.places import DELETED_WINDOWS, refuse_url
 from whence.regular_files import regular
 
 FORMAT = 1
-"""The version of the run format this code reads and writes (docs/format.md)."""
+"""The version of the run format this code reads and writes (docs/dev/format.md)."""
 
 RUN = "run.json"
 PROCESS = "process.json"

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 Tell = Callable[[str], None]
 
 CLEAR, NEAR = 6.0, 1.5
-"""Sizes of a fault in units of its operator's own rounding, as `docs/faultbench.md` has them: clear
-from 6 on, below rounding under 1.5.
+"""Sizes of a fault in units of its operator's own rounding, as `docs/dev/faultbench.md` has them:
+clear from 6 on, below rounding under 1.5.
 """
 
 _NORMAL = ("scale", "row", "eps", "bias", "channel", "stale", "constant", "weight")

@@ -4,7 +4,7 @@ the partner of the fused one.
 `Call.origins` names the operators of the original program that a call carries out; without it, a
 name that is the names of the other run's calls put together says the same, where their data flow
 agrees (`segments`). Works both ways and for n against m: calls that share origins are one group,
-and a side that has several calls in it gets them joined. See docs/decisions/0010.
+and a side that has several calls in it gets them joined. See docs/dev/decisions/0010.
 """
 
 from __future__ import annotations
