@@ -205,23 +205,8 @@ def test_python_in_the_docs_is_typed(tmp_path):
 
 
 @pytest.mark.torch
-def test_the_tour_from_top_to_bottom(tmp_path):
-    pytest.importorskip("torch")
-    page = (ROOT / "docs" / "tour.md").read_text()
-    tour = page[page.index("## Five minutes") : page.index("**Find the commit.**")]
-    assert followed(tour, tmp_path) == [
-        *("run", "run", "run"),
-        *("show", "show"),
-        *("compare", "compare", "compare"),
-    ]
-
-
-@pytest.mark.torch
 def test_the_five_commands_of_the_readme(tmp_path):
     pytest.importorskip("torch")
-    tour = (ROOT / "docs" / "tour.md").read_text()
-    (program,) = [p for p in BLOCK.findall(tour) if p[0] == "file: infer.py"]
-    (tmp_path / "infer.py").write_text(program[2])
     readme = (ROOT / "README.md").read_text()
     part = readme[readme.index("## Five commands") : readme.index("## Where to go next")]
     assert followed(part, tmp_path) == ["run", "run", "compare", "repro", "report"]
@@ -245,8 +230,7 @@ def followed(text: str, folder: Path) -> list[str]:
                 command = [warm.TORCH if w == "python" else w for w in command]
                 done = inside.or_outside(folder, *command)
                 ran.append(command[0])
-                faulty = command[0] == "compare" and "runs/bf16" not in command
-                assert done.returncode == int(faulty), done.stderr
+                assert done.returncode == int(command[0] == "compare"), done.stderr
                 given[command[0]] = skeleton(done.stdout)
     return ran
 

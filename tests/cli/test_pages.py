@@ -1,7 +1,7 @@
 """Every command of the docs is run, page by page, in a folder with programs as the pages mean them.
 
 A page is followed from top to bottom: what its commands write is there for those below. A block
-that cannot run here says why in a comment above it: "<!-- not run: REASON -->". The tour, the
+that cannot run here says why in a comment above it: "<!-- not run: REASON -->". The
 tutorial, README and the recipes for build servers have tests of their own, which check what they
 print too.
 """
@@ -34,7 +34,6 @@ ELSEWHERE = {
     "CONTRIBUTING.md": ".ci/run",
     "docs/ci.md": "tests/cli/test_recipes.py",
     "docs/paddle-commits.md": "tests/cli/test_paddle_story.py",
-    "docs/tour.md": "tests/test_docs.py",
     "docs/tutorial.md": "tests/cli/test_tutorial.py",
 }
 """Pages of which another test runs the commands."""
@@ -42,7 +41,7 @@ AGAIN = {"docs/locate.md"}
 """Pages whose commands run the programs again, as the runs say that they were run."""
 PROGRAMS = ("infer.py", "generate.py")
 SLOW = {
-    *("docs/agents.md", "docs/capture.md", "docs/howto/exported.md", "docs/labels.md"),
+    *("docs/answer.md", "docs/capture.md", "docs/howto/exported.md", "docs/labels.md"),
     *("docs/locate.md", "docs/notebook.md", "docs/operators.md"),
 }
 """Pages that start other programs, or draw."""

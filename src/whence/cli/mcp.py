@@ -6,7 +6,7 @@
 
 Tools: capture, compare, show, trace, repro. They do what the commands of the same names do, in the
 folder where the server was started, and answer with the same JSON, of 20 kB at most. capture runs
-the commands that the agent gives, with your rights. Needs the package mcp (docs/agents.md).
+the commands that the agent gives, with your rights. Needs the package mcp (docs/answer.md).
 """
 
 from __future__ import annotations
