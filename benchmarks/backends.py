@@ -8,7 +8,7 @@ Models with real weights, installed by pip, and one that is trained on the spot;
 package is missing is skipped and said so. Each pair captures both sides into folders, compares the
 folders, and prints a line. A clean pair must be `same` with nine tenths of the calls replayed, a
 planted fault must be named first. Exit code 1 when one is not. With `--programs`: which regions
-have a program that can be used, and why not the others (docs/programs.md).
+have a program that can be used, and why not the others (docs/dev/programs.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prints the operators of ONNX whose nodes become programs, a row for each kind.
 
 python docs/onnx_operators.py             the table
-python docs/onnx_operators.py --write     into docs/programs.md, between its markers
+python docs/onnx_operators.py --write     into docs/dev/programs.md, between its markers
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from whence.replay.onnx_translation import translation
 
-PAGE = Path(__file__).resolve().parent / "programs.md"
+PAGE = Path(__file__).resolve().parent / "dev" / "programs.md"
 MARKS = "<!-- onnx operators -->", "<!-- end of onnx operators -->"
 DOMAIN = "com.microsoft."
 

@@ -41,7 +41,7 @@ AGAIN = {"docs/locate.md"}
 """Pages whose commands run the programs again, as the runs say that they were run."""
 PROGRAMS = ("infer.py", "generate.py")
 SLOW = {
-    *("docs/answer.md", "docs/capture.md", "docs/howto/exported.md", "docs/labels.md"),
+    *("docs/answer.md", "docs/capture.md", "docs/exported.md", "docs/labels.md"),
     *("docs/locate.md", "docs/notebook.md", "docs/operators.md"),
 }
 """Pages that start other programs, or draw."""

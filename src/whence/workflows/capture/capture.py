@@ -44,7 +44,7 @@ def capture(
     runs, into the run `path`.
 
     `model` may be a Paddle layer or predictor too (docs/paddle.md), a session of ONNX Runtime
-    (docs/onnxruntime.md), or a model of OpenVINO (docs/openvino.md).
+    or a model of OpenVINO (docs/onnxruntime.md).
 
         with whence.capture(model, "runs/ref"):
             model(x)
