@@ -337,7 +337,7 @@ def test_every_reader_and_view_is_in_the_docs():
 
     page = (ROOT / "docs" / "formats.md").read_text()
     assert [name for name in readers.known() if f"`{name}`" not in page] == []
-    table = (ROOT / "docs" / "views.md").read_text()
+    table = (ROOT / "docs" / "convert.md").read_text()
     assert [name for name in views() if f"`{name}`" not in table] == []
 
 

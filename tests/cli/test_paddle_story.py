@@ -1,4 +1,4 @@
-"""The story of two commits in docs/paddle-commits.md, command by command: what it shows is what is said."""
+"""The story of two commits in docs/paddle.md, command by command: what it shows is what is said."""
 
 import importlib.util
 import os
@@ -61,8 +61,8 @@ def test_the_story(project):
     counts = whence.tokens(
         before=pair(project, "a"), after=pair(project, "b")
     )  # `locate` asks the prompts anew
-    page = (ROOT / "docs" / "paddle-commits.md").read_text()
-    story = page[page.index("## Two commits, one story") : page.index("## Static diff")]
+    page = (ROOT / "docs" / "paddle.md").read_text()
+    story = page[page.index("## Two commits, one story") : page.index("## Comparing")]
     said, names = "", []
     for kind, body in re.findall(r"^```(\w+)\n(.*?)^```", story, re.MULTILINE | re.DOTALL):
         if kind == "text":

@@ -33,7 +33,7 @@ ELSEWHERE = {
     "README.md": "tests/test_docs.py",
     "CONTRIBUTING.md": ".ci/run",
     "docs/ci.md": "tests/cli/test_recipes.py",
-    "docs/paddle-commits.md": "tests/cli/test_paddle_story.py",
+    "docs/paddle.md": "tests/cli/test_paddle_story.py",
     "docs/tutorial.md": "tests/cli/test_tutorial.py",
 }
 """Pages of which another test runs the commands."""
@@ -265,7 +265,7 @@ def test_the_commands_of_a_page_run(name, folder, monkeypatch):
 
 
 SAMPLES = {
-    "docs/formats/xray-msprobe-llama.md": {
+    "docs/formats.md": {
         "gpu_globalrank-0_localrank-0.h5": "torch_xray/gpu_globalrank-0_localrank-0.h5",
         "xpu_globalrank-0_localrank-0.h5": "torch_xray/xpu_globalrank-0_localrank-0.h5",
         "fp32": "msprobe/reference",

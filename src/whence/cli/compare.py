@@ -177,7 +177,7 @@ _RARE = "--tier --occurrences --sample --budget --workers --address"
     multiple=True,
     metavar="NAME",
     help=f"Also write the table of another tool, as CMP/NAME.csv: {', '.join(_VIEWS)} (repeatable; "
-    "docs/views.md).",
+    "docs/convert.md).",
 )
 @click.option(
     "--engine",

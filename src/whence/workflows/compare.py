@@ -85,7 +85,7 @@ def compare(
     by line, refused at the first line that disagrees. sample: "auto" replays the first, middle and
     last of more than 16 steps and what stands out in the others, "all" every call. budget: seconds
     of wall time for replaying; what is left is judged from two dumps. view: names of tables as
-    other tools write them (docs/views.md): in `Comparison.views`, and as `<view>.csv` in the
+    other tools write them (docs/convert.md): in `Comparison.views`, and as `<view>.csv` in the
     folder. occurrences: count the executions of each operator (`Comparison.occurrences`), also of
     runs of modules; those of operators have it. html: also write the comparison as one page
     (`report_html`); a page that is there is replaced if `force`. progress: called with (done, of,

@@ -39,7 +39,7 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
 
 
 def views() -> tuple[str, ...]:
-    """Names of the views that `compare` takes (docs/views.md)."""
+    """Names of the views that `compare` takes (docs/convert.md)."""
     from whence.report.views import names as views
 
     return views()

@@ -1,5 +1,5 @@
 """The figures and verdicts of other tools, as they compute them, for people who must quote them;
-whence rests nothing on them. Sources: docs/views.md.
+whence rests nothing on them. Sources: docs/convert.md.
 
 A view is two files of one name. `comparison/views/NAME.py` computes: `figures(reference, target)`
 takes whole tensors of any dtype and returns the figures and why there are none; `decide(rows)`
