@@ -262,6 +262,17 @@ def test_links_lead_somewhere():
     assert broken == []
 
 
+def test_pages_that_the_code_names_are_there():
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+    named = {
+        (page, path.name)
+        for path in sources
+        for page in re.findall(r"(?<![\w/])docs/[\w/-]+\.(?:md|json)", path.read_text())
+    }
+    assert len(named) > 20
+    assert sorted(entry for entry in named if not (ROOT / entry[0]).exists()) == []
+
+
 def test_every_page_can_be_reached_from_the_readme():
     seen, ahead = set(), [ROOT / "README.md"]
     while ahead:

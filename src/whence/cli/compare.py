@@ -185,7 +185,7 @@ _RARE = "--tier --occurrences --sample --budget --workers --address"
     default="local",
     show_default=True,
     help="Measure and replay in this process, in processes of this machine, or on a Ray cluster "
-    "(docs/scale.md).",
+    "(docs/large-runs.md).",
 )
 @click.option(
     "--workers",

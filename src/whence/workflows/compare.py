@@ -91,7 +91,7 @@ def compare(
     (`report_html`); a page that is there is replaced if `force`. progress: called with (done, of,
     what); without one a notebook shows a line while it takes long. engine: where tensors that
     differ are measured and calls are replayed: "local" in this process, "processes" in processes of
-    this machine, "ray" on a Ray cluster (docs/scale.md); the answer is the same. workers: how many
+    this machine, "ray" on a cluster (docs/large-runs.md); the answer is the same. workers: how many
     of them, default one a core. address: of a running Ray cluster; None starts Ray on this machine.
     resume: go on with what workers finished for the same comparison before it was stopped, which
     lies in `output`. compared: of windows of steps, what was judged in those before (`watch` keeps

@@ -34,8 +34,8 @@ def pack(
     keep_every: int = 1,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Packed:
-    """Write a run with its tensors as differences from those of a reference run (docs/pack.md); no
-    bit is lost. Every command opens it as it is while the reference can be found.
+    """Write a run with its tensors as differences from those of a reference run; no bit is lost
+    (docs/large-runs.md). Every command opens it as it is while the reference can be found.
 
     target: a run. output: a new folder; TARGET.packed where it is None. against: the run that
     tensors are packed against; None compresses each alone. keep: "all", or "differing": of calls
