@@ -518,6 +518,15 @@ def test_no_page_but_references_is_longer_than_three_screens():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 95
 
 
+def test_what_users_read_stays_small():
+    """A new page merges with one of its subject; what only contributors read goes to docs/dev."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert len(pages) <= 40
+    assert sum(page.stat().st_size for page in pages) <= 345_000
+    below = {path.relative_to(ROOT / "docs").parts[0] for path in (ROOT / "docs").rglob("*/*.md")}
+    assert below == {"dev"}
+
+
 GLOSSARY = ROOT / "docs" / "glossary.md"
 DEFINE = {
     "glossary.md",
