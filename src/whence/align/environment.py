@@ -1,4 +1,4 @@
-"""Were both runs asked the same, under the same conditions? From metadata alone."""
+"""Compares the recorded settings and input metadata of both runs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What the stages of a comparison look at: two runs in one form, their pairs measured, their
-regions, and everything else that is known before the first verdict.
-"""
+"""The shared input of all stages: aligned runs, measured pairs, regions, options."""
 
 from __future__ import annotations
 

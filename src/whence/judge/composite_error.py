@@ -1,5 +1,5 @@
-"""Is a whole stretch of computation, of which only the ends are seen, explained by rounding inside
-it? (VERDICT.md level 3)
+"""Judges a stretch of operators of which only inputs and outputs are known, with noise injected
+at every operator. (VERDICT.md level 3)
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Patterns in the difference of two tensors that rounding makes in no network, however deep.
+"""Recognises differences that rounding cannot make: one row, one channel, a constant factor, a
+shift.
 
 Rounding at one place reaches all that depends on it, each element by another amount. One factor or
 one constant on everything, a channel that is far off among channels that agree, elements that stand

@@ -1,4 +1,4 @@
-"""Does a parameter hold what a layer is made with, in the place of what the reference holds?
+"""Recognises a parameter that still has its default initialisation: the checkpoint was not loaded.
 
 Only where the reference does not look so itself: two models that were never trained say nothing.
 """

@@ -1,6 +1,4 @@
-"""Did a capture change what it captured? What a run says of it, held against the same command
-without a capture.
-"""
+"""The observer effect of a capture: results with capture compared with results without."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Parameters of a fused call and of what it was fused from that are not one for one the same: a
-scale folded into a weight, a constant that the kernel has built in.
+"""Replays fused calls whose parameters were folded (scale into weight), since these cannot be
+compared one to one.
 
 Their elements say nothing of each other. The program takes the reference's own instead, so that
 what the target's amount to shows in what it computes from the target's inputs.

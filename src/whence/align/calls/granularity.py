@@ -1,4 +1,6 @@
-"""Steps that do not begin together, in two tools or behind a warm-up: moved by what came in."""
+"""Shifts the step numbers of one run so that steps with equal inputs are paired (warm-up steps,
+other counting).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Calls between the members of a fused one that nothing names: an operator that the engine writes
-out as several before it fuses them leaves some that only the others of its group read.
-"""
+"""Adds unnamed helper calls between the members of a fused call to that call."""
 
 from __future__ import annotations
 

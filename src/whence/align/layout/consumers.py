@@ -1,4 +1,4 @@
-"""Does what is computed from a tensor agree? In a wrong order of elements it would not."""
+"""Confirms a reordering of a tensor by checking that the calls that read it agree."""
 
 from __future__ import annotations
 

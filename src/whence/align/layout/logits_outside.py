@@ -1,5 +1,5 @@
-"""What a root returns in one run and a call beside it makes in the other: the scores of a model
-behind a logits processor.
+"""Pairs logits that the model returns in one run with logits that a separate call computes in the
+other.
 
 Serving engines let the model return hidden states and score the last of them in a call of its own;
 elsewhere the model's head does both. What either root returns is paired as it is elsewhere.

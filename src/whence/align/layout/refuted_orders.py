@@ -1,4 +1,4 @@
-"""Evidence against an order of rows: what lies along the same axis and did not move with them.
+"""Rejects a row permutation when other tensors along the same axis were not permuted.
 
 An order of the outputs of a module is a layout only where all that has this axis agrees with it.
 Rows in another order beside a bias in the given one are a fault of the weight.

@@ -1,5 +1,5 @@
-"""What the ranks hold together, in figures, before it is known how it lies on them: calls are
-paired by what a whole tensor is.
+"""Sums checksums and norms over ranks, so that sharded modules can be paired before their layout is
+known.
 
 Checksums and sums of magnitudes of pieces add up, so a weight cut over the ranks is recognised
 under any name, and in its shape.

@@ -1,6 +1,4 @@
-"""What two runs generated, token by token: which token parts them first, and whether rounding
-explains it.
-"""
+"""Compares generated tokens, and tells whether rounding explains the first that differs."""
 
 from __future__ import annotations
 

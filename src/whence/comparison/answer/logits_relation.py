@@ -1,5 +1,4 @@
-"""Two logits that are not one tensor: what the model's last module returned on one side, what the
-model made of it (scaled or capped) on the other.
+"""Detects that one run recorded logits before, the other after, a scale or cap.
 
 Cohere and Granite multiply what their head returns by a number, Gemma 2 caps it with a tanh. Where
 such a relation lies between the two sides it is found, one side is brought to the other by it, and

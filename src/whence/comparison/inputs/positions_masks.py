@@ -1,5 +1,4 @@
-"""Positions and masks that both runs were given otherwise: reported, and a fault only where the
-outputs depend on it.
+"""Reports differing position ids and masks; they are a fault only if an output depends on them.
 
 Rotary positions count from any start, and a mask may block what was never looked at: that two
 integers differ proves nothing. That the outputs then part by more than rounding does.

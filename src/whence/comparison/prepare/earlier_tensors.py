@@ -1,5 +1,5 @@
-"""What a module read that existed before its call and that the capture does not list among its
-inputs: a cache that hangs in an object, a tensor that another module left somewhere.
+"""Adds to a call the tensors it read from objects (a cache inside an argument) that the capture did
+not list as inputs.
 
 A capture of modules finds these while it records a program. A capture of operators sees only who
 reads them, so they are looked up here among what earlier calls wrote.

@@ -1,6 +1,4 @@
-"""Prints that leave elements out, against tensors of which more is there: both are cut to what
-either shows.
-"""
+"""Cuts a full tensor to the elements that a truncated print of the other run shows."""
 
 from __future__ import annotations
 

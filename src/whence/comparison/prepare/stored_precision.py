@@ -1,5 +1,5 @@
-"""The precision that recorded arrays were computed in, which is not the one they are handed over
-in.
+"""Infers the dtype that recorded arrays were computed in (float64 text that holds float32 numbers
+is judged as float32).
 
 Lists, text and numpy hand out float64 for what was computed in float32, and float32 for bfloat16.
 Judged as what they are stored in, such tensors would have to be more exact than the program that

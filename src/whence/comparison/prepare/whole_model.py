@@ -1,6 +1,4 @@
-"""Roots that no dump holds: what they read and returned is that of their first and last call, and
-is paired as there.
-"""
+"""Gives a dump without a root call one made of its first and last call."""
 
 from __future__ import annotations
 

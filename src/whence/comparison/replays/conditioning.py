@@ -1,5 +1,5 @@
-"""How far an output of a call of the reference moves when what it reads moves a little: a sum whose
-terms cancel, as the gradient of a bias before a batch norm, is nothing but rounding.
+"""Measures the condition of a call: how much its output changes when its inputs change by one
+rounding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Why an operator whose parameters are equal is at fault: its kernel, or its code."""
+"""Decides between the causes `kernel` and `semantic` for an operator whose parameters are equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a replay computes: as recorded, or as a policy declares it; and its result."""
+"""Describes one replay: the recorded program, or the program with the declared changes; and its
+output.
+"""
 
 from __future__ import annotations
 

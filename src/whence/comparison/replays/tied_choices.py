@@ -1,5 +1,5 @@
-"""Lets the replays of one call choose as the target did, wherever the scores it chose between tie
-(`judge.ties`).
+"""Makes a replay take the target's choice (top-k, argmax) where the scores are tied within
+rounding.
 
 What follows a choice is then compared given that choice: a token that took the other of two tied
 experts is judged by that expert.

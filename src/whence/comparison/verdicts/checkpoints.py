@@ -1,4 +1,4 @@
-"""Two checkpoints: a weight that only one of them has is nothing that agrees."""
+"""When two checkpoints are compared, a weight that only one has makes the answer `UNDECIDED`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a comparison of compiled graphs says besides verdicts: which kernel, which roundings it
-leaves out, whose results are closer.
+"""Adds to findings in compiled graphs: the kernel, the roundings it leaves out, and which side
+is more exact.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Where gradients stop: a tensor that is part of autograd's graph in one run and not in the other.
+"""Finds tensors that have a gradient in one run only: the other run detaches them or freezes their
+parameters.
 
 A capture notes of every call of a training run which of its tensors have a gradient. The first
 tensor, in the order of execution, of which only one run says so is where the code differs: it is

@@ -1,7 +1,5 @@
-"""A loss that is scaled otherwise, and whose scale is taken out again before the optimiser: divided
-by the number of micro-batches or started from with that gradient, with another scale of a loss
-scaler or without one, or gradients that are divided in the place of the loss. What the optimiser
-takes is the same, so nothing computes something else.
+"""Withdraws faults caused by a different loss scale that is divided out before the optimiser
+step. What the optimiser takes is the same, so nothing computes something else.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Rows that nobody reads: what attention computes for a query that its mask lets see nothing, and
-positions that a mask of the whole model calls padding.
+"""Ignores attention rows of fully masked queries: their value is undefined and no other row reads
+them.
 
 Fused attention gives zeros there, written-out attention the mean of all values, another nothing
 finite. All are right, since no output at a real position depends on them. They are left out only

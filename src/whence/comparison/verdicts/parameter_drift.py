@@ -1,6 +1,5 @@
-"""Parameters, and what an optimiser keeps, that parted where the runs do not show what changed
-them: between steps, by a backward pass, an optimiser or code that was not captured, or in steps
-before the first recorded one.
+"""Parameters or optimiser state that diverged for a reason the runs do not contain make later
+differences `UNDECIDED`.
 """
 
 from __future__ import annotations

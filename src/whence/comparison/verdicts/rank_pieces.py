@@ -1,4 +1,4 @@
-"""Tensors of ranks that are those of other ranks, or were not divided by their number."""
+"""Finds shards on the wrong rank, and sums that were not divided by the number of ranks."""
 
 from __future__ import annotations
 

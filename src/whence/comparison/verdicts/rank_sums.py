@@ -1,4 +1,4 @@
-"""What a sum over ranks is that should be another, in words."""
+"""Says in words how a sum over ranks is wrong: missing, partial, doubled, or a mean."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a model returns in another shape, although it was asked in the same one: whoever calls it
-gets something else, whatever the elements are.
+"""A model output with another shape than the reference's, on inputs of equal shape, is a
+structural fault.
 """
 
 from __future__ import annotations

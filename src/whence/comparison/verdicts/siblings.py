@@ -1,5 +1,5 @@
-"""What siblings say of each other: modules of one form in one run, such as the same projection of
-every layer. A loss of precision that only a few have makes these guilty.
+"""Compares modules of the same kind within a run: a precision loss that only one of them has is
+a fault.
 """
 
 from __future__ import annotations

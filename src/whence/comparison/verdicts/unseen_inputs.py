@@ -1,5 +1,5 @@
-"""Calls whose inputs a dump does not hold in full: hooks that print what an operator made,
-arrays recorded under a name, backward passes (which read what the forward pass kept).
+"""Handles calls of dumps that hold outputs but not all inputs: each is judged against the worst
+error before it.
 
 Their inputs cannot be better than the worst of what was made before, and they may depend on all of
 it: such a call is compared with that.

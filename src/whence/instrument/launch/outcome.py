@@ -1,4 +1,4 @@
-"""What came of a command under capture: how much was captured, or why nothing was."""
+"""Reports after a command how much was captured, or why nothing was."""
 
 from __future__ import annotations
 

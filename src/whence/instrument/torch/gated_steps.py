@@ -1,4 +1,4 @@
-"""Lets the calls of steps pass that are not recorded, at next to no cost, and counts the steps.
+"""Skips calls in steps that are not recorded, and counts steps.
 
 Reads loss and gradient norm of every step, whether it is recorded or not: the tensor that
 `backward()` is called on, and the norm that the program takes to clip by.

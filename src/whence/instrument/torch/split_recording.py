@@ -1,5 +1,4 @@
-"""Divides what was recorded into programs of their own, where code works on many things in turn: an
-optimiser on its parameters.
+"""Splits the recording of a loop over parameters into one program for each parameter.
 
 An operation belongs to a program where an output depends on it: by what it returns, or because it
 writes memory that the program reads, also through a view.

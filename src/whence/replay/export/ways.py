@@ -1,5 +1,5 @@
-"""How a run executed operators: eagerly, compiled by a backend, under which settings; and the same
-again.
+"""The execution mode of a run (eager, or compiled with backend and settings), and how to repeat
+it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a mask that a guilty call made, or was given, lets be seen that the reference's hides."""
+"""Says which positions the target's attention mask exposes that the reference's mask hides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was declared and met in a comparison, and the statements of the answer that follow."""
+"""Counts which declared differences occurred, and writes the `DECLARED` lines of the answer."""
 
 from __future__ import annotations
 

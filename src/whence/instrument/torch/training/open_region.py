@@ -1,4 +1,6 @@
-"""The region that a thread is in while what belongs to a training step is written."""
+"""Keeps, for each thread, the training region (loss, backward, optimiser) that new calls are
+recorded under.
+"""
 
 from __future__ import annotations
 
