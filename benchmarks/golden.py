@@ -1,275 +1,184 @@
-"""Golden comparisons: what whence answers for a fixed set of pairs, to hold a change of structure
-to the same bytes.
+"""Golden answers: what whence answers for a fixed set of cases, to hold a change to the same bytes.
 
-    python benchmarks/golden.py record FOLDER     capture the pairs and keep every answer
-    python benchmarks/golden.py check FOLDER      compare the same pairs with the code as it is now
+    python benchmarks/golden.py record FOLDER     record the runs of all cases and keep every answer
+    python benchmarks/golden.py compare FOLDER    ask the same again of the code as it is now
+    python benchmarks/golden.py held FOLDER       write their words to tests/data/answers
+    python benchmarks/golden.py ablation FOLDER   which step of a comparison changes which answers
+    python benchmarks/golden.py list              the cases
 
-`record` runs before a change, `check` after it, on one machine: captured numbers depend on the
-kernels that a processor picks. `check` opens the runs that `record` captured, so it also shows that
-old runs open and compare to the same bytes. An answer is the text, `summary.json`, the CSV files,
-`whence show` of both sides and the help of every command. Times are left out. Exit code 1 when any
-byte differs; the new answers are then in FOLDER/now, beside FOLDER/golden.
+`record` runs before a change, `compare` after it, on one machine: recorded numbers depend on the
+kernels that a processor picks. `compare` opens the runs that `record` recorded, so it also shows
+that old runs open and compare to the same bytes. FOLDER/golden and FOLDER/now hold a folder a case;
+exit code 1 when any byte differs. `held` leaves out every figure that depends on rounding:
+tests/benchmarks/test_golden.py holds these words on any processor. `--only REGEX` takes the cases
+KIND/NAME that match.
+
+The cases are in benchmarks/_golden, a file a kind. They type commands and call what `whence` lists
+as public, nothing below: so they outlive a change of structure.
 """
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import difflib
-import io
+import importlib
+import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import click
-import torch
-from torch import nn
+from _golden.masks import held, plain
+from _golden.place import DATA, ROOT, Case, Place, share_builders
 
-import whence
-from whence import cli
-from whence.demo import torch_tiny
-
-DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
-DUMPS = {
-    "msprobe": ("msprobe/reference", "msprobe/eps"),
-    "torch_xray": (
-        "torch_xray/gpu_globalrank-0_localrank-0.h5",
-        "torch_xray/xpu_globalrank-0_localrank-0.h5",
-    ),
-    "polygraphy": ("polygraphy/ref.json", "polygraphy/bad.json"),
-    "llama_cpp": ("llama_cpp/reference.log", "llama_cpp/norm_eps.log"),
-    "llama_cpp_clean": ("llama_cpp/reference.log", "llama_cpp/clean.log"),
-    "hf_debugger": ("hf_debugger/ref_files", "hf_debugger/bad_files"),
-    "hf_debugger_text": ("hf_debugger/ref_text", "hf_debugger/bad_text"),
-    "sglang": ("sglang/dumper_ref", "sglang/dumper_bad"),
-    "onnx": ("onnx/test_data_set_0", "onnx/test_data_set_1"),
-    "ge_against_fx": ("ascend/fx_new", "ascend/ge"),
-    "fx_against_fx": ("ascend/fx_new", "ascend/fx_old"),
-    "paddle_log": ("paddle/pir_run_a.log", "paddle/pir_run_a.log"),
-    "paddle_programs": ("paddle/tiny_legacy.pdmodel", "paddle/tiny_legacy_bug.pdmodel"),
-}
-"""Samples of other tools' dumps, reference and target, below tests/data."""
-OPTIONS: dict[str, tuple[str, ...]] = {
-    "bf16_two_dumps": ("--no-replay",),
-    "eps_strict": ("--strict",),
-    "msprobe": ("--view", "msprobe"),
-    "torch_xray": ("--view", "torch_xray"),
-    "ge_against_fx": ("--view", "msit"),
-}
-DIGITS = re.compile(r"\d+\.\d+(?:e[+-]?\d+)?")
-"""A float, kept to nine digits. Later ones depend on how numpy happens to align an array."""
-WIDTH = 240
-"""Columns of a line that is shown."""
-TIMES = re.compile(r'("timing":\s*)\{[^}]*\}|("(?:\w+_s|seconds)":\s*)[\d.e-]+|\b\d+(?:\.\d+)? s\b')
+HELD = DATA / "answers"
+WIDTH, LINES = 240, 12
+"""Columns of a line, and lines of a difference, that are shown."""
+NOT_HELD = (".json", ".csv", ".here.txt")
+"""Ends of the parts of which no words are held: tables, and what depends on the processor."""
 
 
-def _tiny(dtype: torch.dtype = torch.float32) -> nn.Module:
-    torch.manual_seed(0)
-    return torch_tiny.TinyLM(40, width=64, hidden=96, layers=3).eval().to(dtype)
+def cases(only: str = "") -> dict[str, Case]:
+    """All cases by KIND/NAME."""
+    folder = Path(__file__).parent / "_golden"
+    kinds = sorted(
+        p.stem for p in folder.glob("[a-z]*.py") if p.stem not in ("masks", "nets", "place")
+    )
+    return {name: case for kind in kinds for name, case in _of(kind) if re.search(only, name)}
 
 
-class _Conv(nn.Module):
-    """A stem, a residual block and a head, with batch norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
-        self.conv, self.head = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 5)
-
-    def forward(
-        self, image: torch.Tensor
-    ) -> torch.Tensor:  # (batch, 3, height, width) -> (batch, 5)
-        hidden = torch.relu(self.norm(self.stem(image)))
-        return self.head((hidden + torch.relu(self.conv(hidden))).mean((2, 3)))
+def _of(kind: str) -> Iterator[tuple[str, Case]]:
+    module = importlib.import_module(f"_golden.{kind}")
+    for name, case in module.CASES.items():
+        yield f"{kind}/{name}", case
 
 
-def _language(change: Callable[[Any], object] | None = None, **how: Any) -> Callable[[Path], None]:
-    def capture(path: Path) -> None:
-        model = _tiny(how.get("dtype", torch.float32))
-        if change is not None:
-            change(model)
-        ids = torch.arange(24).reshape(2, 12) % 40
-        with torch.no_grad(), whence.capture(model, path, level=how.get("level", "modules")):
-            model(ids)
-
-    return capture
-
-
-def _images(weight: float = 1.0) -> Callable[[Path], None]:
-    def capture(path: Path) -> None:
-        torch.manual_seed(0)
-        model = _Conv().eval()
-        with torch.no_grad():
-            model.conv.weight.mul_(weight)
-            with whence.capture(model, path):
-                for step in range(3):
-                    torch.manual_seed(step + 1)
-                    model(torch.randn(2, 3, 8, 8))
-
-    return capture
+def answers(name: str, case: Case, folder: Path) -> dict[str, str]:
+    """Every part of what one case says; where it fails, why."""
+    place = Place(folder / "runs" / name)
+    place.clear()
+    parts = {}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for part, text in case(place):
+                parts[part] = plain(text, place.folder, ROOT)
+    except Exception:  # noqa: BLE001 - a case that fails is told as its answer
+        parts["failed.txt"] = traceback.format_exc()
+    return parts
 
 
-def _training(scale: float = 1.0, level: str = "modules") -> Callable[[Path], None]:
-    def capture(path: Path) -> None:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(12, 24), nn.GELU(), nn.LayerNorm(24), nn.Linear(24, 4))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        with whence.capture(model, path, level=level):
-            for step in range(2):
-                torch.manual_seed(step + 1)
-                optimizer.zero_grad()
-                (model(torch.randn(6, 12)).square().mean() * scale).backward()
-                optimizer.step()
-
-    return capture
+def words(parts: dict[str, str]) -> str:
+    """What of an answer is held on every processor."""
+    said = [
+        f"==== {part}\n{held(text)}" for part, text in parts.items() if not part.endswith(NOT_HELD)
+    ]
+    return "".join(said)
 
 
-def _arrays(offset: float = 0.0) -> Callable[[Path], None]:
-    def record(path: Path) -> None:
-        torch.manual_seed(0)
-        model = _Conv().eval()
-        image = torch.randn(2, 3, 8, 8)
-        with torch.no_grad():
-            stem = model.stem(image) + offset
-            whence.record(path, {"image": image, "stem": stem, "out": model(image)})
-
-    return record
-
-
-def _set(name: str, attribute: str, value: object) -> Callable[[Any], object]:
-    return lambda model: setattr(model.get_submodule(name), attribute, value)
-
-
-def _scaled(name: str, factor: float) -> Callable[[Any], object]:
-    return lambda model: model.get_submodule(name).weight.data.mul_(factor)
+def write(folder: Path, place: Path, only: str) -> bool:
+    """Every answer as files below `place`, a folder a case. False where a case fails."""
+    good = True
+    for name, case in cases(only).items():
+        shutil.rmtree(place / name, ignore_errors=True)
+        (place / name).mkdir(parents=True)
+        began = sum(os.times()[:4])
+        parts = answers(name, case, folder)
+        if "failed.txt" in parts:
+            print(f"{name} FAILED\n{parts['failed.txt']}", flush=True)
+            good = False
+        for part, text in parts.items():
+            (place / name / part.replace("/", "_")).write_text(text, encoding="utf-8")
+        if "-v" in sys.argv:
+            print(f"{sum(os.times()[:4]) - began:6.2f} s  {name}", flush=True)
+    return good
 
 
-PAIRS: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
-    "same": (_language(), _language()),
-    "bf16": (_language(), _language(dtype=torch.bfloat16)),
-    "bf16_two_dumps": (_language(), _language(dtype=torch.bfloat16)),
-    "eps": (_language(), _language(_set("layers.1.input_norm", "eps", 1e-2))),
-    "eps_strict": (
-        _language(),
-        _language(_set("layers.1.input_norm", "eps", 1e-2), dtype=torch.bfloat16),
-    ),
-    "weight": (_language(), _language(_scaled("layers.2.mlp.down_proj", 1.02))),
-    "operators": (
-        _language(level="op"),
-        _language(_set("layers.0.input_norm", "eps", 1e-2), level="op"),
-    ),
-    "images": (_images(), _images()),
-    "images_weight": (_images(), _images(1.03)),
-    "training": (_training(), _training()),
-    "training_scale": (_training(), _training(1.1)),
-    "training_operators": (_training(level="op"), _training(1.1, level="op")),
-    "arrays": (_arrays(), _arrays()),
-    "arrays_offset": (_arrays(), _arrays(0.1)),
-}
-"""Pairs captured here: what captures the reference, what captures the target."""
-
-
-def _run(*words: str) -> str:
-    """What a command line prints, and its exit code."""
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
-        code = cli.execute(list(words))
-    return f"{text.getvalue()}exit code {code}\n"
-
-
-def _answers(name: str, reference: Path, target: Path, place: Path) -> Iterator[tuple[str, str]]:
-    """(file name, text) of everything whence says about one pair."""
-    output = place / "comparison"
-    shutil.rmtree(output, ignore_errors=True)
-    words = ("compare", str(reference), str(target), "-o", str(output), *OPTIONS.get(name, ()))
-    yield f"{name}.txt", _run(*words)
-    for file in sorted(output.rglob("*")):
-        if file.suffix in (".json", ".csv"):
-            yield f"{name}.{file.name}", file.read_text(encoding="utf-8")
-    yield f"{name}.reference.txt", _run("show", str(reference))
-    yield f"{name}.target.txt", _run("show", str(target))
-
-
-def _helps(command: click.Command, words: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
-    yield f"help.{'.'.join(words) or 'whence'}.txt", _run(*words, "--help")
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            child = command.get_command(context, name)
-            if child is not None:
-                yield from _helps(child, (*words, name))
-
-
-def _all(folder: Path) -> Iterator[tuple[str, str]]:
-    yield from _helps(cli.group)
-    for name, (reference, target) in DUMPS.items():
-        yield from _answers(name, DATA / reference, DATA / target, folder)
-    for name in PAIRS:
-        yield from _answers(
-            name, folder / "runs" / name / "ref", folder / "runs" / name / "tgt", folder
-        )
-
-
-def _plain(text: str) -> str:
-    """The text without times, without the place of the checkout, floats at nine digits."""
-    text = text.replace(str(DATA), "tests/data")
-    text = DIGITS.sub(lambda match: f"{float(match.group()):.9g}", text)
-    if text.startswith("{"):  # JSON in one line: a line a value, so that a difference can be read
-        text = text.replace(",", ",\n")
-    return TIMES.sub(lambda match: f"{match.group(1) or match.group(2) or ''}<time>", text)
-
-
-def write(folder: Path, place: Path) -> None:
-    """Every answer as a file below `place`."""
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    for name, text in _all(folder):
-        (place / name.replace("/", "_")).write_text(_plain(text), encoding="utf-8")
-
-
-def record(folder: Path) -> None:
-    """Capture the pairs, and keep what whence says now as golden."""
-    for name, sides in PAIRS.items():
-        for side, capture in zip(("ref", "tgt"), sides, strict=True):
-            path = folder / "runs" / name / side
-            shutil.rmtree(path, ignore_errors=True)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            capture(path)
-    write(folder, folder / "golden")
-
-
-def differences(golden: Path, now: Path) -> list[str]:
-    """Unified differences, a file each; a file that only one side has counts."""
-    names = {path.name for place in (golden, now) for path in place.iterdir()}
-    texts = []
-    for name in sorted(names):
+def differences(golden: Path, now: Path) -> dict[str, list[str]]:
+    """Unified differences by case, a text a file; a file that only one side has counts."""
+    files = {p.relative_to(place) for place in (golden, now) for p in place.rglob("*.*")}
+    found: dict[str, list[str]] = {}
+    for file in sorted(files):
         before, after = (
             path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-            for path in (golden / name, now / name)
+            for path in (golden / file, now / file)
         )
-        lines = list(difflib.unified_diff(before, after, f"golden/{name}", f"now/{name}", n=1))
+        lines = list(difflib.unified_diff(before, after, "golden", "now", n=1, lineterm=""))[2:]
         if lines:
-            texts.append("\n".join(line[:WIDTH] for line in lines[:12]))
-    return texts
+            shown = [f"  {file.name}", *(f"    {line[:WIDTH]}" for line in lines[:LINES])]
+            found.setdefault(str(file.parent), []).append("\n".join(shown))
+    return found
 
 
-def check(folder: Path) -> int:
+def compare(folder: Path, only: str) -> int:
     """0 when every answer is what it was."""
-    write(folder, folder / "now")
-    texts = differences(folder / "golden", folder / "now")
-    count = len(list((folder / "golden").iterdir()))
-    print("\n".join(texts) or f"{count} answers, byte for byte as before")
-    return bool(texts)
+    shutil.rmtree(folder / "now", ignore_errors=True)
+    good = write(folder, folder / "now", only)
+    recorded = [folder / "golden" / name for name in cases(only)]
+    found = {
+        name: texts
+        for name, texts in differences(folder / "golden", folder / "now").items()
+        if re.search(only, name)
+    }
+    for name, texts in found.items():
+        print(f"{name}\n" + "\n".join(texts))
+    print(f"{len(found)} of {len(recorded)} cases answer otherwise than they did")
+    return int(bool(found) or not good)
+
+
+def hold(folder: Path, only: str) -> int:
+    """Write the words of the answers where the tests look for them."""
+    good = True
+    for name, case in cases(only).items():
+        parts = answers(name, case, folder)
+        if "failed.txt" in parts:
+            print(f"{name} FAILED\n{parts['failed.txt']}")
+            good = False
+            continue
+        path = HELD / f"{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(words(parts), encoding="utf-8")
+    return int(not good)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("verb", choices=("record", "compare", "held", "ablation", "list"))
+    parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--only", default="")
+    parser.add_argument(
+        "-v", action="store_true", help="say how many seconds of processors each case takes"
+    )
+    chosen = parser.parse_args()
+    share_builders()
+    if chosen.verb == "list":
+        print("\n".join(cases(chosen.only)))
+        return 0
+    if chosen.folder is None:
+        parser.error("a FOLDER is needed")
+    folder = chosen.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    import torch
+
+    torch.set_num_threads(1)
+    if chosen.verb == "record":
+        for name in cases(chosen.only):
+            shutil.rmtree(folder / "runs" / name, ignore_errors=True)
+        return int(not write(folder, folder / "golden", chosen.only))
+    if chosen.verb == "compare":
+        return compare(folder, chosen.only)
+    if chosen.verb == "held":
+        return hold(folder, chosen.only)
+    from _golden._ablation import table
+
+    print(table(cases(chosen.only), folder, answers))
+    return 0
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    if len(sys.argv) != 3 or sys.argv[1] not in ("record", "check"):
-        sys.exit(__doc__)
-    chosen = Path(sys.argv[2]).resolve()
-    if sys.argv[1] == "record":
-        record(chosen)
-    else:
-        sys.exit(check(chosen))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The cases of `benchmarks/golden.py`: a file a kind, each with its `CASES`, name -> case."""

@@ -1,0 +1,56 @@
+"""Which step of a comparison changes which golden answers: each is taken out once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from _stages import FORMS, RULES, SHORTCUTS, steps_watched, without
+
+from _golden.place import Case
+from whence.comparison import pipeline
+
+Answer = Callable[[str, Case, Path], dict[str, str]]
+_KINDS = ("checks", "helps")
+"""Kinds whose cases start programs or compare nothing."""
+_NAMED = 6
+"""Cases of a row that are named."""
+_EXPECTED = {"equal runs", "differing part"}
+GROUPS: dict[str, Iterable[str]] = {
+    "Stages of the verdict": pipeline.STAGES,
+    "Forms that both runs are brought to": FORMS,
+    "Rules that pair calls": RULES,
+    "Shortcuts (must change none)": SHORTCUTS,
+}
+
+
+def table(cases: dict[str, Case], folder: Path, answer: Answer) -> str:
+    """The table in Markdown. The runs of the cases are recorded in `folder` if they are not."""
+    golden: dict[str, dict[str, str]] = {}
+    acting: dict[str, list[str]] = defaultdict(list)
+    chosen = {name: case for name, case in cases.items() if name.split("/")[0] not in _KINDS}
+    for name, case in chosen.items():
+        golden[name] = answer(name, case, folder)
+        with steps_watched() as acts:
+            again = answer(name, case, folder)
+        if again != golden[name]:  # does not repeat itself, so it proves nothing
+            print(f"{name} does not repeat itself", flush=True)
+            continue
+        for step in acts:
+            acting[step].append(name)
+    lines = []
+    for group, steps in GROUPS.items():
+        lines += [f"## {group}", "", "| step | acts in | changes | answers that change |",
+                  "|---|---|---|---|"]  # fmt: skip
+        for step in steps:
+            changed = []
+            for name in acting[step]:
+                with without(step):
+                    if answer(name, chosen[name], folder) != golden[name]:
+                        changed.append(name)
+            print(f"{step}: {len(changed)} of {len(acting[step])}", flush=True)
+            named = ", ".join(changed[:_NAMED]) + (" ..." if len(changed) > _NAMED else "")
+            lines.append(f"| {step} | {len(acting[step])} | {len(changed)} | {named} |")
+        lines.append("")
+    return "\n".join(lines)
