@@ -2,7 +2,7 @@
 
     python benchmarks/golden.py record FOLDER     record the runs of all cases and keep every answer
     python benchmarks/golden.py compare FOLDER    ask the same again of the code as it is now
-    python benchmarks/golden.py held FOLDER       write their words to tests/data/answers
+    python benchmarks/golden.py held FOLDER       write what was recorded to tests/data/answers
     python benchmarks/golden.py ablation FOLDER   which step of a comparison changes which answers
     python benchmarks/golden.py list              the cases
 
@@ -65,16 +65,24 @@ def answers(name: str, case: Case, folder: Path) -> dict[str, str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for part, text in case(place):
-                parts[part] = plain(text, place.folder, ROOT)
+                parts[part.replace("/", "_")] = plain(text, place.folder, ROOT)
     except Exception:  # noqa: BLE001 - a case that fails is told as its answer
         parts["failed.txt"] = traceback.format_exc()
     return parts
 
 
+def recorded(place: Path) -> dict[str, str]:
+    """The parts of an answer that `write` wrote."""
+    files = sorted(place.iterdir()) if place.exists() else []
+    return {file.name: file.read_text(encoding="utf-8") for file in files}
+
+
 def words(parts: dict[str, str]) -> str:
     """What of an answer is held on every processor."""
     said = [
-        f"==== {part}\n{held(text)}" for part, text in parts.items() if not part.endswith(NOT_HELD)
+        f"==== {part}\n{held(text)}"
+        for part, text in sorted(parts.items())
+        if not part.endswith(NOT_HELD)
     ]
     return "".join(said)
 
@@ -91,7 +99,7 @@ def write(folder: Path, place: Path, only: str) -> bool:
             print(f"{name} FAILED\n{parts['failed.txt']}", flush=True)
             good = False
         for part, text in parts.items():
-            (place / name / part.replace("/", "_")).write_text(text, encoding="utf-8")
+            (place / name / part).write_text(text, encoding="utf-8")
         if "-v" in sys.argv:
             print(f"{sum(os.times()[:4]) - began:6.2f} s  {name}", flush=True)
     return good
@@ -130,18 +138,18 @@ def compare(folder: Path, only: str) -> int:
 
 
 def hold(folder: Path, only: str) -> int:
-    """Write the words of the answers where the tests look for them."""
-    good = True
-    for name, case in cases(only).items():
-        parts = answers(name, case, folder)
-        if "failed.txt" in parts:
-            print(f"{name} FAILED\n{parts['failed.txt']}")
-            good = False
+    """Write the words of recorded answers where the tests look for them."""
+    lacking = []
+    for name in cases(only):
+        parts = recorded(folder / "golden" / name)
+        if not parts or "failed.txt" in parts:
+            lacking.append(name)
             continue
         path = HELD / f"{name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(words(parts), encoding="utf-8")
-    return int(not good)
+    print("\n".join(f"{name} has no answer" for name in lacking))
+    return int(bool(lacking))
 
 
 def main() -> int:
@@ -175,7 +183,7 @@ def main() -> int:
         return hold(folder, chosen.only)
     from _golden._ablation import table
 
-    print(table(cases(chosen.only), folder, answers))
+    print(table(cases(chosen.only), folder, answers, recorded))
     return 0
 
 

@@ -11,12 +11,14 @@ from _stages import FORMS, RULES, SHORTCUTS, steps_watched, without
 from _golden.place import Case
 from whence.comparison import pipeline
 
+Recorded = Callable[[Path], dict[str, str]]
 Answer = Callable[[str, Case, Path], dict[str, str]]
 _KINDS = ("checks", "helps")
 """Kinds whose cases start programs or compare nothing."""
 _NAMED = 6
 """Cases of a row that are named."""
-_EXPECTED = {"equal runs", "differing part"}
+_ENOUGH = 8
+"""Answers after whose change no further one is asked for."""
 GROUPS: dict[str, Iterable[str]] = {
     "Stages of the verdict": pipeline.STAGES,
     "Forms that both runs are brought to": FORMS,
@@ -25,13 +27,13 @@ GROUPS: dict[str, Iterable[str]] = {
 }
 
 
-def table(cases: dict[str, Case], folder: Path, answer: Answer) -> str:
-    """The table in Markdown. The runs of the cases are recorded in `folder` if they are not."""
+def table(cases: dict[str, Case], folder: Path, answer: Answer, recorded: Recorded) -> str:
+    """The table in Markdown. folder: of `record`, whose runs and answers are taken."""
     golden: dict[str, dict[str, str]] = {}
     acting: dict[str, list[str]] = defaultdict(list)
     chosen = {name: case for name, case in cases.items() if name.split("/")[0] not in _KINDS}
     for name, case in chosen.items():
-        golden[name] = answer(name, case, folder)
+        golden[name] = recorded(folder / "golden" / name)
         with steps_watched() as acts:
             again = answer(name, case, folder)
         if again != golden[name]:  # does not repeat itself, so it proves nothing
@@ -44,13 +46,16 @@ def table(cases: dict[str, Case], folder: Path, answer: Answer) -> str:
         lines += [f"## {group}", "", "| step | acts in | changes | answers that change |",
                   "|---|---|---|---|"]  # fmt: skip
         for step in steps:
-            changed = []
+            changed: list[str] = []
             for name in acting[step]:
                 with without(step):
                     if answer(name, chosen[name], folder) != golden[name]:
                         changed.append(name)
-            print(f"{step}: {len(changed)} of {len(acting[step])}", flush=True)
+                if len(changed) == _ENOUGH:
+                    break
+            count = f"{len(changed)}{' or more' if len(changed) == _ENOUGH else ''}"
+            print(f"{step}: {count} of {len(acting[step])}", flush=True)
             named = ", ".join(changed[:_NAMED]) + (" ..." if len(changed) > _NAMED else "")
-            lines.append(f"| {step} | {len(acting[step])} | {len(changed)} | {named} |")
+            lines.append(f"| {step} | {len(acting[step])} | {count} | {named} |")
         lines.append("")
     return "\n".join(lines)

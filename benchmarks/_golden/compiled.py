@@ -85,7 +85,7 @@ def _of_training(place: Place) -> Answers:
     place.once("fx", _compiled("fx", train=True))
     place.once("eager", eager)
     yield from place.compare("eager", "fx")
-    yield "show.txt", place.whence("show", "fx")
+    yield "show.txt", place.whence("show", "fx", "--tree")
 
 
 def _exported(place: Place) -> Answers:

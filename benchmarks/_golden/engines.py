@@ -163,7 +163,7 @@ def _openvino(place: Place) -> Answers:
     place.once("ref", run(names))
     place.once("tgt", run(names, "bad"))
     yield from place.compare("ref", "tgt")
-    yield "show.txt", place.whence("show", "ref")
+    yield "show.here.txt", place.whence("show", "ref")
     place.once("ort", session("dense"))
     place.once("one", run("dense"))
     yield from place.compare("ort", "one", to="across")
@@ -226,6 +226,174 @@ def _module_against_session(fault: bool) -> Case:
     return pair(module, session("dense", weight("w", 1.125) if fault else None))
 
 
+_OPERATORS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    *(
+        (name, "v", {})
+        for name in (
+            "Sigmoid",
+            "Tanh",
+            "HardSwish",
+            "Elu",
+            "LeakyRelu",
+            "Softplus",
+            "Softsign",
+            "Erf",
+            "Gelu",
+            "Mish",
+            "Selu",
+            "Celu",
+            "HardSigmoid",
+            "Abs",
+            "Neg",
+            "Exp",
+            "Ceil",
+            "Floor",
+            "Round",
+            "Sign",
+            "Sin",
+            "Cos",
+            "Atan",
+            "Sinh",
+            "GlobalMaxPool",
+            "GlobalAveragePool",
+            "Softmax",
+            "LogSoftmax",
+            "Hardmax",
+            "Flatten",
+            "Shape",
+            "Size",
+            "IsNaN",
+            "ThresholdedRelu",
+        )
+    ),
+    *(
+        (name, "v", {"keepdims": 0})
+        for name in (
+            "ReduceMean",
+            "ReduceMax",
+            "ReduceMin",
+            "ReduceSum",
+            "ReduceL1",
+            "ReduceL2",
+            "ReduceProd",
+            "ReduceLogSumExp",
+            "ReduceSumSquare",
+            "ReduceLogSum",
+        )
+    ),
+    *(
+        (name, "v half", {})
+        for name in (
+            "Add",
+            "Sub",
+            "Mul",
+            "Div",
+            "Max",
+            "Min",
+            "PRelu",
+            "Greater",
+            "LessOrEqual",
+            "Equal",
+        )
+    ),
+    ("Clip", "v zero half", {}),
+    ("ArgMax", "v", {"axis": 1}),
+    ("TopK", "v two", {"axis": -1}),
+    ("Transpose", "v", {"perm": [0, 2, 3, 1]}),
+    ("Reshape", "v shape", {}),
+    ("Slice", "v starts ends axes", {}),
+    ("Concat", "v v", {"axis": 1}),
+    ("Gather", "v picks", {"axis": 2}),
+    ("Pad", "v pads", {}),
+    ("Resize", "v empty scales", {"mode": "linear"}),
+    ("AveragePool", "v", {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}),
+    ("MaxPool", "v", {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    ("LpPool", "v", {"kernel_shape": [2, 2], "p": 2}),
+    ("InstanceNormalization", "v four four", {"epsilon": 1e-3}),
+    ("BatchNormalization", "v four four four four", {"epsilon": 1e-3}),
+    ("GroupNormalization", "v two_groups two_groups", {"num_groups": 2}),
+    ("LayerNormalization", "v eight", {"axis": -1}),
+    ("LpNormalization", "v", {"axis": -1, "p": 2}),
+    ("MeanVarianceNormalization", "v", {}),
+    ("LRN", "v", {"size": 3}),
+    ("Conv", "v kernel", {"pads": [1, 1, 1, 1], "strides": [2, 2]}),
+    ("ConvTranspose", "v kernel", {"strides": [2, 2]}),
+    ("MatMul", "v square", {}),
+    ("Einsum", "v square", {"equation": "bchw,wd->bchd"}),
+    ("CumSum", "v axis", {}),
+    ("DepthToSpace", "v", {"blocksize": 2}),
+    ("SpaceToDepth", "v", {"blocksize": 2}),
+    ("Split", "v", {"axis": 1, "num_outputs": 2}),
+    ("Tile", "v repeats", {}),
+    ("Expand", "v wide", {}),
+    ("Unsqueeze", "v axes", {}),
+    ("Trilu", "v", {"upper": 0}),
+    ("GatherElements", "v places", {"axis": 3}),
+    ("ScatterElements", "v places half_like", {"axis": 3}),
+    ("QuantizeLinear", "v half_scale code", {}),
+    ("Cast", "v", {"to": 10}),
+    ("Dropout", "v", {}),
+    ("Mean", "v v", {}),
+    ("Sum", "v v v", {}),
+)
+"""Operators, what each reads, and its attributes; `v` is what all of them share."""
+
+
+def _many(factor: float) -> Record:
+    """One operator of each type beside the others, all of one value that a first product makes."""
+
+    def record(path: Path) -> None:
+        import onnxruntime as ort
+        from onnx import TensorProto, helper, numpy_helper
+
+        draw = np.random.default_rng(0).integers(-8, 9, size=(1, 4, 8, 8)).astype(np.float32) / 4
+        held = {
+            "factor": np.float32(factor), "half": np.float32([0.5]), "zero": np.float32(0),
+            "two": np.array([2]), "shape": np.array([1, 4, 64]), "starts": np.array([1]),
+            "ends": np.array([7]), "axes": np.array([2]), "picks": np.array([3, 1]),
+            "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1]), "empty": np.zeros(0, np.float32),
+            "scales": np.float32([1, 1, 2, 2]), "four": np.float32([1, 0.5, 2, 1]),
+            "two_groups": np.float32([1, 0.5, 2, 1]), "eight": np.ones(8, np.float32) / 2,
+            "kernel": draw[:, :, :3, :3].repeat(4, 0) / 4, "square": draw[0, 0] / 4,
+            "axis": np.int64(3), "repeats": np.array([1, 2, 1, 1]), "wide": np.array([2, 4, 8, 8]),
+            "places": np.arange(32).reshape(1, 4, 8, 1) % 8,
+            "half_like": np.full((1, 4, 8, 1), 0.5, np.float32), "half_scale": np.float32(0.5),
+            "code": np.uint8(128),
+        }  # fmt: skip
+        held["half"] = held["half"][0]
+        nodes = [helper.make_node("Mul", ["x", "factor"], ["v"], "first")]
+        outputs = []
+        for number, (kind, reads, attributes) in enumerate(_OPERATORS):
+            made = [f"{kind}_{number}"]
+            if kind in ("TopK", "Split"):
+                made.append(f"{kind}_{number}_b")
+            reads_of = ["half_row" if r == "half" and kind == "PRelu" else r for r in reads.split()]
+            nodes.append(helper.make_node(kind, reads_of, made, f"{kind}_node", **attributes))
+            outputs += made
+        held["half_row"] = np.full((4, 1, 1), 0.5, np.float32)
+        value = helper.make_empty_tensor_value_info
+        graph = helper.make_graph(
+            nodes,
+            "g",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, 8, 8])],
+            [value(name) for name in outputs],
+            [numpy_helper.from_array(np.asarray(a), k) for k, a in held.items()],
+        )
+        made_model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10
+        )
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        engine = ort.InferenceSession(
+            made_model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        with whence.capture(engine, path):
+            engine.run(None, {"x": draw.astype(np.float32)})
+
+    return record
+
+
 def _checkpoint_against_file(place: Place) -> Answers:
     """Which weights of a checkpoint are which initialisers of a file."""
     import onnx_models
@@ -259,6 +427,7 @@ CASES: dict[str, Case] = {
         session("recurrent", level="io"),
         session("recurrent", weight("r", 1.25), level="io"),
     ),
+    "session_operators": pair(_many(1.0), _many(1.0 + 2.0**-20)),
     "module": _module_against_session(fault=False),
     "module_fault": _module_against_session(fault=True),
     "file_same": _files("convolutions", lambda model: None),

@@ -397,6 +397,27 @@ def _patched(place: Place) -> Answers:
     yield from place.compare("ref", "tgt")
 
 
+def user_model() -> nn.Module:
+    """The reference's model, for `--model`."""
+    return language()()
+
+
+def _by_user_model(place: Place) -> Answers:
+    """Calls of which no program was recorded, replayed by the module of a user."""
+    place.once("ref", captured(language(), programs=False))
+    place.once("tgt", captured(language(_EPS), programs=False))
+    yield from place.compare("ref", "tgt", "--model", "_golden.modules:user_model")
+    yield from place.compare("ref", "tgt", to="alone")
+
+
+def _windows(place: Place) -> Answers:
+    """Runs in windows of steps, compared one after the other."""
+    place.once("ref", captured(language(), drive=_steps, window=2))
+    place.once("tgt", captured(language(_EPS), drive=_steps, window=2))
+    yield "show.txt", place.whence("show", "ref")
+    yield "watch.txt", place.whence("compare", "ref", "tgt", "--watch", "-o", "out/watched")
+
+
 def _nothing_kept(keep: str, change: Change | None = None) -> Record:
     return captured(language(change), keep=keep)
 
@@ -541,4 +562,6 @@ CASES: dict[str, Case] = {
     "noise_width": pair(_drawing(0.1), _drawing(0.1, 2.0)),
     "ties": pair(_routed(turned=False), _routed(turned=True)),
     "patched": _patched,
+    "user_model": _by_user_model,
+    "windows": _windows,
 }

@@ -103,7 +103,7 @@ def _against_one(make: Callable[[Path], Any], of: str, name: str, reference: str
 
 def _show(place: Place) -> Answers:
     folder = place.shared("trainings", _trainings)
-    yield "show.txt", place.whence("show", f"{folder}/ddp")
+    yield "show.txt", place.whence("show", f"{folder}/ddp", "--tree")
     yield "nans.txt", place.whence("nans", f"{folder}/fsdp")
     yield "json.txt", place.whence("ranks", f"{folder}/no_sync", "--format", "json")
 

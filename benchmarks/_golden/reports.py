@@ -245,7 +245,7 @@ def _golden_runs(place: Place) -> Answers:
     """Runs that an earlier version wrote."""
     runs = sorted(p for p in (DATA / "golden" / "0.1.0").iterdir() if p.is_dir())
     for run in runs:
-        yield f"{run.name}.txt", place.whence("show", run)
+        yield f"{run.name}.txt", place.whence("show", run, "--tree")
 
 
 CASES: dict[str, Case] = {

@@ -253,7 +253,8 @@ CASES: dict[str, Case] = {
     "torchair": _torchair,
     "views": _views,
     "msprobe_shown": _shown(
-        "msprobe/mix_structure", "msprobe/L1_md5", "msprobe/L1_xor", "msprobe/debug_save"
+        "msprobe/mix_structure", "msprobe/L1_md5", "msprobe/L1_xor", "msprobe/debug_save",
+        words=("--tree",),
     ),
     "others_shown": _shown(
         "ascend/atb", "onnx/types.onnx", "polygraphy/inputs.json", "sglang/hook_ref",

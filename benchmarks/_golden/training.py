@@ -325,7 +325,7 @@ def _page(place: Place) -> Answers:
     place.once("tgt", trained(optimizer=_adamw(eps=1e-4)))
     yield from place.compare("ref", "tgt")
     yield "trace.txt", place.whence("trace", "out/cmp")
-    yield "show.txt", place.whence("show", "ref")
+    yield "show.txt", place.whence("show", "ref", "--tree")
 
 
 CASES: dict[str, Case] = {
