@@ -50,13 +50,17 @@ def applies(reference: Run, target: Run) -> bool:
         return True
     ends, other_ends = _last_calls(reference, calls), _last_calls(target, others)
     pairs = ((call, other_ends[name]) for name, call in ends.items() if name in other_ends)
-    return any(is_move(a) != is_move(b) and not (a.origins or b.origins) for a, b in pairs)
+    return any(_hands_on(a) != _hands_on(b) and not (a.origins or b.origins) for a, b in pairs)
+
+
+def _hands_on(call: Call) -> bool:
+    return is_move(call) or call.op_type == "Cast"
 
 
 def _last_calls(run: Run, calls: Sequence[Call]) -> dict[str, Call]:
-    """The calls that make what the models return, by name. A reshape in front of an output that
-    came or went takes the name of the output with it; of one file that was optimised, a call says
-    which others it stands for.
+    """The calls that make what the models return, by name. A reshape or a cast in front of an
+    output that came or went takes the name of the output with it; of one file that was optimised, a
+    call says which others it stands for.
     """
     ends = {r.record for call in run.calls if call.parent == -1 for r in call.slots("output")}
     return {

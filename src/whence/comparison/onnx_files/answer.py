@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shlex
 
+from whence import dtypes
 from whence._version import __version__
 from whence.comparison.onnx_files.differences import Differences, differences
 from whence.comparison.onnx_files.graph import Graph, Node, is_session, of_file, of_session
@@ -61,13 +62,15 @@ def compare(reference: Run, target: Run) -> Comparison:
     proved = [d for d in all_differences.found if d.proves]
     doubts = [d for d in all_differences.found if not d.proves]
     reasons = _reasons(first, second, all_differences)
-    status = Status.DIFFERENT if proved else Status.UNDECIDED if doubts or reasons else Status.SAME
+    is_copy = not doubts and _is_in_16_bits(first, second, all_differences)
+    is_undecided = doubts or (reasons and not is_copy)
+    status = Status.DIFFERENT if proved else Status.UNDECIDED if is_undecided else Status.SAME
     sentence = _sentence(all_differences, proved, doubts, reasons, pairs)
     findings = tuple(map(_finding, proved[:_MOST]))
     return _comparison(
         (reference, target),
         pairs,
-        status,
+        (status, _passed(status, is_copy=is_copy)),
         findings,
         sentence,
         tuple(_lines(sentence, proved, doubts)),
@@ -78,17 +81,17 @@ def compare(reference: Run, target: Run) -> Comparison:
 def _comparison(
     runs: tuple[Run, Run],
     pairs: Pairs,
-    status: Status,
+    answer: tuple[Status, VerdictKind],
     findings: tuple[Finding, ...],
     sentence: str,
     lines: tuple[str, ...],
     notes: tuple[str, ...],
 ) -> Comparison:
     reference, target = runs
+    status, passed = answer
     at_fault = {f.name for f in findings}
     whole = _call_pairs(pairs)
     guilty = sum(reference.calls[p.reference].scope in at_fault for p in whole)
-    passed = VerdictKind.IDENTICAL if status == Status.SAME else VerdictKind.UNDETERMINED
     counts = {VerdictKind.STRUCTURAL: guilty, passed: len(whole) - guilty}
     lone = _without_partner(pairs)
     first = next(iter(findings), None)
@@ -122,6 +125,13 @@ def _comparison(
         programs=lines,
         next=() if status == Status.SAME else _next(reference, target),
     )
+
+
+def _passed(status: Status, *, is_copy: bool) -> VerdictKind:
+    """The verdict of the nodes at which nothing is at fault."""
+    if status != Status.SAME:
+        return VerdictKind.UNDETERMINED
+    return VerdictKind.PRECISION if is_copy else VerdictKind.IDENTICAL
 
 
 def _call_pairs(pairs: Pairs) -> tuple[CallPair, ...]:
@@ -181,10 +191,24 @@ def _reasons(reference: Graph, target: Graph, found: Differences) -> list[str]:
         for name in sorted(reference.functions.keys() | target.functions.keys())
         if name in used and reference.functions.get(name) != target.functions.get(name)
     ]
-    dtypes = [{g.dtypes.get(v, "") for v in g.inputs} - {""} for g in (reference, target)]
-    if all(dtypes) and dtypes[0] != dtypes[1] and not out:
-        out.append(f"inputs are {_listed(dtypes[0])} against {_listed(dtypes[1])}")
+    given = [{g.dtypes.get(v, "") for v in g.inputs} - {""} for g in (reference, target)]
+    if all(given) and given[0] != given[1] and not out:
+        out.append(f"inputs are {_listed(given[0])} against {_listed(given[1])}")
     return out
+
+
+def _is_in_16_bits(reference: Graph, target: Graph, found: Differences) -> bool:
+    """Does the target have all of its weights in one dtype of 16 bits, rounded from the
+    reference's, so that its casts are that of the file and not of a place, and is that all?
+    """
+    floating = {w.dtype for w in target.weights.values() if dtypes.is_floating(w.dtype)}
+    is_half = len(floating) == 1 and all(map(dtypes.is_half, floating))
+    return (
+        is_half
+        and found.states[State.ROUNDED] == sum(found.copies.values()) > 0
+        and len(reference.quantised) == len(target.quantised)
+        and reference.functions == target.functions
+    )
 
 
 def _listed(words: set[str]) -> str:
@@ -217,7 +241,10 @@ def _sentence(
             f"{_said(doubts[0])}; of {held}, all else is the same; {_NOT_RUN}"
         )
     if reasons:
-        return f"the graphs are the same but for precision ({'; '.join(reasons)}); {_NOT_RUN}"
+        size = all_differences.rounding
+        by = f"by {size:.1g} of a weight at most, " if size else ""
+        words = "; ".join(reasons)
+        return f"the graphs are the same but for precision ({by}{words}); {_NOT_RUN}"
     folded = all_differences.states[State.FOLDED]
     extra = f", {folded} of them with a norm folded in" if folded else ""
     return f"the graphs are the same: {held}{extra}; {_NOT_RUN}"

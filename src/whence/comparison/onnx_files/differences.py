@@ -26,13 +26,15 @@ _ROUNDED = frozenset(("min", "max", "value"))
 @dataclass(slots=True)
 class Differences:
     """found: in the reference's order. attributes: how many were compared. equal, rounded, codes,
-    folded: weights of the target by what they are of the reference's.
+    folded: weights of the target by what they are of the reference's. rounding: of the weight that
+    its copy is farthest from, relative.
     """
 
     found: list[Difference] = field(default_factory=list)
     attributes: int = 0
     states: Counter[State] = field(default_factory=Counter)
     copies: Counter[str] = field(default_factory=Counter)
+    rounding: float = 0.0
 
 
 def differences(pairs: Pairs) -> Differences:
@@ -106,6 +108,7 @@ class _Partners:
                 out.states[compared.state] += 1
                 if compared.state in (State.ROUNDED, State.CODES, State.RECOMPUTED):
                     out.copies[compared.words] += 1
+                    out.rounding = max(out.rounding, compared.rel_l2)
                 if compared.state in (State.DIFFERS, State.UNKNOWN):
                     name = x.name if x.name == y.name else f"{x.name} ({y.name} in the target)"
                     # it is a weight of another node: pairs beside what was rewritten are off

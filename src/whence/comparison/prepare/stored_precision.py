@@ -83,7 +83,7 @@ def as_computed(run: Run) -> Run:
         if c.kind == "label" or has_mark(c, Mark.STORED_WIDER)
         for r in c.refs
     )
-    kinds = _executed_kinds(run)
+    kinds = _executed_kinds(run) | _weights_of_16_bits(run)
     open_: list[int] = []
     for number in labels:
         stored = run.records[number].dtype
@@ -135,6 +135,31 @@ def _executed_kinds(run: Run) -> dict[int, str]:
             except ElementsMissing:
                 continue
     return kinds
+
+
+def _weights_of_16_bits(run: Run) -> dict[int, str]:
+    """The parameters of a graph whose file has its weights in 16 bits, with that dtype.
+
+    A runtime without kernels for 16 bits widens them when it loads the file, so that its nodes hold
+    float32. All of them have to hold such numbers: a single rounded weight is a difference.
+    """
+    records = {
+        ref.record
+        for call in run.calls
+        if has_mark(call, Mark.OPSET)
+        for ref in call.slots("param")
+        if run.records[ref.record].dtype == "float32"
+    }
+    try:
+        arrays = {number: run.array(number) for number in records}
+    except ElementsMissing:
+        return {}
+    told = {kind for array in arrays.values() if (kind := held(array)) is not None}
+    kind = told.pop() if len(told) == 1 else ""
+    is_half = kind in _SIGNIFICANT and dtypes.is_half(kind)
+    if not is_half or not all(_fits(array, kind) for array in arrays.values()):
+        return {}
+    return dict.fromkeys(arrays, kind)
 
 
 def held(array: Array) -> str | None:

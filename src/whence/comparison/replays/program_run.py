@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from whence import judge
+from whence import dtypes, judge
 from whence.comparison.replays.call_tree import REPLICAS, perturbed
 from whence.comparison.replays.seen_choices import I64
 from whence.comparison.replays.semantics import Semantics
@@ -19,6 +19,7 @@ from whence.comparison.replays.tied_choices import ChoiceHints, Choosing
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.records import Run
+from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_of_child
 from whence.results import SlotPair
 
@@ -83,7 +84,8 @@ class ParameterCache:
 class CallParameters:
     """The parameters of one replayed call, converted once per working dtype and kept for the
     module's other calls. pairs: each with whether the run started with that value. executed: the
-    dtype in which an engine says it computed the call, "" where it says nothing.
+    dtype in which an engine says it computed the call, "" where it says nothing. widened: the dtype
+    that it has weights of 16 bits in, "" where it has them as they are.
     """
 
     def __init__(
@@ -93,12 +95,14 @@ class CallParameters:
         pairs: list[tuple[SlotPair, bool]],
         semantics: Semantics,
         executed: str = "",
+        widened: str = "",
     ) -> None:
         self._cache, self._loaded, self._pairs = cache, loaded, pairs
-        self._semantics, self._executed = semantics, executed
+        self._semantics, self._executed, self._widened = semantics, executed, widened
         self._key = (
             loaded.program.id,
             executed,
+            widened,
             tuple((p.reference_record, p.target_record, is_initial) for p, is_initial in pairs),
         )
 
@@ -109,6 +113,8 @@ class CallParameters:
         def value(pair: SlotPair, is_initial: bool) -> Array:
             if pair.reference_slot not in stand_ins:
                 expected = self._cache.expected(pair, is_initial)
+                if self._widened and dtypes.is_half(dtypes.of(expected).name):
+                    expected = judge.rounded(expected, self._widened)
                 # matrices are held in what they are multiplied in, biases mostly wider
                 rounds = self._executed and (expected.ndim > 1 or working == self._executed)
                 return judge.rounded(expected, self._executed) if rounds else expected
@@ -272,7 +278,10 @@ class ProgramRun:
         try:
             return self._run(self.working_dtype, stepwise=stepwise, seed=seed, choices=choices)
         except ReplayRefused:
-            if self.working_dtype in ("recorded", self.wide_dtype):
+            as_recorded = self.working_dtype == "recorded" and not has_mark(
+                self.loaded.program, Mark.TRANSLATED
+            )
+            if as_recorded or self.working_dtype == self.wide_dtype:
                 raise
             # Mixed dtypes inside: computed in float32 and rounded once at the end.
             return self._run("float32", stepwise=stepwise, seed=seed, choices=choices)

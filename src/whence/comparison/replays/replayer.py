@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from whence import judge
+from whence import dtypes, judge
 from whence.comparison.prepare.masks import UnifiedMasks
 from whence.comparison.prepare.stored_precision import executed_in
 from whence.comparison.replays import both_sides, noise_floors
@@ -180,6 +180,7 @@ class Replayer:
             [(pairs[s], request.is_initial.get(s, True)) for s in program.params if s in pairs],
             semantics,
             executed := executed_in(request.partner) or self._lowered.dtype(request.partner),
+            self._widened(inputs),
         )
         produced = {
             slot: self.target.run.array(pair.target_record)
@@ -213,6 +214,13 @@ class Replayer:
         else:
             self._measure_program(request, prepared, result, produced, run)
         return result
+
+    def _widened(self, inputs: Mapping[str, Array]) -> str:
+        """The dtype in which a graph of the target has weights that its file has in 16 bits, ""
+        where these inputs are of 16 bits too.
+        """
+        floating = {kind.name for kind in map(dtypes.of, inputs.values()) if kind.is_floating}
+        return "float32" if floating == {"float32"} and self.target.is_of_graphs else ""
 
     def _prepared(self, request: ReplayRequest, loaded: Any) -> _Prepared | None:
         """What the target has for a program; None where its tensors are prints."""

@@ -61,6 +61,21 @@ class ReplaySource:
         """Are there nodes of an ONNX graph in it?"""
         return any(has_mark(call, Mark.OPSET) for call in self.run.calls)
 
+    @functools.cached_property
+    def dtype_of_file(self) -> str:
+        """The dtype of 16 bits that the weights of its graph have, "" where they have another."""
+        programs = self.run.programs.values()
+        if not self.is_of_graphs and not any(has_mark(p, Mark.TRANSLATED) for p in programs):
+            return ""
+        records = {r.record for call in self.run.calls for r in call.slots("param")}
+        floating = {
+            kind.name
+            for record in records
+            if (kind := dtypes.named(self.run.records[record].dtype)).is_floating
+        }
+        is_half = len(floating) == 1 and all(map(dtypes.is_half, floating))
+        return floating.pop() if is_half else ""
+
     # ---- records
 
     def children(self, call: int) -> list[int]:

@@ -220,7 +220,7 @@ class CallReplays:
             words = f"inherited: {', '.join(map(param_name, names))} {verb} between the runs"
             return verdict.withdrawn(VerdictKind.INHERITED, words)
         fault = self.cause(evidence.pair, flagged)
-        if fault.cause == CauseKind.SEMANTIC and (why := self._not_reproduced(evidence, flagged)):
+        if fault.cause != CauseKind.KERNEL and (why := self._not_reproduced(evidence, flagged)):
             words = verdict.sentence.removeprefix("introduced here: ")
             return verdict.withdrawn(VerdictKind.PRECISION, f"{words}; {why}")
         leaf = leaf.replace(cause=CauseKind(fault.cause), cause_words=fault.words)
