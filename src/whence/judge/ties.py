@@ -57,7 +57,8 @@ class Followed:
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One operator that chooses, in sentences. tied: rows that chose otherwise among ties, of
-    `rows`; first: the first few of them.
+    `rows`; first: the first few of them. jumps: is it one whose result jumps, and the gap the
+    distance from the jump?
     """
 
     operator: str
@@ -67,6 +68,7 @@ class Choice:
     widest: Gap | None = None
     worst: Gap | None = None
     where: tuple[int, ...] = field(default=())
+    jumps: bool = False
 
     @property
     def of_ties(self) -> str:
@@ -81,6 +83,11 @@ class Choice:
             if self.widest.gap
             else "equal"
         )
+        if self.jumps:
+            return (
+                f"{self.operator} falls on the other side of a jump in {self.tied} of {self.rows} "
+                f"rows ({rows}): {words.replace('apart', 'from it')}"
+            )
         return (
             f"{self.operator} chooses differently in {self.tied} of {self.rows} rows ({rows}), "
             f"among scores that tie: {words}"

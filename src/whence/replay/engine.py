@@ -26,6 +26,7 @@ from whence.replay.binding import BoundProgram, Dependencies, bind_program, depe
 from whence.replay.choices import Choices
 from whence.replay.dtype_policy import DtypePolicy, HeldParameters, floating_dtype, hold, laid_out
 from whence.replay.execution import Execution, Watch
+from whence.replay.jumps import CallJumps, jumps
 from whence.replay.memory_bound import MemoryBudget
 
 
@@ -96,6 +97,7 @@ class Loaded:
         self._within_budget: dict[Any, int] = {}
         self._parts: dict[tuple[tuple[str, ...], bool], Dependencies] = {}
         self.chooses = any(step.chooses for step in self._bound.steps)
+        self.jumps = any(jumps(s.base, s.operation.kwargs) for s in self._bound.steps)
 
     # ---- running
 
@@ -153,6 +155,7 @@ class Loaded:
         trace: Callable[[int, Array], None] | None = None,
         watch: Watch | None = None,
         choices: Choices | None = None,
+        jumps: CallJumps | None = None,
         lenient: bool = False,
         only_needed: bool = False,
     ) -> dict[str, Array]:
@@ -169,10 +172,10 @@ class Loaded:
         left is not among `inputs`; takes what it was given ({"input.0": array}) and returns what it
         left ({"output.0": array}). trace: called with every operation's number and first result.
         watch: sees every operator as it runs. choices: sees what operators choose among scores, and
-        tells them what to choose. lenient: on other extents than the recording allows and as far as
-        the inputs go; the result proves something only where the other run has the same.
-        only_needed: no guard that another result has. Raises ReplayRefused with the reason; nothing
-        given is ever written.
+        tells them what to choose. jumps: the same of operators whose result jumps. lenient:
+        on other extents than the recording allows and as far as the inputs go; the result proves
+        something only where the other run has the same. only_needed: no guard that another result
+        has. Raises ReplayRefused with the reason; nothing given is ever written.
         """
         params = self.hold(params, working=working, strides=strides)
         part = self.part(outputs, only_needed=only_needed)
@@ -201,6 +204,7 @@ class Loaded:
             lenient,
             watch,
             choices,
+            jumps,
             leaves,
         )
         enter = None

@@ -19,6 +19,7 @@ from whence.replay.binding import BoundOperation, BoundProgram, Dependencies
 from whence.replay.choices import Choices
 from whence.replay.derivatives import gradients_of, longest_sum
 from whence.replay.dtype_policy import DtypePolicy
+from whence.replay.jumps import CallJumps
 from whence.replay.memory_bound import MemoryBudget
 from whence.replay.optimizers import optimizer_step
 
@@ -58,6 +59,7 @@ class Execution:
     lenient: bool = False
     watch: Watch | None = None
     choices: Choices | None = None
+    jumps: CallJumps | None = None
     leaves: Mapping[int, Any] = field(default_factory=dict)
     results: list[list[Any] | None] = field(default_factory=list)
     held_constants: dict[int, Any] = field(default_factory=dict)
@@ -173,12 +175,16 @@ class Execution:
             self.budget.spend(step, args, kwargs)
         if self.stepwise and step.base in stepwise.WRITTEN_OUT:
             return list(tensors_in(stepwise.WRITTEN_OUT[step.base](named)))
+        jump = self.jumps.before(step.base, named) if self.jumps is not None else None
         with (
             stepwise.other_kernels(next(tensors_in(args), None))
             if self.stepwise
             else contextlib.nullcontext()
         ):
             out = self.call(place, step, args, kwargs, named)
+        if jump is not None and self.jumps is not None:
+            sides = self.jumps.made(place, jump, out, self.length)
+            out = out.copy_(sides) if step.writes and sides is not out else sides
         if self.choices is not None:
             if step.chooses:
                 out = self.choices.made(place, step.base, operation, named, out, self.length)

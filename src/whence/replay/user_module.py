@@ -61,7 +61,7 @@ class Borrowed:
         self.notes: list[str] = []
         self.check_note = ""
         self.length = 1
-        self.chooses = False  # what a module chooses inside cannot be told
+        self.chooses = self.jumps = False  # what a module chooses inside cannot be told
         self._call, self._forms, self.kids = call, dict(forms), tuple(kids)
         self._grad, self._forbidden = grad, forbidden
         self.program = program_of_slots(name, call, kids, forms)

@@ -9,7 +9,7 @@ recording, each with its own parameters only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call
 from whence.records.slots import is_input, is_mutated, is_of_child
+
+if TYPE_CHECKING:
+    from whence.replay.jumps import Jumps
 
 Noise = np.random.Generator
 
@@ -32,7 +35,8 @@ class TreeReplay:
 
     params_of: a call's parameters for `Loaded.run`. noise: every leaf's floating outputs are
     multiplied by 1 + u xi, xi uniform in (-1, 1) (VERDICT.md level 3); None for none. state:
-    tensors that hang in caches, by the reference's record.
+    tensors that hang in caches, by the reference's record. jumps: sees and tells the sides of the
+    operators that jump.
     """
 
     def __init__(
@@ -43,8 +47,10 @@ class TreeReplay:
         *,
         noise: Noise | None = None,
         state: Mapping[int, Array] | None = None,
+        jumps: Jumps | None = None,
     ) -> None:
         self.side, self.working, self._params_of, self._noise = side, working, params_of, noise
+        self.jumps = jumps
         self.state: dict[int, Array] = dict(state or {})
         self.ran: list[Call] = []
 
@@ -85,6 +91,7 @@ class TreeReplay:
             child=lambda k, handed: self.child(call, k, handed),
             convert=False,
             trace=self.trace(call),
+            **jumps_of(loaded, call, self.jumps),
         )
         self.ran.append(call)
         written = {
@@ -129,6 +136,11 @@ class TreeReplay:
 
     def _noisy(self, array: Array) -> Array:
         return array if self._noise is None else perturbed(array, self.working, self._noise)
+
+
+def jumps_of(loaded: Any, call: Call, jumps: Jumps | None) -> dict[str, Any]:
+    """The option of a run by which the operators of a call that jump are seen and told."""
+    return {"jumps": jumps.of(call.id)} if jumps is not None and loaded.jumps else {}
 
 
 def perturbed(array: Array, working: str, noise: Noise) -> Array:

@@ -15,6 +15,7 @@ import numpy as np
 from whence import dtypes, judge
 from whence.comparison.replays import optimizer_steps
 from whence.comparison.replays.call_tree import REPLICAS
+from whence.comparison.replays.jump_sides import JumpSides, Run
 from whence.comparison.replays.program_run import ProgramRun
 from whence.comparison.replays.semantics import PLAIN, Semantics
 from whence.dtypes import Array
@@ -36,6 +37,7 @@ class Measurement:
     are the target's. spread: by how much each element differs between runs of the reference.
     calls: of the reference and of the target. outputs: how many are judged in the comparison.
     is_lowered: does the target compute it in 16 bits under autocast, and the reference does not?
+    sides: of jumps, where the target's are others.
     """
 
     run: ProgramRun
@@ -50,6 +52,7 @@ class Measurement:
     is_lowered: bool = False
     errors: ReplayErrors = field(default_factory=dict)
     quick: bool = False
+    sides: JumpSides | None = None
 
     def is_suspect(self) -> bool:
         """Is an error so large that another floor has to explain it?"""
@@ -137,6 +140,37 @@ def other_choices(measurement: Measurement) -> None:
     measurement.errors = dict(errors)
 
 
+def other_sides(measurement: Measurement) -> None:
+    """Where results jump: the sides that the target took, of arguments that rounding may carry
+    across. What the working replay makes by falling on other sides than the wide one is no floor
+    then, for it hides faults.
+    """
+    run = measurement.run
+    if not run.loaded.jumps or measurement.quick:
+        return
+
+    def working(seed: int | None = None, *, stepwise: bool = False) -> Run:
+        return lambda jumps: run.with_jumps(
+            jumps, lambda: run.working(seed=seed, stepwise=stepwise)
+        )
+
+    sides = JumpSides(
+        lambda jumps: run.with_jumps(jumps, run.wide),
+        (working(), working(stepwise=True)),
+        tuple(map(working, range(REPLICAS))),
+        measurement.produced,
+        run.known_sides,
+    )
+    if not measurement.is_suspect() and not sides.differ():
+        return
+    wide = sides.follow()
+    levels = sides.levels()
+    errors = run.with_jumps(levels, lambda: _in_roundings(measurement, wide))
+    is_settled = not sides.is_open and not _is_half(measurement.produced)
+    if is_settled or _highest(errors) < _highest(measurement.errors):
+        measurement.wide, measurement.errors, measurement.sides = wide, errors, sides
+
+
 def code_boundaries(measurement: Measurement) -> None:
     """Codes of 8 bits: those of values at the boundary between two codes may be either."""
     for slot, error in measurement.errors.items():
@@ -218,8 +252,8 @@ def single_hyper_parameters(measurement: Measurement) -> None:
 
 
 FLOORS = (
-    rounded_once, working_dtype, other_choices, code_boundaries, several_draws, gathered,
-    lowered_inside, single_hyper_parameters,
+    rounded_once, working_dtype, other_choices, other_sides, code_boundaries, several_draws,
+    gathered, lowered_inside, single_hyper_parameters,
 )  # fmt: skip
 
 
@@ -227,8 +261,16 @@ def measure(measurement: Measurement) -> ReplayErrors:
     """The errors of every output, by the floor that explains most of them."""
     for floor in FLOORS:
         floor(measurement)
-    choosing = measurement.run.choosing
-    return choosing.with_choices(measurement.errors) if choosing is not None else measurement.errors
+    choosing, errors = measurement.run.choosing, measurement.errors
+    if choosing is not None:
+        errors = choosing.with_choices(errors)
+    if measurement.sides is not None and _highest(errors) <= 1:
+        sides = measurement.sides.described()
+        errors = {
+            slot: dataclasses.replace(error, choices=(*error.choices, *sides))
+            for slot, error in errors.items()
+        }
+    return errors
 
 
 def _in_roundings(measurement: Measurement, wide: Mapping[str, Array]) -> ReplayErrors:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,10 @@ from whence.results import SlotPair
 
 if TYPE_CHECKING:
     from whence.replay.choices import Choices
+    from whence.replay.jumps import Jumps
 
+
+T = TypeVar("T")
 
 # Converted parameters kept beside those of the module at hand; never the whole model at once.
 _HELD_BYTES = 64 << 20
@@ -165,6 +168,8 @@ class ProgramRun:
         hints: ChoiceHints,
     ) -> None:
         self._lenient = False
+        self.jumps: Jumps | None = None
+        self.known_sides = hints.sides
         self.loaded, self.params = loaded, params
         self.inputs, self.strides = arrays
         self._produced, self._semantics = produced, semantics
@@ -269,6 +274,14 @@ class ProgramRun:
             or judge.local(self._produced[slot], wide[slot], working[slot]).score > 1
         ]
 
+    def with_jumps(self, jumps: Jumps, run: Callable[[], T]) -> T:
+        """What `run` gives where operators that jump fall on these sides."""
+        self.jumps = jumps
+        try:
+            return run()
+        finally:
+            self.jumps = None
+
     def wide(self) -> Mapping[str, Array]:
         return self.choosing.wide() if self.choosing is not None else self._run(self.wide_dtype)
 
@@ -299,7 +312,11 @@ class ProgramRun:
             noise = np.random.default_rng(seed)
             inputs = {slot: perturbed(array, dtype, noise) for slot, array in inputs.items()}
         # A module of a user's model takes no choices.
-        options = {"choices": choices, "lenient": self._lenient} if choices is not None else {}
+        options: dict[str, Any] = (
+            {"choices": choices, "lenient": self._lenient} if choices is not None else {}
+        )
+        if self.jumps is not None:
+            options["jumps"] = self.jumps.of()
 
         def run(arrays: Mapping[str, Array]) -> dict[str, Array]:
             outputs: dict[str, Array] = self.loaded.run(

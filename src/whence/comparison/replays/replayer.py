@@ -118,11 +118,13 @@ class Replayer:
         self.refused: Counter[str] = Counter()
         # By call of the target, what programs chose: a backward pass runs the operators again.
         self._choices: defaultdict[Hashable, dict[int, Any]] = defaultdict(dict)
+        self._sides: defaultdict[Hashable, dict[Any, Any]] = defaultdict(dict)
         self._ahead: dict[int, ReplayResult] = {}
 
     def made_choices(self, request: ReplayRequest) -> bool:
         """Did a replay of this call note what its program chose, for later ones?"""
-        return bool(self._choices.get(_call_key(request.partner)))
+        key = _call_key(request.partner)
+        return bool(self._choices.get(key) or self._sides.get(key))
 
     def take(self, results: Mapping[int, ReplayResult], trust: Mapping[str, Trust]) -> None:
         """Take figures that another process made, by call, and what it knows of their programs."""
@@ -207,6 +209,7 @@ class Replayer:
             ChoiceHints(
                 lambda: both_sides.own_integers(self.sides, request.partner),
                 self._choices[_call_key(request.partner)],
+                self._sides[_call_key(request.partner)],
             ),
         )
         if any(prepared.inside & loaded.needs(slot) for slot in prepared.outputs):

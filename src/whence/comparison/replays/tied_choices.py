@@ -39,11 +39,12 @@ class ChoiceHints(NamedTuple):
 
     proposed: whole numbers that it computed on the way, as far as its own program tells. shared: by
     place, what other programs that begin with the same operators chose in this call, as its
-    backward pass does; gets what this one chose.
+    backward pass does; gets what this one chose. sides: the same of jumps (`JumpSides.known`).
     """
 
     proposed: Callable[[], Sequence[I64]]
     shared: dict[int, I64]
+    sides: dict[tuple[int, int], I64]
 
 
 class Choosing:
@@ -326,7 +327,7 @@ class Choosing:
                 value[slot] = np.where(moved, run[slot], value[slot])
         gains = np.zeros(len(rows) + 1, np.float64)
         for slot, of in owner.items():
-            gain = _error(self._produced[slot], outputs[slot]) - _error(
+            gain = element_errors(self._produced[slot], outputs[slot]) - element_errors(
                 self._produced[slot], value[slot]
             )
             fits = of <= len(rows)
@@ -336,7 +337,7 @@ class Choosing:
         return out
 
 
-def _error(produced: Array, computed: Array) -> F64:
+def element_errors(produced: Array, computed: Array) -> F64:
     """The error of every element: squared, over the mean square of the output; of exact kinds,
     whether it differs.
     """
@@ -378,7 +379,7 @@ def settled(
         loaded.program,
         produced,
         lambda choices: run(working=wide, choices=choices),
-        ChoiceHints(list, {}),
+        ChoiceHints(list, {}, {}),
     )
     first = choosing.wide()
     measured = measure(first)

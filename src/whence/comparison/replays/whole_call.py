@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from whence import dtypes, judge
 from whence.comparison.replays.both_sides import BothSides
-from whence.comparison.replays.call_tree import REPLICAS, TreeReplay
+from whence.comparison.replays.call_tree import REPLICAS, TreeReplay, jumps_of
+from whence.comparison.replays.jump_sides import JumpSides, Run
 from whence.comparison.replays.program_run import ProgramRun
 from whence.comparison.replays.semantics import PLAIN, ReplayResult, Semantics
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.records import Call
 from whence.records.slots import is_mutated
+
+if TYPE_CHECKING:
+    from whence.replay.jumps import Jumps
+
+_SEEDS = (None, *range(REPLICAS))
+"""Of the replays in the target's dtype: as it is, and on inputs that are a rounding apart."""
 
 
 class _TreeBetweenPairs(TreeReplay):
@@ -93,20 +101,68 @@ class WholeCall:
         do both runs have the same inputs? semantics: says which elements count.
         """
         r = self._run(self._wide, records, None)
-        copies = [self._run(self._working, records, seed) for seed in (None, *range(REPLICAS))]
-        side = self._sides.reference
-        for slot, y in produced.items():
-            if slot not in r or any(slot not in c or c[slot].shape != y.shape for c in copies):
-                result.refused[slot] = "made inside, where it could not be followed"
-                continue
-            shown = semantics.shown(slot, y.shape)
-            reference = shown(side.run.array(records[slot])) if equal_inputs else None
-            result.local[slot] = judge.whole(
-                shown(y), shown(r[slot]), [shown(c[slot]) for c in copies], reference=reference
-            )
-        result.inside, result.ran = len(self._ran), self._ran
+        copies = [self._run(self._working, records, seed) for seed in _SEEDS]
+        for slot in [s for s in produced if not _made(produced, s, (r, *copies))]:
+            result.refused[slot] = "made inside, where it could not be followed"
+        produced = {slot: y for slot, y in produced.items() if slot not in result.refused}
 
-    def _run(self, working: str, records: Mapping[str, int], seed: int | None) -> dict[str, Array]:
+        def measured(
+            wide: Mapping[str, Array], copies: Sequence[Mapping[str, Array]]
+        ) -> dict[str, judge.ReplayError]:
+            errors = {}
+            for slot, y in produced.items():
+                shown = semantics.shown(slot, y.shape)
+                run = self._sides.reference.run
+                reference = shown(run.array(records[slot])) if equal_inputs else None
+                errors[slot] = judge.whole(
+                    shown(y), shown(wide[slot]), [shown(c[slot]) for c in copies],
+                    reference=reference,
+                )  # fmt: skip
+            return errors
+
+        errors, inside = measured(r, copies), self._ran
+        if errors and any(self._sides.reference.trusted(c).jumps for c in (self._call, *inside)):
+            errors = self._on_sides(produced, records, errors, measured)
+        result.local.update(errors)
+        result.inside, result.ran = len(inside), inside
+
+    def _on_sides(
+        self,
+        produced: Mapping[str, Array],
+        records: Mapping[str, int],
+        errors: dict[str, judge.ReplayError],
+        measured: Callable[..., dict[str, judge.ReplayError]],
+    ) -> dict[str, judge.ReplayError]:
+        """The figures where operators inside that jump fall on the target's sides."""
+
+        def working(seed: int | None) -> Run:
+            return lambda jumps: self._run(self._working, records, seed, jumps)
+
+        sides = JumpSides(
+            lambda jumps: self._run(self._wide, records, None, jumps),
+            (working(None),),
+            [working(seed) for seed in range(REPLICAS)],
+            produced,
+            {},
+        )
+        if _highest(errors) <= judge.LIMITS.suspect and not sides.differ():
+            return errors
+        wide = sides.follow()
+        levels = sides.levels()
+        copies = [self._run(self._working, records, seed, levels) for seed in _SEEDS]
+        followed = measured(wide, copies)
+        if sides.is_open and not _highest(followed) < _highest(errors):
+            return errors
+        described = sides.described() if _highest(followed) <= 1 else ()
+        return {s: dataclasses.replace(e, choices=described) for s, e in followed.items()}
+
+    def _run(
+        self,
+        working: str,
+        records: Mapping[str, int],
+        seed: int | None,
+        jumps: Jumps | None = None,
+    ) -> dict[str, Array]:
         side, call, loaded = self._sides.reference, self._call, self._loaded
         input_records = side.records(call, loaded.program.inputs)
         state = {
@@ -118,7 +174,9 @@ class WholeCall:
             },
         }
         noise = np.random.default_rng(seed) if seed is not None else None
-        chain = _TreeBetweenPairs(self._sides, working, self._held, noise=noise, state=state)
+        chain = _TreeBetweenPairs(
+            self._sides, working, self._held, noise=noise, state=state, jumps=jumps
+        )
         kids = side.children(call.id)
         leaves = {
             s
@@ -136,6 +194,7 @@ class WholeCall:
             outputs=loaded.determined(available),
             child=lambda k, handed: chain.child(call, k, handed),
             convert=False,
+            **jumps_of(loaded, call, jumps),
         )
         self._ran = chain.ran
         # A cache that calls inside filled is not among what the call's own operators made.
@@ -175,3 +234,12 @@ class WholeCall:
             key,
             lambda: loaded.hold({s: rounded(s) for s in loaded.program.params}, working=working),
         )
+
+
+def _made(produced: Mapping[str, Array], slot: str, runs: Sequence[Mapping[str, Array]]) -> bool:
+    """Did every run make a tensor of this shape?"""
+    return all(slot in run and run[slot].shape == produced[slot].shape for run in runs)
+
+
+def _highest(errors: Mapping[str, judge.ReplayError]) -> float:
+    return max(error.score for error in errors.values())
