@@ -9,6 +9,7 @@ its error is what it was asked for. A script of the finding would not fail.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -18,17 +19,25 @@ from whence.comparison.replays.both_sides import BothSides, Slots, slot_in_targe
 from whence.comparison.replays.self_check import Threads
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
-from whence.records import Call
+from whence.records import Call, Program
+from whence.replay import allowed_operators
 from whence.results import SlotPair
 
 _ONE_FUNCTION = 1e-9  # relative, of two ways to write one formula in float64
 
 
 def precision_asked_for(
-    sides: BothSides, call: Call, partner: Call, slots: Slots, flagged: Sequence[str]
+    sides: BothSides,
+    call: Call,
+    partner: Call,
+    slots: Slots,
+    flagged: Sequence[str],
+    *,
+    is_own: bool,
 ) -> str:
     """Why these outputs of a call, beyond the rounding of the reference's operators, are not
-    reproduced, in words; "" where they are, or where it cannot be known.
+    reproduced, in words; "" where they are, or where it cannot be known. is_own: does the target's
+    own program give what it recorded?
     """
     program = sides.reference.run.programs.get(call.program)
     if program is None or not partner.program or sides.reference.borrows(call):
@@ -41,23 +50,51 @@ def precision_asked_for(
     inputs = {s: p for s, p in pairs.items() if s in program.inputs}
     of_file = sides.target.dtype_of_file
     coarser = _coarser_dtype(sides, inputs.values()) or of_file
-    if not coarser or any(slot not in pairs for slot in flagged):
+    if any(slot not in pairs for slot in flagged):
+        return ""
+    same_casts = is_own and _casts(program) == _casts(
+        sides.unmasked.run.programs.get(partner.program)
+    )
+    if not coarser and not same_casts:
         return ""
     try:
         with Threads(1):
             # What is rounded all over is judged in that dtype: its constants are rounded too.
             is_one = of_file or _is_one_function(sides, call, partner, pairs, flagged)
-            score = _score(sides, call, pairs, flagged, coarser) if is_one else np.inf
+            score = np.inf
+            if is_one and coarser:
+                score = _score(sides, call, pairs, flagged, coarser)
     except (ReplayRefused, ElementsMissing, KeyError, ValueError):
         return ""
-    if score > 1:
-        return ""
-    if of_file:
+    if score <= 1 and of_file:
         return f"no more than the reference's operators round in {of_file}, the dtype of the file"
-    return (
-        "not reproduced: in float64 both programs are one function, and the reference's operators "
-        f"round as much in {coarser}, the dtype of what the target is given here"
-    )
+    if score <= 1:
+        return (
+            "not reproduced: in float64 both programs are one function, and the reference's "
+            f"operators round as much in {coarser}, the dtype of what the target is given"
+        )
+    if is_one and same_casts:
+        return (
+            "in float64 both programs are one function, and neither casts what the other does not: "
+            "its operators round more than the reference's"
+        )
+    return ""
+
+
+def _casts(program: Program | None) -> Counter[str]:
+    """The floating dtypes that a program asks for on its way. Code that casts down, or does not
+    cast up where the reference does, is told from code that rounds in its own dtype.
+    """
+    if program is None:
+        return Counter()
+    asked = Counter[str]()
+    for op in program.operations:
+        if op.name == allowed_operators.CAST:
+            asked[str(op.args[2])] += 1
+        for kind, value in op.operands():
+            if kind == "dtype" and dtypes.named(str(value)).is_floating:
+                asked[str(value)] += 1
+    return asked
 
 
 def _coarser_dtype(sides: BothSides, pairs: Iterable[SlotPair]) -> str:

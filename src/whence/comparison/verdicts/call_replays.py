@@ -220,7 +220,12 @@ class CallReplays:
             words = f"inherited: {', '.join(map(param_name, names))} {verb} between the runs"
             return verdict.withdrawn(VerdictKind.INHERITED, words)
         fault = self.cause(evidence.pair, flagged)
-        if fault.cause != CauseKind.KERNEL and (why := self._not_reproduced(evidence, flagged)):
+        is_own = fault.cause == CauseKind.SEMANTIC
+        why = ""
+        is_finite = all(np.isfinite(error.score) for _, error in figures)
+        if fault.cause != CauseKind.KERNEL and is_finite:
+            why = self._not_reproduced(evidence, flagged, is_own=is_own)
+        if why:
             words = verdict.sentence.removeprefix("introduced here: ")
             return verdict.withdrawn(VerdictKind.PRECISION, f"{words}; {why}")
         leaf = leaf.replace(cause=CauseKind(fault.cause), cause_words=fault.words)
@@ -228,12 +233,15 @@ class CallReplays:
             operator=fault.operator, source=fault.source, reason=fault.reason
         )
 
-    def _not_reproduced(self, evidence: RegionEvidence, flagged: Sequence[str]) -> str:
+    def _not_reproduced(
+        self, evidence: RegionEvidence, flagged: Sequence[str], *, is_own: bool
+    ) -> str:
         """Why a script of this finding would not fail, "" where it would."""
         assert self.replayer is not None
         pair = evidence.pair
         slot_of = functools.partial(self.paired.replayed, pair.index)
-        return precision_asked_for(self.replayer.sides, pair.call, pair.partner, slot_of, flagged)
+        sides, calls = self.replayer.sides, (pair.call, pair.partner)
+        return precision_asked_for(sides, *calls, slot_of, flagged, is_own=is_own)
 
     def _differing_parameters_behind(self, pair: PairedCall, flagged: Sequence[str]) -> list[str]:
         """The parameters of a call that differ, where the reference's program gives the target's
