@@ -255,6 +255,47 @@ def test_padding_on_the_other_side_is_no_fault(tmp_path, options, status):
     assert whence.compare(tmp_path / "r", tmp_path / "t").status == status
 
 
+class Placed(Attention):
+    """Is handed numbers that follow from positions: once, or for every row."""
+
+    def forward(self, x, mask, table):
+        table = table[..., None].expand(*table.shape, 2).flatten(-2)  # as rotations repeat each
+        return super().forward(x * table, mask)
+
+
+class PlacedLanguage(Language):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.attention = Placed(**options)
+
+    def forward(self, input_ids, attention_mask, position_ids=None):
+        size = input_ids.shape[1]
+        if position_ids is None:
+            position_ids = torch.arange(size)[None]
+        causal = torch.ones(size, size, dtype=torch.bool).tril()[None]
+        mask = causal & attention_mask[:, None].bool() | torch.eye(size, dtype=torch.bool)[None]
+        table = (position_ids[..., None] * torch.linspace(0.1, 1, 8)).cos()
+        return self.head(self.attention(self.embed(input_ids), mask, table)[0])
+
+
+@pytest.mark.parametrize(("options", "status"), [({}, "same"), ({"share": 1.3}, "different")])
+def test_positions_given_for_every_row_are_no_fault(tmp_path, options, status):
+    ids = torch.randint(1, 50, (2, 12), generator=torch.Generator().manual_seed(1))
+    zeros, ones = torch.zeros(2, 4, dtype=torch.long), torch.ones(2, 12, dtype=torch.long)
+    for name, order, own in (("r", (0, 1), {}), ("t", (1, 0), options)):
+        torch.manual_seed(0)
+        model = PlacedLanguage(**own).eval()
+        mask = torch.cat([(ones, zeros)[k] for k in order], 1)
+        places = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)} if name == "t" else {}
+        with whence.capture(model, tmp_path / name), torch.no_grad():
+            model(
+                input_ids=torch.cat([(ids, zeros)[k] for k in order], 1),
+                attention_mask=mask,
+                **places,
+            )
+    assert whence.compare(tmp_path / "r", tmp_path / "t").status == status
+
+
 class Beside(nn.Module):
     """Returns what its parent takes a factor out of, and shares that the parent does not read."""
 
@@ -417,3 +458,55 @@ def test_an_output_that_no_program_makes_is_not_right_with_the_others(tmp_path):
         torch.manual_seed(0)
         models.append(Keeping(factor).eval())
     assert compared(tmp_path, *models).status == "different"
+
+
+class Mixed(nn.Module):
+    """Sends rows through one of two experts, each by itself, and their activation through one
+    module: other rows of a batch are other calls.
+    """
+
+    def __init__(self, is_loop=True, gain=1.0):
+        super().__init__()
+        self.is_loop, self.gain, self.act = is_loop, gain, nn.SiLU()
+        self.weight = nn.Parameter(torch.randn(2, 16, 16) / 4)
+
+    def forward(self, x):
+        index = (x[:, 0] > 0).long()
+        if not self.is_loop:
+            every = self.act(torch.einsum("tj,eij->tei", x, self.weight))
+            return x + every[torch.arange(len(x)), index] * self.gain
+        result = torch.zeros_like(x)
+        for expert in range(2):
+            rows = (index == expert).nonzero()[:, 0]
+            result[rows] = self.act(x[rows] @ self.weight[expert].T)
+        return x + result * self.gain
+
+
+def in_parts(path, parts=1, *, divided_by=None, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), Mixed(**options), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(1)
+    with whence.capture(model, path, gradients=True):
+        for _ in range(2):
+            optimizer.zero_grad()
+            for rows in torch.randn(12, 8, generator=generator).chunk(parts):
+                loss = model(rows).pow(2).mean()
+                (loss / (divided_by or parts)).backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("how", "is_same"),
+    [
+        ({"parts": 2}, True),
+        ({"parts": 2, "divided_by": 1.0}, False),
+        ({"parts": 2, "gain": 1.2}, False),
+        ({"is_loop": False}, True),
+        ({"is_loop": False, "gain": 1.2}, False),
+    ],
+)
+def test_parts_of_a_batch_are_taken_back_at_the_step(tmp_path, how, is_same):
+    in_parts(tmp_path / "r")
+    in_parts(tmp_path / "t", **how)
+    assert (whence.compare(tmp_path / "r", tmp_path / "t").status == "same") == is_same

@@ -209,7 +209,8 @@ class Loaded:
         )
         enter = None
         if child is not None:
-            enter = _Children(child, awaited, part, execution, prepare, self._check_shapes)
+            check = self._check_shapes if not lenient else _serve_all
+            enter = _Children(child, awaited, part, execution, prepare, check)
         with self._context():
             execution.run(part, enter, trace)
             budget = execution.budget
@@ -305,6 +306,10 @@ class Loaded:
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+
+def _serve_all(_: Sequence[tuple[int, ...] | None]) -> None:
+    """Stands for the check of extents where a program is to run on any."""
 
 
 def _differentiate(

@@ -87,7 +87,8 @@ class CallCoverage:
         root_ok = bool(paired.plan.pairs)
         for call in selected:
             is_measured = call.id in paired.pair_of and self._outputs_known(call)
-            measured += is_measured or (call.id not in ran_inside and self._covers(call.id))
+            is_measured |= call.id not in ran_inside and self._covers(call.id)
+            measured += is_measured
             if (
                 call.parent == -1
                 and not is_measured

@@ -36,7 +36,7 @@ class TreeReplay:
     params_of: a call's parameters for `Loaded.run`. noise: every leaf's floating outputs are
     multiplied by 1 + u xi, xi uniform in (-1, 1) (VERDICT.md level 3); None for none. state:
     tensors that hang in caches, by the reference's record. jumps: sees and tells the sides of the
-    operators that jump.
+    operators that jump. lenient: as `Loaded.run` has it.
     """
 
     def __init__(
@@ -48,10 +48,12 @@ class TreeReplay:
         noise: Noise | None = None,
         state: Mapping[int, Array] | None = None,
         jumps: Jumps | None = None,
+        lenient: bool = False,
     ) -> None:
         self.side, self.working, self._params_of, self._noise = side, working, params_of, noise
         self.jumps = jumps
         self.state: dict[int, Array] = dict(state or {})
+        self._lenient = lenient
         self.ran: list[Call] = []
 
     def run(self, call: Call, given_tensors: Mapping[str, Array]) -> dict[str, Array]:
@@ -92,6 +94,7 @@ class TreeReplay:
             convert=False,
             trace=self.trace(call),
             **jumps_of(loaded, call, self.jumps),
+            lenient=self._lenient,
         )
         self.ran.append(call)
         written = {

@@ -47,6 +47,10 @@ _SUSPECTS_TOGETHER = 6  # of which one or two may run by the target's programs
 _FEW, _ONE_FACTOR = 8, 1e-3  # elements that show a factor; how closely they follow it
 _TAKEN = "input.grad"
 _MADE, _OF_INPUT = "output.grad.", "output.grad.input."
+_OTHER_NUMBERS, _TIMES_CLOSER = 0.5, 100.0  # relative errors: of a suspect, and of what it leads to
+_TAKEN_BACK_BY_ERRORS = (
+    "another form: these are other numbers, and what the module around leaves is the same"
+)
 _TAKEN_BACK_AT_STEP = "another form: the gradients that the optimiser takes are right"
 _CANCELLED = 1e-3  # of the largest gradient: smaller ones may be what is left of larger terms
 _CLEARLY = 2.0  # times as far
@@ -105,6 +109,7 @@ class StretchReplay(TreeReplay):
             outputs=loaded.determined({*inputs, *program.params, *inside}),
             child=lambda k, tensors: self.child(call, k, tensors),
             convert=False,
+            lenient=True,
         )
         return self.passing(
             call, {names[slot]: array for slot, array in results.items() if slot in names}
@@ -204,8 +209,10 @@ class Neighbourhoods:
 
     def cover(self, number: int) -> bool:
         """Is a call of the reference that could not be measured inside a stretch whose results are
-        right?
+        right, or before a step that takes right gradients?
         """
+        if self._is_taken_back_at_step(self._paired.calls[number]):
+            return True
         if self._sides is None:
             return False
         with Threads(1):
@@ -216,9 +223,13 @@ class Neighbourhoods:
     def _after_asking(self, region: Region, verdict: Verdict) -> Verdict:
         if verdict.cause == CauseKind.KERNEL:  # wrong by its own program, whatever comes behind
             return verdict
-        if self._is_taken_back_at_step(self._paired.calls[region.call]):
+        if self._is_taken_back_at_step(self._call_of(region)):
             kind = VerdictKind.OTHER_FORM
             return verdict.withdrawn(kind, f"{_TAKEN_BACK_AT_STEP}; {verdict.sentence}")
+        if self._is_taken_back_by_errors(region, verdict):
+            return verdict.withdrawn(
+                VerdictKind.OTHER_FORM, f"{_TAKEN_BACK_BY_ERRORS}; {verdict.sentence}"
+            )
         is_leaf = region.stretch < 0
         around = self._paired.calls[region.call].parent if is_leaf else region.call
         if self._is_cut_otherwise(self._paired.calls[region.call], verdict):
@@ -267,6 +278,31 @@ class Neighbourhoods:
             number = self._paired.calls[number].parent
         return False
 
+    def _is_taken_back_by_errors(self, region: Region, verdict: Verdict) -> bool:
+        """Does a module that is given the same in both runs leave the same, by other numbers than
+        the reference's between two modules inside (rows of experts that came in other parts)?
+
+        The error that nobody could take to a replay has to be as large as of unrelated numbers, and
+        what comes out far closer: a fault that a residual connection dilutes is not.
+        """
+        if verdict.evidence != Evidence.TWO_DUMPS or region.stretch < 0 or verdict.cause:
+            return False
+        slot = self._paired.slot(verdict.pair, verdict.slot) if verdict.slot else None
+        pairs = self._left(region.call)
+        if slot is None or not pairs or slot.reference_record in pairs:
+            return False
+        ends = [self._errors.of(pair) for pair in pairs.values()]
+        ends += [
+            self._errors.of(pair)
+            for pair in self._paired.slots[self._paired.pair_of[region.call]].values()
+            if is_input(pair.reference_slot)
+        ]
+        error = self._errors.of(slot).value or 0.0
+        return error >= _OTHER_NUMBERS and all(
+            e.exact or (e.value or math.inf) <= min(LIMITS.within(e.u), error / _TIMES_CLOSER)
+            for e in ends
+        )
+
     def _is_read(self, call: Call, slot: str) -> bool:
         """Does the code around a call compute with this output of it, or return it?"""
         if not is_output(slot) or call.parent < 0 or self._sides is None:
@@ -284,9 +320,7 @@ class Neighbourhoods:
         at the inputs of the program? Then what differs in a loss or a backward pass before is the
         scale, the order or the parts they are summed in.
         """
-        if call.phase == "forward" or (
-            call.phase == OPTIMIZER and call.op not in (LOSS, GRADIENTS)
-        ):
+        if not self._may_a_step_tell(call):
             return False
         taken = self._taken_behind(call)
         for step in taken - self._right_steps.keys():
@@ -294,6 +328,55 @@ class Neighbourhoods:
         return bool(taken) and (
             all(map(self._right_steps.__getitem__, taken))
             and self._top(call) not in self._wrong_passes
+        )
+
+    def _may_a_step_tell(self, call: Call) -> bool:
+        if call.op == LOSS:
+            return self._does_gradient_differ(call)
+        if call.phase == OPTIMIZER:
+            return call.op == GRADIENTS
+        return call.phase != "forward" or self._is_given_other_rows(call)
+
+    def _is_given_other_rows(self, call: Call) -> bool:
+        """Does the model take a batch in one run that comes in parts in the other? Only what the
+        step makes of all of them can then be compared.
+        """
+        top = self._paired.calls[self._top(call)]
+        if top.id not in self._paired.pair_of:
+            return False
+        pairs = self._paired.slots[self._paired.pair_of[top.id]].values()
+        return any(
+            self._paired.measured[pair.reference_record, pair.target_record].tier == "none"
+            for pair in pairs
+            if is_input(pair.reference_slot)
+        )
+
+    def make_up_for_inputs(self) -> bool:
+        """Was the model given the same, in other parts, as every gradient that was taken shows?"""
+        tops = [c for c in self._paired.calls if c.parent < 0 and c.phase == "forward" and not c.op]
+        return bool(tops) and all(map(self._is_taken_back_at_step, tops))
+
+    def _call_of(self, region: Region) -> Call:
+        """The call of a region; of code in front of gradients that a step takes, these."""
+        kids = self._paired.kids.get(region.call, ())
+        if 0 <= region.stretch < len(kids):
+            child = self._paired.calls[kids[region.stretch]]
+            if child.op == GRADIENTS:
+                return child
+        return self._paired.calls[region.call]
+
+    def _does_gradient_differ(self, loss: Call) -> bool:
+        """Does what a loss hands back differ? An amount that is added to it has no gradient, and
+        nothing takes that back.
+        """
+        of_step = LOSS, "backward", loss.step, loss.rank
+        return any(
+            not self._paired.is_equal(pair)
+            for call in self._paired.calls
+            if (call.op, call.phase, call.step, call.rank) == of_step
+            and call.id in self._paired.pair_of
+            for pair in self._paired.slots[self._paired.pair_of[call.id]].values()
+            if pair.reference_slot.startswith(_MADE)
         )
 
     def _taken_behind(self, call: Call) -> set[tuple[int, str, int]]:
@@ -332,7 +415,13 @@ class Neighbourhoods:
     @functools.cached_property
     def _wrong_passes(self) -> set[int]:
         """The backward passes that leave a wrong gradient of what the program was given."""
-        wrong, written = set(), self._paired.written
+        given = {
+            ref.record
+            for call in self._paired.calls
+            if call.parent < 0 and call.phase == "forward"
+            for ref in call.slots("input")
+        }
+        wrong, given = set(), given - self._paired.written
         for call in self._paired.calls:
             if call.phase != "backward":
                 continue
@@ -343,7 +432,7 @@ class Neighbourhoods:
                 at = records.get(slot.removeprefix(_MADE), -1) if slot.startswith(_OF_INPUT) else -1
                 error = self._errors.of(pair)
                 is_near = error.exact or (error.value or math.inf) <= LIMITS.within(error.u)
-                if at >= 0 and at not in written and not is_near:
+                if at in given and not is_near:
                     wrong.add(self._top(call))
         return wrong
 
@@ -535,6 +624,7 @@ class Neighbourhoods:
             functools.partial(self._held, patches),
             noise=np.random.default_rng(seed) if seed is not None else None,
             state={p.reference_record: arrays[s] for s, p in inputs.items()},
+            lenient=True,  # where the results are the target's all the same, the program served
             patches=patches,
             watched=self._watched,
             replaced=replaced,
