@@ -510,3 +510,89 @@ def test_parts_of_a_batch_are_taken_back_at_the_step(tmp_path, how, is_same):
     in_parts(tmp_path / "r")
     in_parts(tmp_path / "t", **how)
     assert (whence.compare(tmp_path / "r", tmp_path / "t").status == "same") == is_same
+
+
+class Wrong(torch.autograd.Function):
+    """Changes a gradient on its way back."""
+
+    @staticmethod
+    def forward(context, x, change):
+        context.change = change
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return context.change(gradient.clone()), None
+
+
+def one_element(gradient):
+    gradient.view(-1)[37] *= -1
+    return gradient
+
+
+class Weak(nn.Module):
+    """A linear layer whose weight has a change in the way of its gradient."""
+
+    def __init__(self, share, change):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64) / 8)
+        self.share, self.change = share, change
+
+    def forward(self, x):
+        weight = Wrong.apply(self.weight, self.change) if self.change else self.weight.clone()
+        return x + self.share * (x @ weight)
+
+
+def in_bfloat16(path, share, change=None):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), Weak(share, change), nn.Linear(64, 4)).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(1)
+    with whence.capture(model, path, gradients=True):
+        model(torch.randn(12, 16, generator=generator).bfloat16()).pow(2).mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("share", "change"), [(1.0, one_element), (1e-6, torch.neg)], ids=["element", "small"]
+)
+def test_a_step_acquits_only_what_it_resolves(tmp_path, share, change):
+    in_bfloat16(tmp_path / "r", share)
+    in_bfloat16(tmp_path / "t", share, change)
+    assert whence.compare(tmp_path / "r", tmp_path / "t").status == "different"
+
+
+class Router(nn.Module):
+    """Returns scores that nobody reads, the share of the chosen expert, and which that is."""
+
+    def __init__(self, gain=1.0):
+        super().__init__()
+        self.weight, self.gain = nn.Parameter(torch.randn(4, 16) / 4), gain
+
+    def forward(self, x):
+        scores = x @ self.weight.T
+        share, index = scores.softmax(-1).max(-1)
+        return scores * self.gain, share, index
+
+
+class Routed(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.router, self.experts = Router(**options), Experts()
+
+    def forward(self, x):
+        _, share, index = self.router(x)
+        return x + self.experts(x, index, share)
+
+
+@pytest.mark.parametrize(("gain", "status"), [(1.0, "same"), (1.3, "different")])
+def test_experts_in_another_order_are_no_fault(tmp_path, gain, status):
+    models = []
+    for factor in (1.0, gain):
+        torch.manual_seed(2)
+        models.append(nn.Sequential(nn.Linear(8, 16), Routed(gain=factor), nn.Linear(16, 4)).eval())
+    order = torch.tensor([2, 0, 3, 1])
+    with torch.no_grad():
+        for module in (models[1][1].router, models[1][1].experts):
+            module.weight.copy_(module.weight[order])
+    assert compared(tmp_path, *models).status == status

@@ -86,8 +86,9 @@ class CallCoverage:
         measured = 0
         root_ok = bool(paired.plan.pairs)
         for call in selected:
-            is_measured = call.id in paired.pair_of and self._outputs_known(call)
-            is_measured |= call.id not in ran_inside and self._covers(call.id)
+            is_measured = (call.id in paired.pair_of and self._outputs_known(call)) or (
+                call.id not in ran_inside and self._covers(call.id)
+            )
             measured += is_measured
             if (
                 call.parent == -1

@@ -52,8 +52,10 @@ _TAKEN_BACK_BY_ERRORS = (
     "another form: these are other numbers, and what the module around leaves is the same"
 )
 _TAKEN_BACK_AT_STEP = "another form: the gradients that the optimiser takes are right"
-_CANCELLED = 1e-3  # of the largest gradient: smaller ones may be what is left of larger terms
+_CANCELLED = 3e-2  # of its module's largest gradient: a smaller one may be left of larger terms
 _CLEARLY = 2.0  # times as far
+_CHANNELS, _ROWS = 512, 64  # whose order is looked for; that show it
+_FAR_OFF = 30.0  # times the limit by one copy that no further copies bring below it
 _FAR = 0.5  # power of the unit roundoff that no clean stretch with equal inputs comes near
 
 
@@ -201,10 +203,16 @@ class Neighbourhoods:
             record for key, _ in suspects for record in self._regions[key].outputs
         )
         self._suspects = list(dict.fromkeys(c for (c, _), v in suspects if v.verdict in GUILTY))
-        judged = dict(verdicts)
+        judged, standing = dict(verdicts), set[tuple[Any, ...]]()
         with Threads(1) if self._sides is not None else contextlib.nullcontext():
             for key, verdict in suspects:
-                judged[key] = self._after_asking(self._regions[key], verdict)
+                call = self._paired.calls[key[0]]
+                module = call.root, call.scope, call.phase, call.op, key[1], verdict.verdict
+                if module in standing:  # its calls are one finding, whatever others say
+                    continue
+                judged[key] = asked = self._after_asking(self._regions[key], verdict)
+                if asked.verdict in GUILTY:
+                    standing.add(module)
         return judged
 
     def cover(self, number: int) -> bool:
@@ -223,7 +231,7 @@ class Neighbourhoods:
     def _after_asking(self, region: Region, verdict: Verdict) -> Verdict:
         if verdict.cause == CauseKind.KERNEL:  # wrong by its own program, whatever comes behind
             return verdict
-        if self._is_taken_back_at_step(self._call_of(region)):
+        if self._does_step_resolve(verdict) and self._is_taken_back_at_step(self._call_of(region)):
             kind = VerdictKind.OTHER_FORM
             return verdict.withdrawn(kind, f"{_TAKEN_BACK_AT_STEP}; {verdict.sentence}")
         if self._is_taken_back_by_errors(region, verdict):
@@ -447,27 +455,46 @@ class Neighbourhoods:
         Code before the step that takes a scale out in both runs, as clipping does, takes nothing
         back: what it is given counts, unless it differs itself.
         """
-        pairs: list[SlotPair | None] = []
+        pairs: dict[str, list[SlotPair | None]] = {}
         for call in self._calls_of_steps[step]:
             figures = self._figures.get(call.id, {}).values()
             is_alike = call.op == GRADIENTS and all(figure.score <= 1 for figure in figures)
             index = self._paired.pair_of.get(call.id)
             slots = self._paired.slots[index] if index is not None else {}
-            pairs += [
-                slots.get(ref.slot)
-                for ref in call.refs
-                if ref.slot == _TAKEN or (is_alike and is_input(ref.slot))
-            ]
+            for ref in call.refs:
+                if ref.slot == _TAKEN:
+                    pairs.setdefault(call.scope, []).append(slots.get(ref.slot))
+                elif is_alike and is_input(ref.slot):
+                    module = split_slot(ref.slot)[1].rpartition(".")[0]
+                    pairs.setdefault(module, []).append(slots.get(ref.slot))
+        return bool(pairs) and all(map(self._are_right_in_module, pairs.values()))
+
+    def _are_right_in_module(self, pairs: Sequence[SlotPair | None]) -> bool:
+        """Do the gradients of a module's parameters differ by rounding alone?"""
         known = [pair for pair in pairs if pair is not None]
         errors, sizes = [self._errors.of(p) for p in known], [self._norm(p) for p in known]
         largest = max(sizes, default=0.0)
-        return len(known) == len(pairs) > 0 and all(
+        return len(known) == len(pairs) and all(
             # what cancels has the size of its terms, which its siblings show
             error.exact
-            or (error.value or math.inf) * size
-            <= LIMITS.within(error.u) * max(size, _CANCELLED * largest)
+            or (
+                (error.value or math.inf) * size
+                <= LIMITS.within(error.u) * max(size, _CANCELLED * largest)
+                and error.lone * min(1.0, size / (_CANCELLED * largest or 1.0))
+                <= LIMITS.within(error.u) * LIMITS.lone
+            )
             for error, size in zip(errors, sizes, strict=True)
         )
+
+    def _does_step_resolve(self, verdict: Verdict) -> bool:
+        """Would a step whose gradients differ by rounding alone show what was found? In 16 bits
+        one wrong element is less than what rounding leaves there.
+        """
+        pair = self._paired.slot(verdict.pair, verdict.slot) if verdict.slot else None
+        if pair is None or verdict.verdict not in GUILTY:
+            return True
+        error = self._errors.of(pair)
+        return error.value is None or error.value >= _CLEARLY * LIMITS.within(error.u)
 
     def _norm(self, pair: SlotPair) -> float:
         statistics = self._paired.reference.records[pair.reference_record].statistics
@@ -486,9 +513,34 @@ class Neighbourhoods:
             inside = [c for c in self._suspects if c != suspect and self._is_inside(c, stretch)]
             if not inside or len(inside) > _SUSPECTS_TOGETHER:
                 continue
-            sets = (frozenset(s) for n in (1, 2) for s in itertools.combinations(inside, n))
-            others = (self._stretch(stretch.pair.call.id, replaced) for replaced in sets)
+            others = self._with_replaced(stretch, inside)
             yield from itertools.islice((s for s in others if s.is_clean), 1)
+
+    def _with_replaced(self, stretch: Stretch, inside: Sequence[int]) -> Iterator[Stretch]:
+        """A stretch with each of these suspects replaced, and with the two of them that together
+        come nearest to the target's results, if what one changes adds to what another does.
+        """
+        number = stretch.pair.call.id
+        singles = [(c, self._stretch(number, frozenset({c}))) for c in inside]
+        yield from (single for _, single in singles)
+        known = [(c, single) for c, single in singles if single.plain]
+        if stretch.plain and len(known) > 1:
+            pairs = itertools.combinations(known, 2)
+            one, other = min(pairs, key=lambda pair: self._rest(stretch, pair[0][1], pair[1][1]))
+            yield self._stretch(number, frozenset({one[0], other[0]}))
+
+    def _rest(self, stretch: Stretch, one: Stretch, other: Stretch) -> float:
+        """How far the target would be from a stretch with what both change."""
+        rest = 0.0
+        for record, pair in stretch.left.items():
+            plain, target = stretch.plain[record], self._paired.target.array(pair.target_record)
+            arrays = [target, plain, one.plain[record], other.plain[record]]
+            if not dtypes.of(plain).is_floating or len({a.shape for a in arrays}) > 1:
+                continue
+            y, f, a, b = (array.astype(np.float64) for array in arrays)
+            with np.errstate(all="ignore"):
+                rest += float(np.linalg.norm(y - a - b + f) / (np.linalg.norm(f) or 1.0))
+        return rest if math.isfinite(rest) else math.inf
 
     def _is_inside(self, number: int, stretch: Stretch) -> bool:
         while number >= 0 and number != stretch.pair.call.id:
@@ -574,6 +626,8 @@ class Neighbourhoods:
                 left, computed = self._replayed(stretch, working, {}, seed)
                 stretch.copies.append(left)
                 stretch.copies_computed.append(computed)
+                if seed is None and self._score(stretch, stretch.plain) > _FAR_OFF:
+                    return  # noise would not make it clean
             stretch.score = self._score(stretch, stretch.plain)
 
     def _is_apart(self, stretch: Stretch) -> bool:
@@ -685,20 +739,40 @@ class Neighbourhoods:
         self._asked[stretch.pair.index] += 1
         try:
             if self._matters(stretch, shown):
-                is_each = self._is_each_taken_back(stretch, shown)
+                is_each = self._is_each_taken_back(verdict, stretch, shown)
                 return Outcome.TAKEN_BACK if is_each else Outcome.TRAVELS
         except (ElementsMissing, KeyError):
             return Outcome.UNKNOWN
         return Outcome.IN_PLACE if self._is_in_place(region, stretch, shown) else Outcome.NO_EFFECT
 
-    def _is_each_taken_back(self, stretch: Stretch, shown: Arrays) -> bool:
+    def _is_each_taken_back(self, verdict: Verdict, stretch: Stretch, shown: Arrays) -> bool:
         """Does every tensor that differs from what the reference makes there matter by itself? What
-        nothing reads has nothing behind it that could take it back.
+        nothing reads has nothing behind it that could take it back; of a parameter whose rows are
+        in another order, it is in another order too.
         """
         differing = [r for r, array in shown.items() if not self._is_made(stretch, r, array)]
+        is_parameter = verdict.verdict == VerdictKind.PARAM_DIFF
         return len(shown) == 1 or all(
-            self._matters(stretch, {record: shown[record]}) for record in differing
+            self._matters(stretch, {record: shown[record]})
+            or (is_parameter and self._is_in_another_order(stretch, record, shown[record]))
+            for record in differing
         )
+
+    def _is_in_another_order(self, stretch: Stretch, record: int, array: Array) -> bool:
+        """Are these the channels that the reference makes, each once, in another order?"""
+        made = stretch.computed.get(record)
+        if made is None or made.shape != array.shape or not 1 < array.shape[-1] <= _CHANNELS:
+            return False
+        if not dtypes.of(array).is_floating:
+            return False
+        own, other = (
+            a.reshape(-1, a.shape[-1])[:_ROWS].astype(np.float64).T for a in (made, array)
+        )
+        order = abs(other[:, None] - own[None]).sum(axis=-1).argmin(axis=1)
+        if len(set(order.tolist())) < len(order):
+            return False
+        copies = [copy[record][..., order] for copy in stretch.copies_computed]
+        return judge.whole(array, made[..., order], copies).score <= 1
 
     def _matters(self, stretch: Stretch, shown: Arrays) -> bool:
         """Are the results of a clean stretch no longer right with these tensors in it?"""
