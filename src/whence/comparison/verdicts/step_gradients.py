@@ -1,0 +1,212 @@
+"""Training steps as the ends of stretches: are the gradients right that a step takes?
+
+Then what differs in a loss or in a backward pass before is the scale, the order or the parts that
+they are summed in.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from whence.comparison.verdicts.pair_errors import PairErrors
+from whence.judge.limits import LIMITS
+from whence.records import Call, Region
+from whence.records.slots import is_input, split_slot
+from whence.records.training import GRADIENTS, LOSS, OPTIMIZER
+from whence.results import GUILTY, SlotPair, Verdict
+
+_TAKEN = "input.grad"
+_MADE, _OF_INPUT = "output.grad.", "output.grad.input."
+_CANCELLED = 3e-2  # of its module's largest gradient: a smaller one may be left of larger terms
+_CLEARLY = 2.0  # times as far
+
+
+class StepGradients:
+    """Says of calls before a step whether it takes back what differs in them. figures: of replays,
+    by call.
+    """
+
+    def __init__(self, errors: PairErrors, figures: Mapping[int, Mapping[str, Any]]) -> None:
+        self._paired, self._errors, self._figures = errors.paired, errors, figures
+        self._right_steps: dict[tuple[int, str, int], bool] = {}
+
+    def take_back(self, call: Call) -> bool:
+        """Are the gradients right that the next step of each parameter takes, and those that stay
+        at the inputs of the program? Then what differs in a loss or a backward pass before is the
+        scale, the order or the parts they are summed in.
+        """
+        if not self._may_a_step_tell(call):
+            return False
+        taken = self._taken_behind(call)
+        for step in taken - self._right_steps.keys():
+            self._right_steps[step] = self._are_right(step)
+        return bool(taken) and (
+            all(map(self._right_steps.__getitem__, taken))
+            and self._top(call) not in self._wrong_passes
+        )
+
+    def _may_a_step_tell(self, call: Call) -> bool:
+        if call.op == LOSS:
+            return self._does_gradient_differ(call)
+        if call.phase == OPTIMIZER:
+            return call.op == GRADIENTS
+        return call.phase != "forward" or self._is_given_other_rows(call)
+
+    def _is_given_other_rows(self, call: Call) -> bool:
+        """Does the model take a batch in one run that comes in parts in the other? Only what the
+        step makes of all of them can then be compared.
+        """
+        top = self._paired.calls[self._top(call)]
+        if top.id not in self._paired.pair_of:
+            return False
+        pairs = self._paired.slots[self._paired.pair_of[top.id]].values()
+        return any(
+            self._paired.measured[pair.reference_record, pair.target_record].tier == "none"
+            for pair in pairs
+            if is_input(pair.reference_slot)
+        )
+
+    def make_up_for_inputs(self) -> bool:
+        """Was the model given the same, in other parts, as every gradient that was taken shows?"""
+        tops = [c for c in self._paired.calls if c.parent < 0 and c.phase == "forward" and not c.op]
+        return bool(tops) and all(map(self.take_back, tops))
+
+    def call_of(self, region: Region) -> Call:
+        """The call of a region; of code in front of gradients that a step takes, these."""
+        kids = self._paired.kids.get(region.call, ())
+        if 0 <= region.stretch < len(kids):
+            child = self._paired.calls[kids[region.stretch]]
+            if child.op == GRADIENTS:
+                return child
+        return self._paired.calls[region.call]
+
+    def _does_gradient_differ(self, loss: Call) -> bool:
+        """Does what a loss hands back differ? An amount that is added to it has no gradient, and
+        nothing takes that back.
+        """
+        of_step = LOSS, "backward", loss.step, loss.rank
+        return any(
+            not self._paired.is_equal(pair)
+            for call in self._paired.calls
+            if (call.op, call.phase, call.step, call.rank) == of_step
+            and call.id in self._paired.pair_of
+            for pair in self._paired.slots[self._paired.pair_of[call.id]].values()
+            if pair.reference_slot.startswith(_MADE)
+        )
+
+    def _taken_behind(self, call: Call) -> set[tuple[int, str, int]]:
+        """The next step of every parameter; none where a parameter has no other. Two optimisers
+        step one behind the other, and one of them perhaps less often.
+        """
+        nexts = []
+        for steps in self._steps.get(call.rank, {}).values():
+            place = bisect.bisect(steps, call.order, key=lambda taken: taken[0])
+            nexts.append(steps[place] if place < len(steps) else None)
+        known = [step for step in nexts if step is not None]
+        if call.op == GRADIENTS:  # it belongs to one step
+            return {min(known)[1]} if known else set()
+        return {step for _, step in known} if len(known) == len(nexts) else set()
+
+    @functools.cached_property
+    def _steps(self) -> dict[int, dict[tuple[str, ...], list[tuple[int, tuple[int, str, int]]]]]:
+        """(order, step) of the reference's calls that take a gradient, by rank and parameter."""
+        steps: dict[int, dict[tuple[str, ...], list[tuple[int, tuple[int, str, int]]]]] = {}
+        for call in self._paired.calls:
+            if call.phase == OPTIMIZER and any(r.slot == _TAKEN for r in call.refs):
+                of_rank = steps.setdefault(call.rank, {})
+                step = call.order, (call.rank, call.root, call.step)
+                bisect.insort(of_rank.setdefault((call.root, call.scope, call.op), []), step)
+        return steps
+
+    @functools.cached_property
+    def _calls_of_steps(self) -> dict[tuple[int, str, int], list[Call]]:
+        """The reference's calls in the phase of an optimiser, by step."""
+        calls: dict[tuple[int, str, int], list[Call]] = {}
+        for call in self._paired.calls:
+            if call.phase == OPTIMIZER:
+                calls.setdefault((call.rank, call.root, call.step), []).append(call)
+        return calls
+
+    @functools.cached_property
+    def _wrong_passes(self) -> set[int]:
+        """The backward passes that leave a wrong gradient of what the program was given."""
+        given = {
+            ref.record
+            for call in self._paired.calls
+            if call.parent < 0 and call.phase == "forward"
+            for ref in call.slots("input")
+        }
+        wrong, given = set(), given - self._paired.written
+        for call in self._paired.calls:
+            if call.phase != "backward":
+                continue
+            records = {r.slot: r.record for r in call.refs}
+            index = self._paired.pair_of.get(call.id)
+            slots = self._paired.slots[index] if index is not None else {}
+            for slot, pair in slots.items():
+                at = records.get(slot.removeprefix(_MADE), -1) if slot.startswith(_OF_INPUT) else -1
+                error = self._errors.of(pair)
+                is_near = error.exact or (error.value or math.inf) <= LIMITS.within(error.u)
+                if at in given and not is_near:
+                    wrong.add(self._top(call))
+        return wrong
+
+    def _top(self, call: Call) -> int:
+        while call.parent >= 0:
+            call = self._paired.calls[call.parent]
+        return call.id
+
+    def _are_right(self, step: tuple[int, str, int]) -> bool:
+        """Does every gradient that a step takes differ by rounding alone?
+
+        Code before the step that takes a scale out in both runs, as clipping does, takes nothing
+        back: what it is given counts, unless it differs itself.
+        """
+        pairs: dict[str, list[SlotPair | None]] = {}
+        for call in self._calls_of_steps[step]:
+            figures = self._figures.get(call.id, {}).values()
+            is_alike = call.op == GRADIENTS and all(figure.score <= 1 for figure in figures)
+            index = self._paired.pair_of.get(call.id)
+            slots = self._paired.slots[index] if index is not None else {}
+            for ref in call.refs:
+                if ref.slot == _TAKEN:
+                    pairs.setdefault(call.scope, []).append(slots.get(ref.slot))
+                elif is_alike and is_input(ref.slot):
+                    module = split_slot(ref.slot)[1].rpartition(".")[0]
+                    pairs.setdefault(module, []).append(slots.get(ref.slot))
+        return bool(pairs) and all(map(self._are_right_in_module, pairs.values()))
+
+    def _are_right_in_module(self, pairs: Sequence[SlotPair | None]) -> bool:
+        """Do the gradients of a module's parameters differ by rounding alone?"""
+        known = [pair for pair in pairs if pair is not None]
+        errors, sizes = [self._errors.of(p) for p in known], [self._norm(p) for p in known]
+        largest = max(sizes, default=0.0)
+        return len(known) == len(pairs) and all(
+            # what cancels has the size of its terms, which its siblings show
+            error.exact
+            or (
+                (error.value or math.inf) * size
+                <= LIMITS.within(error.u) * max(size, _CANCELLED * largest)
+                and error.lone * min(1.0, size / (_CANCELLED * largest or 1.0))
+                <= LIMITS.within(error.u) * LIMITS.lone
+            )
+            for error, size in zip(errors, sizes, strict=True)
+        )
+
+    def resolve(self, verdict: Verdict) -> bool:
+        """Would a step whose gradients differ by rounding alone show what was found? In 16 bits
+        one wrong element is less than what rounding leaves there.
+        """
+        pair = self._paired.slot(verdict.pair, verdict.slot) if verdict.slot else None
+        if pair is None or verdict.verdict not in GUILTY:
+            return True
+        error = self._errors.of(pair)
+        return error.value is None or error.value >= _CLEARLY * LIMITS.within(error.u)
+
+    def _norm(self, pair: SlotPair) -> float:
+        statistics = self._paired.reference.records[pair.reference_record].statistics
+        return (statistics.norm or 0.0) if statistics is not None else 0.0
