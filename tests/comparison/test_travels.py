@@ -1,9 +1,12 @@
 """A fault travels; what something behind it takes back is another form of the same computation."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import whence
+from whence.comparison.verdicts.step_gradients import StepGradients
 from whence.comparison.verdicts.travels import factor_in_words
 from whence.report.answer import answer
 
@@ -596,3 +599,27 @@ def test_experts_in_another_order_are_no_fault(tmp_path, gain, status):
         for module in (models[1][1].router, models[1][1].experts):
             module.weight.copy_(module.weight[order])
     assert compared(tmp_path, *models).status == status
+
+
+@pytest.mark.parametrize(
+    ("errors", "is_right"),
+    [
+        ([(0.01, 0.0, 1.0), (0.01, 0.0, 1.0)], True),
+        ([(0.01, 2.0, 1.0), (0.01, 0.0, 1.0)], False),  # one element stands out
+        ([(0.01, 0.0, 1.0), (2.0, 0.0, 1e-5)], True),  # a bias that cancels beside its weight
+        ([(2.0, 0.0, 1e-6)], False),  # a small gradient that is turned round, alone in its module
+    ],
+)
+def test_gradients_of_a_module_are_right_by_their_own_size(errors, is_right):
+    error = {
+        k: SimpleNamespace(exact=False, value=v, lone=o, u=2**-8)
+        for k, (v, o, _) in enumerate(errors)
+    }
+    records = {
+        k: SimpleNamespace(statistics=SimpleNamespace(norm=norm))
+        for k, (_, _, norm) in enumerate(errors)
+    }
+    paired = SimpleNamespace(reference=SimpleNamespace(records=records))
+    stub = SimpleNamespace(paired=paired, of=lambda pair: error[pair.reference_record])
+    pairs = [SimpleNamespace(reference_record=k) for k in error]
+    assert StepGradients(stub, {})._are_right_in_module(pairs) == is_right
