@@ -111,6 +111,9 @@ def prepare(reference: Run, target: Run, options: CompareOptions) -> PreparedRun
     aligned = align.align(
         read_reference, read_target, match=options.match, user_map=options.chart, inside=within
     )
+    modules = rewritten_modules.without_operators(read_reference, read_target, aligned.plan)
+    if modules is not None:
+        aligned = align.align(*modules, match=options.match, user_map=options.chart, inside=within)
     aligned = rewritten_modules.judged_by_module(aligned, options.match, options.chart)
     if sentences:
         plan = msgspec.structs.replace(aligned.plan, notes=(*sentences, *aligned.plan.notes))

@@ -21,7 +21,7 @@ from whence.frameworks.operator_names import VIEWS, base_name
 from whence.records import Call, Operation, Program, Record
 from whence.records.marks import Mark, mark
 from whence.records.program import map_operands
-from whence.records.slots import is_mutated, is_param, is_read
+from whence.records.slots import is_mutated, is_param, is_read, is_written
 
 COMPOSED = mark(Mark.COMPOSED)
 """The note of a program that was made here: nothing tells which numbers the code around its
@@ -141,8 +141,10 @@ class _Composer:
     # ---- calls
 
     def operator(self, call: Call, program: Program | None) -> None:
-        """Append an operator."""
+        """Append an operator. One that only tells a number to the code leaves nothing here."""
         refs = {r.slot: r.record for r in call.refs}
+        if not any(is_written(slot) for slot in refs):
+            return
         if program is None:
             self._unwritten(call, refs)
             return

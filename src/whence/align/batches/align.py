@@ -24,6 +24,7 @@ from whence.align.batches.token_axes import SlotAxes, SlotKey, scored_across
 from whence.align.call_sites import match_roots, selected
 from whence.align.derived_run import DerivedTensors
 from whence.records import Call, Run, marks
+from whence.records.slots import is_written
 from whence.results import Joined, Parted
 
 
@@ -76,12 +77,14 @@ def _roots(run: Run) -> dict[tuple[str, str], list[Call]]:
     """The outermost calls of every module that is called from outside, in order: a model, and an
     encoder of its own.
 
-    What only follows a root (a logits processor) belongs to the root's call.
+    What only follows a root (a logits processor) belongs to the root's call; operators of the
+    script between two calls belong to none.
     """
     out: dict[tuple[str, str], list[Call]] = {}
     following = followers(run.calls)
+    outermost = (c for c in run.calls if c.parent == -1 and c.kind != "region")
     for call in sorted(
-        (c for c in run.calls if c.parent == -1 and c.phase == "forward" and c.id not in following),
+        (c for c in outermost if c.phase == "forward" and c.id not in following),
         key=lambda c: c.order,
     ):
         out.setdefault((call.root, call.scope), []).append(call)
@@ -289,7 +292,7 @@ def _done(side: _Side) -> Run:
     """The run with its new calls in place of those they are made of; the run itself without any."""
     if not side.removed_calls:
         return side.run
-    unchanged = [c for c in side.run.calls if c.id not in side.removed_calls]
+    unchanged = _without_uncut(side)
     groups = sorted(
         [[c] for c in unchanged] + side.new_calls, key=lambda g: min(c.order for c in g)
     )
@@ -307,6 +310,29 @@ def _done(side: _Side) -> Run:
                 msgspec.structs.replace(call, id=len(calls), parent=parent, order=len(calls))
             )
     return side.derived.done(calls)
+
+
+def _without_uncut(side: _Side) -> list[Call]:
+    """The calls that stay as they are. What operators of the script made of a whole batch lies in
+    the axes of that batch; its rows are compared where they are made.
+    """
+    calls = side.run.calls
+    cut = {
+        ref.record
+        for number in side.removed_calls
+        for ref in calls[number].refs
+        if is_written(ref.slot)
+    }
+    return [
+        call
+        for call in calls
+        if call.id not in side.removed_calls
+        and not (
+            call.kind == "operator"
+            and call.phase == "forward"
+            and any(r.record in cut for r in call.slots("input"))
+        )
+    ]
 
 
 def _sentences(reference: _RootSide, target: _RootSide, pairs: Sequence[Match]) -> list[str]:

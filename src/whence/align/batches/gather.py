@@ -62,7 +62,7 @@ class SequenceGatherer:
             for ref in call.refs:
                 record = (
                     ref.record
-                    if is_param(ref.slot)
+                    if is_param(ref.slot) or ref.record in self.slots.held
                     else self._record(call, ref.slot, lines, lasts_across)
                 )
                 if record is not None:

@@ -255,6 +255,19 @@ class SlotAxes:
             self._axes[key] = slot_axes
         return self._axes[key]
 
+    @functools.cached_property
+    def held(self) -> set[int]:
+        """Records of parameters, and of what operators made of these alone: no axis of theirs
+        follows the tokens.
+        """
+        calls = sorted((c for tree in self._trees.values() for c in tree), key=lambda c: c.order)
+        held = {r.record for c in calls for r in c.slots("param")}
+        for call in calls:
+            read = call.slots("input") if call.kind == "operator" else ()
+            if read and all(r.record in held for r in read):
+                held.update(r.record for r in call.slots("output"))
+        return held
+
     def width(self, ref: Ref) -> int:
         """Channels of a tensor."""
         shape = self.derived.record(ref.record).shape
@@ -278,7 +291,7 @@ class SlotAxes:
             fronts = self._fronts(root)
             for call in self.tree(root):
                 for ref in call.refs:
-                    if not is_param(ref.slot):
+                    if not is_param(ref.slot) and ref.record not in self.held:
                         record = self.derived.record(ref.record)
                         positions = fronts and _says_positions(call, ref.slot, record.dtype)
                         out[call.root, call.scope, call.op, call.occurrence, ref.slot].append(

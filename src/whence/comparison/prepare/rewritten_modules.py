@@ -86,6 +86,22 @@ def written_otherwise(
     return set(sites), set(sites.values()), (sentence,)
 
 
+def without_operators(reference: Run, target: Run, plan: Plan) -> tuple[Run, Run] | None:
+    """Both captures of operators in the form of captures of modules, where the plan cut and joined
+    batches; else None.
+
+    What a module is given and returns has an axis of rows and one of tokens. What operators inside
+    it make may have both in one axis, or hold the length of either.
+    """
+    if not plan.joined or not (has_operators(reference) and has_operators(target)):
+        return None
+    return folded(reference, _modules(reference)), folded(target, _modules(target))
+
+
+def _modules(run: Run) -> set[Site]:
+    return {(c.root, c.scope) for c in run.calls if c.kind == "module"}
+
+
 def _is_graph(run: Run, calls: Sequence[int]) -> bool:
     """Are these calls nodes of an ONNX graph?"""
     return any(has_mark(run.calls[k], Mark.OPSET) for k in calls)
