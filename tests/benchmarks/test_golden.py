@@ -65,7 +65,9 @@ def test_what_is_held_has_a_case(golden, folder):
 
 def test_what_depends_on_the_machine_is_masked(golden):
     masks = importlib.import_module("_golden.masks")
-    plain = masks.plain("/tmp/x/a/b/c/ref at /src/a.py took 1.25 s", Path("/tmp/x/a/b/c"), Path("/src"))
+    plain = masks.plain(
+        "/tmp/x/a/b/c/ref at /src/a.py took 1.25 s", Path("/tmp/x/a/b/c"), Path("/src")
+    )
     assert plain == "./ref at <whence>/a.py took <time>"
     assert (
         masks.held("rel_l2 1.5e-07,  12 times, 3 of 7 rows") == "rel_l2 #,  # times, 3 of 7 rows\n"

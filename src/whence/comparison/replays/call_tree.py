@@ -94,11 +94,11 @@ class TreeReplay:
             convert=False,
             trace=self.trace(call),
             **jumps_of(loaded, call, self.jumps),
-            lenient=self._lenient,
+            lenient=self.is_lenient(call),
         )
         self.ran.append(call)
         written = {
-            slot: self._noisy(array) if call.leaf else array
+            slot: self._noisy(array) if self.rounds(call) else array
             for slot, array in results.items()
             if not is_of_child(slot)
         }
@@ -117,6 +117,14 @@ class TreeReplay:
     def trace(self, call: Call) -> Callable[[int, Array], None] | None:
         """Called with the result of every operator of a call; None where nobody listens."""
         return None
+
+    def rounds(self, call: Call) -> bool:
+        """Does noise go on what a call leaves? Here: where none below it has added its own."""
+        return call.leaf
+
+    def is_lenient(self, call: Call) -> bool:
+        """Does a call run on other extents than its recording allows?"""
+        return self._lenient
 
     def child(self, call: Call, k: int, handed: Mapping[str, Array]) -> dict[str, Array]:
         """Outputs and mutations of the k-th child of `call`."""

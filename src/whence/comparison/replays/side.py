@@ -16,10 +16,19 @@ from whence import align, dtypes, judge
 from whence.comparison.replays.self_check import Recording, reproduces, rounding_score
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
+from whence.frameworks.operator_names import VIEWS, base_name
 from whence.judge.precision import mask_fill
 from whence.records import Call, Program, Run, children
 from whence.records.marks import Mark, has_mark
-from whence.records.slots import is_of_child, is_param, split_child
+from whence.records.slots import (
+    SlotKind,
+    is_mutated,
+    is_of_child,
+    is_param,
+    is_written,
+    slot_of_kind,
+    split_child,
+)
 
 if TYPE_CHECKING:
     from whence.comparison.replays.user_model import Models
@@ -49,6 +58,8 @@ class ReplaySource:
         self.run, self.allow, self.model = run, tuple(allow), model
         self._below: dict[int, list[int]] | None = None
         self._makers: dict[int, tuple[Call, str]] | None = None
+        self._composed: dict[int, Call] = {}
+        self._own_programs: dict[str, Program] = {}
         self._loaded: dict[str, Any] = {}
         self._reproduced: set[str] = set()
         self._tried: Counter[str] = Counter()
@@ -75,6 +86,61 @@ class ReplaySource:
         }
         is_half = len(floating) == 1 and all(map(dtypes.is_half, floating))
         return floating.pop() if is_half else ""
+
+    @functools.cached_property
+    def first_made(self) -> dict[int, int]:
+        """When each record was first written, by the order of the call that wrote it itself; not of
+        what was read before, as a parameter that a view shows again.
+        """
+        made: dict[int, int] = {}
+        read: set[int] = set()
+        for call in sorted(self.run.calls, key=lambda c: c.order):
+            if call.leaf or call.kind == "operator":
+                read.update(r.record for r in call.slots("input") if r.record not in made)
+                for ref in call.refs:
+                    if is_written(ref.slot) and ref.record not in read:
+                        made.setdefault(ref.record, call.order)
+        return made
+
+    def is_of_operators(self, call: Call) -> bool:
+        """Is it a module, or a piece of the script, whose operators are calls of their own?"""
+        return call.kind in ("module", "region") and not call.program and self.has_operators
+
+    @functools.cached_property
+    def has_operators(self) -> bool:
+        """Is it a capture of operators?"""
+        return self.run.info.options.get("level") == "op"
+
+    def composed(self, call: Call) -> Call:
+        """A module of operators with one program made of its own: for operators that write memory
+        which others look at. Raises ReplayRefused.
+        """
+        from whence.replay.composed import compose
+
+        if call.id not in self._composed:
+            kids = [self.run.calls[k] for k in self.children(call.id)]
+            read = {r.record for k in kids if k.kind == "operator" for r in k.slots("input")}
+            read -= {r.record for r in call.refs}
+            earlier = {n for n in read if self.first_made.get(n, call.order) < call.order}
+            program = compose(call, kids, self.run.programs, self.run.records, earlier)
+            self._own_programs[program.id] = program
+            self._composed[call.id] = msgspec.structs.replace(call, program=program.id)
+            below = [k.id for k in kids if k.kind != "operator"]
+            self._below = {**(self._below or {}), call.id: below}
+        return self._composed[call.id]
+
+    def writes_views(self, call: Call) -> bool:
+        """Does an operator right below a module write memory through a view of it?"""
+        kids = [self.run.calls[k] for k in self.children(call.id)]
+        views = {
+            r.record
+            for k in kids
+            if k.kind == "operator" and base_name(k.op) in VIEWS
+            for r in k.slots("output")
+        }
+        return call.id in self._composed or any(
+            is_mutated(r.slot) and _written_to(k, r.slot) in views for k in kids for r in k.refs
+        )
 
     # ---- records
 
@@ -176,7 +242,7 @@ class ReplaySource:
         """The program of a call. Raises ReplayRefused with the reason when there is none."""
         if not call.program:
             raise ReplayRefused(call.no_program or "no program was recorded")
-        program = self.run.programs.get(call.program)
+        program = self.run.programs.get(call.program) or self._own_programs.get(call.program)
         if program is None:
             raise ReplayRefused("its program was not written (the capture ended early)")
         return program
@@ -345,3 +411,9 @@ class ReplaySource:
         except (ReplayRefused, ElementsMissing) as error:
             why = str(error)
         return why, rounding_score(loaded, recording) if why else 0.0
+
+
+def _written_to(call: Call, slot: str) -> int:
+    """The record that an operator wrote over, -1 where it is not known."""
+    before = slot_of_kind(slot, SlotKind.INPUT)
+    return next((r.record for r in call.refs if r.slot == before), -1)

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from whence import align, judge
-from whence.comparison.replays.call_tree import REPLICAS, TreeReplay
+from whence.comparison.replays.call_tree import REPLICAS
 from whence.comparison.replays.side import ReplaySource
+from whence.comparison.replays.wired import WiredReplay
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Run
@@ -28,17 +29,18 @@ class CallsOnOwnInputs:
     def __init__(self, reference: Run, target: Run, source: ReplaySource) -> None:
         self._reference, self._target = reference, target
         self._source = ReplaySource(reference, source.allow, source.model)
-        self._right: dict[tuple[str, str, str, str], set[str]] = {}
+        self._right: dict[tuple[tuple[str, str, str], tuple[str, str, str]], set[str]] = {}
 
     def right(self, call: Call, partner: Call) -> set[str]:
-        """The outputs of a module that its target gives, in every call, as the reference's programs
-        do on the same inputs, but for rounding. Empty where one is not so, or where that cannot
-        be run. call, partner: one of its calls and what it is paired with, as aligned.
+        """The outputs of a module, or of an operator of it, that its target gives, in every call,
+        as the reference's programs do on the same inputs, but for rounding. Empty where one is not
+        so, or where that cannot be run. call, partner: one of its calls and what it is paired with,
+        as aligned.
         """
-        key = call.root, call.scope, partner.root, partner.scope
+        key = (call.root, call.scope, call.op), (partner.root, partner.scope, partner.op)
         if key not in self._right:
-            calls = _forward_calls(self._reference, *key[:2])
-            partners = _forward_calls(self._target, *key[2:])
+            calls = _forward_calls(self._reference, *key[0])
+            partners = _forward_calls(self._target, *key[1])
             self._right[key] = set()
             with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
                 if len(calls) == len(partners) > 0:
@@ -98,7 +100,7 @@ class CallsOnOwnInputs:
     ) -> dict[str, Array]:
         working, rounded_to = dtypes_of_run
         records = {r.slot: r.record for r in call.refs}
-        chain = TreeReplay(
+        chain = WiredReplay(
             self._source,
             working,
             functools.partial(self._parameters, rounded_to),
@@ -115,11 +117,12 @@ class CallsOnOwnInputs:
         return loaded.hold(arrays, working=working)
 
 
-def _forward_calls(run: Run, root: str, scope: str) -> list[Call]:
+def _forward_calls(run: Run, root: str, scope: str, op: str) -> list[Call]:
+    place = root, scope, op, "forward"
     return [
         call
         for call in run.calls
-        if (call.root, call.scope, call.phase) == (root, scope, "forward") and call.slots("output")
+        if (call.root, call.scope, call.op, call.phase) == place and call.slots("output")
     ]
 
 

@@ -22,18 +22,20 @@ import numpy as np
 
 from whence import align, dtypes, judge
 from whence.comparison.paired_runs import PairedCall
-from whence.comparison.replays.both_sides import BothSides
-from whence.comparison.replays.call_tree import REPLICAS, TreeReplay
+from whence.comparison.replays.call_tree import REPLICAS
 from whence.comparison.replays.self_check import Threads
+from whence.comparison.verdicts.operator_steps import OperatorSteps
 from whence.comparison.verdicts.own_inputs import CallsOnOwnInputs
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.regions import RegionJudge
 from whence.comparison.verdicts.step_gradients import StepGradients
+from whence.comparison.verdicts.stretch_replay import StretchReplay
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge.limits import LIMITS
 from whence.records import Call, Region, Run
 from whence.records.slots import is_input, is_output, is_param, is_written, param_name, split_slot
+from whence.records.training import OPTIMIZER
 from whence.results import GUILTY, CauseKind, Evidence, SlotPair, Verdict, VerdictKind
 
 Key = tuple[int, int]
@@ -44,14 +46,11 @@ Arrays = Mapping[int, Array]
 _SUSPECTS_PER_STRETCH = 24  # each costs one run of it
 _SUSPECTS_TOGETHER = 6  # of which one or two may run by the target's programs
 _FEW, _ONE_FACTOR = 8, 1e-3  # elements that show a factor; how closely they follow it
-_OTHER_NUMBERS, _TIMES_CLOSER = 0.5, 100.0  # relative errors: of a suspect, and of what it leads to
-_TAKEN_BACK_BY_ERRORS = (
-    "another form: these are other numbers, and what the module around leaves is the same"
-)
 _TAKEN_BACK_AT_STEP = "another form: the gradients that the optimiser takes are right"
 _CLEARLY = 2.0  # times as far
 _CHANNELS, _ROWS = 512, 64  # whose order is looked for; that show it
 _FAR_OFF = 30.0  # times the limit by one copy that no further copies bring below it
+_WELL_WITHIN = 0.5  # of the limit; what is right comes to a tenth
 _FAR = 0.5  # power of the unit roundoff that no clean stretch with equal inputs comes near
 
 
@@ -63,67 +62,6 @@ class Outcome(enum.Enum):
     TRAVELS = "travels"
     NO_EFFECT = "no effect"
     UNKNOWN = "cannot be run"
-
-
-class StretchReplay(TreeReplay):
-    """One run of a stretch of the reference. patches: tensors that go on in the place of what is
-    computed for a record; `computed` has what came up for the records that are watched. replaced:
-    pairs of calls, by the reference's, that run by the target's program and parameters.
-    """
-
-    def __init__(
-        self,
-        sides: BothSides,
-        *args: Any,
-        patches: Arrays,
-        watched: frozenset[int],
-        replaced: Mapping[int, tuple[Call, Mapping[str, SlotPair]]],
-        **options: Any,
-    ) -> None:
-        super().__init__(sides.reference, *args, **options)
-        self._target, self._replaced = sides.unmasked, replaced
-        self._patches, self._watched = patches, watched
-        self.computed: dict[int, Array] = {}
-
-    def run(self, call: Call, given_tensors: Mapping[str, Array]) -> dict[str, Array]:
-        """As `TreeReplay.run`. Raises ReplayRefused, ElementsMissing."""
-        if call.id not in self._replaced:
-            return super().run(call, given_tensors)
-        partner, slots = self._replaced[call.id]
-        loaded, program = (run := self._target).trusted(partner), run.program(partner)
-        if len(run.children(partner.id)) != len(self.side.children(call.id)):
-            raise ReplayRefused(f"{call.scope}: the target makes other calls inside")
-        names = {pair.target_slot: slot for slot, pair in slots.items()}
-        handed = self.passing(call, given_tensors)
-        inputs = {slot: handed[names[slot]] for slot in program.inputs if names.get(slot) in handed}
-        own, _ = run.arrays(run.records(partner, program.params))
-        inside = (
-            s for k, kid in enumerate(self.side.children(call.id)) for s in self.leaves(k, kid)
-        )
-        results: dict[str, Array] = loaded.run(
-            inputs,
-            loaded.hold(own, working=self.working),
-            working=self.working,
-            outputs=loaded.determined({*inputs, *program.params, *inside}),
-            child=lambda k, tensors: self.child(call, k, tensors),
-            convert=False,
-            lenient=True,
-        )
-        return self.passing(
-            call, {names[slot]: array for slot, array in results.items() if slot in names}
-        )
-
-    def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        records = {r.slot: r.record for r in call.refs}
-        passed = dict(arrays)
-        for slot, array in arrays.items():
-            record = records.get(slot, -1)
-            if record in self._watched:
-                self.computed.setdefault(record, array)
-            patch = self._patches.get(record)
-            if patch is not None and patch.shape == array.shape:
-                passed[slot] = patch
-        return passed
 
 
 @dataclass(slots=True)
@@ -150,6 +88,13 @@ class Stretch:
         """Are the target's results at its end right?"""
         return self.score <= 1
 
+    @property
+    def can_acquit(self) -> bool:
+        """Are they as right as rounding alone leaves them, and not at the edge of what may pass for
+        it? A fault that the rest of the stretch nearly drowns ends there.
+        """
+        return self.score <= _WELL_WITHIN
+
 
 class Neighbourhoods:
     """Asks the stretches around every suspect whether what is wrong there travels."""
@@ -175,6 +120,11 @@ class Neighbourhoods:
         self._own_inputs = (
             CallsOnOwnInputs(*before_alignment, self._sides.reference)
             if self._sides is not None and before_alignment is not None
+            else None
+        )
+        self._operator_steps = (
+            OperatorSteps(errors.paired, self._sides)
+            if self._sides is not None and self._sides.reference.has_operators
             else None
         )
         # Tensors without calls are judged along the whole of the reference already.
@@ -219,21 +169,18 @@ class Neighbourhoods:
             return True
         if self._sides is None:
             return False
+        call, steps = self._paired.calls[number], self._operator_steps
         with Threads(1):
-            return any(
-                stretch.is_clean for stretch in self._around(self._paired.calls[number].parent)
-            )
+            if steps is not None and self._is_of_script(call):
+                return steps.take_back(call)
+            return any(stretch.is_clean for stretch in self._around(call.parent))
 
     def _after_asking(self, region: Region, verdict: Verdict) -> Verdict:
         if verdict.cause == CauseKind.KERNEL:  # wrong by its own program, whatever comes behind
             return verdict
-        if self._steps.resolve(verdict) and self._steps.take_back(self._steps.call_of(region)):
+        if self._is_taken_back_at_step(region, verdict):
             kind = VerdictKind.OTHER_FORM
             return verdict.withdrawn(kind, f"{_TAKEN_BACK_AT_STEP}; {verdict.sentence}")
-        if self._is_taken_back_by_errors(region, verdict):
-            return verdict.withdrawn(
-                VerdictKind.OTHER_FORM, f"{_TAKEN_BACK_BY_ERRORS}; {verdict.sentence}"
-            )
         is_leaf = region.stretch < 0
         around = self._paired.calls[region.call].parent if is_leaf else region.call
         if self._is_cut_otherwise(self._paired.calls[region.call], verdict):
@@ -282,31 +229,6 @@ class Neighbourhoods:
             number = self._paired.calls[number].parent
         return False
 
-    def _is_taken_back_by_errors(self, region: Region, verdict: Verdict) -> bool:
-        """Does a module that is given the same in both runs leave the same, by other numbers than
-        the reference's between two modules inside (rows of experts that came in other parts)?
-
-        The error that nobody could take to a replay has to be as large as of unrelated numbers, and
-        what comes out far closer: a fault that a residual connection dilutes is not.
-        """
-        if verdict.evidence != Evidence.TWO_DUMPS or region.stretch < 0 or verdict.cause:
-            return False
-        slot = self._paired.slot(verdict.pair, verdict.slot) if verdict.slot else None
-        pairs = self._left(region.call)
-        if slot is None or not pairs or slot.reference_record in pairs:
-            return False
-        ends = [self._errors.of(pair) for pair in pairs.values()]
-        ends += [
-            self._errors.of(pair)
-            for pair in self._paired.slots[self._paired.pair_of[region.call]].values()
-            if is_input(pair.reference_slot)
-        ]
-        error = self._errors.of(slot).value or 0.0
-        return error >= _OTHER_NUMBERS and all(
-            e.exact or (e.value or math.inf) <= min(LIMITS.within(e.u), error / _TIMES_CLOSER)
-            for e in ends
-        )
-
     def _is_read(self, call: Call, slot: str) -> bool:
         """Does the code around a call compute with this output of it, or return it?"""
         if not is_output(slot) or call.parent < 0 or self._sides is None:
@@ -317,6 +239,21 @@ class Neighbourhoods:
             return f"{k}:{slot}" in program.inputs
         return True
 
+    def _is_taken_back_at_step(self, region: Region, verdict: Verdict) -> bool:
+        """Are the gradients right that the next step of each parameter takes?"""
+        call = self._paired.calls[region.call]
+        if self._operator_steps is not None and self._is_of_script(call):
+            is_asked = call.phase != OPTIMIZER or verdict.evidence == Evidence.TWO_DUMPS
+            is_asked |= call.arguments == self._paired.pair(verdict.pair).partner.arguments
+            return is_asked and self._operator_steps.take_back(call)
+        return self._steps.resolve(verdict) and self._steps.take_back(self._steps.call_of(region))
+
+    def _is_of_script(self, call: Call) -> bool:
+        """Is it no part of a forward pass?"""
+        return call.phase != "forward" or "region" in (
+            self._paired.calls[n].kind for n in (call.id, call.parent) if n >= 0
+        )
+
     # ---- the stretches around a suspect
 
     def _clean_around(self, number: int, suspect: int) -> Iterator[Stretch]:
@@ -324,14 +261,14 @@ class Neighbourhoods:
         right once other suspects inside run by the target's programs.
         """
         for stretch in self._around(number):
-            if stretch.is_clean:
+            if stretch.can_acquit:
                 yield stretch
                 continue
             inside = [c for c in self._suspects if c != suspect and self._is_inside(c, stretch)]
             if not inside or len(inside) > _SUSPECTS_TOGETHER:
                 continue
             others = self._with_replaced(stretch, inside)
-            yield from itertools.islice((s for s in others if s.is_clean), 1)
+            yield from itertools.islice((s for s in others if s.can_acquit), 1)
 
     def _with_replaced(self, stretch: Stretch, inside: Sequence[int]) -> Iterator[Stretch]:
         """A stretch with each of these suspects replaced, and with the two of them that together
@@ -504,6 +441,8 @@ class Neighbourhoods:
         records = {r.slot: r.record for r in call.refs}
         left = {record: chain.state[record] for record in stretch.left if record in chain.state}
         left |= {records[slot]: array for slot, array in results.items() if slot in records}
+        if not left.keys() >= stretch.left.keys():
+            raise ReplayRefused("what it leaves is not all made by calls that can be run again")
         return {record: left[record] for record in stretch.left}, chain.computed
 
     def _held(self, patches: Arrays, loaded: Any, call: Call, working: str) -> Any:

@@ -1,0 +1,110 @@
+"""Runs modules again whose operators were recorded as calls of their own: these run one after the
+other, wired by the records that they share.
+
+Nothing of the code around the operators is known. What an operator reads and no call before it in
+the stretch left comes from outside: it is given by whoever runs the stretch, or the run is refused
+where what depends on it is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from whence.comparison.replays.call_tree import TreeReplay
+from whence.dtypes import Array
+from whence.errors import ReplayRefused
+from whence.frameworks.operator_names import VIEWS, base_name
+from whence.records import Call, Program, Ref
+from whence.records.slots import is_input, is_mutated, is_param, is_written
+
+
+class WiredReplay(TreeReplay):
+    """As `TreeReplay`, for captures of operators too."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._made: ChainMap[int, Array] = ChainMap()
+
+    def run(self, call: Call, given_tensors: Mapping[str, Array]) -> dict[str, Array]:
+        """As `TreeReplay.run`. Raises ReplayRefused."""
+        if not self.side.is_of_operators(call):
+            return super().run(call, given_tensors)
+        if self.side.writes_views(call):
+            return super().run(self.side.composed(call), given_tensors)
+        records = {r.slot: r.record for r in call.refs}
+        given_tensors = self.passing(call, given_tensors)
+        around, self._made = self._made, self._made.new_child()
+        try:
+            self._made.update((records[s], a) for s, a in given_tensors.items() if s in records)
+            slots = [r.slot for r in call.slots("param")]
+            held = self.held(call, slots) if slots else {}
+            self._made.update((records[slot], array) for slot, array in held.items())
+            for number in self.side.children(call.id):
+                kid = self.side.run.calls[number]
+                if not any(is_written(r.slot) for r in kid.refs):
+                    continue  # a number that the code read
+                with contextlib.suppress(ReplayRefused):  # seen where what it makes is asked for
+                    results = self.run(kid, self._handed(kid))
+                    self._made.update(
+                        (r.record, results[r.slot]) for r in kid.refs if r.slot in results
+                    )
+            self.ran.append(call)
+            left = (r for r in call.refs if is_written(r.slot) and r.record in self._made)
+            results = self.passing(call, {r.slot: self._made[r.record] for r in left})
+        finally:
+            self._made = around
+        self.state.update((records[s], array) for s, array in results.items() if is_mutated(s))
+        return results
+
+    def leaves(self, k: int, kid: int) -> list[str]:
+        """As `TreeReplay.leaves`."""
+        call = self.side.run.calls[kid]
+        if not self.side.is_of_operators(call):
+            return super().leaves(k, kid)
+        return [f"{k}:{r.slot}" for r in call.refs if not is_param(r.slot)]
+
+    def outside(self, call: Call, ref: Ref) -> Array | None:
+        """What an operator reads that nothing before it in this run left; None where it is not
+        known. Here: what no call of the reference made, a constant of its code.
+        """
+        return None if ref.record in self.side.first_made else self.side.run.array(ref.record)
+
+    def _handed(self, call: Call) -> dict[str, Array]:
+        handed: dict[str, Array] = {}
+        for ref in call.refs:
+            if not is_input(ref.slot):
+                continue
+            array = self._made.get(ref.record, self.state.get(ref.record))
+            array = self.outside(call, ref) if array is None else array
+            if array is not None:
+                handed[ref.slot] = array
+        return handed
+
+    def held(self, call: Call, slots: Sequence[str]) -> dict[str, Array]:
+        """The parameters of a module of operators."""
+        from whence.frameworks.torch_arrays import to_host
+
+        outputs = tuple((slot, {"param": slot}) for slot in slots)
+        loaded = self.side.edited(Program(f"holds {slots}", (), (), outputs, tuple(slots)))
+        held = self._params_of(loaded, call, self.working).tensors
+        return {slot: to_host(tensor) for slot, tensor in held.items()}
+
+    def is_lenient(self, call: Call) -> bool:
+        """As `TreeReplay.is_lenient`: no code around one operator looked at an extent."""
+        return call.kind == "operator" or super().is_lenient(call)
+
+    def rounds(self, call: Call) -> bool:
+        """As `TreeReplay.rounds`: the operators that end an innermost module, as if that were one
+        call, and those of the script.
+        """
+        if call.kind != "operator" or call.parent < 0:
+            return super().rounds(call)
+        module, kids = self.side.run.calls[call.parent], self.side.children(call.parent)
+        if module.kind == "region":
+            return base_name(call.op) not in VIEWS
+        left = {r.record for r in module.refs if is_written(r.slot)}
+        is_innermost = all(self.side.run.calls[k].kind == "operator" for k in kids)
+        return is_innermost and any(is_written(r.slot) and r.record in left for r in call.refs)

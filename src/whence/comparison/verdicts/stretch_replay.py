@@ -1,0 +1,102 @@
+"""One run of a stretch of the reference on the target's inputs, with tensors or calls of the target
+in the place of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from whence.comparison.replays.both_sides import BothSides
+from whence.comparison.replays.wired import WiredReplay
+from whence.dtypes import Array
+from whence.errors import ReplayRefused
+from whence.records import Call, Ref
+from whence.results import SlotPair
+
+
+class StretchReplay(WiredReplay):
+    """One run of a stretch of the reference. patches: tensors that go on in the place of what is
+    computed for a record; `computed` has what came up for the records that are watched. replaced:
+    pairs of calls, by the reference's, that run by the target's program and parameters.
+    """
+
+    def __init__(
+        self,
+        sides: BothSides,
+        *args: Any,
+        patches: Mapping[int, Array],
+        watched: frozenset[int],
+        replaced: Mapping[int, tuple[Call, Mapping[str, SlotPair]]],
+        **options: Any,
+    ) -> None:
+        super().__init__(sides.reference, *args, **options)
+        self._sides, self._target, self._replaced = sides, sides.unmasked, replaced
+        self._start: int | None = None
+        self._patches, self._watched = patches, watched
+        self.computed: dict[int, Array] = {}
+
+    def run(self, call: Call, given_tensors: Mapping[str, Array]) -> dict[str, Array]:
+        """As `TreeReplay.run`. Raises ReplayRefused, ElementsMissing."""
+        self._start = call.order if self._start is None else self._start
+        if call.id not in self._replaced or self.side.is_of_operators(call):
+            return super().run(call, given_tensors)
+        partner, slots = self._replaced[call.id]
+        loaded, program = (run := self._target).trusted(partner), run.program(partner)
+        if len(run.children(partner.id)) != len(self.side.children(call.id)):
+            raise ReplayRefused(f"{call.scope}: the target makes other calls inside")
+        names = {pair.target_slot: slot for slot, pair in slots.items()}
+        handed = self.passing(call, given_tensors)
+        inputs = {slot: handed[names[slot]] for slot in program.inputs if names.get(slot) in handed}
+        alone = run.records(partner, (s for s in program.inputs if s not in names))
+        held = {s: n for s, n in alone.items() if n not in run.first_made}
+        inputs |= run.arrays(held)[0]
+        own, _ = run.arrays(run.records(partner, program.params))
+        inside = (
+            s for k, kid in enumerate(self.side.children(call.id)) for s in self.leaves(k, kid)
+        )
+        results: dict[str, Array] = loaded.run(
+            inputs,
+            loaded.hold(own, working=self.working),
+            working=self.working,
+            outputs=loaded.determined({*inputs, *program.params, *inside}),
+            child=lambda k, tensors: self.child(call, k, tensors),
+            convert=False,
+            lenient=True,
+        )
+        return self.passing(
+            call, {names[slot]: array for slot, array in results.items() if slot in names}
+        )
+
+    def outside(self, call: Call, ref: Ref) -> Array | None:
+        """As `WiredReplay.outside`: what was made before the stretch, as the target has it, and
+        constants that are the same in both runs.
+        """
+        made, pair = self.side.first_made.get(ref.record), self._sides.pair_of(call, ref.slot)
+        if made is None:
+            is_same = pair is None or self._sides.is_equal(pair)
+            return super().outside(call, ref) if is_same else None
+        if pair is None or self._start is None or made >= self._start:
+            return None
+        return self._sides.target.run.array(pair.target_record)
+
+    def held(self, call: Call, slots: Sequence[str]) -> dict[str, Array]:
+        """As `WiredReplay.held`."""
+        ours = super().held(call, slots)
+        if call.id not in self._replaced:
+            return ours
+        _, pairs = self._replaced[call.id]
+        theirs = {s: self._target.run.array(pairs[s].target_record) for s in slots if s in pairs}
+        return ours | theirs
+
+    def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        records = {r.slot: r.record for r in call.refs}
+        passed = dict(arrays)
+        for slot, array in arrays.items():
+            record = records.get(slot, -1)
+            if record in self._watched:
+                self.computed.setdefault(record, array)
+            patch = self._patches.get(record)
+            if patch is not None and patch.shape == array.shape:
+                passed[slot] = patch
+        return passed

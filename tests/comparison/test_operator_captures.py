@@ -1,0 +1,209 @@
+"""The law of the verdict where each operator is a call: stretches are wired from what it read and
+left, batches are compared by module, steps by the parameters that they leave.
+"""
+
+import pytest
+
+import whence
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+F = nn.functional
+pytestmark = pytest.mark.torch
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.mix = nn.Parameter(torch.linspace(0.5, 1.5, 8))
+
+    def forward(self, x):
+        halves = torch.zeros_like(x)
+        halves[..., :4] = x[..., :4] * self.mix[:4]  # written through views
+        halves[..., 4:] = x[..., 4:] * self.mix[4:]
+        return halves + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Heads(nn.Module):
+    """Rows and heads in one axis, as attention has them, and a table as long as the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.query, self.out = nn.Embedding(11, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, input_ids):
+        x = self.embed(input_ids)
+        rows, n, width = x.shape
+        heads = self.query(x).view(rows, n, 2, 4).transpose(1, 2).reshape(2 * rows, n, 4)
+        mixed = torch.bmm(torch.bmm(heads, heads.mT).softmax(-1), heads)
+        order = torch.arange(rows)
+        return self.out(mixed.view(rows, 2, n, 4).transpose(1, 2).reshape(rows, n, width)[order])
+
+
+def blocks():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 8), Block(), Block(), nn.Linear(8, 3)).eval()
+    with torch.no_grad():
+        for block in model[1:3]:
+            block.norm.bias.normal_(0, 0.2)
+    return model
+
+
+def folded(model, is_bias_forgotten=False):
+    """A factor per channel moved from the first block's norm to the linear behind it."""
+    factor = torch.linspace(0.5, 3.5, 8)
+    with torch.no_grad():
+        model[1].norm.weight.div_(factor)
+        if not is_bias_forgotten:
+            model[1].norm.bias.div_(factor)
+        model[1].up.weight.mul_(factor)
+    return model
+
+
+def compared(tmp_path, reference, target):
+    for name, (model, drive) in (("r", reference), ("t", target)):
+        with whence.capture(model, tmp_path / name, level="op"):
+            drive(model)
+    return whence.compare(tmp_path / "r", tmp_path / "t")
+
+
+def inferred(tmp_path, reference, target):
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
+
+    def drive(model):
+        with torch.no_grad():
+            model(x)
+
+    return compared(tmp_path, (reference, drive), (target, drive))
+
+
+def test_weights_that_what_is_behind_takes_back_are_another_form(tmp_path):
+    result = inferred(tmp_path, blocks(), folded(blocks()))
+    assert result.status == "same"
+    assert result.counts["other-form"] >= 2
+
+
+def test_half_of_a_fold_travels(tmp_path):
+    result = inferred(tmp_path, blocks(), folded(blocks(), is_bias_forgotten=True))
+    assert result.status == "different"
+    assert result.findings[0].name == "1.norm"
+
+
+def test_a_fault_beside_a_fold_is_named_alone(tmp_path):
+    target = folded(blocks())
+    target[2].norm.eps = 0.3
+    result = inferred(tmp_path, blocks(), target)
+    assert [f.name for f in result.findings] == ["2.norm"]
+
+
+@pytest.mark.parametrize("order", [[1, 0, 2], [2, 0, 1]])
+def test_rows_in_another_order_are_compared_by_module(tmp_path, order):
+    torch.manual_seed(3)
+    model, ids = Heads().eval(), torch.arange(15).reshape(3, 5) % 11
+
+    def asks(rows):
+        def drive(model):
+            with torch.no_grad():
+                model(input_ids=rows)
+
+        return drive
+
+    pair = (model, asks(ids)), (model, asks(ids[order]))
+    assert compared(tmp_path, *pair).status == "same"
+
+
+def test_operators_of_the_script_between_batches_hide_no_batch(tmp_path):
+    model, x = blocks(), torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
+
+    def whole(model):
+        with torch.no_grad():
+            model(x)
+
+    def halves(model):
+        with torch.no_grad():
+            for k in (0, 3):
+                model(x.index_select(0, torch.arange(k, k + 3)))
+
+    assert compared(tmp_path, (model, whole), (model, halves)).status == "same"
+
+
+# ---- training
+
+
+def trained(optimiser, loss):
+    def drive(model):
+        steps = optimiser(model)
+        x = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(2))
+        for batch in x:
+            loss(model(batch), batch[:, :3]).backward()
+            steps.step()
+            steps.zero_grad()
+
+    return drive
+
+
+def sgd(**options):
+    return lambda model: torch.optim.SGD(model.parameters(), **{"lr": 0.1, **options})
+
+
+def in_groups(model):
+    first = [p for p in model.parameters() if p.ndim > 1]
+    second = [p for p in model.parameters() if p.ndim < 2]
+    return torch.optim.SGD([{"params": first}, {"params": second}], lr=0.1, foreach=False)
+
+
+def mean(out, y):
+    return F.mse_loss(out, y)
+
+
+def summed(out, y):
+    return F.mse_loss(out, y, reduction="sum") / y.numel()
+
+
+LOOPED = sgd(foreach=False)
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "loss"),
+    [
+        (LOOPED, summed),
+        (sgd(foreach=True), mean),
+        (sgd(foreach=False, fused=True), mean),
+        (in_groups, mean),
+    ],
+    ids=["loss", "foreach", "fused", "groups"],
+)
+def test_training_that_is_written_otherwise_is_right_by_its_steps(tmp_path, optimiser, loss):
+    pair = (blocks(), trained(LOOPED, mean)), (blocks(), trained(optimiser, loss))
+    assert compared(tmp_path, *pair).status == "same"
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "loss"),
+    [
+        (LOOPED, lambda out, y: summed(out, y) * 1.01),
+        (sgd(foreach=True, lr=0.101), mean),
+        (lambda model: in_groups(model[1:]), mean),
+    ],
+    ids=["loss", "rate", "left out"],
+)
+def test_training_that_is_wrong_is_not(tmp_path, optimiser, loss):
+    pair = (blocks(), trained(LOOPED, mean)), (blocks(), trained(optimiser, loss))
+    assert compared(tmp_path, *pair).status != "same"
+
+
+def test_clipping_hides_no_wrong_scale(tmp_path):
+    def drive_with(loss):
+        def drive(model):
+            steps = LOOPED(model)
+            for batch in torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(2)):
+                loss(model(batch), batch[:, :3]).backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01, foreach=False)
+                steps.step()
+                steps.zero_grad()
+
+        return drive
+
+    pair = (blocks(), drive_with(mean)), (blocks(), drive_with(lambda o, y: 2 * mean(o, y)))
+    assert compared(tmp_path, *pair).status == "different"
