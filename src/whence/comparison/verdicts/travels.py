@@ -32,7 +32,6 @@ from whence.comparison.verdicts.step_gradients import StepGradients
 from whence.comparison.verdicts.stretch_replay import StretchReplay
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
-from whence.judge.limits import LIMITS
 from whence.records import Call, Region, Run
 from whence.records.slots import is_input, is_output, is_param, is_written, param_name, split_slot
 from whence.records.training import OPTIMIZER
