@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from whence._version import __version__
-from whence.cli._answers import width
 from whence.errors import WhenceError
 
 if TYPE_CHECKING:
@@ -309,6 +308,7 @@ def _folder_overview(ctx: click.Context) -> str:
     nothing.
     """
     from whence import api
+    from whence.cli._answers import width
     from whence.report.contents import folder_contents
 
     contents = api.contents()
