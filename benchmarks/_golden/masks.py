@@ -27,7 +27,7 @@ BLANKS = re.compile(r"(?<=\S) {2,}(?=\S)|-{4,}|─{2,}")
 
 INTERPRETER = re.compile(r"\S*/(?:tests/warm/\w+|bin)/python3?(?:\.\d+)?(?![\w/.])")
 CASE_LINE = re.compile(r"((?:<whence>|_golden|tests)/[\w/+.-]*\.py):\d+")
-VERSIONS = re.compile(r"^(  versions +|    (?:first|second) +\w+ \().*$", re.MULTILINE)
+VERSIONS = re.compile(r"^(  versions +|  environment +|    (?:first|second) +\w+ \().*$", re.MULTILINE)
 WHERE = re.compile(r" by \S+ on \S+ in \S+")
 
 

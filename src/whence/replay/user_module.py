@@ -140,7 +140,8 @@ class Borrowed:
 
         "float64", "float32" also rewrite every floating dtype that the module's code asks an
         operator for. In 16 bits what the code widens stays wide. trace is never called: there are
-        no operations of a program. lenient changes nothing: a module takes any extents. Raises ReplayRefused with the reason.
+        no operations of a program. lenient changes nothing: a module takes any extents. Raises
+        ReplayRefused with the reason.
         """
         params = self.hold(params, working=working, strides=strides)
         requested = [slot for slot, _ in self.program.outputs] if outputs is None else list(outputs)
