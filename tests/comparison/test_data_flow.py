@@ -94,3 +94,17 @@ def test_what_hides_an_error_does_not_take_it_back():
     result = api.compare(hidden_by(1.0), hidden_by(1.02))
     assert result.status == "different"
     assert result.findings[0].name == "first"
+
+
+def test_a_tensor_that_nobody_makes_takes_nothing_back():
+    """A dump that shows another output of a layer than what its reader was given."""
+
+    def shown(scale):
+        (name, op_type, slots), hidden = layer("first", X, WEIGHT)
+        first = (name, op_type, slots | {"output.0": hidden * scale})
+        last, _ = layer("last", hidden, BEHIND)
+        return run_of(first, last)
+
+    result = api.compare(shown(1.0), shown(1.5))
+    assert result.status == "different"
+    assert result.findings[0].name == "first"

@@ -72,7 +72,11 @@ class DataFlow:
         todo = list(off)
         while todo:
             record = todo.pop()
-            readers = [place for place in self._readers.get(record, ()) if place[0] != key[0]]
+            readers = [
+                (number, slot)
+                for number, slot in self._readers.get(record, ())
+                if number != key[0] and self._paired.calls[number].order >= call.order
+            ]
             if not readers:
                 return set()
             for number, slot in readers:
@@ -99,6 +103,11 @@ class DataFlow:
                         readers.setdefault(ref.record, []).append((call.id, ref.slot))
         return readers
 
+    @functools.cached_property
+    def _made_in_target(self) -> Set[int]:
+        calls = self._paired.target.calls
+        return {ref.record for call in calls for ref in call.refs if is_written(ref.slot)}
+
     def _left(self, key: Key, verdict: Verdict) -> list[SlotPair]:
         """The pairs of tensors that a suspect leaves."""
         index = self._paired.pair_of[key[0]]
@@ -119,7 +128,8 @@ class DataFlow:
         slots = self._paired.slots[index]
         read = slots.get(slot)
         if read is not None and self._agrees(read, e_in):
-            return set()
+            # Nobody is seen to make it: then the suspect's own tensor is not what was read.
+            return set() if read.target_record in self._made_in_target else None
         pairs = [pair for pair in slots.values() if is_written(pair.reference_slot)]
         agreeing = {p.reference_record for p in pairs if self._agrees(p, e_in)}
         if not left or (agreeing and not self._is_other(index)):
