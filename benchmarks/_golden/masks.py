@@ -27,7 +27,9 @@ BLANKS = re.compile(r"(?<=\S) {2,}(?=\S)|-{4,}|─{2,}")
 
 INTERPRETER = re.compile(r"\S*/(?:tests/warm/\w+|bin)/python3?(?:\.\d+)?(?![\w/.])")
 CASE_LINE = re.compile(r"((?:<whence>|_golden|tests)/[\w/+.-]*\.py):\d+")
-VERSIONS = re.compile(r"^(  versions +|  environment +|    (?:first|second) +\w+ \().*$", re.MULTILINE)
+VERSIONS = re.compile(
+    r"^(  versions +|  environment +|    (?:first|second) +\w+ \().*$", re.MULTILINE
+)
 WHERE = re.compile(r" by \S+ on \S+ in \S+")
 
 
@@ -62,10 +64,13 @@ ALIKE = re.compile(
 KINDS = re.compile(r"(?<=[ :])\d+ (?:identical|noise|inherited|amplified)(?:, |(?=;))")
 
 
+WORST = re.compile(r"(worst element +)\[[\d, ]*\]")
+
+
 def held(text: str) -> str:
     """The words of a plain text: without what another processor may give otherwise."""
     text = KINDS.sub("", ALIKE.sub(r"\1alike", ROUNDED.sub("", SETTINGS.sub("<settings>", text))))
-    text = PROCESSOR.sub("<processor>", text)
+    text = WORST.sub(r"\1[#]", PROCESSOR.sub("<processor>", text))
     text = HASH.sub("<hash>", VERSION.sub("<version>", text))
     text = NUMBER.sub("#", SIZE.sub("<size>", text))
     text = COUNT.sub(lambda m: f"# {re.sub(r'[0-9]+', '#', m.group(1))}", text)
