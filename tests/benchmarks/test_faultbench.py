@@ -30,6 +30,7 @@ DECODER = "public/mask_one_head/dec_sharp/1head@mid/f32~/s1"
 
 
 def _script() -> ModuleType:
+    sys.path.insert(0, str(SCRIPT.parent))  # what it shares with other benchmarks
     spec = importlib.util.spec_from_file_location("whence_benchmark_faultbench", SCRIPT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
