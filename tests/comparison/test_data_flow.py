@@ -108,3 +108,22 @@ def test_a_tensor_that_nobody_makes_takes_nothing_back():
     result = api.compare(shown(1.0), shown(1.5))
     assert result.status == "different"
     assert result.findings[0].name == "first"
+
+
+def test_a_reader_of_what_agrees_is_not_acquitted():
+    """Behind a scale that is another form, a parameter that differs without an effect."""
+
+    def with_reader(run):
+        hidden = X @ WEIGHT * SCALE
+        unused = np.where(np.arange(8)[:, None] == 7, 3.0 if run == "target" else 1.0, BEHIND)
+        shown = np.where(np.arange(8) == 7, 0.0, hidden)
+        scaled = {"input.0": X @ WEIGHT, "param.scale": SCALE, "output.0": shown}
+        first, _ = layer("first", X, WEIGHT * SCALE if run == "reference" else WEIGHT)
+        first[2]["output.0"] = shown if run == "reference" else X @ WEIGHT
+        last, _ = layer("last", shown, unused)
+        calls = (first, last) if run == "reference" else (first, ("scale", "Mul", scaled), last)
+        return run_of(*calls)
+
+    result = api.compare(with_reader("reference"), with_reader("target"))
+    assert result.status == "different"
+    assert result.findings[0].name == "last"

@@ -202,6 +202,7 @@ def context_of(
     tiles = tuple(regions(paired.calls))
     repeated.find(tiles)
     judge = RegionJudge(errors, tiles, options, repeated, positions, progress)
+    neighbourhoods = Neighbourhoods(errors, tiles, judge, prepared.before_alignment())
     return Context(
         prepared,
         options,
@@ -209,8 +210,8 @@ def context_of(
         errors,
         tiles,
         judge,
-        Neighbourhoods(errors, tiles, judge, prepared.before_alignment()),
-        DataFlow(errors),
+        neighbourhoods,
+        DataFlow(errors, neighbourhoods.was_replayed),
         repeated,
         third_run,
         positions,

@@ -10,7 +10,8 @@ both runs takes nothing back: it hides an error, as a sum with something large d
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Set
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.judge.limits import LIMITS
@@ -26,28 +27,28 @@ _CLEAR = 10.0
 
 
 class DataFlow:
-    """Follows what suspects leave.
+    """Follows what suspects leave. was_replayed: did programs run around a suspect? They know more.
 
     covered: calls that only the reference has, through which it goes up to where it is taken back.
     """
 
-    def __init__(self, errors: PairErrors) -> None:
+    def __init__(self, errors: PairErrors, was_replayed: Callable[[Key], bool]) -> None:
         self._errors, self._paired = errors, errors.paired
+        self._was_replayed = was_replayed
         self.covered: set[int] = set()
+        self._takers: set[int] = set()
 
     def judged(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, Verdict]:
         """The verdicts, without those of what is taken back, and of the calls that do so."""
         judged = dict(verdicts)
-        takers: set[int] = set()
         for key, verdict in verdicts.items():
-            if not _is_suspect(verdict) or _came_in(verdict) is None:
+            if not _is_suspect(verdict) or _came_in(verdict) is None or self._was_replayed(key):
                 continue
             behind = self._taken_back_by(key, verdict)
             if behind:
-                takers |= behind
                 words = f"another form: {self._named(behind)} it back; {verdict.sentence}"
                 judged[key] = verdict.withdrawn(VerdictKind.OTHER_FORM, words)
-        for call in takers:
+        for call in self._takers:
             taker = judged.get((call, -1))
             if taker is not None and _is_suspect(taker):
                 words = f"another form: it takes back what came in; {taker.sentence}"
@@ -67,7 +68,8 @@ class DataFlow:
         is_clear = any(not self._agrees(pair, e_in, _CLEAR) for pair in pairs)
         if not is_clear or not self._are_results_right(call, e_in):
             return set()
-        behind: set[int] = set()
+        handed: set[int] = set()  # given another tensor
+        takers: set[int] = set()
         alone: set[int] = set()
         todo = list(off)
         while todo:
@@ -80,17 +82,21 @@ class DataFlow:
             if not readers:
                 return set()
             for number, slot in readers:
-                onward = self._onward(self._paired.calls[number], slot, e_in)
+                if self._is_given_another(number, slot, e_in):
+                    handed.add(number)
+                    continue
+                onward = self._onward(self._paired.calls[number], e_in)
                 if onward is None:
                     return set()
                 if not onward:
-                    behind.add(number)
+                    takers.add(number)
                 if number not in self._paired.pair_of:
                     alone.add(number)
                 todo += onward - off
                 off |= onward
         self.covered |= alone
-        return behind
+        self._takers |= takers
+        return handed | takers
 
     @functools.cached_property
     def _readers(self) -> Mapping[int, list[tuple[int, str]]]:
@@ -117,7 +123,19 @@ class DataFlow:
         pair = self._paired.slot(index, verdict.slot) if is_of_child(verdict.slot) else None
         return [pair] if pair is not None else []
 
-    def _onward(self, call: Call, slot: str, e_in: float) -> set[int] | None:
+    def _is_given_another(self, number: int, slot: str, e_in: float) -> bool:
+        """Does the target's call read another tensor, which a call is seen to make and which
+        agrees?
+        """
+        index = self._paired.pair_of.get(number)
+        read = self._paired.slots[index].get(slot) if index is not None else None
+        return (
+            read is not None
+            and self._agrees(read, e_in)
+            and read.target_record in self._made_in_target
+        )
+
+    def _onward(self, call: Call, e_in: float) -> set[int] | None:
         """The tensors through which an error goes on behind a call that reads it: {} where it is
         taken back, None where that cannot be told.
         """
@@ -125,12 +143,7 @@ class DataFlow:
         index = self._paired.pair_of.get(call.id)
         if index is None:
             return left or None
-        slots = self._paired.slots[index]
-        read = slots.get(slot)
-        if read is not None and self._agrees(read, e_in):
-            # Nobody is seen to make it: then the suspect's own tensor is not what was read.
-            return set() if read.target_record in self._made_in_target else None
-        pairs = [pair for pair in slots.values() if is_written(pair.reference_slot)]
+        pairs = [p for p in self._paired.slots[index].values() if is_written(p.reference_slot)]
         agreeing = {p.reference_record for p in pairs if self._agrees(p, e_in)}
         if not left or (agreeing and not self._is_other(index)):
             return None
@@ -155,20 +168,19 @@ class DataFlow:
         """Does what the model returns in this step agree, of all that was measured? False where
         nothing was.
         """
-        roots = [
-            index
-            for index, pair in enumerate(self._paired.plan.pairs)
-            if self._paired.calls[pair.reference].parent < 0
-            and self._paired.calls[pair.reference].step == call.step
-            and self._paired.calls[pair.reference].rank == call.rank
-        ]
-        results = [
-            pair
-            for index in roots
-            for pair in self._paired.slots[index].values()
-            if is_written(pair.reference_slot)
-        ]
+        results = self._results[call.step, call.rank]
         return bool(results) and all(self._agrees(pair, e_in) for pair in results)
+
+    @functools.cached_property
+    def _results(self) -> Mapping[tuple[int, int], Sequence[SlotPair]]:
+        """What roots return, by step and rank."""
+        results: dict[tuple[int, int], list[SlotPair]] = defaultdict(list)
+        for index, pair in enumerate(self._paired.plan.pairs):
+            root = self._paired.calls[pair.reference]
+            if root.parent < 0:
+                slots = self._paired.slots[index].values()
+                results[root.step, root.rank] += [s for s in slots if is_written(s.reference_slot)]
+        return results
 
 
 def _is_suspect(verdict: Verdict) -> bool:

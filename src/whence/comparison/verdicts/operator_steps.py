@@ -63,6 +63,7 @@ class OperatorSteps:
 
     def __init__(self, paired: PairedRuns, sides: BothSides) -> None:
         self._paired, self._sides = paired, sides
+        self._right_gradients: dict[int, bool] = {}
         self._twins = {
             slot.reference_record: slot.target_record
             for slots in paired.slots
@@ -84,9 +85,10 @@ class OperatorSteps:
         if call.phase == OPTIMIZER:
             return bisect.bisect_right(orders, call.order) - 1 in self._right_steps
         k = bisect.bisect_right(orders, call.order)
-        return k < len(orders) and self._takes_right(k)
+        if k < len(orders) and k not in self._right_gradients:
+            self._right_gradients[k] = self._takes_right(k)
+        return self._right_gradients.get(k, False)
 
-    @functools.cache  # noqa: B019 - as long as the comparison
     def _takes_right(self, k: int) -> bool:
         """Does every gradient that a step takes differ by rounding alone?
 

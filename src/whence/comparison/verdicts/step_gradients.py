@@ -134,13 +134,13 @@ class StepGradients:
     @functools.cached_property
     def _wrong_passes(self) -> set[int]:
         """The backward passes that leave a wrong gradient of what the program was given."""
-        given = {
+        inputs = {
             ref.record
             for call in self._paired.calls
             if call.parent < 0 and call.phase == "forward"
             for ref in call.slots("input")
         }
-        wrong, given = set(), given - self._paired.written
+        wrong, alone = set(), inputs - self._paired.written
         for call in self._paired.calls:
             if call.phase != "backward":
                 continue
@@ -151,7 +151,7 @@ class StepGradients:
                 at = records.get(slot.removeprefix(_MADE), -1) if slot.startswith(_OF_INPUT) else -1
                 error = self._errors.of(pair)
                 is_near = error.exact or (error.value or math.inf) <= LIMITS.within(error.u)
-                if at in given and not is_near:
+                if at in alone and not is_near:
                     wrong.add(self._top(call))
         return wrong
 

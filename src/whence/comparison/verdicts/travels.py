@@ -174,14 +174,25 @@ class Neighbourhoods:
                 return steps.take_back(call)
             return any(stretch.is_clean for stretch in self._around(call.parent))
 
+    def was_replayed(self, key: Key) -> bool:
+        """Did the reference's programs run around what was found at a place?"""
+        region = self._regions.get(key)
+        if region is None or key[0] in self._shown_alone:
+            return False
+        return any(stretch.plain for stretch in self._around(self._start(region)))
+
+    def _start(self, region: Region) -> int:
+        """The smallest call around what a region made."""
+        is_leaf = region.stretch < 0
+        return self._paired.calls[region.call].parent if is_leaf else region.call
+
     def _after_asking(self, region: Region, verdict: Verdict) -> Verdict:
         if verdict.cause == CauseKind.KERNEL:  # wrong by its own program, whatever comes behind
             return verdict
         if self._is_taken_back_at_step(region, verdict):
             kind = VerdictKind.OTHER_FORM
             return verdict.withdrawn(kind, f"{_TAKEN_BACK_AT_STEP}; {verdict.sentence}")
-        is_leaf = region.stretch < 0
-        around = self._paired.calls[region.call].parent if is_leaf else region.call
+        around = self._start(region)
         if self._is_cut_otherwise(self._paired.calls[region.call], verdict):
             return verdict.withdrawn(
                 VerdictKind.INHERITED,
