@@ -1,5 +1,7 @@
 """Runs without programs: what is taken back where it is read is another form, and no fault."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -108,6 +110,33 @@ def test_a_tensor_that_nobody_makes_takes_nothing_back():
     result = api.compare(shown(1.0), shown(1.5))
     assert result.status == "different"
     assert result.findings[0].name == "first"
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_a_tensor_that_is_not_made_of_the_suspects_takes_nothing_back(place):
+    """A dump that shows the first layer's output as that of a later one, whose block shows its own:
+    what reads it was made, but not of what the layer shows.
+    """
+
+    def blocks(*, mixed):
+        results, builder = [np.float32(X)], Builder()
+        for number in range(4):
+            results.append(np.float32(np.tanh(results[-1] @ (WEIGHT + number))))
+        shown = list(results[1:])
+        if mixed:
+            shown[place] = shown[0]
+        ends = {"input.0": np.float32(X), "output.0": results[-1]}
+        root = builder.call("", ends, op_type="Net")
+        for number, (given, result) in enumerate(pairwise(results)):
+            slots = {"input.0": given, "output.0": result}
+            block = builder.call(f"block{number}", slots, op_type="Block", parent=root)
+            slots = {"input.0": given, "output.0": shown[number]}
+            builder.call(f"block{number}.layer", slots, op_type="Linear", parent=block)
+        return builder.run()
+
+    result = api.compare(blocks(mixed=False), blocks(mixed=True))
+    assert result.status == "different"
+    assert result.findings[0].name in (f"block{place}.layer", f"block{place}")
 
 
 def test_a_reader_of_what_agrees_is_not_acquitted():

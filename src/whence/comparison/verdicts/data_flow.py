@@ -1,10 +1,11 @@
 """Without programs: is what differs at a place taken back by whatever reads it?
 
 The law of `travels` on errors alone. What a suspect leaves is followed through the reference's
-calls that read it. A way ends where the target's call is given another tensor, which agrees again,
-or computes otherwise (other parameters, other arguments) and leaves tensors that agree again. The
-suspect is another form of the same computation where every way ends so. A call that is the same in
-both runs takes nothing back: it hides an error, as a sum with something large does.
+calls that read it. A way ends where the target's call is given another tensor, which agrees again
+and which the target makes of what the suspect leaves there, or where it computes otherwise (other
+parameters, other arguments) and leaves tensors that agree again. The suspect is another form of the
+same computation where every way ends so. A call that is the same in both runs takes nothing back:
+it hides an error, as a sum with something large does.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class DataFlow:
         is_clear = any(not self._agrees(pair, e_in, _CLEAR) for pair in pairs)
         if not is_clear or not self._are_results_right(call, e_in):
             return set()
+        derived = self._derived(pairs, self._paired.pair(self._paired.pair_of[key[0]]).partner)
         handed: set[int] = set()  # given another tensor
         takers: set[int] = set()
         alone: set[int] = set()
@@ -82,7 +84,7 @@ class DataFlow:
             if not readers:
                 return set()
             for number, slot in readers:
-                if self._is_given_another(number, slot, e_in):
+                if self._is_given_another(number, slot, derived, e_in):
                     handed.add(number)
                     continue
                 onward = self._onward(self._paired.calls[number], e_in)
@@ -109,10 +111,21 @@ class DataFlow:
                         readers.setdefault(ref.record, []).append((call.id, ref.slot))
         return readers
 
+    def _derived(self, pairs: Sequence[SlotPair], partner: Call) -> Set[int]:
+        """What a suspect leaves in the target, and what later calls there make of it: records."""
+        derived = {pair.target_record for pair in pairs}
+        for call in self._target_leaves:
+            if call.order > partner.order and not derived.isdisjoint(
+                ref.record for ref in call.refs if is_read(ref.slot)
+            ):
+                derived |= {ref.record for ref in call.refs if is_written(ref.slot)}
+        return derived
+
     @functools.cached_property
-    def _made_in_target(self) -> Set[int]:
-        calls = self._paired.target.calls
-        return {ref.record for call in calls for ref in call.refs if is_written(ref.slot)}
+    def _target_leaves(self) -> Sequence[Call]:
+        """The target's calls without children, in the order of their calls."""
+        calls, kids = self._paired.target.calls, self._paired.target_kids
+        return sorted((c for c in calls if not kids.get(c.id)), key=lambda call: call.order)
 
     def _left(self, key: Key, verdict: Verdict) -> list[SlotPair]:
         """The pairs of tensors that a suspect leaves."""
@@ -123,17 +136,11 @@ class DataFlow:
         pair = self._paired.slot(index, verdict.slot) if is_of_child(verdict.slot) else None
         return [pair] if pair is not None else []
 
-    def _is_given_another(self, number: int, slot: str, e_in: float) -> bool:
-        """Does the target's call read another tensor, which a call is seen to make and which
-        agrees?
-        """
+    def _is_given_another(self, number: int, slot: str, derived: Set[int], e_in: float) -> bool:
+        """Does the target's call read a tensor of these, which agrees?"""
         index = self._paired.pair_of.get(number)
         read = self._paired.slots[index].get(slot) if index is not None else None
-        return (
-            read is not None
-            and self._agrees(read, e_in)
-            and read.target_record in self._made_in_target
-        )
+        return read is not None and self._agrees(read, e_in) and read.target_record in derived
 
     def _onward(self, call: Call, e_in: float) -> set[int] | None:
         """The tensors through which an error goes on behind a call that reads it: {} where it is
