@@ -288,3 +288,30 @@ def test_rows_that_come_back_in_a_wrong_order_are_a_fault(tmp_path):
     result = whence.compare(tmp_path / "reference", tmp_path / "target")
     assert result.status == "different"
     assert result.findings[0].op_type == "GroupedExperts" and not result.findings[0].phase
+
+
+class Positions(torch.nn.Module):
+    """Its own Python code reads the tokens and gives each a position."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+        self.rotary, self.head = torch.nn.Embedding(16, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, ids, image):
+        places = [k * self.step if token == 7 else k for k, token in enumerate(ids.tolist())]
+        return self.head(self.rotary(torch.tensor(places)) + image)
+
+
+@pytest.mark.parametrize(("step", "status"), [(1, "same"), (2, "different")])
+def test_positions_of_python_code_are_no_choices(step, status, tmp_path):
+    ids, image = torch.tensor([3, 7, 7, 5]), torch.randn(4, 8)
+    for run, its_step in (("reference", 1), ("target", step)):
+        torch.manual_seed(0)
+        model = Positions(its_step)
+        with torch.no_grad(), whence.capture(model, tmp_path / run):
+            model(ids, image)
+    result = whence.compare(tmp_path / "reference", tmp_path / "target")
+    assert result.status == status
+    places = [(finding.name, finding.slot) for finding in result.findings]
+    assert places == [("Positions", "rotary:input.0")][: step - 1]

@@ -115,6 +115,13 @@ class Listed(nn.Module):
         return x * torch.tensor(x[0].tolist())
 
 
+class ListedPlaces(nn.Module):
+    """Python code makes whole numbers of a list of whole numbers, and a tensor of these."""
+
+    def forward(self, x, ids):
+        return x * torch.tensor([2 * k for k in ids.tolist()])
+
+
 class Foreign(nn.Module):
     """Reads a tensor that belongs to nobody the region knows."""
 
@@ -316,6 +323,7 @@ USABLE = {
     "prints": lambda: (Prints(), (g(3, 4),)),
     "metadata in place": lambda: (SelfMetadata(), (g(3, 4),)),
     "branch": lambda: (Branch(), (g(3, 4).abs(),)),
+    "list": lambda: (ListedPlaces(), (g(3, 4), torch.tensor([1, 2, 2, 5]))),
     "identity": lambda: (nn.Identity(), (g(3, 4),)),
     "prelu": lambda: (nn.PReLU(), (g(3, 4),)),
     "bilinear": lambda: (nn.Bilinear(3, 4, 5), (g(2, 3), g(2, 4))),
@@ -338,9 +346,9 @@ REFUSED = {
     "tensor from data after item": lambda: (
         FromDataAfterItem(),
         (g(3, 4),),
-        "after reading a number from a tensor",
+        "after reading a number that rounding moves",
     ),
-    "tolist": lambda: (Listed(), (g(3, 4),), "outside any operator (tolist)"),
+    "list of floats": lambda: (Listed(), (g(3, 4),), "after reading a number that rounding moves"),
     "written behind torch's back": lambda: (
         ThroughNumpy(),
         (g(3, 4),),

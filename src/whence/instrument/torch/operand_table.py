@@ -317,7 +317,7 @@ class OperandTable:
 
     def constant(self, tensor: Any, key: tuple[Any, ...]) -> None:
         if self.guarded:
-            raise Stop("makes a tensor from Python data after reading a number from a tensor")
+            raise Stop("makes a tensor from Python data after reading a number that rounding moves")
         self.require_plain(tensor, "a constant")
         if tensor.numel() * tensor.element_size() > MAX_CONSTANT_BYTES:
             size = f"{tensor.numel() * tensor.element_size()} bytes"

@@ -65,7 +65,6 @@ _WIDENING = {
     "logsumexp",
 }
 _NUMBERS_TAKEN = {
-    "tolist",
     "numpy",
     "__array__",
     "__dlpack__",
@@ -75,7 +74,12 @@ _NUMBERS_TAKEN = {
 }
 _PROFILER = "profiler"  # operators that compute nothing: they mark where a stretch begins and ends
 _PRINTING = {"__repr__", "__str__", "__format__"}
-_WATCHED = {"to", "float", "type", "type_as", "__set__"} | _WIDENING | _NUMBERS_TAKEN | _PRINTING
+_LIST = "tolist"
+_LONGEST_LIST = 1024
+"""Elements that are read one by one, where a list of them is."""
+_WATCHED = (
+    {"to", "float", "type", "type_as", "__set__", _LIST} | _WIDENING | _NUMBERS_TAKEN | _PRINTING
+)
 
 
 class Recording(NamedTuple):
@@ -280,7 +284,9 @@ class Recorder(OperatorListener):
         with self._guarded("looking at {}", name):
             if name in _NUMBERS_TAKEN or (name == "__set__" and func == torch.Tensor.data.__set__):
                 raise Stop(f"reads or replaces a tensor's memory outside any operator ({name})")
-            if name in _PRINTING:
+            if name == _LIST:
+                _read_elements(args[0])
+            elif name in _PRINTING:
                 self._paused = True
             elif name == "float":
                 points.explicit = True
@@ -305,6 +311,14 @@ class Recorder(OperatorListener):
             ):
                 points.unmoved(name, args, kwargs, sys._getframe(2))
         return out
+
+
+def _read_elements(tensor: Any) -> None:
+    """Reads each element of a tensor by an operator, as a list of them does outside any."""
+    if tensor.numel() > _LONGEST_LIST:
+        raise Stop(f"reads a list of {tensor.numel()} numbers (at most {_LONGEST_LIST})")
+    for element in tensor.reshape(-1).unbind():
+        element.item()
 
 
 def _recording_of(split: SplitRecording, part: Wanted) -> Recording:
@@ -520,7 +534,7 @@ class _OperatorRecording:
         """
         if not isinstance(out, (bool, int, float)):
             raise Stop(f"reads a {type(out).__name__} from a tensor ({name})")
-        self._table.guarded = True
+        self._table.guarded |= isinstance(out, float)
         if isinstance(out, float) and not math.isfinite(out):
             raise Stop(f"reads a number that is not finite from a tensor ({name})")
         return out
