@@ -18,38 +18,40 @@ class Limits:
 
     rho: error of the target against a wide replay on its own inputs, in units of the replay's own
     rounding (2-norm): fp32 and wider, and 16 bits and narrower, have limits of their own. What
-    follows from a rate of false alarms (the worst element, averages) is in judge.noise_model.
-    mean, moment, higher: how far a statistic of the output may move from the reference's
-    (judge.drift), over what the inputs' statistics moved plus 4 u. lone: growth of the error of one
-    element that holds most of its tensor's error, where none of the inputs has such a one. repeats:
-    calls of an operator with the same bits on both sides from which on another one is held to
-    `amplified` (judge.verdict). growth: error growth across a region from two dumps; amplified:
-    growth that is worth a remark. row: z of the scales that rows have; row_16: such scales, in unit
-    roundoffs, that a 16-bit kernel makes which keeps a number of each row in 16 bits. effect,
-    effect_16: relative size, and size in unit roundoffs of 16 bits, up to which an average is the
-    bias that kernels have against each other. spread: error in units of the run-to-run spread of
-    the reference (judge.spread). third: error in units of the reference's own, both against a third
-    run (judge.third); third_rise: how much larger that is than at the inputs where a fault is;
+    follows from a rate of false alarms (the worst element, averages) is in judge.noise_model. mean,
+    moment, higher: how far a statistic of the output may move from the reference's (judge.drift),
+    over what the inputs' statistics moved plus 4 u. lone: growth of the error of one element that
+    holds most of its tensor's error, where none of the inputs has such a one. repeats: calls of an
+    operator with the same bits on both sides from which on another one is held to `amplified`
+    (judge.verdict). growth: error growth across a region from two dumps; sum: what a sum of
+    products adds to its band, in units of the root of their number; amplified: growth that is worth
+    a remark. row: z of the scales that rows have; row_16: such scales, in unit roundoffs, that a
+    16-bit kernel makes which keeps a number of each row in 16 bits. effect, effect_16: relative
+    size, and size in unit roundoffs of 16 bits, up to which an average is the bias that kernels
+    have against each other. spread: error in units of the run-to-run spread of the reference
+    (judge.spread). third: error in units of the reference's own, both against a third run
+    (judge.third); third_rise: how much larger that is than at the inputs where a fault is;
     yardstick: relative error of the reference from which on it is none: the third run then computed
-    something else. whole, whole_z: rho and z where many operators lie
-    between what is seen, in units of what rounding in each of them makes. otherwise: what rounding
-    may make of the root's outputs where it was given other positions or masks, in unit roundoffs
-    (at 16 bits 0.05, or ten). within_32, within_16: relative error that rounding may make over any
-    number of operators that nobody sees, in unit roundoffs (judge.unseen); far_16, far, far_seen:
-    the relative error that it never makes: in bfloat16 and coarser, in what is finer and may hide
-    bfloat16, and in float32 where what came before shows that it does not. flip: gap between two
-    logits that rounding still closes, in standard deviations of a logit's own error (judge.logits).
-    formula: what the programs of both runs may differ by in float64, in unit roundoffs of the
-    target's output; formula_written_anew: at least, where more than their constants differs.
-    stands_out: rho of a 16-bit result over that of its siblings, from which on they speak against
-    it. beside_other_steps: the error of one step over those of most others of a network of unknown
+    something else. whole, whole_z: rho and z where many operators lie between what is seen, in
+    units of what rounding in each of them makes. otherwise: what rounding may make of the root's
+    outputs where it was given other positions or masks, in unit roundoffs (at 16 bits 0.05, or
+    ten). within_32, within_16: relative error that rounding may make over any number of operators
+    that nobody sees, in unit roundoffs (judge.unseen); far_16, far, far_seen: the relative error
+    that it never makes: in bfloat16 and coarser, in what is finer and may hide bfloat16, and in
+    float32 where what came before shows that it does not. flip: gap between two logits that
+    rounding still closes, in standard deviations of a logit's own error (judge.logits). formula:
+    what the programs of both runs may differ by in float64, in unit roundoffs of the target's
+    output; formula_written_anew: at least, where more than their constants differs. stands_out: rho
+    of a 16-bit result over that of its siblings, from which on they speak against it.
+    beside_other_steps: the error of one step over those of most others of a network of unknown
     depth, from which on rounding does not explain it. precision_rho: up to here a 16-bit result
-    without structure is a low-precision intermediate, not a fault.
+    without structure is a low- precision intermediate, not a fault.
     """
 
     rho: float = 5.0
     rho_16: float = 2.0
     growth: float = 5.0
+    sum: float = 0.1
     repeats: int = 1
     mean: float = 2.5
     moment: float = 2.5

@@ -31,7 +31,7 @@ class LeafEvidence:
     structural: a sentence when the shapes of outputs differ although those of the inputs agree. u:
     unit roundoff of the coarser side. cause: what a flagged replay is due to, once known. repeats:
     how many calls of the same operator on tensors of the same form gave the same bits on both sides
-    (`judge.repeated`).
+    (`judge.repeated`). terms: products that an element of an output is a sum of, 0 unknown.
     """
 
     pair: int
@@ -46,11 +46,12 @@ class LeafEvidence:
     cause_words: str = ""
     broken: float = 0.0
     repeats: int = 0
+    terms: float = 0.0
 
     @functools.cached_property
     def growth(self) -> ErrorGrowth:
         """Of the error from inputs to outputs."""
-        return grow(self.inputs, self.outputs, self.u)
+        return grow(self.inputs, self.outputs, self.u, self.terms)
 
     def replace(self, **changes: Any) -> LeafEvidence:
         """The evidence with other values in some fields. The growth stays what it was where these

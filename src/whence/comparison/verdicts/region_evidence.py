@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from whence import judge
+from whence import dtypes, judge
 from whence.comparison.inputs.positions_masks import PositionsAndMasks
 from whence.comparison.left_out import operator_form
 from whence.comparison.paired_runs import PairedCall
@@ -19,7 +20,7 @@ from whence.comparison.verdicts.parameters import Parameters
 from whence.comparison.verdicts.unseen_inputs import UnseenInputs
 from whence.records import Call, Region, marks
 from whence.records.marks import Mark, has_mark
-from whence.records.slots import is_input, is_own_input, is_read, is_written
+from whence.records.slots import is_input, is_own_input, is_param, is_read, is_written
 from whence.results import SlotPair, VerdictKind
 
 _FEW_OPERATORS = 12  # of a program that is one layer and no network
@@ -108,6 +109,7 @@ class LeafEvidenceCollector:
             parameters,
             structural=self._shape_clash(inputs, outputs),
             repeats=self._repeats[self._form(pair)] if u else 0,
+            terms=self._terms(slots.values(), inputs, outputs),
         )
         if leaf.growth.verdict == VerdictKind.INTRODUCED:
             seen = [self.errors.below_masks(s, call) for s in inputs]
@@ -127,6 +129,27 @@ class LeafEvidenceCollector:
             ahead=self._unseen.ahead.get(call.id) if PLACED in call.notes else None,
             drift=self._drifts.of(pair, slots, given),
         )
+
+    def _terms(
+        self, slots: Iterable[SlotPair], inputs: Sequence[SlotPair], outputs: Sequence[SlotPair]
+    ) -> float:
+        """How many products an element of an output is a sum of, by the sizes of the largest
+        weight, input and output: exact of a matrix product, at most that of a convolution; 0 where
+        there is no weight.
+        """
+        weights = (slot for slot in slots if is_param(slot.reference_slot))
+        sizes = [
+            self._largest(of, least) for of, least in ((weights, 2), (inputs, 1), (outputs, 1))
+        ]
+        return math.sqrt(sizes[0] * sizes[1] / sizes[2]) if all(sizes) else 0.0
+
+    def _largest(self, slots: Iterable[SlotPair], least_axes: int) -> int:
+        """Elements of the largest of these floating-point tensors."""
+        records = (self.paired.reference.records[slot.reference_record] for slot in slots)
+        sizes = (
+            r.count for r in records if len(r.shape) >= least_axes and dtypes.is_floating(r.dtype)
+        )
+        return max(sizes, default=0)
 
     def _errors_of_outputs(
         self,
