@@ -15,8 +15,16 @@ from typing import NamedTuple
 # faster than cutting the text.
 _remember = functools.lru_cache(maxsize=1 << 16)
 
-CACHES = ("past_key_values", "past_key_value", "cache", "kv_cache", "kv_caches", "past")
-"""Names that models give a key/value cache."""
+CACHES = (
+    "past_key_values",
+    "past_key_value",
+    "cache",
+    "cache_params",
+    "kv_cache",
+    "kv_caches",
+    "past",
+)
+"""Names that models give a cache of keys and values, or of states."""
 
 
 class SlotKind(StrEnum):

@@ -13,7 +13,7 @@ from whence.align.batches.token_axes import SlotAxes, SlotKey, slot_key
 from whence.align.derived_run import DerivedTensors
 from whence.align.dims import Unfit
 from whence.records import Call, Ref
-from whence.records.slots import is_output, is_param
+from whence.records.slots import is_output, is_param, is_written
 
 
 class SequenceGatherer:
@@ -90,6 +90,10 @@ class SequenceGatherer:
         axes = self.slots.of(call, slot)
         if axes is None:
             return None
+        if is_written(slot) and not axes.has_tokens:
+            if not all(line[-1].whole for line in lines):
+                return None
+            lines = [line[-1:] for line in lines]  # a state, as the last token leaves it
         keys, tokens = lasts_across
         key = slot_key(call, slot)
         tokens_across = tokens if keys and (axes.last is not None or key in keys) else None

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from whence.align.batches.batch import Batch, Row
 from whence.align.batches.positions import Course, Place
 from whence.records import Call
+from whence.records.slots import is_cache, is_input, is_written
 
 Tokens = tuple[object, ...]
 
@@ -101,11 +102,21 @@ def _continues(previous: Batch, batch: Batch, open_: Sequence[TokenSequence]) ->
         return ""
     if _has_grown(previous, batch, open_):
         return "again"
+    if _takes_up_caches(previous.call, batch.call):
+        return "cache"
     total = max(p.total for s in open_ for p in s.pieces)
     if batch.past is None and all(row.places for row in batch.rows):
         rows = zip(open_, batch.rows, strict=True)
         return "cache" if all(s.goes_on(row.places) for s, row in rows) and total else ""
     return "cache" if batch.past == total or (batch.cached and batch.width == 1) else ""
+
+
+def _takes_up_caches(previous: Call, call: Call) -> bool:
+    """Is a call given a cache that the one before left? Its shape says nothing of tokens where it
+    is a state.
+    """
+    left = {ref.record for ref in previous.refs if is_written(ref.slot)}
+    return any(is_input(r.slot) and is_cache(r.slot) and r.record in left for r in call.refs)
 
 
 def _has_grown(previous: Batch, batch: Batch, open_: Sequence[TokenSequence]) -> bool:

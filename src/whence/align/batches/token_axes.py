@@ -70,6 +70,11 @@ class Axes:
             for axis in (self.batch, self.token, self.visible, self.last, self.flat)
         )
 
+    @property
+    def has_tokens(self) -> bool:
+        """Is there an axis of tokens?"""
+        return len(self) > (self.batch is not None)
+
 
 def fits(axes: Axes, sights: Sequence[SeenTokens]) -> bool:
     """Could a tensor of these extents have these axes?"""

@@ -23,7 +23,7 @@ from whence.comparison.replays.tied_choices import Figures, settled
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Program
-from whence.records.marks import NoProgram, is_without_program
+from whence.records.marks import NoProgram, is_gathered, is_without_program
 from whence.records.program import GRADIENTS
 from whence.results import CauseKind
 
@@ -68,6 +68,8 @@ def fault_cause(
         with Threads(1):
             score, wide, right = own_score(sides.unmasked, partner, outputs)
             if score > own_limit:
+                if is_gathered(partner):  # its program is that of one of its pieces
+                    return FaultCause(CauseKind.UNKNOWN, first.words)
                 return _kernel_fault(partner, target_program)
             if reference_program is None or (anew and is_rewritten):
                 parting = Parting()

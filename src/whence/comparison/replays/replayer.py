@@ -33,7 +33,7 @@ from whence.comparison.replays.whole_call import WholeCall
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Program, Run
-from whence.records.marks import Mark, has_mark
+from whence.records.marks import Mark, has_mark, is_gathered
 from whence.records.slots import is_param
 from whence.results import SlotPair
 
@@ -358,6 +358,7 @@ class Replayer:
                     result.local
                     and all(local.score <= 1 for local in result.local.values())
                     and not result.ran
+                    and not is_gathered(ran)  # it never ran so: it was cut from others
                 )
                 if agrees and np.isfinite(score) and score > 1:
                     return dataclasses.replace(result, broken=score)
