@@ -116,11 +116,14 @@ def _damages(files, among):
     """(what was done, to which file, what stands there then or None), for some files of each kind,
     or for all.
     """
+    of_each_kind = _kinds(files)
     for file in files:
         whole, held = file.read_bytes(), len(file.read_bytes().rstrip(b"\0 \r\n"))
         # not its neighbour: the input of a call is the output of the one before
         other = among[among.index(file) - len(among) // 2]
-        shares = (0.1, 0.25, 0.5, 0.75, 0.9, 0.97) if EVERYTHING else (0.5,)
+        # where a cut falls matters by the format, not by the file
+        is_every_cut = EVERYTHING and file in of_each_kind
+        shares = (0.1, 0.25, 0.5, 0.75, 0.9, 0.97) if is_every_cut else (0.5,)
         for share in shares:
             yield f"cut to {share:.0%}", file, whole[: int(share * held)]
         if EVERYTHING:
@@ -134,12 +137,13 @@ def _damages(files, among):
 def _chosen(folder):
     """The files that are damaged: all, or one of each kind."""
     files = sorted(p for p in folder.rglob("*") if p.is_file())
-    if EVERYTHING:
-        return files
-    kinds = {}
-    for file in files:
-        kinds.setdefault(file.suffix if file.suffix[1:2].isalpha() else "", []).append(file)
-    return [kind[-1] for kind in kinds.values()]
+    return files if EVERYTHING else _kinds(files)
+
+
+def _kinds(files):
+    """One file of each kind."""
+    kinds = {file.suffix if file.suffix[1:2].isalpha() else "": file for file in files}
+    return list(kinds.values())
 
 
 @pytest.mark.parametrize("name", DUMPS)
