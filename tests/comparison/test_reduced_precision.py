@@ -65,3 +65,39 @@ def test_tf32_that_is_allowed_is_named(tmp_path, settings, named):
     result = compare_runs(reference, target, CompareOptions())
     assert result.status == "different" and result.findings[0].cause == "kernel"
     assert ("the target allows TF32" in result.findings[0].sentence) == named
+
+
+class Routed(nn.Module):
+    """A model whose router computes in float32, whatever the model is kept in."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.router, self.other = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x):
+        x = self.one(x)
+        weight = self.router.to(torch.float32)(x.float()).softmax(-1)
+        return self.other(x * weight.to(x.dtype))
+
+
+@pytest.mark.parametrize("exact", ["", "other"])
+def test_a_router_that_was_in_16_bits_with_its_model_is_no_fault(tmp_path, exact):
+    """With a parameter that kept its digits, the model was not in 16 bits: rounding is a fault."""
+    torch.manual_seed(0)
+    reference, x = Routed(), torch.randn(4, 16).bfloat16()
+    target = Routed()
+    target.load_state_dict(reference.state_dict())
+    target.bfloat16()
+    if exact:
+        target.other.weight.data = reference.other.weight.data
+        target.other.register_forward_pre_hook(lambda m, args: (args[0].float(),))
+        target.other.float().weight.data.copy_(reference.other.weight.data)
+    for name, model, given in (("reference", reference, x.float()), ("target", target, x)):
+        with torch.no_grad(), whence.capture(model, tmp_path / name):
+            model(given)
+    result = whence.compare(tmp_path / "reference", tmp_path / "target")
+    if not exact:
+        assert result.status == "same"
+        assert any("router.weight" in note for note in result.notes)
+    else:
+        assert [f.name for f in result.findings if f.cause == "parameter"][:1] == ["router"]

@@ -26,7 +26,7 @@ from whence.judge.integer_codes import (
 )
 from whence.judge.limits import LIMITS, Limits
 from whence.judge.nondeterminism import elementwise, explain, flips, repeated
-from whence.judge.parameters import ParameterDifference, rounded
+from whence.judge.parameters import ParameterDifference, is_held_in, rounded
 from whence.judge.parameters import compare as parameters
 from whence.judge.power import without_visible
 from whence.judge.precision import filled_otherwise, partly, roundoff
@@ -72,6 +72,7 @@ __all__ = [
     "formula_difference",
     "grow",
     "is_filled",
+    "is_held_in",
     "is_one_element",
     "judge_leaf",
     "judge_region",

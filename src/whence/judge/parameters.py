@@ -22,7 +22,8 @@ class ParameterDifference:
     """What differs in one parameter, in words and numbers. equal: nothing does. comparable: False
     when it could not be told. is_rounding: elements differ by what rounding makes, up and down, as
     where both sides drew or computed them. is_last_digit: elements of 32 bits or more differ by
-    their last digit at most, one way or both.
+    their last digit at most, one way or both. rounded_to: a coarser dtype that the target's
+    elements are the reference's in.
     """
 
     equal: bool
@@ -32,6 +33,7 @@ class ParameterDifference:
     index: tuple[int, ...] | None = None
     is_rounding: bool = False
     is_last_digit: bool = False
+    rounded_to: str = ""
 
     @property
     def differs(self) -> bool:
@@ -143,7 +145,13 @@ def _describe(ref: Array, tgt: Array) -> ParameterDifference:
         numbers,
         index,
         *_rounding(a, b, dtypes.of(ref), different),
+        rounded_to=how.removeprefix(_ROUNDED) if how.startswith(_ROUNDED) else "",
     )
+
+
+def is_held_in(array: Array, dtype: str) -> bool:
+    """Are all these numbers ones that a dtype has?"""
+    return _equal(array, rounded(rounded(array, dtype), dtypes.of(array).name))
 
 
 def _rounding(
@@ -236,7 +244,7 @@ def _shape_of_difference(
         return f"scaled by {scale:.6g}"
     rounded_to = next((name for name in _COARSER if _rounds_to(ref, tgt, name)), "")
     if rounded_to:
-        return f"rounded to {rounded_to}"
+        return f"{_ROUNDED}{rounded_to}"
     if ref.ndim >= 1 and (order := _moved(a, b)):
         return order
     if ref.ndim >= 2:
@@ -262,6 +270,8 @@ def _how_many(different: Array) -> str:
 
 # A target that went through a coarser dtype on its way: a checkpoint saved in 16 bits and widened
 # again.
+_ROUNDED = "rounded to "
+_ROUNDED = "rounded to "
 _COARSER = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 _MOST_BLOCKS = 256
 # torch.randn, trunc_normal_, orthogonal_ and uniform_ of one seed with ATEN_CPU_CAPABILITY=default

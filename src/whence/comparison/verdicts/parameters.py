@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Set
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
 
-from whence import align, judge
+from whence import align, dtypes, judge
 from whence.comparison.paired_runs import PairedRuns
 from whence.records import Call
 from whence.records.slots import (
@@ -22,6 +23,7 @@ from whence.records.slots import (
 from whence.records.training import OPTIMIZER
 from whence.results import SlotPair
 
+_LISTED = 3
 _SEVERAL = 3  # parameters that differ by rounding, of a model that was made on another processor
 
 
@@ -32,6 +34,7 @@ class Parameters:
         self.paired = paired
         self._first: dict[tuple[str, str, int, str], tuple[int, int]] = {}
         self._differences: dict[tuple[int, int], judge.ParameterDifference] = {}
+        self._held_in: dict[str, bool] = {}
 
     def is_given(self, call: Call, slot: SlotPair) -> bool:
         """Is this parameter as the program started with, not as its steps changed it, nor computed
@@ -109,6 +112,7 @@ class Parameters:
         """What differs by rounding only, and is taken as it is on each side."""
         names: set[str] = set()
         moved: dict[str, float] = {}
+        narrow: dict[str, dict[str, None]] = defaultdict(dict)
         for pair in self.paired.plan.pairs:
             call = self.paired.calls[pair.reference]
             for slot in pair.slots:
@@ -119,24 +123,34 @@ class Parameters:
                 if (slot.reference_record, slot.target_record) not in self._differences:
                     continue
                 difference = self.difference(slot)
-                if difference.is_rounding:
+                if difference.is_rounding and difference.rounded_to:
+                    narrow[difference.rounded_to][name] = None
+                elif difference.is_rounding:
                     rel = (difference.numbers or {}).get("rel_l2") or 0.0
                     moved[name] = rel if math.isfinite(rel) else 0.0
+        notes = [
+            f"{_first_of(list(listed))}: stored wider than the target's other parameters, and in "
+            f"{dtype} before, as these are"
+            for dtype, listed in narrow.items()
+        ]
         if not moved:
-            return []
-        listed, more = sorted(moved)[:3], len(moved) - 3
+            return notes
         which = f"{len(moved)} of {len(names)} parameters, " if len(moved) > 1 else ""
         return [
-            f"{which}{', '.join(listed)}{f' and {more} more' if more > 0 else ''}: the last digits "
+            *notes,
+            f"{which}{_first_of(sorted(moved))}: the last digits "
             f"differ, up and down alike, by {max(moved.values()):.1g} of their norm at most: made "
-            "on another processor? Each side is replayed with its own"
+            "on another processor? Each side is replayed with its own",
         ]
 
     def difference(self, slot: SlotPair) -> judge.ParameterDifference:
         """What differs, with what the other parameters show of it: last digits that all moved one
-        way are rounding where those of most others moved both ways.
+        way are rounding where those of most others moved both ways, and so are digits that all the
+        target's parameters lack, as of a model that was kept in 16 bits and computes in 32 here.
         """
         difference = self._by_itself(slot)
+        if difference.rounded_to and self._are_all_held_in(difference.rounded_to):
+            return dataclasses.replace(difference, is_rounding=True)
         if difference.is_last_digit and not difference.is_rounding and self._round_everywhere:
             return dataclasses.replace(difference, is_rounding=True)
         return difference
@@ -144,16 +158,44 @@ class Parameters:
     @functools.cached_property
     def _round_everywhere(self) -> bool:
         """Do several parameters, and most of those whose last digits differ, differ both ways?"""
-        slots = {
+        differences = [self._by_itself(slot) for slot in self._compared.values()]
+        both_ways = sum(d.is_rounding for d in differences)
+        one_way = sum(d.is_last_digit and not d.is_rounding for d in differences)
+        return both_ways >= max(_SEVERAL, one_way)
+
+    @functools.cached_property
+    def _compared(self) -> dict[tuple[int, int], SlotPair]:
+        """The pairs of parameters that are compared, by their records."""
+        return {
             (slot.reference_record, slot.target_record): slot
             for pair in self.paired.plan.pairs
             for slot in pair.slots
             if is_param(slot.reference_slot) and not self.paired.was_compared(slot)
         }
-        differences = [self._by_itself(slot) for slot in slots.values()]
-        both_ways = sum(d.is_rounding for d in differences)
-        one_way = sum(d.is_last_digit and not d.is_rounding for d in differences)
-        return both_ways >= max(_SEVERAL, one_way)
+
+    def _are_all_held_in(self, dtype: str) -> bool:
+        """Does the target store most of its parameters in a dtype, which the reference does not,
+        and are the others the reference's in it?
+        """
+        if dtype not in self._held_in:
+            narrower = wider = 0
+            for slot in self._compared.values():
+                ours, theirs = self.paired.records(slot)
+                if dtypes.named(theirs.dtype).is_floating and ours.dtype != dtype:
+                    narrower += theirs.dtype == dtype
+                    wider += theirs.dtype != dtype
+            self._held_in[dtype] = narrower > wider and all(
+                self._is_held_in(slot, dtype) for slot in self._compared.values()
+            )
+        return self._held_in[dtype]
+
+    def _is_held_in(self, slot: SlotPair, dtype: str) -> bool:
+        """Is a parameter of the target stored in a dtype, no number, or all numbers of it?"""
+        record = self.paired.records(slot)[1]
+        if record.dtype == dtype or not dtypes.named(record.dtype).is_floating:
+            return True
+        arrays = self.paired.arrays(slot)
+        return arrays is not None and judge.is_held_in(arrays[1], dtype)
 
     def _by_itself(self, slot: SlotPair) -> judge.ParameterDifference:
         key = (slot.reference_record, slot.target_record)
@@ -258,3 +300,8 @@ class Parameters:
                 visited.add((pair.reference_record, pair.target_record))
                 differences.append((inner.scope, param_name(ref.slot), self.difference(pair)))
         return differences
+
+
+def _first_of(names: Sequence[str]) -> str:
+    more = len(names) - _LISTED
+    return f"{', '.join(names[:_LISTED])}{f' and {more} more' if more > 0 else ''}"
