@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -38,6 +38,8 @@ class _Side:
     removed_calls: set[int] = field(default_factory=set)  # calls that units were made from
     new_calls: list[list[Call]] = field(default_factory=list)
     joined: list[Joined] = field(default_factory=list)
+    gathered: dict[tuple[int, int], list[Call]] = field(default_factory=dict)
+    """By rank and order of a removed call: the new calls that its tensors went to."""
 
 
 @dataclass(slots=True)
@@ -158,8 +160,13 @@ class _RootSide:
         side = self.side
         side.new_calls.append(calls)
         roots = {p.call: side.run.calls[p.call] for row in rows for p in row}
+        by_place = dict(_places(calls))
         for root in roots:
-            side.removed_calls.update(c.id for c in self.slots.tree(root))
+            tree = self.slots.tree(root)
+            side.removed_calls.update(c.id for c in tree)
+            for place, call in _places(tree):
+                if place in by_place:
+                    side.gathered.setdefault((call.rank, call.order), []).append(by_place[place])
         pieces = tuple((roots[p.call].step, p.row, p.start, p.stop - p.start) for p in rows[0])
         side.joined.append(Joined(side.name, next(iter(roots.values())).root, step, micro, pieces))
         return calls
@@ -301,15 +308,33 @@ def _done(side: _Side) -> Run:
         for position, call in enumerate(call for group in groups for call in group)
     }
     unchanged_ids = {c.id: place[id(c)] for c in unchanged}
+    # A backward pass belongs to the call that its forward call went to, where that is one.
+    orders = {(c.rank, c.order): place[id(c)] for c in unchanged}
+    orders |= {old: place[id(new[0])] for old, new in side.gathered.items() if len(new) == 1}
     calls: list[Call] = []
     for group in groups:
         number = {call.id: place[id(call)] for call in group} if len(group) > 1 else {}
         for call in group:
             parent = number.get(call.parent, unchanged_ids.get(call.parent, -1))
             calls.append(
-                msgspec.structs.replace(call, id=len(calls), parent=parent, order=len(calls))
+                msgspec.structs.replace(
+                    call,
+                    id=len(calls),
+                    parent=parent,
+                    order=len(calls),
+                    forward=orders.get((call.rank, call.forward), -1),
+                )
             )
     return side.derived.done(calls)
+
+
+def _places(tree: Iterable[Call]) -> Iterator[tuple[tuple[object, ...], Call]]:
+    """The calls below a root, each by its name and how many of that name came before."""
+    counts: Counter[tuple[object, ...]] = Counter()
+    for call in sorted(tree, key=lambda c: c.order):
+        name = call.scope, call.phase, call.op
+        yield (*name, counts[name]), call
+        counts[name] += 1
 
 
 def _without_uncut(side: _Side) -> list[Call]:
