@@ -11,7 +11,7 @@ import msgspec
 
 from whence.align import apply_map
 from whence.align.batches import align as batches
-from whence.align.batches import padding
+from whence.align.batches import masked_columns, padding
 from whence.align.calls import fused_operators, layout_operators
 from whence.align.calls.compiled_graphs import cut_alike
 from whence.align.calls.granularity import one_level, rebased
@@ -91,6 +91,7 @@ def align(
     if user_map is not None:
         target, matched = apply_map.applied(reference, target, matched, user_map, named)
     if is_free:
+        reference, target, matched = masked_columns.cut(reference, target, matched)
         target, matched = fused(reference, target, matched)
         target, matched = laid_out(reference, target, matched)
     if match == "auto":

@@ -1,0 +1,187 @@
+"""Columns that one run has more of and that its mask hides: padding of one input of several, as of
+an encoder before a decoder. They are cut off wherever the other run's tensors lack them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from whence.align.derived_run import DerivedTensors
+from whence.align.dims import Cut, Name, Node, Take
+from whence.dtypes import Array
+from whence.errors import ElementsMissing
+from whence.records import Call, Record, Ref, Run, children, marks
+from whence.records.slots import input_name, is_input, is_param
+from whence.results import CallPair, Plan, SlotPair
+
+_DECODER = "decoder_"
+
+
+class Columns(NamedTuple):
+    """Of an axis of `width` the columns from `start` on are real, as many as `real`, in `rows`."""
+
+    rows: int
+    width: int
+    start: int
+    real: int
+
+    def cut(self, node: Node, axis: int, extent: int, wanted: int) -> Node | None:
+        """What cuts an axis to the extent that the other run has; None where they do not fit."""
+        columns = slice(self.start, self.start + self.real)
+        if (extent, wanted) == (self.width, self.real):
+            return Cut(node, (*[slice(None)] * axis, columns))
+        if (extent, wanted) == (self.rows * self.width, self.rows * self.real):
+            kept = np.arange(extent).reshape(self.rows, self.width)[:, columns]
+            return Take(node, tuple(kept.ravel().tolist()), axis)
+        return None
+
+
+def cut(reference: Run, target: Run, plan: Plan) -> tuple[Run, Run, Plan]:
+    """Both runs and the plan, with columns cut off that only one run has and that its mask hides.
+    Reads the inputs of models, no other element.
+    """
+    sides = _Side(reference, "reference_slot", "reference"), _Side(target, "target_slot", "target")
+    kids = children(reference.calls)
+    pairs = {pair.reference: pair for pair in plan.pairs}
+    notes: list[str] = []
+    for root in plan.pairs:
+        call = reference.calls[root.reference]
+        if call.parent >= 0 or call.phase != "forward":
+            continue
+        for side, other in (sides, sides[::-1]):
+            hidden = list(_hidden(side, other, root))
+            notes += (
+                f"{call.root} step {call.step}: {columns.width - columns.real} of {columns.width} "
+                f"columns are padding that the {side.name} alone has"
+                for columns in hidden
+            )
+            todo = [call.id] if hidden else []
+            while todo:
+                number = todo.pop()
+                todo += kids.get(number, ())
+                if number in pairs:
+                    pairs[number] = side.without(hidden, pairs[number], other)
+    if not notes:
+        return reference, target, plan
+    return (
+        sides[0].done(),
+        sides[1].done(),
+        msgspec.structs.replace(
+            plan,
+            pairs=tuple(pairs[pair.reference] for pair in plan.pairs),
+            notes=(*plan.notes, *notes),
+        ),
+    )
+
+
+class _Side:
+    """One run while columns are cut off its tensors. slot: the name of its half of a pair."""
+
+    def __init__(self, run: Run, slot: str, name: str) -> None:
+        self.run, self.name = run, name
+        self._slot, self._record = slot, f"{name}_record"
+        self._derived = DerivedTensors(run)
+        self._calls: dict[int, Call] = {}
+
+    def call(self, pair: CallPair) -> Call:
+        number: int = getattr(pair, self.name)
+        return self._calls.get(number, self.run.calls[number])
+
+    def slot(self, pair: SlotPair) -> str:
+        slot: str = getattr(pair, self._slot)
+        return slot
+
+    def record(self, pair: SlotPair) -> Record:
+        return self._derived.record(getattr(pair, self._record))
+
+    def without(self, hidden: Sequence[Columns], pair: CallPair, other: _Side) -> CallPair:
+        """A pair of calls without these columns."""
+        made: dict[str, int] = {}
+        slots = []
+        for slot in pair.slots:
+            record = self.record(slot)
+            node = _cut_to(other.record(slot).shape, record.shape, hidden)
+            if node is not None and not is_param(slot.reference_slot):
+                number = self._derived.add(node, {"x": [record.id]}, "padding is cut off")
+                made[self.slot(slot)] = number
+                slot = msgspec.structs.replace(slot, **{self._record: number})
+            slots.append(slot)
+        if not made:
+            return pair
+        call = self.call(pair)
+        refs = tuple(Ref(r.slot, made.get(r.slot, r.record), r.edge) for r in call.refs)
+        note = marks.gathered(f"{hidden[0].real} of {hidden[0].width} columns", 1)
+        notes = call.notes if note in call.notes else (*call.notes, note)
+        self._calls[call.id] = msgspec.structs.replace(call, refs=refs, notes=notes)
+        return msgspec.structs.replace(pair, slots=tuple(slots))
+
+    def done(self) -> Run:
+        """The run with what was cut."""
+        if not self._calls:
+            return self.run
+        return self._derived.done([self._calls.get(call.id, call) for call in self.run.calls])
+
+
+def _cut_to(
+    wanted: tuple[int, ...], shape: tuple[int, ...], hidden: Sequence[Columns]
+) -> Node | None:
+    """What brings a tensor to the other run's shape; None where that is its own, or these columns
+    do not.
+    """
+    if shape == wanted or len(shape) != len(wanted):
+        return None
+    node: Node | None = Name("x")
+    for axis, extents in enumerate(zip(shape, wanted, strict=True)):
+        if extents[0] != extents[1] and node is not None:
+            parts = (columns.cut(node, axis, *extents) for columns in hidden)
+            node = next((part for part in parts if part is not None), None)
+    return node
+
+
+def _hidden(side: _Side, other: _Side, root: CallPair) -> Iterator[Columns]:
+    """The columns that this side's call of a model has more of, and that a mask hides there."""
+    masks = {input_name(r.slot): r.record for r in side.call(root).slots("input")}
+    for slot in root.slots:
+        shape, wanted = side.record(slot).shape, other.record(slot).shape
+        name = input_name(side.slot(slot))
+        is_wider = len(shape) == len(wanted) > 1 and shape[1] > wanted[1] > 0
+        if not is_input(slot.reference_slot) or "mask" in name or not is_wider:
+            continue
+        if shape[0] != wanted[0] or shape[2:] != wanted[2:]:
+            continue
+        for mask_name, record in masks.items():
+            is_its = "mask" in mask_name and (
+                mask_name.startswith(_DECODER) == name.startswith(_DECODER)
+            )
+            if is_its and side.run.records[record].shape == shape[:2]:
+                with contextlib.suppress(ElementsMissing):
+                    real = _real(side.run.array(record), "pad" in mask_name)
+                    start = _start(side, other, slot, real) if real is not None else None
+                    if start is not None:
+                        yield Columns(shape[0], shape[1], start, wanted[1])
+
+
+def _real(mask: Array, is_of_padding: bool) -> tuple[int, int] | None:
+    """(first, behind the last) of the columns that a mask of zeros and ones shows in any row."""
+    if mask.dtype.kind not in "biu" or not np.isin(mask, (0, 1)).all():
+        return None
+    columns = np.flatnonzero((mask.astype(bool) ^ is_of_padding).any(axis=0))
+    return (int(columns[0]), int(columns[-1]) + 1) if columns.size else None
+
+
+def _start(side: _Side, other: _Side, slot: SlotPair, real: tuple[int, int]) -> int | None:
+    """The column at which what the other run was given begins, with all that is real."""
+    record, facing = side.record(slot), other.record(slot)
+    width, wanted = record.shape[1], facing.shape[1]
+    starts: Sequence[int] = range(max(0, real[1] - wanted), min(real[0], width - wanted) + 1)
+    if record.dtype in ("int64", "int32") and facing.dtype in ("int64", "int32"):
+        ours, theirs = side.run.array(record.id), other.run.array(facing.id)
+        starts = [s for s in starts if np.array_equal(ours[:, s : s + wanted], theirs)]
+    elif real[1] - real[0] != wanted:
+        return None
+    return next(iter(starts), None)
