@@ -623,3 +623,68 @@ def test_gradients_of_a_module_are_right_by_their_own_size(errors, is_right):
     stub = SimpleNamespace(paired=paired, of=lambda pair: error[pair.reference_record])
     pairs = [SimpleNamespace(reference_record=k) for k in error]
     assert StepGradients(stub, {})._are_right_in_module(pairs) == is_right
+
+
+class WithState(nn.Module):
+    """A model that keeps a state in float32 beside its outputs."""
+
+    def __init__(self, gain=1.0):
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 4)
+        self.gain = gain
+
+    def forward(self, x):
+        x = self.body(x)
+        return self.head(self.norm(x)) * self.gain, x.float().cumsum(0)
+
+
+@pytest.mark.parametrize(("gain", "status"), [(1.0, "same"), (1.1, "different")])
+def test_a_state_in_more_digits_is_as_exact_as_the_stretch(tmp_path, gain, status):
+    torch.manual_seed(0)
+    reference, target = WithState(), WithState(gain)
+    target.load_state_dict(reference.state_dict())
+    factor = torch.linspace(0.5, 2, 16)
+    with torch.no_grad():
+        target.norm.weight.div_(factor)
+        target.norm.bias.div_(factor)
+        target.head.weight.mul_(factor)
+    x = torch.randn(8, 16).bfloat16()
+    for name, model, given in (("r", reference, x.float()), ("t", target.bfloat16(), x)):
+        with torch.no_grad(), whence.capture(model, tmp_path / name):
+            model(given)
+    assert whence.compare(tmp_path / "r", tmp_path / "t").status == status
+
+
+class Heads(nn.Module):
+    """Attention that returns its weights and keeps what it read."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(12, 12) for _ in range(4))
+        self.register_buffer("kept", torch.zeros(2, 3, 5, 4))
+
+    def forward(self, x):
+        q, k, v = (f(x).view(2, 5, 3, 4).transpose(1, 2) for f in (self.q, self.k, self.v))
+        self.kept.copy_(v)
+        weights = (q @ k.mT).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).reshape(2, 5, 12)), weights
+
+
+@pytest.mark.parametrize("is_fault", [False, True])
+def test_heads_in_another_order_are_so_in_what_is_kept_of_them(tmp_path, is_fault):
+    torch.manual_seed(0)
+    reference, target = Heads(), Heads()
+    target.load_state_dict(reference.state_dict())
+    order = torch.arange(12).view(3, 4).roll(1, 0)
+    with torch.no_grad():
+        for layer in (target.q, target.k, target.v):
+            layer.weight.copy_(layer.weight[order.flatten()])
+            layer.bias.copy_(layer.bias[order.flatten()])
+        rows = order.flip(0) if is_fault else order
+        target.o.weight.copy_(target.o.weight[:, rows.flatten()])
+    x = torch.randn(2, 5, 12)
+    for name, model in (("r", reference), ("t", target)):
+        with torch.no_grad(), whence.capture(model, tmp_path / name):
+            model(x)
+    result = whence.compare(tmp_path / "r", tmp_path / "t")
+    assert result.status == ("different" if is_fault else "same")

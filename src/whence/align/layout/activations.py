@@ -152,6 +152,25 @@ def _weight_orders(state: LayoutState, tensors: TensorPair, call: int) -> list[e
             order = heads[0] if (heads == heads[0]).all() else order
         if len(order) == n and sorted(order.tolist()) == list(range(n)):
             nodes.append(permutations.taken(X, shape, -1, order))
+        nodes += _head_orders(shape, np.array(places))
+    return nodes
+
+
+def _head_orders(shape: tuple[int, ...], order: permutations.Order) -> list[ex.Node]:
+    """The same order of a tensor that has heads in an axis of their own, as caches and attention
+    weights do: where the channels of each stay together.
+    """
+    nodes: list[ex.Node] = []
+    for axis in range(1, len(shape) - 1):
+        count = shape[axis]
+        if not 1 < count < len(order) or len(order) % count:
+            continue
+        size = len(order) // count
+        heads = order.reshape(count, size)
+        firsts = heads[:, 0] // size
+        is_whole = (heads == firsts[:, None] * size + np.arange(size)).all()
+        if is_whole and sorted(firsts.tolist()) == list(range(count)):
+            nodes.append(permutations.taken(X, shape, axis, firsts))
     return nodes
 
 

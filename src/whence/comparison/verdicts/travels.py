@@ -377,7 +377,9 @@ class Neighbourhoods:
         if not all(map(self._paired.is_equal, inputs)):
             return False
         errors = [self._errors.of(slot) for slot in stretch.left.values()]
-        return any((e.value or 0.0) > max(e.u, 1e-16) ** _FAR for e in errors)
+        # What is stored in more digits was computed with the others.
+        far = max((e.u for e in errors), default=0.0) ** _FAR
+        return any((e.value or 0.0) > max(far, 1e-8) for e in errors)
 
     def _run(self, stretch: Stretch) -> None:
         """Run a stretch plain, and see whether the target's results are those."""
@@ -396,6 +398,7 @@ class Neighbourhoods:
 
     def _is_apart(self, stretch: Stretch) -> bool:
         """Are the target's results too far from those in wide arithmetic to ask for rounding?"""
+        far = max((self._errors.of(p).u for p in stretch.left.values()), default=0.0) ** _FAR
         for record, pair in stretch.left.items():
             wide, target = stretch.plain[record], self._paired.target.array(pair.target_record)
             if not dtypes.of(wide).is_floating or wide.shape != target.shape:
@@ -403,7 +406,7 @@ class Neighbourhoods:
             with np.errstate(all="ignore"):
                 apart = target.astype(np.float64) - wide.astype(np.float64)
                 error = np.linalg.norm(apart) / np.linalg.norm(wide.astype(np.float64))
-            if error > max(self._errors.of(pair).u, 1e-16) ** _FAR:
+            if error > max(far, 1e-8):
                 return True
         return False
 
