@@ -625,6 +625,27 @@ def test_gradients_of_a_module_are_right_by_their_own_size(errors, is_right):
     assert StepGradients(stub, {})._are_right_in_module(pairs) == is_right
 
 
+@pytest.mark.parametrize(
+    ("width", "with_bias", "status"),
+    [
+        (0.1, True, "same"),  # alone, half of the fold would be within what rounding may make
+        (0.2, False, "different"),  # what is left of it is so too, and far above what it makes
+    ],
+)
+def test_a_fold_in_16_bits_is_held_to_what_half_of_it_would_do(tmp_path, width, with_bias, status):
+    factor, reference, target = torch.linspace(1 - width, 1 + width, 16), net(), net()
+    with torch.no_grad():
+        target[3].weight.div_(factor)
+        target[4].weight.mul_(factor)
+        if with_bias:
+            target[3].bias.div_(factor)
+    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(2)).bfloat16()
+    for name, model, given in (("r", reference, x.float()), ("t", target.bfloat16(), x)):
+        with whence.capture(model, tmp_path / name), torch.no_grad():
+            model(given)
+    assert whence.compare(tmp_path / "r", tmp_path / "t").status == status
+
+
 class WithState(nn.Module):
     """A model that keeps a state in float32 beside its outputs."""
 

@@ -46,10 +46,11 @@ _SUSPECTS_PER_STRETCH = 24  # each costs one run of it
 _SUSPECTS_TOGETHER = 6  # of which one or two may run by the target's programs
 _FEW, _ONE_FACTOR = 8, 1e-3  # elements that show a factor; how closely they follow it
 _TAKEN_BACK_AT_STEP = "another form: the gradients that the optimiser takes are right"
-_CLEARLY = 2.0  # times as far
+_CLEARLY = 4.0  # times as far
+_TELLS = 0.5  # of the limit: what a tensor moves by that is told from rounding, clearly farther
 _CHANNELS, _ROWS = 512, 64  # whose order is looked for; that show it
 _FAR_OFF = 30.0  # times the limit by one copy that no further copies bring below it
-_WELL_WITHIN = 0.5  # of the limit; what is right comes to a tenth
+_WELL_WITHIN = 0.25  # of the limit; what is right comes to a tenth
 _FAR = 0.5  # power of the unit roundoff that no clean stretch with equal inputs comes near
 
 
@@ -547,7 +548,7 @@ class Neighbourhoods:
         """Are the results of a clean stretch no longer right with these tensors in it?"""
         try:
             patched, _ = self._replayed(stretch, self._dtypes(stretch)[0], shown, None)
-            return self._score(stretch, patched) > max(1.0, _CLEARLY * stretch.score)
+            return _is_told(self._score(stretch, patched), stretch.score)
         except ReplayRefused:  # the plain run was not: these tensors lead elsewhere
             return True
 
@@ -628,7 +629,10 @@ class Neighbourhoods:
             computed = stretch.computed[record]
             around = _around(computed, computed, stretch.copies_computed, record)
             own = expected.get(record)
-            if own is None or judge.whole(_as(own, array), computed, around).score <= 1:
+            if own is None:
+                return False
+            scores = [judge.whole(a, computed, around).score for a in (_as(own, array), array)]
+            if not _is_told(*scores):
                 return False
         return True
 
@@ -651,6 +655,11 @@ class Neighbourhoods:
         with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
             return self._replayed(own, self._dtypes(own)[0], {}, None)[0]
         return {}
+
+
+def _is_told(score: float, right: float) -> bool:
+    """Is a result so much farther off than what is right that the target would show it?"""
+    return score > max(_TELLS, _CLEARLY * right)
 
 
 def _as(array: Array, like: Array) -> Array:
