@@ -2,6 +2,8 @@
 left, batches are compared by module, steps by the parameters that they leave.
 """
 
+import copy
+
 import pytest
 
 import whence
@@ -97,6 +99,27 @@ def test_a_fault_beside_a_fold_is_named_alone(tmp_path):
     assert [f.name for f in result.findings] == ["2.norm"]
 
 
+@pytest.mark.parametrize("is_bias_moved", [False, True])
+def test_columns_in_another_order_leave_the_bias_where_it_is(tmp_path, is_bias_moved):
+    """Of an operator, a parameter is one input more; in 16 bits its bits differ."""
+    torch.manual_seed(4)
+    reference = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8)).eval()
+    target, order = copy.deepcopy(reference), [2, 3, 4, 5, 6, 7, 0, 1]
+    with torch.no_grad():
+        for moved in (*target[0].parameters(), target[2].weight.T):
+            moved.copy_(moved[order])
+        if is_bias_moved:
+            target[2].bias.copy_(target[2].bias[order])
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
+
+    def drive(model):
+        with torch.no_grad():
+            model(x.to(model[0].weight.dtype))
+
+    result = compared(tmp_path, (reference, drive), (target.to(torch.bfloat16), drive))
+    assert result.status == ("different" if is_bias_moved else "same")
+
+
 @pytest.mark.parametrize("order", [[1, 0, 2], [2, 0, 1]])
 def test_rows_in_another_order_are_compared_by_module(tmp_path, order):
     torch.manual_seed(3)
@@ -153,6 +176,16 @@ def in_groups(model):
     return torch.optim.SGD([{"params": first}, {"params": second}], lr=0.1, foreach=False)
 
 
+def adamw(*groups):
+    """Which counts its steps in tensors that it also reads. groups: of parameters, by their axes."""
+
+    def made(model):
+        chosen = [[p for p in model.parameters() if p.ndim in axes] for axes in groups]
+        return torch.optim.AdamW([{"params": p} for p in chosen], lr=0.01, foreach=False)
+
+    return made
+
+
 def mean(out, y):
     return F.mse_loss(out, y)
 
@@ -177,6 +210,13 @@ LOOPED = sgd(foreach=False)
 def test_training_that_is_written_otherwise_is_right_by_its_steps(tmp_path, optimiser, loss):
     pair = (blocks(), trained(LOOPED, mean)), (blocks(), trained(optimiser, loss))
     assert compared(tmp_path, *pair).status == "same"
+
+
+@pytest.mark.parametrize(("groups", "is_right"), [(((2,), (1,)), True), (((2,),), False)])
+def test_an_optimiser_that_counts_its_steps_is_run_again(tmp_path, groups, is_right):
+    whole, other = adamw((1, 2)), adamw(*groups)
+    pair = (blocks(), trained(whole, mean)), (blocks(), trained(other, mean))
+    assert (compared(tmp_path, *pair).status == "same") == is_right
 
 
 @pytest.mark.parametrize(

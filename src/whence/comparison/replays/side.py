@@ -137,6 +137,7 @@ class ReplaySource:
             for k in kids
             if k.kind == "operator" and base_name(k.op) in VIEWS
             for r in k.slots("output")
+            if r.record not in {i.record for i in k.slots("input")}  # it is its operand itself
         }
         return call.id in self._composed or any(
             is_mutated(r.slot) and _written_to(k, r.slot) in views for k in kids for r in k.refs
