@@ -21,7 +21,7 @@ from whence.align import dims as ex
 from whence.align.layout import permutations
 from whence.align.layout.axes import X, applied, candidates, orders, ways
 from whence.align.layout.consumers import follows, outputs_agree
-from whence.align.layout.distances import resembles
+from whence.align.layout.distances import distance, resembles
 from whence.align.layout.layout_state import Family, LayoutState, TensorPair
 from whence.align.layout.refuted_orders import is_equal, is_read_unmoved, is_refuted
 from whence.align.module_names import starred
@@ -184,6 +184,12 @@ def _legitimate(state: LayoutState, layouts: dict[TensorPair, Order], family: Fa
 
 
 def _order(state: LayoutState, layouts: dict[TensorPair, Order], family: Family) -> None:
+    parameters = {
+        (s.reference_record, s.target_record)
+        for pair in state.pairs.values()
+        for s in pair.slots
+        if slot_kind(s.reference_slot) == "param"
+    }
     for tensors, order in layouts.items():
         call, slot = family[tensors]
         evidence = (
@@ -212,22 +218,33 @@ def _order(state: LayoutState, layouts: dict[TensorPair, Order], family: Family)
                         permutations.taken(X, b.shape, 0, places),
                         "as the rows of the weight",
                     )
-                elif kind == ("output" if order.kind == "rows" else "input") and b.shape:
+                elif (
+                    kind == ("output" if order.kind == "rows" else "input")
+                    and b.shape
+                    and near not in parameters  # which an operator has for inputs
+                ):
                     _channels(
                         state,
                         near,
                         places,
                         axis=-1 if len(state.records(tensors)[0].shape) == 2 else 1,
+                        is_inside=state.reference.calls[sibling].kind == "operator",
                     )
 
 
 def _channels(
-    state: LayoutState, tensors: TensorPair, places: permutations.Order, axis: int
+    state: LayoutState, tensors: TensorPair, places: permutations.Order, axis: int, is_inside: bool
 ) -> None:
-    """The channels of an input or output lie as the rows or columns of the weight do."""
+    """The channels of an input or output lie as the rows or columns of the weight do. is_inside: of
+    an operator inside the module, which reads and makes other tensors too: if elements show it.
+    """
     a, b = state.records(tensors)
     if len(b.shape) < 2 - (axis == -1) or b.shape[axis] != len(places):
         return
     node = next(orders(b.shape, a.shape, permutations.taken(X, b.shape, axis, places)), None)
-    if node is not None:
-        state.decided[tensors] = node, "as the rows of the weight" if axis else ""
+    arrays = state.arrays(tensors) if is_inside and tensors not in state.decided else None
+    if node is None or (
+        arrays is not None and distance(arrays[0], applied(node, arrays[1])) >= distance(*arrays)
+    ):
+        return
+    state.decided[tensors] = node, "as the rows of the weight" if axis else ""
