@@ -1,7 +1,8 @@
 """The command line: words to verbs to an answer and an exit code, one file a command.
 
-A command is a file `cli/NAME.py` with a click command called `command`; the first line of its
-docstring is its line in `whence --help`, and `GROUPS` says under which heading it stands there.
+A command is a file `cli/NAME.py` with a click command called `command` (`_options.verb` makes it);
+the first line of its docstring is its line in `whence --help`, and `GROUPS` says under which
+heading it stands there.
 Files are read, not imported, for help: that costs a few milliseconds however heavy a command is.
 Other packages add commands through the entry point group `whence.cli` (name = "module:command").
 """

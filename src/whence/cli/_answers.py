@@ -4,43 +4,39 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from whence.cli import _files, _options
+from whence.cli._options import HERE, option
 
 if TYPE_CHECKING:
     from whence.results import Comparison
 
+CODES = {"same": 0, "different": 1, "undecided": 2}
+"""Exit codes of answers."""
 FORMATS = ("text", "json", "csv", "markdown", "github")
 
 
-def options(default: str | None) -> Callable[[Any], Any]:
-    """Adds --format, --annotations and --junit to a command, which hands them to `said` and
-    `junit`. default: of --format.
-    """
-    form = click.option(
+JUNIT = option("--junit FILE", "Also write JUnit XML, with one test case per compared call.", HERE)
+"""Its value is for `junit`."""
+
+
+def options(default: str | None) -> tuple[_options.Option, ...]:
+    """--format and --annotations, which a command hands to `said`. default: of --format."""
+    form = option(
         "--format",
-        "form",
-        type=click.Choice(FORMATS),
+        "What is printed; github: findings as annotations of a GitHub workflow.",
+        FORMATS,
+        name="form",
         default=default,
-        show_default=default is not None,
-        help="What is printed; github: findings as annotations of a GitHub workflow.",
     )
-    annotations = click.option(
-        "--annotations",
-        is_flag=True,
-        help="Also print the findings as annotations of a GitHub workflow.",
+    annotations = option(
+        "--annotations", "Also print the findings as annotations of a GitHub workflow."
     )
-    junit = click.option(
-        "--junit",
-        metavar="FILE",
-        type=_options.HERE,
-        help="Also write JUnit XML, with one test case per compared call.",
-    )
-    return lambda command: form(annotations(junit(command)))
+    return form, annotations
 
 
 def width() -> int | None:
@@ -98,11 +94,23 @@ def put(text: str) -> None:
     sys.stdout.flush()
 
 
-def put_json(result: Any) -> None:
-    """Put a result on stdout as JSON."""
-    import msgspec
+def told(result: Any, form: str, text: Callable[[Any], str]) -> int:
+    """Put a result on stdout, as JSON or as the text that `text` makes of it; the exit code of its
+    status, 0 where it has none.
+    """
+    if form == "json":
+        import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
+    else:
+        click.echo(text(result), nl=False)
+    return CODES.get(getattr(result, "status", ""), 0)
+
+
+def say(lines: Iterable[str]) -> None:
+    """Put lines on stdout as they are made."""
+    for line in lines:
+        click.echo(line)
 
 
 def kept(result: Comparison, output: str | None = None) -> None:

@@ -1,30 +1,54 @@
-"""Help of a command that has many options: under headings, the rare ones only with --help-all."""
+"""A command of whence: its options under headings, the rare ones only with --help-all, and the
+program that it starts behind `--`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 EVERYTHING = "whence.help-all"
 """Key of `Context.meta`: show the rare options too."""
 _OTHER = "Other"
+_PROGRAM = "whence.program"
+"""Key of `Context.meta`: the words of a program are being read."""
 
 
-class Grouped(click.Command):
-    """A command with its options under headings.
+class Verb(click.Command):
+    """A command with its options under headings, that may start a program.
 
-    groups: heading -> its options, long names separated by blanks. rare: options that --help-all
-    shows and --help does not.
+    entries: its arguments and options; a text is the heading of those behind it. program: the line
+    that shows how a program is given behind `--`, "" where it may be left out, None where none is
+    started.
     """
 
     def __init__(
-        self, *arguments: Any, groups: Mapping[str, str], rare: str = "", **more: Any
+        self,
+        name: str,
+        entries: Iterable[str | click.Parameter],
+        *,
+        program: str | None = None,
+        **more: Any,
     ) -> None:
-        super().__init__(*arguments, **more)
-        self.groups = {heading: names.split() for heading, names in groups.items()}
-        self.rare = frozenset(rare.split())
+        self.program = program
+        if program:
+            more.setdefault("options_metavar", "[OPTIONS] -- CMD ...")
+        super().__init__(
+            name, params=[e for e in entries if isinstance(e, click.Parameter)], **more
+        )
+        self.groups: dict[str, list[click.Option]] = {}
+        heading = ""
+        for entry in entries:
+            if isinstance(entry, str):
+                heading = entry
+            elif isinstance(entry, click.Option):
+                self.groups.setdefault(heading, []).append(entry)
+        self.rare = [option for option in self.params if getattr(option, "rare", False)]
         if self.rare:
             self.params.append(
                 click.Option(
@@ -38,18 +62,41 @@ class Grouped(click.Command):
                 )
             )
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does; what stands behind the first `--` is the program to run."""
+        if self.program is None:
+            return super().parse_args(ctx, args)
+        dashes = args.index("--") if "--" in args else len(args)
+        words = tuple(args[dashes + 1 :])
+        ctx.meta[_PROGRAM] = dashes < len(args)
+        if dashes < len(args) and not words and not ctx.resilient_parsing:
+            raise click.UsageError("no command after --", ctx)
+        rest = super().parse_args(ctx, args[:dashes])
+        if self.program and not words and not ctx.resilient_parsing:
+            raise click.UsageError(f"no command given:  {self.program}", ctx)
+        ctx.params["command"] = words
+        return rest
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Files where the program to run stands, else as click does."""
+        from click.shell_completion import CompletionItem
+
+        if ctx.meta.get(_PROGRAM):
+            return [CompletionItem(incomplete, type="file")]
+        return super().shell_complete(ctx, incomplete)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options under their headings, then those without one."""
-        heading_of = {name: heading for heading, names in self.groups.items() for name in names}
+        if not any(self.groups):
+            super().format_options(ctx, formatter)
+            return
         rows: dict[str, list[tuple[str, str]]] = {}
+        named = {option: name for name, group in self.groups.items() for option in group}
         options = (each for each in self.get_params(ctx) if isinstance(each, click.Option))
         for option in options:
             record = option.get_help_record(ctx)
-            names = {*option.opts, *option.secondary_opts}
-            if record is None or (names & self.rare and not ctx.meta.get(EVERYTHING)):
-                continue
-            heading = next((heading_of[name] for name in option.opts if name in heading_of), _OTHER)
-            rows.setdefault(heading, []).append(record)
+            if record is not None and (option not in self.rare or ctx.meta.get(EVERYTHING)):
+                rows.setdefault(named.get(option, _OTHER), []).append(record)
         width = min(max(len(names) for group in rows.values() for names, _ in group), 26)
         for heading in (*self.groups, _OTHER):
             if heading in rows:

@@ -1,4 +1,4 @@
-"""What long commands say while they work, and the words after `--`."""
+"""What long commands say while they work."""
 
 from __future__ import annotations
 
@@ -117,27 +117,3 @@ def telling() -> Iterator[Callable[[str], None]]:
         yield say
     finally:
         close()
-
-
-class WithCommand(click.Command):
-    """A command with words of its own before `--` and a program to run after it; the latter is in
-    `ctx.meta["whence.command"]`.
-    """
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does, after everything behind the first `--` was taken away."""
-        if "--" in args:
-            dashes = args.index("--")
-            ctx.meta["whence.command"] = tuple(args[dashes + 1 :])
-            if not args[dashes + 1 :] and not ctx.resilient_parsing:
-                raise click.UsageError("no command after --", ctx)
-            args = args[:dashes]
-        return super().parse_args(ctx, args)
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
-        """Files where the program to run stands, else as click does."""
-        from click.shell_completion import CompletionItem
-
-        if "whence.command" in ctx.meta:
-            return [CompletionItem(incomplete, type="file")]
-        return super().shell_complete(ctx, incomplete)

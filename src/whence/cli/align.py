@@ -10,23 +10,24 @@ are listed as comments.
 
 from __future__ import annotations
 
-import click
+from typing import Any
 
-from whence.cli import _files, _options
+from whence.cli import _files
+from whence.cli._options import FIRST_MAP, OUTPUT_FILE, REPLACE_FILE, argument, verb
 
 
-@click.command("align", help=__doc__)
-@click.argument("reference", metavar="REF", type=click.Path())
-@click.argument("target", metavar="TGT", type=click.Path())
-@_options.OUTPUT_FILE
-@_options.REPLACE_FILE
-@_options.FIRST_MAP
-def command(reference: str, target: str, output: str | None, force: bool, chart: str | None) -> int:
+@verb(
+    argument("reference", "REF"),
+    argument("target", "TGT"),
+    OUTPUT_FILE,
+    REPLACE_FILE,
+    FIRST_MAP,
+)
+def command(output: str | None, force: bool, **options: Any) -> None:
     """Words -> `api.align_runs` -> `report.plan_map`."""
     from whence import api
     from whence.report.plan import plan_map
 
     _files.check(output, force)
-    aligned = api.align_runs(reference, target, mapping=chart)
+    aligned = api.align_runs(**options)
     _files.leave(plan_map(aligned.as_said(), aligned.reference, aligned.target), output, force)
-    return 0

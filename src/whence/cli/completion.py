@@ -17,6 +17,8 @@ from pathlib import Path
 
 import click
 
+from whence.cli._options import argument, option, verb
+
 _SHELLS = ("bash", "zsh", "fish")
 _MARK = "# whence completion"
 _ZSH = """\
@@ -26,9 +28,10 @@ alias whence='command whence'
 """
 
 
-@click.command("completion", help=__doc__)
-@click.argument("action", type=click.Choice(["install", *_SHELLS]))
-@click.option("--shell", type=click.Choice(_SHELLS), help="With install.  [default: from $SHELL]")
+@verb(
+    argument("action", "", ("install", *_SHELLS)),
+    option("--shell", "With install.  [default: from $SHELL]", _SHELLS),
+)
 def command(action: str, shell: str | None) -> int:
     """Print the completion script of a shell, or install it."""
     if action != "install":

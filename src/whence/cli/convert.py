@@ -9,30 +9,23 @@ Every tensor keeps its dtype and its bits. What the format cannot hold is counte
 
 from __future__ import annotations
 
-import click
+from typing import Any
 
-from whence.cli import _options, _progress
+from whence.cli import _answers, _progress
+from whence.cli._options import HERE, argument, option, verb
 
 
-@click.command("convert", help=__doc__)
-@click.argument("source", metavar="SRC", type=click.Path())
-@click.argument("destination", metavar="DST", type=_options.HERE)
-@click.option(
-    "--to",
-    required=True,
-    metavar="FORMAT",
-    help="npy, safetensors, torch_xray, msprobe or polygraphy.",
+@verb(
+    argument("source", "SRC"),
+    argument("destination", "DST", HERE),
+    option("--to FORMAT", "npy, safetensors, torch_xray, msprobe or polygraphy.", required=True),
+    option("--force", "Replace DST if it holds nothing but the files of a dump."),
 )
-@click.option(
-    "--force", is_flag=True, help="Replace DST if it holds nothing but the files of a dump."
-)
-def command(source: str, destination: str, to: str, force: bool) -> int:
+def command(destination: str, to: str, **options: Any) -> None:
     """Words -> `api.convert`."""
     from whence import api
     from whence.report.convert import converted
 
     with _progress.shown() as count:
-        result = api.convert(source, destination, to=to, force=force, progress=count)
-    for line in converted(result, destination, to):
-        click.echo(line)
-    return 0
+        result = api.convert(destination=destination, to=to, progress=count, **options)
+    _answers.say(converted(result, destination, to))

@@ -14,36 +14,22 @@ from __future__ import annotations
 
 import click
 
-from whence.cli import _options
+from whence.cli._options import HERE, option, verb
 from whence.demo import FAULTS, MODELS
 
 
-@click.command("demo", help=__doc__)
-@click.option(
-    "--plant",
-    metavar="PATTERN",
-    default="",
-    help="Plant the fault in a module whose name matches.  [default: any]",
-)
-@click.option(
-    "--fault", type=click.Choice(FAULTS), help="The fault to plant.  [default: chosen by the seed]"
-)
-@click.option(
-    "--seed", type=int, default=0, show_default=True, help="Chooses the fault and its place."
-)
-@click.option(
-    "--model",
-    type=click.Choice(MODELS),
-    default="tiny",
-    show_default=True,
-    help="tiny is trained on the spot; nothing is downloaded.",
-)
-@click.option(
-    "-o",
-    "--output",
-    metavar="DIR",
-    type=_options.HERE,
-    help="Keep the runs and the comparisons in this folder.",
+@verb(
+    option(
+        "--plant PATTERN",
+        "Plant the fault in a module whose name matches.  [default: any]",
+        default="",
+    ),
+    option("--fault", "The fault to plant.  [default: chosen by the seed]", FAULTS),
+    option("--seed", "Chooses the fault and its place.", int, default=0),
+    option(
+        "--model", "tiny is trained on the spot; nothing is downloaded.", MODELS, default="tiny"
+    ),
+    option("-o, --output DIR", "Keep the runs and the comparisons in this folder.", HERE),
 )
 def command(plant: str, fault: str | None, seed: int, model: str, output: str | None) -> int:
     """Words -> `demo.play` -> report -> exit code."""

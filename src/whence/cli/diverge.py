@@ -17,42 +17,33 @@ read.
 
 from __future__ import annotations
 
-import sys
+from typing import Any
 
-import click
+from whence.cli import _answers, _files
+from whence.cli._options import HERE, PATH, TEXT_OR_JSON, argument, option, verb
 
-from whence.cli import _answers, _files, _options
 
-
-@click.command("diverge", help=__doc__)
-@click.argument("reference", metavar="REFERENCE", type=click.Path())
-@click.argument("target", metavar="TARGET", type=click.Path())
-@click.option(
-    "--repeat",
-    metavar="RUN",
-    type=click.Path(),
-    multiple=True,
-    help="A run of the reference with other threads or kernels; repeatable.",
+@verb(
+    argument("reference", "REFERENCE"),
+    argument("target", "TARGET"),
+    option(
+        "--repeat RUN ...",
+        "A run of the reference with other threads or kernels; repeatable.",
+        PATH,
+    ),
+    option("--plot FILE.svg", "Draw losses and drift.", HERE),
+    option("--force", "Replace FILE.svg."),
+    TEXT_OR_JSON,
 )
-@click.option("--plot", metavar="FILE.svg", type=_options.HERE, help="Draw losses and drift.")
-@click.option("--force", is_flag=True, help="Replace FILE.svg.")
-@_options.TEXT_OR_JSON
-def command(
-    reference: str, target: str, repeat: tuple[str, ...], plot: str | None, force: bool, form: str
-) -> int:
+def command(plot: str | None, force: bool, form: str, **options: Any) -> int:
     """Words -> `api.diverge` -> report -> exit code."""
     from whence import api
-    from whence.cli.compare import CODES
     from whence.report.diverge import diverged_text
 
     _files.check(plot, force)
-    result = api.diverge(reference, target, repeat=repeat)
+    result = api.diverge(**options)
     if plot is not None:
         from whence.report.diverge_plot import diverged_svg
 
         _files.write(plot, diverged_svg(result), force)
-    if form == "json":
-        _answers.put_json(result)
-    else:
-        sys.stdout.write(diverged_text(result))
-    return CODES[result.status]
+    return _answers.told(result, form, diverged_text)

@@ -15,44 +15,32 @@ when CMD fails or cannot be run.
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from whence.cli import _answers, _options, _progress
+from whence.cli import _answers, _progress
+from whence.cli._options import KEEP_RUNS, TEXT_OR_JSON, option, verb
 
 
-@click.command(
-    "doctor", cls=_progress.WithCommand, help=__doc__, options_metavar="[OPTIONS] -- CMD ..."
+@verb(
+    option("--faults N", "How many faults to plant.", click.IntRange(0), default=8),
+    option(
+        "--seed N",
+        "Chooses the faults, and seeds every run.  [default: 0 for the faults; runs are not "
+        "seeded]",
+        int,
+    ),
+    KEEP_RUNS,
+    TEXT_OR_JSON,
+    program="whence doctor -- python infer.py",
 )
-@click.option(
-    "--faults",
-    type=click.IntRange(0),
-    metavar="N",
-    default=8,
-    show_default=True,
-    help="How many faults to plant.",
-)
-@click.option(
-    "--seed",
-    type=int,
-    metavar="N",
-    help="Chooses the faults, and seeds every run.  [default: 0 for the faults; runs are not "
-    "seeded]",
-)
-@_options.KEEP_RUNS
-@_options.TEXT_OR_JSON
-@click.pass_context
-def command(ctx: click.Context, faults: int, seed: int | None, keep: str | None, form: str) -> int:
+def command(keep: str | None, form: str, **options: Any) -> int:
     """Words -> `api.doctor_command` -> report -> exit code."""
     from whence import api
     from whence.report.doctor import checkup
 
-    cmd = ctx.meta.get("whence.command")
-    if cmd is None:
-        raise click.UsageError("no command given:  whence doctor -- python infer.py", ctx)
     with _progress.telling() as say:
-        result = api.doctor_command(cmd, faults=faults, seed=seed, keep=keep, tell=say)
-    if form == "json":
-        _answers.put_json(result)
-    else:
-        click.echo(checkup(result, output=keep or ""), nl=False)
+        result = api.doctor_command(keep=keep, tell=say, **options)
+    _answers.told(result, form, lambda each: checkup(each, output=keep or ""))
     return 0 if result.healthy else 1

@@ -17,50 +17,53 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
+from whence.cli import _answers
+from whence.cli._answers import CODES
+from whence.cli._options import (
+    HERE,
+    REPLACE_COMPARISON,
+    STRICT,
+    TEXT_OR_JSON,
+    argument,
+    option,
+    verb,
+)
 
-from whence.cli import _answers, _options
 
-
-@click.command("export-check", help=__doc__)
-@click.argument("onnx", metavar="[MODEL.onnx]", required=False, type=click.Path())
-@click.option(
-    "--model",
-    metavar="MODULE:FACTORY",
-    required=True,
-    help="A function that returns the torch model; it is imported and run.",
+@verb(
+    argument("onnx", "[MODEL.onnx]"),
+    option(
+        "--model MODULE:FACTORY",
+        "A function that returns the torch model; it is imported and run.",
+        required=True,
+    ),
+    option(
+        "--inputs MODULE:FUNCTION",
+        "A function that returns its arguments: a tuple, a mapping by name, or one tensor.",
+    ),
+    option(
+        "-o, --output CMP",
+        "Folder for the comparison, and for both runs below it.  [default: nothing is written]",
+        HERE,
+    ),
+    REPLACE_COMPARISON,
+    option("--opset N", "The operator set to export for.", int),
+    option(
+        "--optimisation",
+        "How far ONNX Runtime may rewrite the graph; off: as it was exported.",
+        ("off", "basic", "extended", "all"),
+        default="off",
+    ),
+    STRICT,
+    TEXT_OR_JSON,
 )
-@click.option(
-    "--inputs",
-    metavar="MODULE:FUNCTION",
-    help="A function that returns its arguments: a tuple, a mapping by name, or one tensor.",
-)
-@click.option(
-    "-o",
-    "--output",
-    metavar="CMP",
-    type=_options.HERE,
-    help="Folder for the comparison, and for both runs below it.  [default: nothing is written]",
-)
-@_options.REPLACE_COMPARISON
-@click.option("--opset", type=int, metavar="N", help="The operator set to export for.")
-@click.option(
-    "--optimisation",
-    type=click.Choice(["off", "basic", "extended", "all"]),
-    default="off",
-    show_default=True,
-    help="How far ONNX Runtime may rewrite the graph; off: as it was exported.",
-)
-@_options.STRICT
-@_options.TEXT_OR_JSON
-def command(onnx: str | None, output: str | None, form: str, **values: Any) -> int:
+def command(form: str, output: str | None, force: bool, **options: Any) -> int:
     """Words -> `api.export_check` -> report -> exit code."""
     from whence import api
-    from whence.cli.compare import CODES
 
     if output is not None:
-        api.check_output(Path(output), values["force"])
-    result = api.export_check(onnx, values.pop("model"), output=output, **values)
+        api.check_output(Path(output), force)
+    result = api.export_check(output=output, force=force, **options)
     _answers.put(_answers.said(result, form, annotations=False, output=output))
     if output is not None:
         _answers.kept(result, output)

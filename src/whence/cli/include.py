@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import sys
 
-import click
+from whence.cli._options import verb
 
 
-@click.command("include", help=__doc__)
-def command() -> int:
+@verb()
+def command() -> None:
     """Words -> `api.include`."""
     from whence import api
 
     sys.stdout.write(f"{api.include()}\n")
-    return 0

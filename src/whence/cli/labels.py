@@ -16,24 +16,32 @@ from pathlib import Path
 
 import click
 
-from whence.cli import _answers, _options
-from whence.cli.compare import CODES
-
-
-@click.command("labels", help=__doc__)
-@click.argument("run", metavar="RUN", type=click.Path())
-@click.argument("target", metavar="[TGT]", required=False, type=click.Path())
-@click.option(
-    "-o",
-    "--output",
-    metavar="CMP",
-    type=_options.HERE,
-    help="Folder for summary.json, report.csv, report.json and cmp_report.csv.  [default: "
-    "nothing is written]",
+from whence.cli import _answers
+from whence.cli._answers import CODES
+from whence.cli._options import (
+    HERE,
+    REPLACE_COMPARISON,
+    STRICT,
+    TEXT_OR_JSON,
+    argument,
+    option,
+    verb,
 )
-@_options.REPLACE_COMPARISON
-@_options.TEXT_OR_JSON
-@_options.STRICT
+
+
+@verb(
+    argument("run", "RUN"),
+    argument("target", "[TGT]"),
+    option(
+        "-o, --output CMP",
+        "Folder for summary.json, report.csv, report.json and cmp_report.csv.  [default: nothing "
+        "is written]",
+        HERE,
+    ),
+    REPLACE_COMPARISON,
+    TEXT_OR_JSON,
+    STRICT,
+)
 def command(
     run: str, target: str | None, output: str | None, force: bool, form: str, strict: bool
 ) -> int:

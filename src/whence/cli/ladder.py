@@ -25,86 +25,41 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
+from whence.cli import _answers, _progress
+from whence.cli._options import HERE, PATH, SETTLED_RUNS, TEXT_OR_JSON, given, option, verb
 
-from whence.cli import _answers, _options, _progress
 
-
-@click.command(
-    "ladder",
-    cls=_progress.WithCommand,
-    help=__doc__,
-    options_metavar="[OPTIONS] -- CMD ...",
+@verb(
+    option(
+        "-o, --output DIR",
+        "Folder for runs, comparisons and ladder.json; it must not exist yet.",
+        HERE,
+        required=True,
+    ),
+    option("--force", "Replace DIR if it holds a ladder."),
+    option("--bisect-pass", "Also name the pass, with torch's own compiler bisector."),
+    option(
+        "--of",
+        "What is climbed.  [default: torch where the program compiles something]",
+        ("torch", "onnxruntime"),
+    ),
+    option(
+        "--release DIR ...",
+        "A folder with a release of onnxruntime (pip install --no-deps --target DIR "
+        "onnxruntime==1.20.1); repeatable, tried in this order. Of one alone, what is installed "
+        "comes second.",
+        PATH,
+        name="releases",
+    ),
+    *SETTLED_RUNS,
+    TEXT_OR_JSON,
+    program="whence ladder -o DIR -- python infer.py",
 )
-@click.option(
-    "-o",
-    "--output",
-    metavar="DIR",
-    required=True,
-    type=_options.HERE,
-    help="Folder for runs, comparisons and ladder.json; it must not exist yet.",
-)
-@click.option("--force", is_flag=True, help="Replace DIR if it holds a ladder.")
-@click.option(
-    "--bisect-pass", is_flag=True, help="Also name the pass, with torch's own compiler bisector."
-)
-@click.option(
-    "--of",
-    type=click.Choice(["torch", "onnxruntime"]),
-    help="What is climbed.  [default: torch where the program compiles something]",
-)
-@click.option(
-    "--release",
-    "releases",
-    multiple=True,
-    metavar="DIR",
-    type=click.Path(),
-    help="A folder with a release of onnxruntime (pip install --no-deps --target DIR "
-    "onnxruntime==1.20.1); repeatable, tried in this order. Of one alone, what is installed comes "
-    "second.",
-)
-@click.option("--seed", type=int, metavar="N", help="Seed every run.")
-@click.option("--deterministic", is_flag=True, help="Switch every run to deterministic kernels.")
-@click.option(
-    "--steps", metavar="START:STOP", help="Only these steps, STOP excluded (0:10, 5:, :3)."
-)
-@_options.TEXT_OR_JSON
-@click.pass_context
-def command(
-    ctx: click.Context,
-    output: str,
-    force: bool,
-    bisect_pass: bool,
-    of: str | None,
-    releases: tuple[str, ...],
-    seed: int | None,
-    deterministic: bool,
-    steps: str | None,
-    form: str,
-) -> int:
+def command(form: str, output: str, **options: Any) -> int:
     """Words -> `api.ladder_command` -> report -> exit code."""
     from whence import api
-    from whence.cli.compare import CODES
     from whence.report.ladder import rungs
 
-    cmd = ctx.meta.get("whence.command")
-    if cmd is None:
-        raise click.UsageError("no command given:  whence ladder -o DIR -- python infer.py", ctx)
-    options = {"seed": seed, "steps": steps, "deterministic": deterministic or None}
     with _progress.telling() as say:
-        given: dict[str, Any] = {n: value for n, value in options.items() if value is not None}
-        result = api.ladder_command(
-            cmd,
-            output=output,
-            force=force,
-            bisect_pass=bisect_pass,
-            of=of or "",
-            releases=releases,
-            tell=say,
-            **given,
-        )
-    if form == "json":
-        _answers.put_json(result)
-    else:
-        click.echo(rungs(result, output=output), nl=False)
-    return CODES[result.status]
+        result = api.ladder_command(output=output, tell=say, **given(options))
+    return _answers.told(result, form, lambda each: rungs(each, output=output))

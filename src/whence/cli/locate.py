@@ -19,78 +19,34 @@ command fails or cannot be run.
 
 from __future__ import annotations
 
-import click
+from typing import Any
 
-from whence.cli import _answers, _options, _progress
+from whence.cli import _answers, _progress
+from whence.cli._options import COUNT, KEEP_RUNS, TEXT_OR_JSON, argument, option, verb
 
 
-@click.command(
-    "locate",
-    cls=_progress.WithCommand,
-    help=__doc__,
+@verb(
+    argument("reference", "[REF|CMP]"),
+    argument("target", "[TGT] [-- CMD ...]"),
+    option(
+        "--patch CALL ...", "Patch this call (repeatable: each patch is added to those before it)."
+    ),
+    option(
+        "--search", "Find, by bisection, the call by which half of the squared error has arisen."
+    ),
+    option("--max N", "Patch at most so many findings.", COUNT, name="most", default=8),
+    option("--seed N", "Seed every run.  [default: the reference's seed, if it had one]", int),
+    KEEP_RUNS,
+    TEXT_OR_JSON,
+    program="",
 )
-@click.argument("reference", metavar="[REF|CMP]", required=False, type=click.Path())
-@click.argument("target", metavar="[TGT] [-- CMD ...]", required=False, type=click.Path())
-@click.option(
-    "--patch",
-    multiple=True,
-    metavar="CALL",
-    help="Patch this call (repeatable: each patch is added to those before it).",
-)
-@click.option(
-    "--search",
-    is_flag=True,
-    help="Find, by bisection, the call by which half of the squared error has arisen.",
-)
-@click.option(
-    "--max",
-    "most",
-    type=click.IntRange(1),
-    metavar="N",
-    default=8,
-    show_default=True,
-    help="Patch at most so many findings.",
-)
-@click.option(
-    "--seed",
-    type=int,
-    metavar="N",
-    help="Seed every run.  [default: the reference's seed, if it had one]",
-)
-@_options.KEEP_RUNS
-@_options.TEXT_OR_JSON
-@click.pass_context
-def command(
-    ctx: click.Context,
-    reference: str | None,
-    target: str | None,
-    patch: tuple[str, ...],
-    search: bool,
-    most: int,
-    seed: int | None,
-    keep: str | None,
-    form: str,
-) -> int:
+def command(reference: str | None, form: str, **options: Any) -> int:
     """Words -> `api.locate` -> report -> exit code."""
     from whence import api
-    from whence.cli.compare import CODES
     from whence.report.locate import location
 
     chosen = _answers.latest() if reference is None else reference
+    options["command"] = options["command"] or None
     with _progress.telling() as say:
-        result = api.locate(
-            chosen,
-            target,
-            command=ctx.meta.get("whence.command"),
-            patch=patch,
-            search=search,
-            most=most,
-            seed=seed,
-            keep=keep,
-            tell=say,
-        )
-    if form == "json":
-        _answers.put_json(result)
-    else:
-        click.echo(location(result, output=keep or ""), nl=False)
-    return CODES[result.status]
+        result = api.locate(chosen, tell=say, **options)
+    return _answers.told(result, form, lambda each: location(each, output=options["keep"] or ""))

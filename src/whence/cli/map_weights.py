@@ -16,24 +16,26 @@ be compared, 3 none could be paired.
 
 from __future__ import annotations
 
-import click
+from typing import Any
 
-from whence.cli import _files, _options
+from whence.cli import _files
+from whence.cli._options import FIRST_MAP, OUTPUT_FILE, REPLACE_FILE, argument, verb
 
 
-@click.command("map-weights", help=__doc__)
-@click.argument("reference", metavar="REF", type=click.Path())
-@click.argument("target", metavar="TGT", type=click.Path())
-@_options.OUTPUT_FILE
-@_options.REPLACE_FILE
-@_options.FIRST_MAP
-def command(reference: str, target: str, output: str | None, force: bool, chart: str | None) -> int:
+@verb(
+    argument("reference", "REF"),
+    argument("target", "TGT"),
+    OUTPUT_FILE,
+    REPLACE_FILE,
+    FIRST_MAP,
+)
+def command(output: str | None, force: bool, **options: Any) -> int:
     """Words -> `api.map_weights` -> `report.weights_map` -> exit code."""
     from whence import api
     from whence.report.weights import weights_map
 
     _files.check(output, force)
-    weights = api.map_weights(reference, target, mapping=chart)
+    weights = api.map_weights(**options)
     _files.leave(weights_map(weights), output, force)
     if any(w.state == "differs" for w in weights.pairs):
         return 1

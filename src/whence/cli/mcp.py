@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import click
+from whence.cli._options import verb
 
 _INSTRUCTIONS = """\
 whence compares two runs of one neural network and tells rounding from a fault. Three calls: capture
@@ -25,7 +25,7 @@ module and operator at fault, with cause and source line; `next` has commands th
 further; repro writes a script that reproduces the finding."""
 
 
-@click.command("mcp", help=__doc__)
+@verb()
 def command() -> int:
     """Run the server until its client closes stdin."""
     _server().run("stdio")

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from whence.cli import _answers, _files, _options
-
-_CODES = {"same": 0, "different": 1, "undecided": 2}
+from whence.cli import _answers, _files
+from whence.cli._answers import CODES
+from whence.cli._options import HERE, PATH, below, option
 
 
 @click.group("msprobe", help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
@@ -22,53 +22,39 @@ def command() -> None:
     """Its command follows."""
 
 
-@command.command("compare")
-@click.option(
-    "-tp",
-    "--target_path",
-    "target",
-    required=True,
-    metavar="PATH",
-    type=click.Path(),
-    help="The target: the dump to check.",
-)
-@click.option(
-    "-gp",
-    "--golden_path",
-    "golden",
-    required=True,
-    metavar="PATH",
-    type=click.Path(),
-    help="The reference: the dump to trust.",
-)
-@click.option(
-    "-o",
-    "--output_path",
-    "output",
-    default="./output",
-    show_default=True,
-    metavar="FOLDER",
-    type=_options.HERE,
-    help="Folder for compare_result_*.csv.",
-)
-@click.option(
-    "-m",
-    "--mode",
-    type=click.Choice(["auto"]),
-    default="auto",
-    help="Changes nothing: the kind of the dumps is recognised.",
-)
-@click.option(
-    "-fm",
-    "--fuzzy_match",
-    is_flag=True,
-    help="Changes nothing: similar names are always paired.",
-)
-@click.option(
-    "-da",
-    "--diff_analyze",
-    is_flag=True,
-    help="Changes nothing: the first difference is always named.",
+@below(
+    command,
+    "compare",
+    option(
+        "-tp, --target_path PATH",
+        "The target: the dump to check.",
+        PATH,
+        name="target",
+        required=True,
+    ),
+    option(
+        "-gp, --golden_path PATH",
+        "The reference: the dump to trust.",
+        PATH,
+        name="golden",
+        required=True,
+    ),
+    option(
+        "-o, --output_path FOLDER",
+        "Folder for compare_result_*.csv.",
+        HERE,
+        name="output",
+        default="./output",
+    ),
+    option(
+        "-m, --mode",
+        "Changes nothing: the kind of the dumps is recognised.",
+        ("auto",),
+        show_default=False,
+        default="auto",
+    ),
+    option("-fm, --fuzzy_match", "Changes nothing: similar names are always paired."),
+    option("-da, --diff_analyze", "Changes nothing: the first difference is always named."),
 )
 def compare_command(target: str, golden: str, output: str, **_: object) -> int:
     """Compare two dumps: msprobe's table into FOLDER, whence's answer on the terminal.
@@ -103,4 +89,4 @@ def compare_command(target: str, golden: str, output: str, **_: object) -> int:
         )
     _answers.all_of(*jobs)
     click.echo(f"written to {clean(output)}")
-    return _CODES[result.status]
+    return CODES[result.status]

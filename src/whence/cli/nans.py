@@ -14,26 +14,21 @@ others are finite, 3 when the run cannot be read.
 
 from __future__ import annotations
 
-import sys
-
-import click
-
-from whence.cli import _answers, _options
+from whence.cli import _answers
+from whence.cli._options import TEXT_OR_JSON, argument, verb
 
 
-@click.command("nans", help=__doc__)
-@click.argument("run", metavar="RUN", type=click.Path())
-@_options.TEXT_OR_JSON
+@verb(
+    argument("run", "RUN"),
+    TEXT_OR_JSON,
+)
 def command(run: str, form: str) -> int:
     """Words -> `api.nans` -> report -> exit code."""
     from whence import api
     from whence.report.nans import nans_text
 
     result = api.nans(run)
-    if form == "json":
-        _answers.put_json(result)
-    else:
-        sys.stdout.write(nans_text(result))
+    _answers.told(result, form, nans_text)
     if result.first is not None:
         return 1
     return 2 if result.unmeasured else 0

@@ -12,39 +12,37 @@ Of a run that is packed already, --against says where the reference lies now.
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from whence.cli import _options, _progress
+from whence.cli import _answers, _progress
+from whence.cli._options import COUNT, HERE, PATH, argument, option, verb
 
 
-@click.command("pack", help=__doc__)
-@click.argument("run", metavar="RUN", type=click.Path())
-@click.option(
-    "--against",
-    metavar="REF",
-    type=click.Path(),
-    help="The run whose tensors are nearest; without it, each tensor is compressed alone.",
+@verb(
+    argument("run", "RUN"),
+    option(
+        "--against REF",
+        "The run whose tensors are nearest; without it, each tensor is compressed alone.",
+        PATH,
+    ),
+    option("-o, --output DIR", "New folder.  [default: RUN.packed]", HERE),
+    option(
+        "--keep",
+        "differing: drop the elements of calls whose tensors all equal the reference's; hashes "
+        "and statistics stay.",
+        ("all", "differing"),
+        default="all",
+    ),
+    option(
+        "--keep-every N",
+        "Keep the elements of every N-th step only; hashes and statistics stay.",
+        COUNT,
+        default=1,
+    ),
 )
-@click.option(
-    "-o", "--output", metavar="DIR", type=_options.HERE, help="New folder.  [default: RUN.packed]"
-)
-@click.option(
-    "--keep",
-    type=click.Choice(["all", "differing"]),
-    default="all",
-    show_default=True,
-    help="differing: drop the elements of calls whose tensors all equal the reference's; hashes "
-    "and statistics stay.",
-)
-@click.option(
-    "--keep-every",
-    metavar="N",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Keep the elements of every N-th step only; hashes and statistics stay.",
-)
-def command(run: str, against: str | None, output: str | None, keep: str, keep_every: int) -> int:
+def command(run: str, output: str | None, against: str | None, **options: Any) -> None:
     """Words -> `api.pack`, or `api.relocate`."""
     from whence import api
     from whence.report.pack import packed, relocated
@@ -52,11 +50,7 @@ def command(run: str, against: str | None, output: str | None, keep: str, keep_e
     if against is not None and output is None and api.is_packed(run):
         api.relocate(run, against)
         click.echo(relocated(run, against))
-        return 0
+        return
     with _progress.shown() as count:
-        result = api.pack(
-            run, output, against=against, keep=keep, keep_every=keep_every, progress=count
-        )
-    for line in packed(result, against or ""):
-        click.echo(line)
-    return 0
+        result = api.pack(run, output, against=against, progress=count, **options)
+    _answers.say(packed(result, against or ""))

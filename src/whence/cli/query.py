@@ -16,14 +16,18 @@ from typing import Any
 
 import click
 
+from whence.cli._answers import say
+from whence.cli._options import argument, option, verb
 
-@click.command("query", help=__doc__)
-@click.argument("comparison", metavar="CMP", type=click.Path())
-@click.argument("sql", metavar="[SQL]", required=False)
-@click.option("--tables", is_flag=True, help="List the tables and their columns.")
-@click.option("--csv", "form", flag_value="csv", help="Print CSV.")
-@click.option("--json", "form", flag_value="json", help="Print a JSON list of objects.")
-def command(comparison: str, sql: str | None, tables: bool, form: str | None) -> int:
+
+@verb(
+    argument("comparison", "CMP"),
+    argument("sql", "[SQL]", str),
+    option("--tables", "List the tables and their columns."),
+    option("--csv", "Print CSV.", name="form", flag_value="csv"),
+    option("--json", "Print a JSON list of objects.", name="form", flag_value="json"),
+)
+def command(comparison: str, sql: str | None, tables: bool, form: str | None) -> None:
     """Words -> `api.query` -> report."""
     from whence import api
     from whence.errors import UsageError
@@ -35,13 +39,11 @@ def command(comparison: str, sql: str | None, tables: bool, form: str | None) ->
         for name, (about, columns) in api.comparison_tables(comparison).items():
             click.echo(f"{name}: {about}")
             click.echo(f"    {', '.join(f'{column} {kind}' for column, kind in columns)}")
-        return 0
+        return
     with api.query(comparison, sql) as answer:
         printed: Any = {"csv": answers.as_csv, "json": answers.as_json}.get(form or "")
-        if printed is not None:
+        if printed is None:
+            say(answers.aligned(answer.columns, answer.batches))
+        else:
             for part in printed(answer.columns, answer.batches):
                 click.echo(part, nl=False)
-            return 0
-        for line in answers.aligned(answer.columns, answer.batches):
-            click.echo(line)
-    return 0

@@ -14,32 +14,20 @@ Exit code: 0, or 3 when the run cannot be read.
 
 from __future__ import annotations
 
-import sys
-
-import click
-
-from whence.cli import _answers, _options
+from whence.cli import _answers
+from whence.cli._options import COUNT, TEXT_OR_JSON, argument, option, verb
 
 
-@click.command("ranges", help=__doc__)
-@click.argument("run", metavar="RUN", type=click.Path())
-@click.option("--dtype", "formats", multiple=True, help="A format to try; repeatable.")
-@click.option(
-    "--top",
-    default=3,
-    type=click.IntRange(min=1),
-    show_default=True,
-    help="Tensors named for each kind of loss.",
+@verb(
+    argument("run", "RUN"),
+    option("--dtype ...", "A format to try; repeatable.", str, name="formats"),
+    option("--top", "Tensors named for each kind of loss.", COUNT, default=3),
+    TEXT_OR_JSON,
 )
-@_options.TEXT_OR_JSON
-def command(run: str, formats: tuple[str, ...], top: int, form: str) -> int:
-    """Words -> `api.ranges` -> report -> exit code."""
+def command(run: str, formats: tuple[str, ...], top: int, form: str) -> None:
+    """Words -> `api.ranges` -> report."""
     from whence import api
     from whence.report.ranges import ranges_text
 
     result = api.ranges(run, formats) if formats else api.ranges(run)
-    if form == "json":
-        _answers.put_json(result)
-    else:
-        sys.stdout.write(ranges_text(result, top))
-    return 0
+    _answers.told(result, form, lambda each: ranges_text(each, top))

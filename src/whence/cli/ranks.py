@@ -15,16 +15,14 @@ told or the run has one rank alone, 3 when it cannot be read.
 
 from __future__ import annotations
 
-import sys
-
-import click
-
-from whence.cli import _answers, _options
+from whence.cli import _answers
+from whence.cli._options import TEXT_OR_JSON, argument, verb
 
 
-@click.command("ranks", help=__doc__)
-@click.argument("run", metavar="RUN", type=click.Path())
-@_options.TEXT_OR_JSON
+@verb(
+    argument("run", "RUN"),
+    TEXT_OR_JSON,
+)
 def command(run: str, form: str) -> int:
     """Words -> `api.ranks` -> report -> exit code."""
     from whence import api
@@ -32,10 +30,7 @@ def command(run: str, form: str) -> int:
     from whence.results import RankVerdict
 
     result = api.ranks(run)
-    if form == "json":
-        _answers.put_json(result)
-    else:
-        sys.stdout.write(ranks_text(result))
+    _answers.told(result, form, ranks_text)
     if result.verdict == RankVerdict.FAULT:
         return 1
     return 2 if result.verdict in (RankVerdict.UNKNOWN, RankVerdict.NOTHING) else 0

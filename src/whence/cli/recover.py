@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import click
 
-from whence.cli import _options
+from whence.cli._options import HERE, WHILE_WRITTEN, argument, verb
 
 
-@click.command("recover", help=__doc__)
-@click.argument("run", type=_options.HERE)
-@_options.WHILE_WRITTEN
-def command(run: str, force: bool) -> int:
+@verb(
+    argument("run", "RUN", HERE),
+    WHILE_WRITTEN,
+)
+def command(run: str, force: bool) -> None:
     """Words -> `api.recover`."""
     from whence import api
     from whence.report import tables
@@ -22,4 +23,3 @@ def command(run: str, force: bool) -> int:
         f"{run} holds no data of any process, so there is nothing to recover",
     ):
         click.echo(f"whence: {tables.clean(line)}", err=True)
-    return 0

@@ -23,60 +23,44 @@ from typing import Any
 
 import click
 
-from whence.cli import _answers, _files, _help, _options, _progress
-
-_GROUPS = {
-    "Page": "--output --details --tokens",
-    "Other forms": "--format --annotations --junit --plots --parquet --table",
-    "Files": "--force",
-}
+from whence.cli import _answers, _files, _progress
+from whence.cli._options import HERE, PATH, argument, option, verb
 
 
-@click.command("report", cls=_help.Grouped, help=__doc__, groups=_GROUPS)
-@click.argument("comparison", metavar="[CMP]", required=False, type=click.Path())
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=_options.HERE,
-    help="File for the page.  [default: CMP/report.html, or ./report.html without CMP]",
+@verb(
+    argument("comparison", "[CMP]"),
+    "Page",
+    option(
+        "-o, --output FILE",
+        "File for the page.  [default: CMP/report.html, or ./report.html without CMP]",
+        HERE,
+    ),
+    option(
+        "--details N", "Show the tensors of at most so many calls.", click.IntRange(0), default=40
+    ),
+    option(
+        "--tokens FILE",
+        "Output of `whence tokens --format json`: shows the texts of both sides on the page. Or "
+        "the model's tokenizer.json, or its folder: shows generated tokens as text.",
+        PATH,
+    ),
+    "Other forms",
+    option(
+        "--plots DIR",
+        "Write the main plots as PNG and SVG to this new folder (needs matplotlib).",
+        HERE,
+    ),
+    option("--parquet FILE", "Write a table of it as a Parquet file (needs pyarrow).", HERE),
+    option(
+        "--table NAME",
+        "Which table goes into it; `whence query CMP --tables` lists them.",
+        default="pairs",
+    ),
+    *_answers.options(None),
+    _answers.JUNIT,
+    "Files",
+    option("--force", "Replace files that exist."),
 )
-@click.option(
-    "--details",
-    type=click.IntRange(0),
-    metavar="N",
-    default=40,
-    show_default=True,
-    help="Show the tensors of at most so many calls.",
-)
-@click.option(
-    "--tokens",
-    metavar="FILE",
-    type=click.Path(),
-    help="Output of `whence tokens --format json`: shows the texts of both sides on the page. Or "
-    "the model's tokenizer.json, or its folder: shows generated tokens as text.",
-)
-@click.option(
-    "--plots",
-    metavar="DIR",
-    type=_options.HERE,
-    help="Write the main plots as PNG and SVG to this new folder (needs matplotlib).",
-)
-@click.option(
-    "--parquet",
-    metavar="FILE",
-    type=_options.HERE,
-    help="Write a table of it as a Parquet file (needs pyarrow).",
-)
-@click.option(
-    "--table",
-    metavar="NAME",
-    default="pairs",
-    show_default=True,
-    help="Which table goes into it; `whence query CMP --tables` lists them.",
-)
-@_answers.options(None)
-@click.option("--force", is_flag=True, help="Replace files that exist.")
 def command(
     comparison: str | None,
     output: str | None,

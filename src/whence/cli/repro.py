@@ -16,58 +16,32 @@ operator can be run again.
 
 from __future__ import annotations
 
-import click
+from typing import Any
 
-from whence.cli import _answers, _options, _progress
+from whence.cli import _answers, _progress
+from whence.cli._options import COUNT, HERE, TEXT_OR_JSON, argument, option, verb
 
 
-@click.command("repro", help=__doc__)
-@click.argument("comparison", metavar="[CMP]", required=False, type=click.Path())
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    metavar="DIR",
-    type=_options.HERE,
-    help="Folder for repro.py and repro.safetensors.",
+@verb(
+    argument("comparison", "[CMP]"),
+    option("-o, --output DIR", "Folder for repro.py and repro.safetensors.", HERE, required=True),
+    option("--finding N", "Which finding, counted as whence compare lists them.", COUNT, default=1),
+    option("--force", "Write to DIR even if it holds files."),
+    option("--no-run", "Write the script without running it."),
+    option(
+        "--model MODULE:FACTORY",
+        "A function that returns REF's model, for calls that were not recorded; it is imported "
+        "and run.",
+    ),
+    TEXT_OR_JSON,
 )
-@click.option(
-    "--finding",
-    type=click.IntRange(1),
-    metavar="N",
-    default=1,
-    show_default=True,
-    help="Which finding, counted as whence compare lists them.",
-)
-@click.option("--force", is_flag=True, help="Write to DIR even if it holds files.")
-@click.option("--no-run", is_flag=True, help="Write the script without running it.")
-@click.option(
-    "--model",
-    metavar="MODULE:FACTORY",
-    help="A function that returns REF's model, for calls that were not recorded; it is imported "
-    "and run.",
-)
-@_options.TEXT_OR_JSON
-def command(
-    comparison: str | None,
-    output: str,
-    finding: int,
-    force: bool,
-    no_run: bool,
-    model: str | None,
-    form: str,
-) -> int:
+def command(comparison: str | None, no_run: bool, form: str, **options: Any) -> int:
     """Words -> `api.repro` -> report -> exit code."""
     from whence import api
     from whence.report.repro import reproduction
 
     chosen = _answers.latest() if comparison is None else comparison
     with _progress.telling() as say:
-        result = api.repro(
-            chosen, output, finding=finding, force=force, run=not no_run, model=model, tell=say
-        )
-    if form == "json":
-        _answers.put_json(result)
-    else:
-        click.echo(reproduction(result), nl=False)
+        result = api.repro(chosen, run=not no_run, tell=say, **options)
+    _answers.told(result, form, reproduction)
     return 0 if result.holds is not False else 2

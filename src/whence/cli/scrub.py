@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import click
 
-from whence.cli import _options
+from whence.cli._options import HERE, WHILE_WRITTEN, argument, option, verb
 
 
-@click.command("scrub", help=__doc__)
-@click.argument("run", type=_options.HERE)
-@click.option(
-    "--name",
-    "names",
-    multiple=True,
-    metavar="PATTERN",
-    help="Only elements of this module, slot or module.slot (repeatable).",
+@verb(
+    argument("run", "RUN", HERE),
+    option(
+        "--name PATTERN ...",
+        "Only elements of this module, slot or module.slot (repeatable).",
+        name="names",
+    ),
+    WHILE_WRITTEN,
 )
-@_options.WHILE_WRITTEN
-def command(run: str, names: tuple[str, ...], force: bool) -> int:
+def command(run: str, names: tuple[str, ...], force: bool) -> None:
     """Words -> `api.scrub`."""
     from whence import api
     from whence.report import tables
@@ -34,4 +33,3 @@ def command(run: str, names: tuple[str, ...], force: bool) -> int:
         f"{tables.size(nbytes)} smaller",
         err=True,
     )
-    return 0

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from whence.cli import _files, _options
+from whence.cli import _files
 from whence.cli._answers import width
+from whence.cli._options import OUTPUT_FILE, REPLACE_FILE, argument, option, verb
 
 if TYPE_CHECKING:
     from whence.records import Run
@@ -30,33 +31,24 @@ if TYPE_CHECKING:
 LIMIT = 2000
 
 
-@click.command("show", help=__doc__)
-@click.argument("run_path", metavar="RUN", type=click.Path())
-@click.argument("name", required=False)
-@click.option(
-    "--name", "pattern", metavar="PATTERN", default="", help="Only calls whose name matches."
+@verb(
+    argument("run_path", "RUN"),
+    argument("name", "[NAME]", str),
+    option("--name PATTERN", "Only calls whose name matches.", name="pattern", default=""),
+    option("--ids 3,7_1", "Only calls with these tree numbers, and the calls inside them."),
+    option("--step N", "Only this step.", int),
+    option("--tree", "Show the tree of module calls, numbered."),
+    option(
+        "--format",
+        "What is printed: lines, data, or a table of statistics.",
+        ("text", "json", "csv", "table"),
+        name="form",
+        default="text",
+    ),
+    option("--all", f"Show every tensor, not only the first {LIMIT}.", name="everything"),
+    OUTPUT_FILE,
+    REPLACE_FILE,
 )
-@click.option(
-    "--ids", metavar="3,7_1", help="Only calls with these tree numbers, and the calls inside them."
-)
-@click.option("--step", type=int, metavar="N", help="Only this step.")
-@click.option("--tree", is_flag=True, help="Show the tree of module calls, numbered.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json", "csv", "table"]),
-    default="text",
-    show_default=True,
-    help="What is printed: lines, data, or a table of statistics.",
-)
-@click.option(
-    "--all",
-    "everything",
-    is_flag=True,
-    help=f"Show every tensor, not only the first {LIMIT}.",
-)
-@_options.OUTPUT_FILE
-@_options.REPLACE_FILE
 def command(
     run_path: str,
     name: str | None,

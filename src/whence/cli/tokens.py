@@ -20,86 +20,47 @@ from typing import Any
 
 import click
 
-from whence.cli import _help, _options
 from whence.cli._answers import width
+from whence.cli._options import HERE, PATH, SHARE, argument, option, verb
 
 CODES = {"pass": 0, "fail": 1, "undecided": 2}
-_PAIR = "REF TGT"
 
 
-_GROUPS = {
-    "Pass or fail": "--full --half --thresholds --model",
-    "Two commits": "--before --after",
-    "Records": "--prompt-key --output-key --match",
-    "Answer": "--format --rows",
-}
-
-
-@click.command("tokens", cls=_help.Grouped, help=__doc__, groups=_GROUPS)
-@click.argument("reference", metavar="REF", required=False, type=_options.HERE)
-@click.argument("target", metavar="TGT", required=False, type=_options.HERE)
-@click.option(
-    "--full",
-    type=click.FloatRange(0, 1),
-    metavar="SHARE",
-    help="Share of prompts that must match completely.  [default: 0.75]",
-)
-@click.option(
-    "--half",
-    type=click.FloatRange(0, 1),
-    metavar="SHARE",
-    help="Share of prompts that must match in their first half.  [default: 0.4]",
-)
-@click.option(
-    "--thresholds",
-    metavar="FILE",
-    type=click.Path(),
-    help="File with both shares per model (TOML or YAML; docs/tokens.md).",
-)
-@click.option(
-    "--model",
-    default="",
-    metavar="NAME",
-    help='Which model of --thresholds.  [default: "model" of the records]',
-)
-@click.option("--before", nargs=2, metavar=_PAIR, help="Two files of an earlier commit.")
-@click.option("--after", nargs=2, metavar=_PAIR, help="Two files of a later commit.")
-@click.option(
-    "--prompt-key",
-    default="src",
-    show_default=True,
-    metavar="KEY",
-    help="Key of the prompt in a record; a.0.b is nested.",
-)
-@click.option(
-    "--output-key",
-    default="output",
-    show_default=True,
-    metavar="KEY",
-    help="Key of the output in a record.",
-)
-@click.option(
-    "--match",
-    type=click.Choice(["auto", "prompt", "position"]),
-    default="auto",
-    show_default=True,
-    help="How prompts are paired: by text and else by position (auto), or by only one of these.",
-)
-@click.option(
-    "--rows",
-    type=click.IntRange(0),
-    metavar="N",
-    default=40,
-    show_default=True,
-    help="Show at most so many prompts; 0 shows all.",
-)
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json", "csv"]),
-    default="text",
-    show_default=True,
-    help="What goes to stdout.",
+@verb(
+    argument("reference", "REF", HERE, required=False),
+    argument("target", "TGT", HERE, required=False),
+    "Pass or fail",
+    option("--full SHARE", "Share of prompts that must match completely.  [default: 0.75]", SHARE),
+    option(
+        "--half SHARE",
+        "Share of prompts that must match in their first half.  [default: 0.4]",
+        SHARE,
+    ),
+    option(
+        "--thresholds FILE", "File with both shares per model (TOML or YAML; docs/tokens.md).", PATH
+    ),
+    option(
+        "--model NAME",
+        'Which model of --thresholds.  [default: "model" of the records]',
+        default="",
+    ),
+    "Two commits",
+    option("--before REF TGT", "Two files of an earlier commit.", nargs=2),
+    option("--after REF TGT", "Two files of a later commit.", nargs=2),
+    "Records",
+    option("--prompt-key KEY", "Key of the prompt in a record; a.0.b is nested.", default="src"),
+    option("--output-key KEY", "Key of the output in a record.", default="output"),
+    option(
+        "--match",
+        "How prompts are paired: by text and else by position (auto), or by only one of these.",
+        ("auto", "prompt", "position"),
+        default="auto",
+    ),
+    "Answer",
+    option("--rows N", "Show at most so many prompts; 0 shows all.", click.IntRange(0), default=40),
+    option(
+        "--format", "What goes to stdout.", ("text", "json", "csv"), name="form", default="text"
+    ),
 )
 def command(reference: str | None, target: str | None, rows: int, form: str, **options: Any) -> int:
     """Words -> `api.tokens` -> report -> exit code."""

@@ -22,17 +22,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import click
+from whence.cli import _answers
+from whence.cli._options import TEXT_OR_JSON, argument, verb
 
-from whence.cli import _answers, _options
 
-
-@click.command("trace", help=__doc__)
-@click.argument("comparison", metavar="[CMP]", required=False, default="", type=click.Path())
-@click.argument("tensor", metavar="[TENSOR]", required=False, default="")
-@_options.TEXT_OR_JSON
-def command(comparison: str, tensor: str, form: str) -> int:
-    """Words -> `api.trace` -> report -> exit code."""
+@verb(
+    argument("comparison", "[CMP]", default=""),
+    argument("tensor", "[TENSOR]", str, default=""),
+    TEXT_OR_JSON,
+)
+def command(comparison: str, tensor: str, form: str) -> None:
+    """Words -> `api.trace` -> report."""
     from whence import api
     from whence.report.origin import origin_json, origin_text
 
@@ -40,7 +40,6 @@ def command(comparison: str, tensor: str, form: str) -> int:
         comparison, tensor = "", comparison
     origin = api.trace(comparison or _answers.latest(), tensor)
     sys.stdout.write(origin_json(origin) if form == "json" else origin_text(origin))
-    return 0
 
 
 def _is_path(word: str) -> bool:

@@ -15,18 +15,21 @@ Exit code: 0 when the processes were asked; 3 when RUN is no run, has ended, or 
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from whence.cli import _options
+from whence.cli._options import COUNT, HERE, argument, option, verb
 
 
-@click.command("trigger", help=__doc__)
-@click.argument("run", metavar="RUN", type=_options.HERE)
-@click.option("--steps", type=click.IntRange(1), metavar="K", help="How many steps.")
-@click.option("--on", is_flag=True, help="Every step from now on.")
-@click.option("--off", is_flag=True, help="Nothing any more.")
-def command(run: str, steps: int | None, on: bool, off: bool) -> None:
+@verb(
+    argument("run", "RUN", HERE),
+    option("--steps K", "How many steps.", COUNT),
+    option("--on", "Every step from now on."),
+    option("--off", "Nothing any more."),
+)
+def command(run: str, **options: Any) -> None:
     """Words -> `api.trigger`."""
     from whence import api
 
-    click.echo(api.trigger(run, steps=steps, on=on, off=off))
+    click.echo(api.trigger(run, **options))

@@ -10,31 +10,20 @@ packed run; it is recognised by the hashes of its journals.
 
 from __future__ import annotations
 
-import click
+from typing import Any
 
-from whence.cli import _options
+from whence.cli import _answers
+from whence.cli._options import HERE, PATH, argument, option, verb
 
 
-@click.command("unpack", help=__doc__)
-@click.argument("packed", metavar="PACKED", type=_options.HERE)
-@click.option(
-    "--against",
-    metavar="REF",
-    type=click.Path(),
-    help="Where the run lies that it is packed against, if it was moved.",
+@verb(
+    argument("packed", "PACKED", HERE),
+    option("--against REF", "Where the run lies that it is packed against, if it was moved.", PATH),
+    option("-o, --output DIR", "New folder.  [default: PACKED without .packed]", HERE),
 )
-@click.option(
-    "-o",
-    "--output",
-    metavar="DIR",
-    type=_options.HERE,
-    help="New folder.  [default: PACKED without .packed]",
-)
-def command(packed: str, against: str | None, output: str | None) -> int:
+def command(packed: str, **options: Any) -> None:
     """Words -> `api.unpack`."""
     from whence import api
     from whence.report.pack import unpacked
 
-    for line in unpacked(api.unpack(packed, output, against=against)):
-        click.echo(line)
-    return 0
+    _answers.say(unpacked(api.unpack(packed, **options)))

@@ -19,94 +19,42 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
-from whence.cli import _answers, _options, _progress
-
-
-def _seconds(_ctx: Any, _parameter: Any, text: str) -> float:
-    """Seconds, of "90", "90s", "15m" or "2h"."""
-    units = {"s": 1, "m": 60, "h": 3600}
-    number = text[:-1] if text[-1:] in units else text
-    try:
-        seconds = float(number) * units.get(text[-1:], 1)
-    except ValueError:
-        seconds = 0.0
-    if seconds <= 0:
-        raise click.BadParameter(f"{text!r} is no time; 90s, 15m and 2h are")
-    return seconds
+from whence.cli import _answers, _progress
+from whence.cli._options import COUNT, HERE, TEXT_OR_JSON, argument, option, seconds, verb
 
 
-@click.command(
-    "upgrade",
-    cls=_progress.WithCommand,
-    help=__doc__,
+@verb(
+    argument("first", "FIRST", str),
+    argument("second", "SECOND", str),
+    option("-o, --output DIR", "Environments, results and scripts.", HERE, required=True),
+    option(
+        "--models NAMES",
+        "Architectures, by commas and with *; all without it, none beside a CMD.",
+        default="",
+    ),
+    option("--catalogue FILE", "A Python file with names() and build(name) -> (model, inputs)."),
+    option("--train", "Compare losses and gradients too, in training mode."),
+    option(
+        "--budget TIME",
+        "Begin no further model after this.",
+        seconds,
+        name="budget_s",
+        default="2h",
+    ),
+    option(
+        "--limit TIME", "For one model in one environment.", seconds, name="limit_s", default="2m"
+    ),
+    option("--jobs N", "Models at a time, each in two processes.", COUNT, default=1),
+    option("--all", "Show the models that are the same too.", name="everything"),
+    TEXT_OR_JSON,
+    program="",
     options_metavar="[OPTIONS] -o DIR",
 )
-@click.argument("first")
-@click.argument("second")
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    metavar="DIR",
-    type=_options.HERE,
-    help="Environments, results and scripts.",
-)
-@click.option(
-    "--models",
-    default="",
-    metavar="NAMES",
-    help="Architectures, by commas and with *; all without it, none beside a CMD.",
-)
-@click.option(
-    "--catalogue",
-    metavar="FILE",
-    help="A Python file with names() and build(name) -> (model, inputs).",
-)
-@click.option("--train", is_flag=True, help="Compare losses and gradients too, in training mode.")
-@click.option(
-    "--budget",
-    "budget_s",
-    default="2h",
-    show_default=True,
-    metavar="TIME",
-    callback=_seconds,
-    help="Begin no further model after this.",
-)
-@click.option(
-    "--limit",
-    "limit_s",
-    default="2m",
-    show_default=True,
-    metavar="TIME",
-    callback=_seconds,
-    help="For one model in one environment.",
-)
-@click.option(
-    "--jobs",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Models at a time, each in two processes.",
-)
-@click.option("--all", "everything", is_flag=True, help="Show the models that are the same too.")
-@_options.TEXT_OR_JSON
-@click.pass_context
-def command(
-    ctx: click.Context, /, first: str, second: str, everything: bool, form: str, **values: Any
-) -> int:
+def command(everything: bool, form: str, **options: Any) -> int:
     """Words -> `api.upgrade` -> report -> exit code."""
     from whence import api
-    from whence.cli.compare import CODES
     from whence.report.upgrade import upgrade_text
 
-    cmd = ctx.meta.get("whence.command") or ()
     with _progress.telling() as say:
-        result = api.upgrade(first, second, command=cmd, tell=say, **values)
-    if form == "json":
-        _answers.put_json(result)
-    else:
-        click.echo(upgrade_text(result, everything=everything), nl=False)
-    return CODES[result.status]
+        result = api.upgrade(tell=say, **options)
+    return _answers.told(result, form, lambda each: upgrade_text(each, everything=everything))

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import click
 
-from whence.cli import _options
+from whence.cli._options import HERE, argument, option, verb
 
 
-@click.command("upload", help=__doc__)
-@click.argument("run", metavar="RUN", type=_options.HERE)
-@click.argument("url")
-@click.option("--force", is_flag=True, help="Replace a run that lies there.")
-def command(run: str, url: str, force: bool) -> int:
+@verb(
+    argument("run", "RUN", HERE),
+    argument("url", "URL", str),
+    option("--force", "Replace a run that lies there."),
+)
+def command(run: str, url: str, force: bool) -> None:
     """Words -> `api.upload`."""
     from whence import api
     from whence.report import tables
 
     files = api.upload(run, url, force=force)
     click.echo(f"uploaded to {tables.clean(url)}: {tables.count(files, 'file')}")
-    return 0

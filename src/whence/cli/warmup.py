@@ -6,13 +6,12 @@ without this command, the first large comparison compiles them.
 
 from __future__ import annotations
 
-import click
+from whence.cli._options import verb
 
 
-@click.command("warmup", help=__doc__)
-def command() -> int:
+@verb()
+def command() -> None:
     """Words -> `api.warmup`."""
     from whence import api
 
     api.warmup()
-    return 0

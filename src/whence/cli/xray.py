@@ -13,10 +13,11 @@ from pathlib import Path
 
 import click
 
-from whence.cli import _answers, _files, _options
+from whence.cli import _answers, _files
+from whence.cli._answers import CODES
+from whence.cli._options import HERE, PATH, argument, below, option
 
 _MATCHES = {"exact": "exact", "fuzzy": "auto", "order": "order"}
-_CODES = {"same": 0, "different": 1, "undecided": 2}
 
 
 @click.group("xray", help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,11 +25,14 @@ def command() -> None:
     """Its commands follow."""
 
 
-@command.command("summary")
-@click.argument("dump", metavar="X.h5", type=click.Path())
-@click.argument("output", metavar="OUT", type=_options.HERE)
-@click.option("--force", is_flag=True, help="Replace OUT.")
-def summary_command(dump: str, output: str, force: bool) -> int:
+@below(
+    command,
+    "summary",
+    argument("dump", "X.h5"),
+    argument("output", "OUT", HERE),
+    option("--force", "Replace OUT."),
+)
+def summary_command(dump: str, output: str, force: bool) -> None:
     """Write min, max, mean and std of every tensor: as a table, or as CSV when OUT ends in .csv."""
     from whence import api
     from whence.report.xray import xray_summary
@@ -41,27 +45,23 @@ def summary_command(dump: str, output: str, force: bool) -> int:
         xray_summary(run, "csv" if output.lower().endswith(".csv") else "text"),
         force,
     )
-    return 0
 
 
-@command.command("compare")
-@click.argument("bench", metavar="BENCH.h5", type=click.Path())
-@click.argument("target", metavar="TARGET.h5", type=click.Path())
-@click.argument("output", metavar="RESULT.csv", type=_options.HERE)
-@click.option(
-    "--golden",
-    metavar="FILE",
-    type=click.Path(),
-    help="The reference, if it is not the first file.",
+@below(
+    command,
+    "compare",
+    argument("bench", "BENCH.h5"),
+    argument("target", "TARGET.h5"),
+    argument("output", "RESULT.csv", HERE),
+    option("--golden FILE", "The reference, if it is not the first file.", PATH),
+    option(
+        "--match",
+        "How names are paired: equal names, similar names, or in order.",
+        _MATCHES,
+        default="fuzzy",
+    ),
+    option("--force", "Replace RESULT.csv."),
 )
-@click.option(
-    "--match",
-    type=click.Choice(list(_MATCHES)),
-    default="fuzzy",
-    show_default=True,
-    help="How names are paired: equal names, similar names, or in order.",
-)
-@click.option("--force", is_flag=True, help="Replace RESULT.csv.")
 def compare_command(
     bench: str, target: str, output: str, golden: str | None, match: str, force: bool
 ) -> int:
@@ -92,28 +92,28 @@ def compare_command(
         )
     )
     click.echo(f"written to {clean(output)}")
-    return _CODES[result.status]
+    return CODES[result.status]
 
 
-@command.command("jprof")
-@click.argument("dump", metavar="dump.json", type=click.Path())
-@click.option(
-    "--cpu_init",
-    "--cpu-init",
-    "cpu_init",
-    is_flag=True,
-    help="Draw random values on the CPU, so that all devices get the same.",
+@below(
+    command,
+    "jprof",
+    argument("dump", "dump.json"),
+    option(
+        "--cpu_init, --cpu-init",
+        "Draw random values on the CPU, so that all devices get the same.",
+        name="cpu_init",
+    ),
+    option("--blacklist", "Leave out random, creation and view operators."),
+    option(
+        "--factory",
+        "Input values: as dumped, random within the dumped range, or special ones.",
+        ("load", "random", "special"),
+        default="load",
+    ),
+    option("--force", "Replace the tests that were written before."),
 )
-@click.option("--blacklist", is_flag=True, help="Leave out random, creation and view operators.")
-@click.option(
-    "--factory",
-    type=click.Choice(["load", "random", "special"]),
-    default="load",
-    show_default=True,
-    help="Input values: as dumped, random within the dumped range, or special ones.",
-)
-@click.option("--force", is_flag=True, help="Replace the tests that were written before.")
-def jprof_command(dump: str, cpu_init: bool, blacklist: bool, factory: str, force: bool) -> int:
+def jprof_command(dump: str, cpu_init: bool, blacklist: bool, factory: str, force: bool) -> None:
     """Write tests of the operators in a dump (`begin_dump`), to the folder ./pytests."""
     from whence import api
     from whence.report.operator_diff import written
@@ -128,16 +128,17 @@ def jprof_command(dump: str, cpu_init: bool, blacklist: bool, factory: str, forc
     result = api.generate_tests(
         run, output, factory=factory, cpu_init=cpu_init, keep_trivial=not blacklist, force=force
     )
-    for line in written(result):
-        click.echo(line)
-    return 0
+    _answers.say(written(result))
 
 
-@command.command("summary_diff_check")
-@click.argument("target", metavar="XPU.csv", type=click.Path())
-@click.argument("reference", metavar="GPU.csv", type=click.Path())
-@click.argument("output", metavar="RESULT.csv", type=_options.HERE)
-@click.option("--force", is_flag=True, help="Replace RESULT.csv.")
+@below(
+    command,
+    "summary_diff_check",
+    argument("target", "XPU.csv"),
+    argument("reference", "GPU.csv"),
+    argument("output", "RESULT.csv", HERE),
+    option("--force", "Replace RESULT.csv."),
+)
 def diff_command(target: str, reference: str, output: str, force: bool) -> int:
     """Compare what the tests measured on two devices, the reference second. Exit code: 0 the same,
     1 different, 2 nothing compared.
@@ -149,8 +150,7 @@ def diff_command(target: str, reference: str, output: str, force: bool) -> int:
     _files.check(Path(output), force)
     result = api.diff_results(reference, target)
     _files.write(Path(output), tested_csv(result, xray=True), force)
-    click.echo(tested_text(result), nl=False)
-    return _CODES[result.status]
+    return _answers.told(result, "text", tested_text)
 
 
 def _same_as(line: str) -> None:

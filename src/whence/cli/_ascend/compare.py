@@ -10,45 +10,29 @@ from typing import Any
 import click
 
 from whence.cli import _answers, _files
+from whence.cli._answers import CODES
 from whence.cli._ascend.words import command, free_path, tell, tell_same
-from whence.cli._options import words_of
+from whence.cli._options import option, words_of
 from whence.errors import UsageError
 
 _COMPARE = (
-    click.option(
-        "-gp", "--golden-path", "reference", required=True, metavar="DUMP", help="The reference."
+    option("-gp, --golden-path DUMP", "The reference.", name="reference", required=True),
+    option("-mp, --my-path DUMP", "The target.", name="target", required=True),
+    option(
+        "-cl, --cmp-level",
+        "Which rows the table has.  [default: all]",
+        ("token", "logits", "layer", "module", "api"),
+        name="level",
     ),
-    click.option("-mp", "--my-path", "target", required=True, metavar="DUMP", help="The target."),
-    click.option(
-        "-cl",
-        "--cmp-level",
-        "level",
-        type=click.Choice(["token", "logits", "layer", "module", "api"]),
-        help="Which rows the table has.  [default: all]",
+    option("-o, --output DIR", "Folder for the table.", show_default=False, default="."),
+    option("-mf, --op-mapping-file DIR", "Not supported: `whence compare --map` takes a map."),
+    option(
+        "-alg, --custom-algorithms FILE:FUNC",
+        "Not supported: metrics are plug-ins (docs/metrics.md).",
     ),
-    click.option("-o", "--output", default=".", metavar="DIR", help="Folder for the table."),
-    click.option(
-        "-mf",
-        "--op-mapping-file",
-        metavar="DIR",
-        help="Not supported: `whence compare --map` takes a map.",
-    ),
-    click.option(
-        "-alg",
-        "--custom-algorithms",
-        metavar="FILE:FUNC",
-        help="Not supported: metrics are plug-ins (docs/metrics.md).",
-    ),
-    click.option(
-        "-w", "--weight", is_flag=True, help="Changes nothing: weights are always compared."
-    ),
-    click.option(
-        "-st",
-        "--stats",
-        is_flag=True,
-        help="Changes nothing: without elements, statistics are compared.",
-    ),
-    click.option("-l", "--log-level", help="Changes nothing."),
+    option("-w, --weight", "Changes nothing: weights are always compared."),
+    option("-st, --stats", "Changes nothing: without elements, statistics are compared."),
+    option("-l, --log-level", "Changes nothing.", str),
 )
 
 
@@ -65,7 +49,6 @@ def compare_command(tool: str) -> click.Command:
         """Compare two dumps and write the tool's table: `whence compare --view msit`."""
         from whence import api
         from whence.cli import _progress
-        from whence.cli.compare import CODES
         from whence.report.answer import answer
 
         for name, value, instead in (
@@ -105,23 +88,14 @@ def compare_command(tool: str) -> click.Command:
 
 
 _ACLCMP = (
-    click.option("--exec", "command", metavar="CMD", help="The command, quoted."),
-    click.option(
-        "-o",
-        "--output",
-        metavar="DIR",
-        help="Folder of the comparison.  [default: ./cmp_dump_data, and ./cmp_report.csv]",
+    option("--exec CMD", "The command, quoted.", name="command"),
+    option(
+        "-o, --output DIR",
+        "Folder of the comparison.  [default: ./cmp_dump_data, and ./cmp_report.csv]",
     ),
-    click.option(
-        "--golden-path",
-        "reference",
-        metavar="RUN",
-        help="Run with the labels of the reference.",
-    ),
-    click.option("--my-path", "target", metavar="RUN", help="Run with the labels of the target."),
-    click.option(
-        "--clean", is_flag=True, help="Changes nothing: whence scrub removes elements from a run."
-    ),
+    option("--golden-path RUN", "Run with the labels of the reference.", name="reference"),
+    option("--my-path RUN", "Run with the labels of the target.", name="target"),
+    option("--clean", "Changes nothing: whence scrub removes elements from a run."),
 )
 
 
@@ -137,7 +111,6 @@ def aclcmp_command() -> click.Command:
         --compare`.
         """
         from whence import api
-        from whence.cli.compare import CODES
         from whence.report.labels import labels_answer
 
         folder = output or str(free_path(Path("cmp_dump_data")))

@@ -11,103 +11,75 @@ from typing import Any
 import click
 
 from whence.cli._ascend.words import command, free_path, tell, tell_same, word
-from whence.cli._options import words_of
+from whence.cli._options import option, words_of
 from whence.errors import UsageError
 
 _TYPES = ("model", "layer", "op", "kernel", "tensor", "cpu_profiling", "onnx", "stats")
 _DUMP = (
-    click.option("--exec", "command", required=True, metavar="CMD", help="The command, quoted."),
-    click.option(
-        "--type",
-        "types",
-        multiple=True,
-        type=click.Choice(_TYPES),
-        help="What to record; several words are allowed.  [default: tensor model]",
+    option("--exec CMD", "The command, quoted.", name="command", required=True),
+    option(
+        "--type ...",
+        "What to record; several words are allowed.  [default: tensor model]",
+        _TYPES,
+        name="types",
     ),
-    click.option("-sd", "--only-save-desc", is_flag=True, help="Statistics only."),
-    click.option(
-        "-ids",
-        "--ids",
-        "--save-operation-ids",
-        "ids",
+    option("-sd, --only-save-desc", "Statistics only."),
+    option(
+        "-ids, --ids, --save-operation-ids 3,7_1",
+        "Only these tree numbers.",
+        name="ids",
         is_flag=False,
         flag_value="",
-        metavar="3,7_1",
-        help="Only these tree numbers.",
     ),
-    click.option(
-        "-er",
-        "--execute-range",
-        default="0,0",
-        show_default=True,
-        metavar="0,1000",
-        help="First and last token.",
-    ),
-    click.option(
-        "-child",
-        "--save-operation-child",
-        "child",
-        type=click.BOOL,
+    option("-er, --execute-range 0,1000", "First and last token.", default="0,0"),
+    option(
+        "-child, --save-operation-child",
+        "With -ids: also the calls inside them.",
+        click.BOOL,
+        name="child",
         default=True,
-        help="With -ids: also the calls inside them.",
     ),
-    click.option(
-        "-time",
-        "--save-time",
-        "when",
-        type=click.IntRange(0, 3),
+    option(
+        "-time, --save-time",
+        "0 inputs, 1 outputs, 2 and 3 both.",
+        click.IntRange(0, 3),
+        name="when",
         default=3,
-        show_default=True,
-        help="0 inputs, 1 outputs, 2 and 3 both.",
     ),
-    click.option(
-        "-stp",
-        "--save-tensor-part",
-        "part",
-        type=click.IntRange(0, 2),
+    option(
+        "-stp, --save-tensor-part",
+        "0 inputs, 1 outputs, 2 both.",
+        click.IntRange(0, 2),
+        name="part",
         default=2,
-        show_default=True,
-        help="0 inputs, 1 outputs, 2 both.",
     ),
-    click.option(
-        "-opname",
-        "--operation-name",
-        metavar="linear,rms",
-        help="Only classes whose names begin like this; case does not matter.",
+    option(
+        "-opname, --operation-name linear,rms",
+        "Only classes whose names begin like this; case does not matter.",
     ),
-    click.option("-device", "--device-id", "device", type=int, help="Only this rank."),
-    click.option(
-        "-tiling",
-        "--save-tiling",
-        "tiling",
-        is_flag=True,
-        help="Changes nothing: tiling data stays in the library.",
+    option("-device, --device-id", "Only this rank.", int, name="device"),
+    option(
+        "-tiling, --save-tiling",
+        "Changes nothing: tiling data stays in the library.",
+        name="tiling",
     ),
-    click.option(
-        "-symlink",
-        "--enable-symlink",
-        is_flag=True,
-        help="Changes nothing: equal tensors are stored once.",
+    option("-symlink, --enable-symlink", "Changes nothing: equal tensors are stored once."),
+    option(
+        "-config, --config-path FILE",
+        "Not supported: what is dumped is chosen when the command starts.",
     ),
-    click.option(
-        "-config",
-        "--config-path",
-        metavar="FILE",
-        help="Not supported: what is dumped is chosen when the command starts.",
-    ),
-    click.option(
-        "-seed",
-        "--set-random-seed",
-        "seed",
+    option(
+        "-seed, --set-random-seed",
+        "Seed every framework, and use deterministic kernels.",
+        int,
+        name="seed",
         is_flag=False,
         flag_value="2024",
-        type=int,
-        help="Seed every framework, and use deterministic kernels.",
     ),
-    click.option(
-        "-o", "--output", default=".", metavar="DIR", help="The dump becomes a folder in DIR."
+    option(
+        "-o, --output DIR", "The dump becomes a folder in DIR.", show_default=False, default="."
     ),
-    click.option("-l", "--log-level", help="Changes nothing."),
+    option("-l, --log-level", "Changes nothing.", str),
 )
 
 

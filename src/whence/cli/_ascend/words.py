@@ -37,11 +37,11 @@ class Several(click.Command):
 
 
 def command(
-    name: str, function: Callable[..., int], options: Sequence[Callable[[Any], Any]]
+    name: str, function: Callable[..., int], options: Sequence[click.Option]
 ) -> click.Command:
-    for option in reversed(options):
-        function = option(function)
-    return click.command(name, cls=Several, context_settings=CONTEXT)(function)
+    return click.command(name, cls=Several, params=list(options), context_settings=CONTEXT)(
+        function
+    )
 
 
 def free_path(path: Path) -> Path:
