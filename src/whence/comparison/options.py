@@ -14,22 +14,15 @@ from whence.judge.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """How two runs are compared.
+    """How two runs are compared. Fields named like arguments of `whence.compare` are these, read.
 
-    replay: run the reference's programs on the target's inputs where they are usable. tier: how
-    much is measured per pair. rtol, atol: for the `close_share` column only; no verdict is based on
-    them. allow: vendor namespaces whose operators may be replayed. policy: declared differences.
-    match: by which rules calls are paired (`align.plan`). chart: which calls are paired, as the
-    user says. sample: "all" replays every call, "auto" a few steps of many and what stands out.
-    budget: seconds for all replays. threads: for measuring; None takes all cores. progress: called
-    with (done, of, what). model: the user's own, for calls of the reference without a usable
-    program. views: of other tools, by name. occurrences: count the executions of each operator,
-    also where calls are modules. stated: labels are paired because the program says so, and nothing
-    tells what lies between (`judge.stated`). engine: workers for what takes long; None does all in
-    this process. compared: what comparisons of earlier steps have judged, which is no finding of
-    this one; what this one judges is added. partial: runs that end early, lack ranks or hold files
-    that cannot be read may be the same in what is there. ignore: patterns of file names (`fnmatch`,
-    relative to a run) that need not be read.
+    rtol, atol: for the `close_share` column only; no verdict is based on them. chart: which calls
+    are paired, as the user says. threads: for measuring; None takes all cores. model: the user's
+    own, for calls of the reference without a usable program. views: of other tools, by name.
+    stated: labels are paired because the program says so, and nothing tells what lies between
+    (`judge.stated`). engine: workers for what takes long; None does all in this process. compared:
+    what comparisons of earlier steps have judged, which is no finding of this one; what this one
+    judges is added.
     """
 
     replay: bool = True

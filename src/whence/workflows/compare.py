@@ -100,6 +100,7 @@ def compare(
     run, that need not be read for it. Raises UnreadableRun, UsageError, OutputExists;
     MissingDependency without Ray.
     """
+    given = dict(locals())
     from whence.align import load_map
     from whence.comparison.onnx_files import answer as onnx_files
     from whence.comparison.options import CompareOptions
@@ -111,9 +112,7 @@ def compare(
     from whence.workflows import notebook_progress
 
     view_names = (view,) if isinstance(view, str) else tuple(dict.fromkeys(view))
-    _check(tier=tier, match=match, sample=sample, budget=budget, view_names=view_names)
-    if not 0.0 <= min_coverage <= 1.0:
-        raise UsageError(f"min_coverage {min_coverage}: a share between 0 and 1")
+    _check(given, view_names)
     if model is not None and not replay:
         raise UsageError(
             "model (--model) is for replay, which is switched off: leave one of them out"
@@ -132,48 +131,21 @@ def compare(
     third_run = _opened(third) if third is not None else None
     a, b, program_files = programs.apply_programs(*runs, programs.open_programs(program, _opened))
     a, b = partial_prints.alike(*program_flow.with_agreeing_inputs(a, b))
-    about = {
-        "tier": tier,
-        "match": match,
-        "map": mapping,
-        "policy": policy,
-        "program": program,
-        "replay": replay,
-        "model": model,
-        "allow": allow,
-        "sample": sample,
-        "budget": budget,
-        "strict": strict,
-        "min coverage": min_coverage,
-        "again": again,
-        "third": third,
-        "partial": partial,
-        "ignore": tuple(ignore),
-    }
+    figures_of = {n: value for n, value in given.items() if n not in _NOT_OF_FIGURES}
     with (
         notebook_progress.counting(progress) as count,
-        _started_workers(chosen, place, (a, b), about) as engine_of_tasks,
+        _started_workers(chosen, place, (a, b), figures_of) as engine_of_tasks,
     ):
-        options = CompareOptions(
-            replay=replay,
-            strict=strict,
-            min_coverage=min_coverage,
-            tier=tier,
-            allow=allow,
-            policy=declared,
-            match=match,
-            chart=load_map(mapping) if mapping is not None else None,
-            sample=sample,
-            budget=budget,
-            model=user_model.read(model) if model is not None else None,
-            views=view_names,
-            progress=count,
-            occurrences=occurrences,
-            engine=engine_of_tasks,
-            compared=compared,
-            partial=partial,
-            ignore=tuple(ignore),
-        )
+        taken = {n: given[n] for n in CompareOptions.__slots__ if n in given} | {
+            "policy": declared,
+            "chart": load_map(mapping) if mapping is not None else None,
+            "model": user_model.read(model) if model is not None else None,
+            "views": view_names,
+            "progress": count,
+            "engine": engine_of_tasks,
+            "ignore": tuple(ignore),
+        }
+        options = CompareOptions(**taken)
         if onnx_files.can_compare(a, b):
             result = onnx_files.compare(a, b)
         elif programs.is_program(a) or programs.is_program(b):
@@ -181,14 +153,7 @@ def compare(
         else:
             result = compare_runs(a, b, options, again=list(map(_opened, again)), third=third_run)
             result = programs.with_differences(result, program_files, a, b)
-        arguments = {
-            "mapping": mapping,
-            "match": match if match != "auto" else None,
-            "allow": list(allow),
-            "policy": policy,
-            "model": model,
-        }
-        result = msgspec.structs.replace(result, asked=_plain(arguments))
+        result = msgspec.structs.replace(result, asked=_plain({n: given[n] for n in _REMEMBERED}))
         if place is not None:
             write(result, place)
     if html is not None:
@@ -198,21 +163,30 @@ def compare(
     return result
 
 
-def _check(
-    *, tier: str, match: str, sample: str, budget: float | None, view_names: Sequence[str]
-) -> None:
+_REMEMBERED = ("mapping", "match", "allow", "policy", "model")
+"""What `reopen` compares the two runs with again: `Comparison.asked`."""
+_NOT_OF_FIGURES = (
+    *("reference", "target", "output", "force", "view", "occurrences", "html", "progress"),
+    *("engine", "workers", "address", "resume", "compared"),
+)
+"""Arguments that change no figure: comparisons that differ in these alone go on with the work of
+one another.
+"""
+
+
+def _check(given: Mapping[str, Any], view_names: Sequence[str]) -> None:
     from whence.align import MATCHES
 
-    if tier not in ("core", "full"):
-        raise UsageError(f"tier {tier!r}: core or full")
-    if match not in MATCHES:
-        raise UsageError(f"match {match!r}: {', '.join(MATCHES[:-1])} or {MATCHES[-1]}")
-    if sample not in ("auto", "all"):
-        raise UsageError(f"sample {sample!r}: auto or all")
-    if budget is not None and not budget >= 0:
-        raise UsageError(f"budget {budget}: seconds, 0 or more")
+    choices = {"tier": ("core", "full"), "match": MATCHES, "sample": ("auto", "all")}
+    for name, words in choices.items():
+        if given[name] not in words:
+            raise UsageError(f"{name} {given[name]!r}: {', '.join(words[:-1])} or {words[-1]}")
+    if given["budget"] is not None and not given["budget"] >= 0:
+        raise UsageError(f"budget {given['budget']}: seconds, 0 or more")
     if unknown := [name for name in view_names if name not in views()]:
         raise UsageError(f"view {unknown[0]!r}: {', '.join(views())}")
+    if not 0.0 <= given["min_coverage"] <= 1.0:
+        raise UsageError(f"min_coverage {given['min_coverage']}: a share between 0 and 1")
 
 
 def _refuse_windows(*runs: Any) -> None:
@@ -252,8 +226,16 @@ def _opened(run: str | os.PathLike[str] | Run | Mapping[str, Any], words: str = 
 
 def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that were given and can be written down; paths as text."""
-    texts = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in arguments.items()}
-    return {k: v for k, v in texts.items() if v and isinstance(v, (str, list))}
+    texts = {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for name, value in arguments.items()
+        if value and value != "auto"
+    }
+    return {
+        name: value if isinstance(value, str) else list(value)
+        for name, value in texts.items()
+        if isinstance(value, (str, tuple, list))
+    }
 
 
 def align_runs(
