@@ -2,12 +2,14 @@
 nothing.
 """
 
+import typing
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from whence.errors import UsageError
-from whence.instrument import options
+from whence.instrument import arguments
 from whence.instrument.option_values import parse_size
 from whence.instrument.options import CaptureOptions, decode, make
 from whence.instrument.step_choice.windows import StepRange
@@ -25,7 +27,7 @@ PATTERNS = st.text(st.characters(codec="utf-8"), min_size=1).filter(
         exclude=st.lists(PATTERNS).map(tuple),
         max_depth=st.none() | st.integers(0, 100),
         ids=st.lists(NUMBERS).map(tuple),
-        slots=st.sampled_from(options.SLOTS),
+        slots=st.sampled_from(typing.get_args(arguments.Slots)),
         steps=st.lists(
             st.builds(
                 StepRange, st.integers(0, 9), st.none() | st.integers(10, 99), st.integers(1, 9)
@@ -35,7 +37,7 @@ PATTERNS = st.text(st.characters(codec="utf-8"), min_size=1).filter(
         when=st.lists(st.sampled_from(["nan", "loss > 1"])).map(tuple),
         ring=st.none() | st.integers(1, 9),
         ranks=st.none() | st.lists(st.integers(0, 8), min_size=1).map(tuple),
-        keep=st.sampled_from(options.KEEP),
+        keep=st.sampled_from(typing.get_args(arguments.Keep)),
         max_bytes=st.none() | st.integers(0, 2**60),
         seed=st.none() | st.integers(0, 2**32 - 1),
         deterministic=st.booleans(),

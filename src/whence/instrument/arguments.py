@@ -8,6 +8,12 @@ import os
 from collections.abc import Iterable
 from typing import Literal, TypedDict
 
+Slots = Literal["both", "input", "output"]
+Keep = Literal["full", "stats", "none"]
+Level = Literal["modules", "op", "graph", "logits", "io"]
+GraphMode = Literal["exact", "deep", "fx"]
+Positions = Literal["last", "all"]
+
 
 class SharedArguments(TypedDict, total=False):
     """What every kind of capture takes. A single name stands for a list of one; sizes are bytes or
@@ -20,9 +26,9 @@ class SharedArguments(TypedDict, total=False):
     max_depth: int | None
     ids: str | Iterable[str]
     no_children: bool
-    slots: Literal["both", "input", "output"]
+    slots: Slots
     ranks: str | Iterable[int] | None
-    keep: Literal["full", "stats", "none"]
+    keep: Keep
     max_bytes: str | int | None
     print_pattern: str | None
     seed: int | None
@@ -34,14 +40,14 @@ class SharedArguments(TypedDict, total=False):
     patch: str | Iterable[str]
     patch_from: str | os.PathLike[str]
     inject: str
-    level: Literal["modules", "logits", "op", "graph", "io"]
+    level: Level
     logits: bool
     logits_module: str
-    positions: Literal["last", "all"]
+    positions: Positions
     force_tokens: str | os.PathLike[str]
     samples: int | None
     dedup: bool
-    graph_mode: Literal["exact", "deep", "fx"]
+    graph_mode: GraphMode
     graph_buffers: bool
     graph_anyway: bool
     rung: str

@@ -12,11 +12,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from whence.errors import UsageError
+from whence.instrument.arguments import GraphMode, Keep, Level, Positions, Slots
 from whence.instrument.option_values import (
     TREE_NUMBER,
     check_pattern,
@@ -30,11 +31,6 @@ from whence.instrument.step_choice.conditions import conditions_of
 from whence.instrument.step_choice.windows import Ranges, StepRange, checked, read_steps
 from whence.records.places import absolute
 
-SLOTS = ("both", "input", "output")
-KEEP = ("full", "stats", "none")
-LEVELS = ("modules", "logits", "op", "graph", "io")
-GRAPH_MODES = ("exact", "deep", "fx")
-POSITIONS = ("last", "all")
 DEFAULT_MAX_BYTES = 20 * 10**9
 
 _TEXTS = (
@@ -137,11 +133,11 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
     def __post_init__(self) -> None:
         self._check_texts()
-        _one_of("slots", self.slots, SLOTS)
-        _one_of("keep", self.keep, KEEP)
-        _one_of("level", self.level, LEVELS)
-        _one_of("positions", self.positions, POSITIONS)
-        _one_of("graph_mode", self.graph_mode, GRAPH_MODES)
+        _one_of("slots", self.slots, get_args(Slots))
+        _one_of("keep", self.keep, get_args(Keep))
+        _one_of("level", self.level, get_args(Level))
+        _one_of("positions", self.positions, get_args(Positions))
+        _one_of("graph_mode", self.graph_mode, get_args(GraphMode))
         _one_of("rung", self.rung, ("", *every_rung()))
         framework_of(self.rung, self.disabled_optimizers)
         self._check_operators()
