@@ -14,15 +14,13 @@ import pytest
 WORK = """
 import sys, time
 from whence.cli import _progress
-count, close = _progress.bar()
-for done in range(6):
-    if count is not None:
-        count(done, 6, "measure \\x1b[31m[b]")
-    time.sleep({pause})
-close()
-say, close = _progress.teller()
-say("patching")
-close()
+with _progress.shown() as line:
+    for done in range(6):
+        if line.count is not None:
+            line.count(done, 6, "measure \\x1b[31m[b]")
+        time.sleep({pause})
+with _progress.shown() as line:
+    line.say("patching")
 print("end")
 """
 

@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -81,39 +81,25 @@ def _write(line: str) -> None:
     sys.stderr.flush()
 
 
-def bar() -> tuple[Callable[[int, int, str], None] | None, Callable[[], None]]:
-    """(count, close) of a `Progress`, for a terminal only: elsewhere count is None and close does
-    nothing.
+class _Silent:
+    """The same where no terminal is looked at."""
+
+    count = None
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+@contextlib.contextmanager
+def shown() -> Iterator[Progress | _Silent]:
+    """A line for as long as a block works, on a terminal only: verbs take its `count` as progress,
+    or its `say` as tell.
     """
-    if not sys.stderr.isatty():
-        return None, (lambda: None)
-    progress = Progress()
-    return progress.count, progress.close
-
-
-@contextlib.contextmanager
-def shown() -> Iterator[Callable[[int, int, str], None] | None]:
-    """`bar` around a block."""
-    count, close = bar()
+    line = Progress() if sys.stderr.isatty() else _Silent()
     try:
-        yield count
+        yield line
     finally:
-        close()
-
-
-def teller() -> tuple[Callable[[str], None], Callable[[], None]]:
-    """(say, close) of a `Progress`, for a terminal only: elsewhere both do nothing."""
-    if not sys.stderr.isatty():
-        return (lambda text: None), (lambda: None)
-    progress = Progress()
-    return progress.say, progress.close
-
-
-@contextlib.contextmanager
-def telling() -> Iterator[Callable[[str], None]]:
-    """`teller` around a block."""
-    say, close = teller()
-    try:
-        yield say
-    finally:
-        close()
+        line.close()

@@ -233,8 +233,8 @@ def command(
     else:
         if not is_local:  # what workers finish is kept there until the answer is
             how |= {"output": output, "force": True}
-        with _progress.shown() as count:
-            result = api.compare(reference, target, progress=count, **how)
+        with _progress.shown() as line:
+            result = api.compare(reference, target, progress=line.count, **how)
     _answers.put(
         _answers.said(result, form, annotations, occurrences=how["occurrences"], output=output)
     )
@@ -289,16 +289,15 @@ def _watched(
     from whence.report.answer import headline
     from whence.report.tables import clean
 
-    say, close = _progress.teller()
     previous = None
+    with _progress.shown() as line:
 
-    def tell_stopped(sentence: str) -> None:
-        close()
-        click.echo(f"whence: {clean(sentence)}", err=True)
+        def tell_stopped(sentence: str) -> None:
+            line.close()
+            click.echo(f"whence: {clean(sentence)}", err=True)
 
-    try:
         for result in api.watch(
-            reference, target, tell=say, stop=tell_stopped if stop else False, **how
+            reference, target, tell=line.say, stop=tell_stopped if stop else False, **how
         ):
             if previous is not None:
                 click.echo(f"{_so_far(previous)}: {clean(headline(previous))}", err=True)
@@ -307,8 +306,6 @@ def _watched(
                 with contextlib.suppress(WhenceError):
                     api.write(result, output)
             previous = result
-    finally:
-        close()
     assert previous is not None  # it ends with an answer or not at all
     return previous
 

@@ -26,6 +26,6 @@ def command(destination: str, to: str, **options: Any) -> None:
     from whence import api
     from whence.report.convert import converted
 
-    with _progress.shown() as count:
-        result = api.convert(destination=destination, to=to, progress=count, **options)
+    with _progress.shown() as line:
+        result = api.convert(destination=destination, to=to, progress=line.count, **options)
     _answers.say(converted(result, destination, to))

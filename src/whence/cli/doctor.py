@@ -40,7 +40,7 @@ def command(keep: str | None, form: str, **options: Any) -> int:
     from whence import api
     from whence.report.doctor import checkup
 
-    with _progress.telling() as say:
-        result = api.doctor_command(keep=keep, tell=say, **options)
+    with _progress.shown() as line:
+        result = api.doctor_command(keep=keep, tell=line.say, **options)
     _answers.told(result, form, lambda each: checkup(each, output=keep or ""))
     return 0 if result.healthy else 1

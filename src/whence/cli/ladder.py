@@ -60,6 +60,6 @@ def command(form: str, output: str, **options: Any) -> int:
     from whence import api
     from whence.report.ladder import rungs
 
-    with _progress.telling() as say:
-        result = api.ladder_command(output=output, tell=say, **given(options))
+    with _progress.shown() as line:
+        result = api.ladder_command(output=output, tell=line.say, **given(options))
     return _answers.told(result, form, lambda each: rungs(each, output=output))

@@ -47,6 +47,6 @@ def command(reference: str | None, form: str, **options: Any) -> int:
 
     chosen = _answers.latest() if reference is None else reference
     options["command"] = options["command"] or None
-    with _progress.telling() as say:
-        result = api.locate(chosen, tell=say, **options)
+    with _progress.shown() as line:
+        result = api.locate(chosen, tell=line.say, **options)
     return _answers.told(result, form, lambda each: location(each, output=options["keep"] or ""))

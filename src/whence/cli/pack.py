@@ -51,6 +51,6 @@ def command(run: str, output: str | None, against: str | None, **options: Any) -
         api.relocate(run, against)
         click.echo(relocated(run, against))
         return
-    with _progress.shown() as count:
-        result = api.pack(run, output, against=against, progress=count, **options)
+    with _progress.shown() as line:
+        result = api.pack(run, output, against=against, progress=line.count, **options)
     _answers.say(packed(result, against or ""))

@@ -46,6 +46,6 @@ def command(form: str, **options: Any) -> int:
     from whence import api
     from whence.report.repeat import repeated_text
 
-    with _progress.telling() as say:
-        result = api.repeat_command(tell=say, **given(options))
+    with _progress.shown() as line:
+        result = api.repeat_command(tell=line.say, **given(options))
     return _answers.told(result, form, repeated_text)

@@ -73,7 +73,7 @@ def command(
     details: int,
     tokens: str | None,
     force: bool,
-) -> int:
+) -> None:
     """Words -> `api.report_html`, `api.plots`, `api.load_comparison` -> report -> exit code."""
     from whence import api
     from whence.report import tables
@@ -87,14 +87,11 @@ def command(
         _answers.junit(result, junit)
     elif plots is None and output is None and parquet is None:
         output = str(api.page_beside(chosen))
-    count, close = _progress.bar()
-    how: dict[str, Any] = {
-        "details": details,
-        "force": force,
-        **({"progress": count} if count is not None else {}),
-    }
     lines = []
-    try:
+    with _progress.shown() as line:
+        how: dict[str, Any] = {"details": details, "force": force}
+        if line.count is not None:
+            how["progress"] = line.count
         if parquet is not None:
             _files.check(parquet, force)
             rows = api.to_parquet(chosen, parquet, table=table)
@@ -110,8 +107,5 @@ def command(
         if output is not None:
             page = api.report_html(chosen, output, tokens=tokens, **how)
             lines.append(f"written to {tables.clean(page)}: {tables.size(page.stat().st_size)}")
-    finally:
-        close()
-    for line in lines:
-        click.echo(line, err=answers)
-    return 0
+    for text in lines:
+        click.echo(text, err=answers)

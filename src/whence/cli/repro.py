@@ -41,7 +41,7 @@ def command(comparison: str | None, no_run: bool, form: str, **options: Any) -> 
     from whence.report.repro import reproduction
 
     chosen = _answers.latest() if comparison is None else comparison
-    with _progress.telling() as say:
-        result = api.repro(chosen, run=not no_run, tell=say, **options)
+    with _progress.shown() as line:
+        result = api.repro(chosen, run=not no_run, tell=line.say, **options)
     _answers.told(result, form, reproduction)
     return 0 if result.holds is not False else 2

@@ -55,6 +55,6 @@ def command(everything: bool, form: str, **options: Any) -> int:
     from whence import api
     from whence.report.upgrade import upgrade_text
 
-    with _progress.telling() as say:
-        result = api.upgrade(tell=say, **options)
+    with _progress.shown() as line:
+        result = api.upgrade(tell=line.say, **options)
     return _answers.told(result, form, lambda each: upgrade_text(each, everything=everything))

@@ -69,7 +69,7 @@ def compare_command(tool: str) -> click.Command:
             sys.stdout.write(answer(result))
             sys.stdout.flush()
 
-        with _progress.shown() as count:
+        with _progress.shown() as line:
             result, path = api.cmp_report(
                 reference,
                 target,
@@ -78,7 +78,7 @@ def compare_command(tool: str) -> click.Command:
                 output=output,
                 say=log,
                 show=show,
-                progress=count,
+                progress=line.count,
             )
         _answers.kept(result)
         sys.stdout.write(f"written to {path}\n")
