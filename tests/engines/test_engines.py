@@ -219,10 +219,9 @@ def test_options_that_cannot_be(runs, how, words):
         whence.compare(runs / "a", runs / "b", **how)
 
 
-def test_the_command_line_watches_in_its_own_process(runs, tmp_path):
-    done = run_whence(
-        tmp_path, "compare", runs / "a", runs / "b", "--watch", "--engine", "processes"
-    )
+@pytest.mark.parametrize("options", [("--engine", "processes"), ("--resume",)])
+def test_the_command_line_watches_in_its_own_process(runs, tmp_path, options):
+    done = run_whence(tmp_path, "compare", runs / "a", runs / "b", "--watch", *options)
     assert done.returncode == 3
     assert "--watch compares in this process" in done.stderr
 

@@ -226,8 +226,8 @@ def command(
         raise click.UsageError("--stop ends programs that are watched; add --watch")
     if discard and not watch:
         raise click.UsageError("--discard deletes what a watch has compared; add --watch")
-    if watch and not is_local:
-        raise click.UsageError("--watch compares in this process; leave --engine out")
+    if watch and (not is_local or how["resume"]):
+        raise click.UsageError("--watch compares in this process; leave --engine, --resume out")
     if watch:
         result = _watched(reference, target, output, stop=stop, discard=discard, **how)
     else:
