@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import whence
+from whence.report.document import text
 from whence.report.html import escaped
 from whence.report.html.probed import probed_html
 from whence.report.own_files import is_own
@@ -89,7 +90,7 @@ def test_numbers_that_are_lost_and_plans_are_on_the_page():
     inputs = torch.randn(4, 16)
     result = whence.probe(model.eval(), inputs, properties=("health", "precision"))
     page = probed_html(result)
-    lines = [line for answer in result.answers for line in details(answer)]
+    lines = [line for answer in result.answers for line in text(details(answer)).splitlines()]
     assert any("predicted" in line for line in lines)
     assert all(escaped(line) in page for line in lines)
 

@@ -7,13 +7,16 @@ that rounding does not explain.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from whence.records import Lack
 from whence.records.marks import OBSERVER
 from whence.records.slots import input_name, is_drawn, is_input
 from whence.report import effect, evidence, generation, origin, windows
-from whence.report.tables import AT_LINE, clean, count, folded, from_here, listed
+from whence.report.document import Document, few, text
+from whence.report.tables import called_at, clean, count, listed, spaced, where
 from whence.results import (
     TENSOR_RULE,
     CauseKind,
@@ -24,14 +27,13 @@ from whence.results import (
     Evidence,
     Finding,
     LayerCost,
+    NextStep,
     NotThere,
     Occurrence,
     Status,
-    Undecided,
     VerdictKind,
 )
 
-LEFT = 19
 _MOST_FINDINGS = 5
 _MOST_COSTS = 5
 _MOST_MISSING = 5
@@ -54,87 +56,75 @@ def answer(
 
     width: of the terminal, at which lines are broken between words; None leaves them long.
     """
+    return text(_answer(result, output, occurrences), width)
+
+
+def _answer(result: Comparison, output: str, occurrences: bool) -> Document:
+    logits_only = result.generation is not None and result.generation.logits_only
     # Differing inputs come before everything: nothing further down means much then.
-    lines = [
-        _row("INPUTS DIFFER" if i == 0 else "", clean(sentence))
-        for i, sentence in enumerate(result.inputs_differ[:3])
-    ]
-    if len(result.inputs_differ) > 3:
-        lines.append(_row("", f"and {count(len(result.inputs_differ) - 3)} more"))
-    lines += [
-        _row("PROGRAMS" if i == 0 else "", clean(line)) for i, line in enumerate(result.programs)
-    ]
-    lines += [
-        _row("TARGET'S RANKS" if i == 0 else "", clean(finding.sentence))
-        for i, finding in enumerate(result.ranks[:_MOST_FINDINGS])
-    ]
-    lines += _head(result)
+    yield "INPUTS DIFFER", few(result.inputs_differ, 3)
+    yield "PROGRAMS", result.programs
+    yield "TARGET'S RANKS", (finding.sentence for finding in result.ranks[:_MOST_FINDINGS])
+    yield from _head(result)
     for i, finding in enumerate(result.findings[:_MOST_FINDINGS]):
-        lines += _finding(finding, result, first=i == 0)
-    if len(result.findings) > _MOST_FINDINGS:
-        lines.append(
-            _row("", f"{count(len(result.findings) - _MOST_FINDINGS)} more in report.json")
-        )
-    lines += _remarks(result)
+        yield from _finding(finding, result, first=i == 0)
+    yield _more(result.findings, "report.json")
+    yield from _remarks(result)
     for item in result.declared:
-        lines += _declared(item)
+        yield from _declared(item)
     if result.status == Status.SAME:  # a fault costs more, and moves the shares
-        lines += _costs(result.layer_costs)
+        yield from _costs(result.layer_costs)
     about = result.origin
     if about is not None and result.findings and about.steps[-1].name == result.findings[0].name:
-        lines += [_row(*line) for line in origin.about(about) if line[0] != "  inputs"]
-    lines += [_row(*line) for line in _occurrence_lines(result, every=occurrences)]
-    lines += [_row(*line) for line in generation.lines(result)]
-    if result.generation is None or not result.generation.logits_only:
-        lines += [_row(*line) for line in evidence.lines(result)]
-    lines += _about_all(result)
-    lines += _missing(result.missing)
-    lines += [_row(*line) for line in next_lines(result)]
-    if result.generation is None or not result.generation.logits_only:
-        lines.append(_counts(result))
-    lines += [_row("  aligned", clean(note)) for note in result.plan.notes[:6]]
+        yield from origin.about(about)
+    yield from _occurrences(result, every=occurrences)
+    yield from generation.lines(result)
+    if not logits_only:
+        yield from evidence.lines(result)
+    if result.windows:
+        yield "  windows", windows.words(result.windows)
+    if result.effect is not None:
+        yield "  at the outputs", effect.words(result.effect)
+    yield from _missing(result.missing)
+    yield "  next", map(_next_line, result.next)
+    if not logits_only:
+        yield _counts(result)
+    yield from (("  aligned", note) for note in result.plan.notes[:6])
     for side, names in result.without_partner.items():
-        title = "  ambiguous" if side == "ambiguous" else f"  only {side}"
-        lines.append(_row(title, listed(names, 4)))
-    lines += [
-        _row("  nearest", f"{clean(n.name)}: {clean(n.candidate)} ({clean(n.why)})")
-        for n in result.nearest[:3]
-    ]
+        yield "  ambiguous" if side == "ambiguous" else f"  only {side}", listed(names, 4)
+    for near in result.nearest[:3]:
+        yield "  nearest", f"{near.name}: {near.candidate} ({near.why})"
     notes = [note for note in result.notes if OBSERVER not in note]
-    for note in (*result.environment[:6], *notes[:6]):
-        lines.append(f"note: {clean(note)}")
+    yield from (f"note: {note}" for note in (*result.environment[:6], *notes[:6]))
     if output:
-        lines.append(written_to(result, output))
-    return folded("\n".join(lines), width, LEFT) + "\n"
+        yield written_to(result, output)
 
 
-def _missing(missing: Sequence[NotThere]) -> Iterator[str]:
+def _more(items: Sequence[object], where: str) -> tuple[str, str]:
+    """How many more than those that are shown there are."""
+    more = len(items) - _MOST_FINDINGS
+    return "", f"{count(more)} more in {where}" if more > 0 else ""
+
+
+def _missing(missing: Sequence[NotThere]) -> Document:
     """What either run lacks; what was accepted is left out. Of being watched the line of the
     observer effect tells.
     """
     missing = [one for one in missing if one.kind != Lack.WATCHED]
-    for place, one in enumerate(missing[:_MOST_MISSING]):
-        title = "  leaves out" if one.accepted else "  missing"
-        before = missing[place - 1].accepted if place else None
-        where = f"{clean(one.side)}, {clean(one.where)}" if one.where else clean(one.side)
-        yield _row("" if before is one.accepted else title, f"{where}: {clean(one.text)}")
-    if len(missing) > _MOST_MISSING:
-        yield _row("", f"{count(len(missing) - _MOST_MISSING)} more in summary.json (missing)")
+    for accepted, some in itertools.groupby(missing[:_MOST_MISSING], attrgetter("accepted")):
+        texts = (
+            f"{one.side}, {one.where}: {one.text}" if one.where else f"{one.side}: {one.text}"
+            for one in some
+        )
+        yield "  leaves out" if accepted else "  missing", texts
+    yield _more(missing, "summary.json (missing)")
 
 
-def _about_all(result: Comparison) -> Iterator[str]:
-    if result.windows:
-        yield _row("  windows", windows.words(result.windows))
-    if result.effect is not None:
-        yield _row("  at the outputs", effect.words(result.effect))
-
-
-def next_lines(result: Comparison) -> Iterator[tuple[str, str]]:
-    """(heading, text) of each command that takes the answer further."""
-    for number, step in enumerate(result.next):
-        words = f"{clean(step.command)}   # {clean(step.decides)}"
-        # A line with words to fill in cannot be typed as it stands, and does not look so.
-        yield "" if number else "  next", f"# fill in: {words}" if step.fill_in else words
+def _next_line(step: NextStep) -> str:
+    """A command that takes the answer further."""
+    words = f"{step.command}   # {step.decides}"
+    # A line with words to fill in cannot be typed as it stands, and does not look so.
+    return f"# fill in: {words}" if step.fill_in else words
 
 
 def written_to(result: Comparison, output: str) -> str:
@@ -157,37 +147,24 @@ def headline(result: Comparison) -> str:
             f"{first.name}{kind}, step {first.step}, rank {first.rank}: {what_differs} "
             f"({first.confidence}){tail}"
         )
-    return next(iter(_head(result)), "")[LEFT:].strip() or result.status
+    return clean(next(iter(_head(result)), ("", ""))[1]) or result.status
 
 
-def _head(result: Comparison) -> Iterator[str]:
+def _head(result: Comparison) -> Iterator[tuple[str, str]]:
     if result.status == Status.SAME and result.evidence == Evidence.PROGRAM:
-        yield _row("SAME", clean(result.headline))
+        yield "SAME", result.headline
     elif result.status == Status.SAME:
-        yield _row(
-            "SAME",
-            (
-                "bitwise identical"
-                if is_bitwise(result)
-                else f"no fault: every difference is {same_words(result)}"
-            )
-            + (", in what is there" if result.missing else ""),
-        )
-    elif result.status == Status.UNDECIDED:
-        yield _row("UNDECIDED", clean(result.headline))
-        if result.undecided is not None:
-            yield from _about(result.undecided)
-    elif result.headline:
-        yield _row("DIFFERENT", clean(result.headline))
-
-
-def _about(undecided: Undecided) -> Iterator[str]:
-    """Where the call or tensor is that an undecided answer is about."""
-    where = f"step {undecided.step}, rank {undecided.rank}"
-    parts = [undecided.name or undecided.root, undecided.op_type, undecided.slot, where]
-    yield _row("  where", "   ".join(clean(part) for part in parts if part))
-    if AT_LINE.search(undecided.source):
-        yield _row("  called at", clean(from_here(undecided.source)))
+        same = f"no fault: every difference is {same_words(result)}"
+        but = ", in what is there" if result.missing else ""
+        yield "SAME", ("bitwise identical" if is_bitwise(result) else same) + but
+    elif result.status == Status.DIFFERENT:
+        yield "DIFFERENT", result.headline
+    else:
+        yield "UNDECIDED", result.headline or "whence cannot tell"
+    if result.status == Status.UNDECIDED and (undecided := result.undecided) is not None:
+        name = undecided.name or undecided.root
+        yield "  where", spaced(name, undecided.op_type, undecided.slot, where(undecided))
+        yield "  called at", called_at(undecided.source)
 
 
 def is_bitwise(result: Comparison) -> bool:
@@ -203,8 +180,8 @@ def same_words(result: Comparison) -> str:
     first = result.alike[0]
     others = f" and {count(len(result.alike) - 1, 'more tensor')}" if len(result.alike) > 1 else ""
     return (
-        f"{text}, but for {count(first.elements, 'element')} of {clean(first.name)} "
-        f"{clean(first.slot)}{others}, counted as equal: {clean(first.words)}"
+        f"{text}, but for {count(first.elements, 'element')} of {first.name} "
+        f"{first.slot}{others}, counted as equal: {first.words}"
     )
 
 
@@ -233,66 +210,64 @@ def _same_by_rounding(result: Comparison) -> str:
     return text + (f"; {count(losses, 'call')} with a low-precision intermediate" if losses else "")
 
 
-def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[str]:
+def _finding(finding: Finding, result: Comparison, *, first: bool) -> Document:
     title = "also"
     if first:
         title = "FIRST FAULT" if len(result.findings) > 1 else "FAULT"
         title = title if result.status == Status.DIFFERENT else "SUSPECT"
-    call = clean(finding.op_type) if finding.op_type != finding.name else ""
+    call = finding.op_type if finding.op_type != finding.name else ""
     call += f" #{finding.occurrence}" if finding.occurrence else ""
-    where = f"step {finding.step}, rank {finding.rank}"
-    if finding.phase:
-        where += f", {clean(finding.phase)}"
-    if finding.side == "reference":
-        where += ", in the reference"
-    models = result.effect.models if result.effect is not None else ()
-    if finding.root in models[1:] and finding.name != finding.root:
-        where += f", of {clean(finding.root)}"  # its path begins there, not in the largest model
-    part = clean(evidence.part_of_call(finding))
-    yield _row(title, "   ".join(x for x in (clean(finding.name), call, part, where) if x))
+    yield title, spaced(finding.name, call, evidence.part_of_call(finding), _where(finding, result))
+    yield "  called at", called_at(finding.source)
     cause = CAUSES.get(finding.cause, "")
     sure = "" if first and evidence.says_how_sure(result) else f" ({evidence.confidence(finding)})"
-    if AT_LINE.search(finding.source):
-        yield _row("  called at", clean(from_here(finding.source)))
     if cause:
-        yield _row("  cause", f"{finding.cause}: {cause}{sure}")
+        yield "  cause", f"{finding.cause}: {cause}{sure}"
     else:
-        yield _row("  verdict", f"{finding.verdict}{sure}")
-    yield _row("  evidence", clean(finding.sentence))
+        yield "  verdict", f"{finding.verdict}{sure}"
+    yield "  evidence", finding.sentence
+    if first:
+        yield from _figures(finding, result)
+    yield "  also in", listed(finding.also, 4)
+
+
+def _where(finding: Finding, result: Comparison) -> str:
+    words = f"step {finding.step}, rank {finding.rank}"
+    if finding.phase:
+        words += f", {finding.phase}"
+    if finding.side == "reference":
+        words += ", in the reference"
+    models = result.effect.models if result.effect is not None else ()
+    if finding.root in models[1:] and finding.name != finding.root:
+        words += f", of {finding.root}"  # its path begins there, not in the largest model
+    return words
+
+
+def _figures(finding: Finding, result: Comparison) -> Document:
+    """What was measured of a finding."""
     numbers = finding.numbers
     e_in, e_out = numbers.get("e_in"), numbers.get("e_out")
-    if (
-        first
-        and e_in is not None
-        and e_out is not None
-        and finding.verdict != VerdictKind.PARAM_DIFF
-    ):
+    if e_in is not None and e_out is not None and finding.verdict != VerdictKind.PARAM_DIFF:
         absent = _absent(finding, result)
-        inputs = (
-            absent
-            if absent and e_in == 0
-            else (_equal_inputs(finding, result) if e_in == 0 else f"rel_l2 {e_in:.2g}")
-        )
-        yield _row("  inputs", f"{inputs}; {absent}" if absent and e_in != 0 else inputs)
+        equal = "" if absent else _equal_inputs(finding, result)
+        size = f"rel_l2 {e_in:.2g}" if e_in else equal
+        yield "  inputs", "; ".join(filter(None, (size, absent)))
         floor = numbers.get("floor_rel")
         budget = f", own rounding {floor:.2g}" if floor is not None else ""
-        yield _row("  output", f"rel_l2 {e_out:.2g}{budget}")
+        yield "  output", f"rel_l2 {e_out:.2g}{budget}"
     ratio, of_reference, of_target = (
         numbers.get(f"third_{n}") for n in ("ratio", "reference_err", "target_err")
     )
-    if first and None not in (ratio, of_reference, of_target):
-        yield _row(
+    if None not in (ratio, of_reference, of_target):
+        yield (
             "  three-way",
             f"target is off by rel_l2 {of_target:.2g}, the reference by {of_reference:.2g}: "
             f"{ratio:.3g} times",
         )
     a, b = finding.worst_reference, finding.worst_target
-    if first and finding.worst_index is not None and a is not None and b is not None:
-        yield _row(
-            "  worst element", f"{list(finding.worst_index)}   reference {a:.6g}   target {b:.6g}"
-        )
-    if finding.also:
-        yield _row("  also in", listed(finding.also, 4))
+    if finding.worst_index is not None and a is not None and b is not None:
+        place = list(finding.worst_index)
+        yield "  worst element", f"{place}   reference {a:.6g}   target {b:.6g}"
 
 
 _REMARKS: dict[str, str] = {
@@ -309,7 +284,7 @@ _COUNTED: dict[str, str] = {
 }
 
 
-def _remarks(result: Comparison) -> Iterator[str]:
+def _remarks(result: Comparison) -> Document:
     """What passes and is worth a look, by name; the loss of quantised layers has its own rows."""
     quantised = {name for item in result.declared if not item.declared for name in item.names}
     remarks = [
@@ -318,48 +293,37 @@ def _remarks(result: Comparison) -> Iterator[str]:
         if r.kind != VerdictKind.PRECISION or not {r.name, *r.also} <= quantised
     ]
     for remark in remarks[:_MOST_FINDINGS]:
-        where = f"step {remark.step}, rank {remark.rank}"
-        yield _row(
-            _REMARKS[remark.kind], "   ".join((clean(remark.name), clean(remark.op_type), where))
-        )
-        yield _row(
-            "  counts as", _COUNTED[remark.kind] if result.status == Status.SAME else remark.kind
-        )
-        yield _row("  evidence", clean(remark.sentence))
-        if AT_LINE.search(remark.source):
-            yield _row("  called at", clean(from_here(remark.source)))
-        if remark.also:
-            yield _row("  also in", listed(remark.also, 4))
-    if len(remarks) > _MOST_FINDINGS:
-        yield _row("", f"{count(len(remarks) - _MOST_FINDINGS)} more in report.json (remarks)")
+        yield _REMARKS[remark.kind], spaced(remark.name, remark.op_type, where(remark))
+        same = result.status == Status.SAME
+        yield "  counts as", _COUNTED[remark.kind] if same else remark.kind
+        yield "  evidence", remark.sentence
+        yield "  called at", called_at(remark.source)
+        yield "  also in", listed(remark.also, 4)
+    yield _more(remarks, "report.json (remarks)")
 
 
-def _declared(item: Declared) -> Iterator[str]:
-    calls = count(item.calls, f"{'/'.join(clean(o) for o in item.op_types[:3])} call")
+def _declared(item: Declared) -> Document:
+    types = "/".join(item.op_types[:3])
+    calls = count(item.calls, f"{types} call")
     worst = (
-        f": SQNR from {item.sqnr_db:.1f} dB, worst {clean(item.worst)}"
-        if item.sqnr_db is not None
-        else ""
+        f": SQNR from {item.sqnr_db:.1f} dB, worst {item.worst}" if item.sqnr_db is not None else ""
     )
     if item.ignored:
-        yield _row("IGNORED", f"{calls}, as declared: {listed(item.names, 4)}")
+        yield "IGNORED", f"{calls}, as declared: {listed(item.names, 4)}"
     elif item.declared:
-        yield _row("DECLARED", f"{calls}, {clean(item.what)}{worst}")
+        yield "DECLARED", f"{calls}, {item.what}{worst}"
     else:
-        layers = count(
-            len(item.names), f"quantised {'/'.join(clean(o) for o in item.op_types[:3])} layer"
-        )
-        yield _row("PRECISION LOSS", f"{layers}, not declared: {clean(item.what)}{worst}")
-        yield _row("  to declare it", f"--policy FILE.yaml with   {clean(item.snippet)}")
-    if item.reason:
-        yield _row("  because", clean(item.reason))
+        layers = count(len(item.names), f"quantised {types} layer")
+        yield "PRECISION LOSS", f"{layers}, not declared: {item.what}{worst}"
+        yield "  to declare it", f"--policy FILE.yaml with   {item.snippet}"
+    yield "  because", item.reason
 
 
-def _costs(costs: Sequence[LayerCost]) -> Iterator[str]:
+def _costs(costs: Sequence[LayerCost]) -> Document:
     """The quantised layers that cost most: not those that would save nothing in float."""
     worth = [(c, c.explains) for c in costs if c.explains is not None and c.explains >= _WORTH]
     for place, (cost, share) in enumerate(worth[:_MOST_COSTS]):
-        words = f"{clean(cost.name)}   SQNR {cost.sqnr_db:.1f} dB"
+        words = f"{cost.name}   SQNR {cost.sqnr_db:.1f} dB"
         words += f", in float removes {100 * share:.0f} % of the outputs' squared error"
         if cost.weights_explain is not None:
             words += f" (its weights alone {100 * cost.weights_explain:.0f} %)"
@@ -367,10 +331,10 @@ def _costs(costs: Sequence[LayerCost]) -> Iterator[str]:
             words += f" in the first {count(cost.steps, 'call')} of {count(cost.calls)}"
         if cost.saturated >= _SATURATED:
             words += f", {100 * cost.saturated:.2g} % saturated"
-        yield _row("LEAVE IN FLOAT" if place == 0 else "  then", words)
+        yield "LEAVE IN FLOAT" if place == 0 else "  then", words
     more = len(costs) - len(worth[:_MOST_COSTS])
     if worth and more:
-        yield _row("", f"{count(more, 'layer')} more in summary.json")
+        yield "", f"{count(more, 'layer')} more in summary.json"
 
 
 def _equal_inputs(finding: Finding, result: Comparison) -> str:
@@ -398,7 +362,7 @@ def _absent(finding: Finding, result: Comparison) -> str:
     )
     parts = []
     for side, slots, words in sides:
-        names = [f"`{clean(input_name(s))}`" for s in slots if is_input(s) and not is_drawn(s)]
+        names = [f"`{input_name(s)}`" for s in slots if is_input(s) and not is_drawn(s)]
         if any(map(is_drawn, slots)):
             parts.append(f"random numbers are drawn in the {side} only")
         if names:
@@ -417,38 +381,30 @@ def _counts(result: Comparison) -> str:
     )
 
 
-def _row(title: str, text: str) -> str:
-    return f"{title:<{LEFT}}{text}"
-
-
 _MOST = 4
 
 
-def _occurrence_lines(result: Comparison, *, every: bool = False) -> Iterator[tuple[str, str]]:
-    """(left, right) of each line. every: all operators, by type and by name; else the first of
-    those that differ.
-    """
+def _occurrences(result: Comparison, *, every: bool = False) -> Document:
+    """every: all operators, by type and by name; else the first of those that differ."""
     table = result.occurrences
     if table is None or (table.first_difference is None and not every):
         return
+    first, significant = table.first_difference, table.first_significant
     yield (
         "FIRST DIFFERENCE",
-        _in_full(table.first_difference)
-        if table.first_difference is not None
-        else "none: every tensor is bitwise equal",
+        _in_full(first) if first is not None else "none: every tensor is bitwise equal",
     )
-    if table.first_difference is not None:
-        first = table.first_significant
-        if first is not None:
-            yield "FIRST SIGNIFICANT", _in_full(first)
-        elif not result.findings:  # a finding may name a module, which is no counted operator
-            yield "FIRST SIGNIFICANT", "none: rounding explains every difference"
+    if significant is not None:
+        yield "FIRST SIGNIFICANT", _in_full(significant)
+    elif first is not None and not result.findings:
+        # a finding may name a module, which is no counted operator
+        yield "FIRST SIGNIFICANT", "none: rounding explains every difference"
     rows = sorted(
         (r for r in table.rows if every or (r.by == "type" and r.first_significant is not None)),
         key=_occurrence_order,
     )
     for row in rows if every else rows[:_MOST]:
-        yield "  by " + row.by, _occurrence_sentence(row)
+        yield f"  by {row.by}", _occurrence_sentence(row)
     if len(rows) > _MOST and not every:
         yield "", f"and {count(len(rows) - _MOST)} more operators (--occurrences, report.json)"
 
@@ -464,7 +420,7 @@ def _occurrence_order(row: Counted) -> tuple[bool, bool, int]:
 
 def _occurrence_sentence(row: Counted) -> str:
     """What became of one operator's executions."""
-    name, first = clean(row.name), row.first_difference
+    name, first = row.name, row.first_difference
     uncompared = (
         f"; {count(row.count - row.compared)} of {count(row.count)} could not be compared"
         if row.compared < row.count
@@ -502,11 +458,11 @@ def _occurrence_sentence(row: Counted) -> str:
 
 def _where_it_is(where: Occurrence) -> str:
     step = f", step {where.step}" if where.step else ""
-    return f"{clean(where.name)}, rel_l2 {where.rel_l2:.2g}{step}"
+    return f"{where.name}, rel_l2 {where.rel_l2:.2g}{step}"
 
 
 def _in_full(where: Occurrence) -> str:
-    call = f"{clean(where.name)}   {clean(where.op_type)}, its {_nth(where.number)}"
+    call = f"{where.name}   {where.op_type}, its {_nth(where.number)}"
     return f"{call}   rel_l2 {where.rel_l2:.2g}, step {where.step} ({where.verdict})"
 
 

@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from whence.report.answer import LEFT, answer, headline
+from whence.report.answer import answer, headline
+from whence.report.document import text
 from whence.report.tables import clean
 from whence.results import Comparison, Status
 
@@ -20,13 +21,8 @@ def disparity(result: Comparison, folder: str | os.PathLike[str] | None) -> str:
     """
     claim = "models differ" if result.status == Status.DIFFERENT else "cannot be told"
     kept = _kept(result, folder) if folder is not None else ()
-    return "\n".join(
-        [
-            f"{claim}: {clean(headline(result))}",
-            answer(result, width=_WIDTH).rstrip("\n"),
-            *(f"{'' if i else 'kept in':<{LEFT}}{line}" for i, line in enumerate(kept)),
-        ]
-    )
+    said = f"{claim}: {clean(headline(result))}\n{answer(result, width=_WIDTH)}"
+    return (said + text([("kept in", kept)])).rstrip("\n")
 
 
 def _kept(result: Comparison, folder: str | os.PathLike[str]) -> Iterator[str]:

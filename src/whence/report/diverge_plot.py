@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from whence.report.diverge import headline
 from whence.report.own_files import MARK
-from whence.report.tables import shortened
+from whence.report.tables import clean, shortened
 from whence.results import Diverged, Status
 
 _WIDTH, _LEFT, _RIGHT = 900, 74, 20
@@ -64,7 +64,7 @@ def diverged_svg(result: Diverged) -> Iterator[str]:
         f'width="{_WIDTH}" height="{_HEIGHT}" role="img"><!-- {MARK} -->\n<style>{_STYLE}</style>\n'
         f'<rect class="paper" width="{_WIDTH}" height="{_HEIGHT}"/>\n'
     )
-    yield _text(_LEFT, 24, shortened(headline(result), 110), "title")
+    yield _text(_LEFT, 24, shortened(clean(headline(result)), 110), "title")
     yield from _losses(result, across)
     yield from _differences(result, across)
     yield from _marker(result, across)

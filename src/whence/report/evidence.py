@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from whence.records.marks import OBSERVER
 from whence.records.slots import is_inside, is_of_child
+from whence.report.document import Document
 from whence.report.tables import clean, count, listed
 from whence.results import Comparison, Confidence, Evidence, Finding, Status, VerdictKind
 
@@ -85,24 +84,20 @@ _BASES: dict[str, str] = {
 }
 
 
-def lines(result: Comparison) -> Iterator[tuple[str, str]]:
-    """(heading, text) of each line."""
+def lines(result: Comparison) -> Document:
+    """The fields of an answer that say what it rests on."""
     if text := basis(result):
-        yield "  how sure", sure(result, text)
-    if result.status == Status.SAME and (text := visible(result)):
-        yield "  would have seen", text
+        sure = f"{confidence(result.findings[0])}: " if says_how_sure(result) else ""
+        yield "  how sure", f"{sure}{text}"
+    if result.status == Status.SAME:
+        yield "  would have seen", visible(result)
     if (drawn := result.random_numbers) is not None:
-        where = f"first in {clean(drawn.name)} ({clean(drawn.op_type)}), step {drawn.step}"
+        where = f"first in {drawn.name} ({drawn.op_type}), step {drawn.step}"
         text = f"differ in {count(drawn.calls, 'call')}, {where}, rank {drawn.rank}"
         yield "  random numbers", f"{text}; replays take the target's"
     yield from _observed(result)
     yield from _repetition(result)
     yield from _third(result)
-
-
-def sure(result: Comparison, text: str) -> str:
-    """What the answer rests on, behind how sure the first finding is."""
-    return f"{confidence(result.findings[0])}: {text}" if says_how_sure(result) else text
 
 
 def says_how_sure(result: Comparison) -> bool:
@@ -154,15 +149,15 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2g} %"
 
 
-def _observed(result: Comparison) -> Iterator[tuple[str, str]]:
+def _observed(result: Comparison) -> Document:
     """By how much the capture of each side changed what it captured, where that was measured."""
     for note in result.notes:
         side, is_effect, words = note.partition(OBSERVER)
         if is_effect:
-            yield "  observer effect", clean(f"{side}{words}")
+            yield "  observer effect", f"{side}{words}"
 
 
-def _repetition(result: Comparison) -> Iterator[tuple[str, str]]:
+def _repetition(result: Comparison) -> Document:
     repetition = result.repetition
     if repetition is None:
         return
@@ -180,13 +175,13 @@ def _repetition(result: Comparison) -> Iterator[tuple[str, str]]:
     yield "  nondeterministic", text
 
 
-def _third(result: Comparison) -> Iterator[tuple[str, str]]:
+def _third(result: Comparison) -> Document:
     third = result.third
     if third is None:
         return
     if not third.calls:
         exact = set(result.counts) <= {VerdictKind.IDENTICAL}
-        unmeasured = f"no differing call could be measured against {clean(third.run)}"
+        unmeasured = f"no differing call could be measured against {third.run}"
         yield "  third run", "not needed: nothing differs" if exact else unmeasured
         return
     target, reference = third.target_err, third.reference_err
@@ -202,7 +197,7 @@ def _third(result: Comparison) -> Iterator[tuple[str, str]]:
         sizes = f"rel_l2 {target:.2g} against {reference:.2g}{overlap}"
         yield (
             "  third run",
-            f"at the model's output the target is {words} {clean(third.run)} {than} the "
+            f"at the model's output the target is {words} {third.run} {than} the "
             f"reference: {sizes}",
         )
     name = f" ({clean(third.name)})" if third.name else ""

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
 
-from whence.report.tables import clean, count, listed
+from whence.report.document import Document
+from whence.report.tables import count, listed
 from whence.results import Comparison, Generation, Prompted, Token, TokenKind, VerdictKind
 
 _MOST_PROMPTS = 16
@@ -35,8 +35,8 @@ _FIGURES = (
 )
 
 
-def lines(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    """(heading, text) of each line."""
+def lines(comparison: Comparison) -> Document:
+    """The fields of an answer that say what became of the tokens."""
     result = comparison.generation
     if result is None:
         return
@@ -72,8 +72,8 @@ def lines(comparison: Comparison) -> Iterator[tuple[str, str]]:
             yield "  how sure", f"logits alone; could not have seen {UNSEEN_IN_LOGITS}"
     elif result.suspect >= 0:
         is_inherited = result.tokens[result.suspect].verdict == TokenKind.INHERITED
-        yield ("  inherited" if is_inherited else "  unexplained"), clean(result.sentence)
-        yield "  behind it", clean(result.led_to) or _behind_no_finding(comparison)
+        yield ("  inherited" if is_inherited else "  unexplained"), result.sentence
+        yield "  behind it", result.led_to or _behind_no_finding(comparison)
     yield from _prompt_lines(result)
     names = list(dict.fromkeys(name for p in passing for name in p.no_effect))
     if names:
@@ -90,14 +90,12 @@ def _behind_no_finding(comparison: Comparison) -> str:
     return "no module: each computes right on the inputs that it had"
 
 
-def _prompt_lines(result: Generation) -> Iterator[tuple[str, str]]:
-    for number, prompt in enumerate(_shown(result.prompts)):
-        yield ("  prompts" if number == 0 else ""), _prompt(prompt, result)
+def _prompt_lines(result: Generation) -> Document:
+    yield "  prompts", (_prompt(prompt, result) for prompt in _shown(result.prompts))
     if len(result.prompts) > _MOST_PROMPTS:
         yield "", f"{count(len(result.prompts) - _MOST_PROMPTS)} more in generation.csv"
     for side, n in (("reference", result.alone_reference), ("target", result.alone_target)):
-        if n:
-            yield f"  only {side}", count(n, "prompt")
+        yield f"  only {side}", count(n, "prompt") if n else ""
 
 
 def _state(prompt: Prompted) -> str:
@@ -151,7 +149,7 @@ def _what(prompt: Prompted, result: Generation) -> str:
         f"{_WORDS[token.verdict]}"
     )
     if prompt.led_to:
-        text += f", behind {clean(prompt.led_to)}"
+        text += f", behind {prompt.led_to}"
     return f"{text}; {off}" if off else text
 
 

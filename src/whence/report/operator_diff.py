@@ -6,9 +6,11 @@ import csv
 import io
 import math
 import re
+from collections import Counter
 from typing import Any
 
-from whence.report.tables import cell, clean, columns, count, number, shortened, size
+from whence.report.document import Document, Table, answering
+from whence.report.tables import cell, clean, count, listed, number, shortened, size
 
 SHOWN = 20
 WHY = 160  # characters of a reason
@@ -85,62 +87,45 @@ def _torch_dtype(names: str) -> str:
     )
 
 
-def tested_text(diff: Any) -> str:
+@answering
+def tested_text(diff: Any) -> Document:
     """First the answer, then the operators at fault with their worst test, then the counts."""
-    failed, skipped = diff.failed, [r for r in diff.rows if r.passed is None]
-    lines = []
-    sides = [
-        f"{clean(path)}{f' ({clean(device)})' if device else ''}"
-        for path, device in zip((diff.reference, diff.target), diff.devices)
-    ]
+    failed = diff.failed
+    by_operator: dict[str, list[Any]] = {}
+    for row in failed:
+        if not row.through:
+            by_operator.setdefault(row.either.op, []).append(row)
     if diff.status == "same":
-        lines.append("SAME               every operator passes on the target")
+        yield "SAME", "every operator passes on the target"
     elif diff.status == "undecided":
-        lines.append("UNDECIDED          no test has a result on both sides")
+        yield "UNDECIDED", "no test has a result on both sides"
     else:
-        lines.append(f"DIFFERENT          {count(len(diff.operators), 'operator')}, worst first")
-        by_operator: dict[str, list[Any]] = {}
-        for row in failed:
-            if not row.through:
-                by_operator.setdefault(row.either.op, []).append(row)
-        tests: dict[str, int] = {}
-        for row in diff.rows:
-            tests[row.either.op] = tests.get(row.either.op, 0) + 1
-        table = [
-            (
-                f"  {clean(op)}",
-                f"{len(rows)} of {count(tests[op], 'test')}",
-                _severity(rows[0].severity),
-                clean(rows[0].name),
-                shortened(clean(rows[0].why), WHY),
-            )
-            for op, rows in list(by_operator.items())[:SHOWN]
-        ]
-        lines += columns([("  operator", "fails", "local error", "worst", "why"), *table])
+        yield "DIFFERENT", f"{count(len(diff.operators), 'operator')}, worst first"
+        tests = Counter(row.either.op for row in diff.rows)
+        table = [("operator", "fails", "local error", "worst", "why")]
+        for op, rows in list(by_operator.items())[:SHOWN]:
+            error = "-" if math.isinf(rows[0].severity) else number(rows[0].severity)
+            why = shortened(clean(rows[0].why), WHY)
+            fails = f"{len(rows)} of {count(tests[op], 'test')}"
+            table.append((op, fails, error, rows[0].name, why))
+        yield Table(table, indent="  ")
         if len(by_operator) > SHOWN:
-            lines.append(f"  and {count(len(by_operator) - SHOWN, 'operator')} more")
-    indirect = [r for r in failed if r.through]
-    if indirect:
-        names = dict.fromkeys(clean(r.either.op) for r in indirect)
-        lines.append(
-            f"  {count(len(indirect), 'test')} fail that run these: "
-            f"{', '.join(list(names)[:6])}{' ...' if len(names) > 6 else ''}"
-        )
-    lines.append(f"  reference        {sides[0]}")
-    lines.append(f"  target           {sides[1]}")
+            yield f"  and {count(len(by_operator) - SHOWN, 'operator')} more"
+    if indirect := [row.either.op for row in failed if row.through]:
+        names = list(dict.fromkeys(indirect))
+        through = ", ".join(names[:6]) + (" ..." if len(names) > 6 else "")
+        yield f"  {count(len(indirect), 'test')} fail that run these: {through}"
+    places = (diff.reference, diff.target)
+    for title, place, device in zip(("reference", "target"), places, diff.devices):
+        yield f"  {title:<16} {place}" + (f" ({device})" if device else "")
     missing = sum(r.target is None or r.reference is None for r in diff.rows)
-    passed = sum(r.passed is True for r in diff.rows)
-    lines.append(
-        f"{count(len(diff.rows), 'test')}: {count(passed)} pass, {count(len(failed))} fail "
-        f"({count(missing)} of them missing on one side), "
-        f"{count(len(skipped))} not compared"
+    passed = [r.passed for r in diff.rows]
+    yield (
+        f"{count(len(diff.rows), 'test')}: {count(passed.count(True))} pass, "
+        f"{count(len(failed))} fail ({count(missing)} of them missing on one side), "
+        f"{count(passed.count(None))} not compared"
     )
-    lines += [f"  {clean(note)}" for note in diff.notes]
-    return "\n".join(lines) + "\n"
-
-
-def _severity(value: float) -> str:
-    return "-" if math.isinf(value) else number(value)
+    yield from (f"  {note}" for note in diff.notes)
 
 
 def _count(row: Any, k: int) -> Any:
@@ -166,8 +151,5 @@ def written(result: Any) -> list[str]:
         f"  pytest {clean(result.folder)} --device cuda:0 --seed 42 --detail_compare_path out.csv",
     ]
     for reason, names in result.left_out.items():
-        examples = ", ".join(clean(n) for n in names[:6]) + (
-            f" and {len(names) - 6} more" if len(names) > 6 else ""
-        )
-        lines.append(f"  left out: {clean(reason)}: {examples}")
+        lines.append(f"  left out: {clean(reason)}: {listed(names, 6)}")
     return lines

@@ -4,48 +4,31 @@ of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 
 from whence.records.slots import is_param
-from whence.report.tables import clean, count
+from whence.report.document import Document, answering
+from whence.report.tables import count, listed
 from whence.results import Origin, TracedInput, TracedStep, VerdictKind
 
-_LEFT = 19
 _MOST_STEPS = 12
 _MOST_INPUTS = 6
 
 
-def origin_text(origin: Origin) -> str:
+@answering
+def origin_text(origin: Origin) -> Document:
     """The whole answer as text."""
-    end = origin.steps[-1]
-    lines = [_row("COMES FROM" if end.verdict != VerdictKind.IDENTICAL else "EQUAL", _call(end))]
-    lines += [_row(title, text) for title, text in about(origin)]
-    if origin.sentence:
-        lines.append(_row("  evidence", clean(origin.sentence)))
-    if len(origin.steps) > 1:
-        steps = (
-            origin.steps
-            if len(origin.steps) <= _MOST_STEPS
-            else (*origin.steps[: _MOST_STEPS - 1], origin.steps[-1])
-        )
-        for i, step in enumerate(steps):
-            lines.append(
-                _row(
-                    "THE WAY" if i == 0 else "",
-                    f"{_call(step)}   {_size(step.verdict, step.rel_l2)}",
-                )
-            )
-        if len(steps) < len(origin.steps):
-            lines.append(
-                _row(
-                    "",
-                    f"({count(len(origin.steps) - len(steps), 'step')} between the last two are "
-                    "in the JSON)",
-                )
-            )
-    return "\n".join(lines) + "\n"
+    end, steps = origin.steps[-1], origin.steps
+    yield "COMES FROM" if end.verdict != VerdictKind.IDENTICAL else "EQUAL", _call(end)
+    yield from about(origin)
+    yield "  evidence", origin.sentence
+    left_out = len(steps) - _MOST_STEPS
+    if left_out > 0:
+        steps = (*steps[: _MOST_STEPS - 1], end)
+    if len(steps) > 1:
+        yield "THE WAY", (f"{_call(step)}   {_size(step.verdict, step.rel_l2)}" for step in steps)
+    if left_out > 0:
+        yield "", f"({count(left_out, 'step')} between the last two are in the JSON)"
 
 
 def origin_json(origin: Origin) -> str:
@@ -53,57 +36,41 @@ def origin_json(origin: Origin) -> str:
     return msgspec.json.format(msgspec.json.encode(origin)).decode() + "\n"
 
 
-def about(origin: Origin) -> Iterator[tuple[str, str]]:
-    """(left, right) of what is known of the operator at the end."""
+def about(origin: Origin) -> Document:
+    """What is known of the operator at the end."""
     end = origin.steps[-1]
     if origin.among:
-        names = ", ".join(map(clean, origin.among[:4])) + (
-            f" and {len(origin.among) - 4} more" if len(origin.among) > 4 else ""
+        yield "  or one of", f"{listed(origin.among, 4)}: what they made was not compared"
+    reads = [_input(i) for i in end.inputs if not is_param(i.slot)]
+    yield "  reads", listed(reads, _MOST_INPUTS)
+    weights = [_input(i) for i in end.inputs if is_param(i.slot)]
+    yield "  weights", ", ".join(weights[:_MOST_INPUTS])
+    yield "  attributes", listed(_attributes(origin), 8)
+    yield from (("  inside it", _input(label)) for label in origin.labels[:4])
+    yield from (("  not captured", missing) for missing in origin.missing)
+    yield "  replay says", origin.outcome
+    yield "  written at", origin.source
+
+
+def _attributes(origin: Origin) -> list[str]:
+    """Those that the target has otherwise first."""
+    of_target = origin.target_attributes
+    return [
+        f"{key}={value}" + (f" (target {of_target[key]})" if key in of_target else "")
+        for key, value in sorted(
+            origin.attributes.items(), key=lambda pair: pair[0] not in of_target
         )
-        yield "  or one of", f"{names}: what they made was not compared"
-    reads = [i for i in end.inputs if not is_param(i.slot)]
-    if reads:
-        others = (
-            f" and {count(len(reads) - _MOST_INPUTS)} more" if len(reads) > _MOST_INPUTS else ""
-        )
-        yield "  reads", ", ".join(map(_input, reads[:_MOST_INPUTS])) + others
-    weights = [i for i in end.inputs if is_param(i.slot)]
-    if weights:
-        yield "  weights", ", ".join(map(_input, weights[:_MOST_INPUTS]))
-    if origin.attributes:
-        parts = []
-        for key, value in origin.attributes.items():
-            of_target = (
-                f" (target {clean(str(origin.target_attributes[key]))})"
-                if key in origin.target_attributes
-                else ""
-            )
-            parts.append(f"{clean(key)}={clean(str(value))}{of_target}")
-        first = sorted(parts, key=lambda part: " (target " not in part)
-        others = f" and {len(first) - 8} more" if len(first) > 8 else ""
-        yield "  attributes", ", ".join(first[:8]) + others
-    for label in origin.labels[:4]:
-        yield "  inside it", _input(label)
-    for text in origin.missing:
-        yield "  not captured", clean(text)
-    if origin.outcome:
-        yield "  replay says", clean(origin.outcome)
-    if origin.source:
-        yield "  written at", clean(origin.source)
+    ]
 
 
 def _call(step: TracedStep) -> str:
     number = f" #{step.occurrence}" if step.occurrence else ""
-    return f"{clean(step.name)}   {clean(step.op_type)}{number}   step {step.step}"
+    return f"{step.name}   {step.op_type}{number}   step {step.step}"
 
 
 def _input(traced: TracedInput) -> str:
-    return f"{clean(traced.name)} {_size(traced.state, traced.rel_l2)}"
+    return f"{traced.name} {_size(traced.state, traced.rel_l2)}"
 
 
 def _size(state: str, rel_l2: float | None) -> str:
     return f"{state} (rel_l2 {rel_l2:.2g})" if rel_l2 else state
-
-
-def _row(title: str, text: str) -> str:
-    return f"{title:<{_LEFT}}{text}"

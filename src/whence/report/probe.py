@@ -5,9 +5,8 @@ Among them what operators of one call lose, and which modules may be narrower.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from whence.report.tables import clean, columns, count, from_here, headed, listed
+from whence.report.document import Document, Table, answering
+from whence.report.tables import clean, count, from_here, listed
 from whence.results.precision import ModuleEffect, PrecisionPlan, PrecisionTable
 from whence.results.probe import (
     HealthFinding,
@@ -29,9 +28,18 @@ _WORDS: dict[str, str] = {
 _SHOWN = (Held.VIOLATED, Held.OBSERVED, Held.UNKNOWN)
 
 
-def probed_text(result: Probed) -> str:
+@answering
+def probed_text(result: Probed) -> Document:
     """The answer as text."""
-    return "\n".join(_lines(result)) + "\n"
+    word, names = headline(result)
+    yield word, f"{names}   {result.model}"
+    yield "  on", result.inputs
+    yield from (("  note", note) for note in result.notes)
+    yield ""
+    head = ("property", "holds", "ulp", "first operator", "in")
+    yield Table([head, *map(_row, result.answers)], right=(2,))
+    for answer in result.answers:
+        yield from _details(answer)
 
 
 def headline(result: Probed) -> tuple[str, str]:
@@ -51,65 +59,49 @@ def _tested(result: Probed) -> str:
     return f"{tested} of {len(result.answers)} properties tested{others}"
 
 
-def _lines(result: Probed) -> Iterator[str]:
-    word, names = headline(result)
-    yield headed(word, f"{names}   {clean(result.model)}")
-    yield headed("  on", clean(result.inputs))
-    yield from (headed("  note", clean(note)) for note in result.notes)
-    yield ""
-    rows = [("property", "holds", "ulp", "first operator", "in")]
-    rows += [_row(answer) for answer in result.answers]
-    yield from columns(rows, right=(2,))
-    for answer in result.answers:
-        yield from _details(answer)
-
-
 def _row(answer: PropertyAnswer) -> tuple[str, str, str, str, str]:
-    largest = max(
-        (v for v in answer.variants if v.held == answer.held), key=lambda v: v.ulp, default=None
-    )
-    place = next(
-        (v.first for v in answer.variants if v.held == answer.held and v.first is not None), None
-    )
+    ulp, place = shown(answer)
     if answer.findings:
         place = answer.findings[0].first
-    return (
-        clean(answer.property),
-        clean(answer.held),
-        f"{largest.ulp:.3g}" if largest is not None and largest.differing else "",
-        clean(place.operator) if place is not None else "",
-        module_words(place) if place is not None else "",
-    )
+    where = (place.operator, module_words(place)) if place is not None else ("", "")
+    return (answer.property, answer.held, ulp, *where)
+
+
+def shown(answer: PropertyAnswer) -> tuple[str, OperatorPlace | None]:
+    """The largest difference in ulp, and where the first begins, of what decides an answer."""
+    same = [variant for variant in answer.variants if variant.held == answer.held]
+    largest = max(same, key=lambda variant: variant.ulp, default=None)
+    place = next((variant.first for variant in same if variant.first is not None), None)
+    return f"{largest.ulp:.3g}" if largest is not None and largest.differing else "", place
 
 
 def module_words(place: OperatorPlace) -> str:
     """The module that runs an operator, with its class."""
-    return clean(place.scope or "the model itself") + (
-        f" ({clean(place.op_type)})" * bool(place.scope)
-    )
+    return clean(f"{place.scope} ({place.op_type})" if place.scope else "the model itself")
 
 
-def _details(answer: PropertyAnswer) -> Iterator[str]:
+def _details(answer: PropertyAnswer) -> Document:
     yield ""
-    yield headed(answer.property.upper(), clean(answer_words(answer)))
+    yield answer.property.upper(), answer_words(answer) or answer.held
     yield from details(answer)
     for variant in answer.variants:
         if variant.held in _SHOWN and variant.differing:
             yield from _variant(variant)
-    if answer.shares:
-        yield headed("  spread from", ", ".join(map(share_words, answer.shares)))
-    if answer.power:
-        yield headed("  power", clean(answer.power))
-    yield from (headed("  note", clean(note)) for note in answer.notes)
-    if answer.next:
-        yield headed("  next", clean(answer.next))
+    yield "  spread from", ", ".join(map(share_words, answer.shares))
+    yield "  power", answer.power
+    yield from (("  note", note) for note in answer.notes)
+    yield "  next", answer.next
 
 
-def details(answer: PropertyAnswer) -> Iterator[str]:
-    """Lines of what an answer holds beside variants: numbers that are lost, plans."""
-    yield from _health_lines(answer)
+def details(answer: PropertyAnswer) -> Document:
+    """What an answer holds beside variants: numbers that are lost, plans."""
+    for finding in answer.findings[:_MOST_FINDINGS]:
+        yield from _finding(finding)
+    if len(answer.findings) > _MOST_FINDINGS:
+        yield "", f"and {len(answer.findings) - _MOST_FINDINGS} more (--format json)"
     if answer.precision is not None:
-        yield from _precision_lines(answer.precision)
+        for plan in answer.precision.plans:
+            yield from _plan(plan, answer.precision.rows.get(plan.to, ()))
 
 
 def answer_words(answer: PropertyAnswer) -> str:
@@ -135,25 +127,22 @@ def exactness(answer: PropertyAnswer) -> str:
     return f"{exact}; the others differ by at most {worst.ulp:.3g} ulp ({worst.name})"
 
 
-def _variant(variant: Variant) -> Iterator[str]:
+def _variant(variant: Variant) -> Document:
     size = f"{variant.differing} of {variant.count} elements move, by up to {variant.moved:.2g} rms"
-    yield headed(f"  {clean(variant.held)}", f"{clean(variant.name)}: {size}")
-    if variant.first is not None:
-        after = f", fed by {clean(variant.first.after)}" if variant.first.after else ""
-        yield headed(
-            "    from", f"{clean(variant.first.operator)}{after} in {module_words(variant.first)}"
-        )
-        if variant.first.line:
-            yield headed("    at", clean(from_here(variant.first.line)))
+    yield f"  {variant.held}", f"{variant.name}: {size}"
+    if (place := variant.first) is not None:
+        after = f", fed by {place.after}" if place.after else ""
+        yield "    from", f"{place.operator}{after} in {module_words(place)}"
+        yield "    at", place.line and from_here(place.line)
     if variant.in_float64 is not None:
-        yield headed("    because", clean(variant.why))
+        yield "    because", variant.why
 
 
 def share_words(share: SpreadShare) -> str:
     """An operator with the part of a spread that it explains."""
-    where = f" in {clean(share.scope)}" if share.scope else ""
+    where = f" in {share.scope}" if share.scope else ""
     calls = f"{share.calls} calls" if share.calls > 1 else "1 call"
-    return f"{clean(share.operator)}{where} {100 * share.share:.0f} % ({calls})"
+    return f"{share.operator}{where} {100 * share.share:.0f} % ({calls})"
 
 
 _MOST_FINDINGS = 8
@@ -170,24 +159,13 @@ def _health_words(answer: PropertyAnswer) -> str:
     return f"{count(len(answer.findings), 'line')} of code lose numbers, the worst first"
 
 
-def _health_lines(answer: PropertyAnswer) -> Iterator[str]:
-    """Each finding: what, in which operator, where, and what it means."""
-    for finding in answer.findings[:_MOST_FINDINGS]:
-        yield from _finding(finding)
-    if len(answer.findings) > _MOST_FINDINGS:
-        yield headed("", f"and {len(answer.findings) - _MOST_FINDINGS} more (--format json)")
-
-
-def _finding(finding: HealthFinding) -> Iterator[str]:
+def _finding(finding: HealthFinding) -> Document:
+    """What, in which operator, where, and what it means."""
     place = finding.first
-    module = clean(place.scope or "the model itself")
-    kind = f" ({clean(place.op_type)})" if place.scope else ""
-    yield headed(f"  {clean(finding.symptom)}", f"{clean(place.operator)} in {module}{kind}")
-    if finding.also:
-        yield headed("    and in", clean(listed(finding.also, _NAMES)))
-    if place.line:
-        yield headed("    at", clean(from_here(place.line)))
-    yield headed("    means", clean(finding.meaning))
+    yield f"  {finding.symptom}", f"{place.operator} in {module_words(place)}"
+    yield "    and in", listed(finding.also, _NAMES)
+    yield "    at", place.line and from_here(place.line)
+    yield "    means", finding.meaning
 
 
 def _precision_words(table: PrecisionTable) -> str:
@@ -202,26 +180,21 @@ def _measured(plan: PrecisionPlan) -> int:
     return len(plan.modules) + len(plan.keep)
 
 
-def _precision_lines(table: PrecisionTable) -> Iterator[str]:
-    """Each plan, its check, and the modules that matter most."""
-    for plan in table.plans:
-        yield from _plan_lines(plan, table.rows.get(plan.to, ()))
-
-
-def _plan_lines(plan: PrecisionPlan, rows: tuple[ModuleEffect, ...]) -> Iterator[str]:
+def _plan(plan: PrecisionPlan, rows: tuple[ModuleEffect, ...]) -> Document:
+    """A plan, its check, and the modules that matter most."""
     yield ""
     share = 100 * plan.parameters / plan.of_parameters if plan.of_parameters else 0.0
-    may = (
-        f"{len(plan.modules)} of {_measured(plan)} modules may go, {share:.3g} % of the parameters"
-    )
-    yield headed(f"  {clean(plan.to)}", clean(plan.why) if not plan.modules else may)
+    of = f"{len(plan.modules)} of {_measured(plan)} modules"
+    may = f"{of} may go, {share:.3g} % of the parameters"
+    yield f"  {plan.to}", may if plan.modules else plan.why
     if plan.modules:
-        yield headed("    predicted", _predicted(plan))
-        yield headed("    measured", _checks(plan))
+        yield "    predicted", _predicted(plan)
+        yield "    measured", _checks(plan)
         if plan.decides:
-            yield headed("    unless", _unless(plan))
-        yield headed("    may go", clean(listed(plan.modules, _NAMES)))
-    yield headed("    keep", clean(listed(plan.keep, _NAMES)) or "none of those measured")
+            more = f"more decisions of {plan.decides} come out otherwise than here"
+            yield "    unless", f"{more} ({plan.decided} at most): the outputs then move further"
+        yield "    may go", listed(plan.modules, _NAMES)
+    yield "    keep", listed(plan.keep, _NAMES) or "none of those measured"
     yield ""
     yield from _effect_rows(rows, set(plan.modules))
 
@@ -231,13 +204,6 @@ def _predicted(plan: PrecisionPlan) -> str:
         f"an error of the outputs of at most {plan.predicted:.2g} (budget {plan.budget:.2g}): "
         f"{plan.quadrature:.2g} in squares, times {plan.correction:.2f} for what is correlated, "
         f"times {plan.margin:.2f} for other inputs"
-    )
-
-
-def _unless(plan: PrecisionPlan) -> str:
-    return (
-        f"more decisions of {clean(plan.decides)} come out otherwise than here "
-        f"({plan.decided} at most): the outputs then move further"
     )
 
 
@@ -263,34 +229,23 @@ def _error_text(error: float | None) -> str:
     return "NaN or Inf" if error is None else f"{error:.2g}"
 
 
-def _effect_rows(rows: tuple[ModuleEffect, ...], chosen: set[str]) -> Iterator[str]:
+def _effect_rows(rows: tuple[ModuleEffect, ...], chosen: set[str]) -> Document:
     tried = [row for row in rows if row.error is not None or not row.parameters or _is_harm(row)]
     table = [("module", "class", "parameters", "error alone", "flips", "")]
     for row in tried[:_MOST_ROWS]:
         flips = f"{row.flips} of {row.rows}" if row.rows else ""
-        error = clean(row.why) if row.error is None else f"{row.error:.2g}"
+        error = row.why if row.error is None else f"{row.error:.2g}"
         kept = "may go" if row.module in chosen else "keep"
-        table.append(
-            (
-                clean(row.module) or "the model",
-                clean(row.op_type),
-                str(row.parameters),
-                error,
-                flips,
-                kept,
-            )
-        )
-    yield from (f"    {line}" for line in columns(table, right=(2, 3)))
+        name = row.module or "the model"
+        table.append((name, row.op_type, str(row.parameters), error, flips, kept))
+    yield Table(table, right=(2, 3), indent="    ")
     if len(tried) > _MOST_ROWS:
         yield f"    and {len(tried) - _MOST_ROWS} that do less (--format json has all)"
     if len(rows) > len(tried):
-        yield f"    {len(rows) - len(tried)} more are not offered: {clean(_why_not(rows, tried))}"
+        shown = {row.module for row in tried}
+        why = next(row.why for row in rows if row.module not in shown)
+        yield f"    {len(rows) - len(tried)} more are not offered: {why}"
 
 
 def _is_harm(row: ModuleEffect) -> bool:
     return row.why.startswith("NaN or Inf")
-
-
-def _why_not(rows: tuple[ModuleEffect, ...], tried: list[ModuleEffect]) -> str:
-    shown = {row.module for row in tried}
-    return next(row.why for row in rows if row.module not in shown)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 from whence import dtypes
-from whence.report.tables import clean, count, headed
+from whence.report.document import Document, answering, few
+from whence.report.tables import count, spaced
 from whence.results import FormatUse, Ranges, TensorRange
 
 _MOST_TENSORS = 3
-_COLUMNS = (25, 18, 18)
 
 
-def ranges_text(result: Ranges, most: int = _MOST_TENSORS) -> str:
+@answering
+def ranges_text(result: Ranges, most: int = _MOST_TENSORS) -> Document:
     """The answer as text. most: tensors named for each format and kind of loss."""
-    return "\n".join(_lines(result, most)) + "\n"
-
-
-def _lines(result: Ranges, most: int) -> Iterator[str]:
     read = sum(tensor.elements for tensor in result.tensors)
-    yield headed("RANGES", f"{count(len(result.tensors), 'tensor')}, {count(read, 'element')} read")
+    yield "RANGES", f"{count(len(result.tensors), 'tensor')}, {count(read, 'element')} read"
     if result.unread:
         unread = count(result.unread, "tensor")
         yield f"note: {unread} with statistics alone, which tell only what overflows"
@@ -30,17 +27,16 @@ def _lines(result: Ranges, most: int) -> Iterator[str]:
     for number, name in enumerate(result.formats):
         yield _total(name, [tensor.formats[number] for tensor in result.tensors], read)
     for number, name in enumerate(result.formats):
-        losses = list(_losses(result, number, most))
+        losses = list(_losses(result.tensors, number, most))
         if losses:
             yield from ("", name, *losses)
-    own = list(_own(result, most))
+    own = list(_own(result.tensors, most))
     if own:
         yield from ("", "at the ends of their own dtype", *own)
 
 
-def _row(*cells: str) -> str:
-    *first, last = cells
-    return "".join(f"{cell:<{width}} " for cell, width in zip(first, _COLUMNS, strict=True)) + last
+def _row(name: str, overflow: str, zero: str, subnormal: str) -> str:
+    return f"{name:<25} {overflow:<18} {zero:<18} {subnormal}"
 
 
 def _total(name: str, uses: list[FormatUse], read: int) -> str:
@@ -53,54 +49,63 @@ def _total(name: str, uses: list[FormatUse], read: int) -> str:
     )
 
 
-def _losses(result: Ranges, number: int, most: int) -> Iterator[str]:
+def _losses(tensors: tuple[TensorRange, ...], number: int, most: int) -> Document:
     """Tensors that overflow most, then those of which most becomes zero."""
-    over = [tensor for tensor in result.tensors if tensor.formats[number].overflows]
-    over.sort(key=lambda tensor: -tensor.largest)
-    for place, tensor in enumerate(over[:most]):
+
+    def overflows(tensor: TensorRange) -> str:
         words = f"largest {tensor.largest:.4g} at step {tensor.step}"
         if tensor.elements:
             words += f", {_share(tensor.formats[number].overflow, tensor.elements)} too large"
-        yield headed("  overflow" if not place else "", f"{_name(tensor)}   {words}")
-    yield from _more(len(over), most)
-    zero = [tensor for tensor in result.tensors if tensor.formats[number].zero]
-    zero.sort(key=lambda tensor: -tensor.formats[number].zero / tensor.elements)
-    for place, tensor in enumerate(zero[:most]):
+        return words
+
+    def zero(tensor: TensorRange) -> str:
         share = _share(tensor.formats[number].zero, tensor.elements)
-        words = f"{share} become zero; {_extent(tensor)}"
-        yield headed("  become zero" if not place else "", f"{_name(tensor)}   {words}")
-    yield from _more(len(zero), most)
+        return f"{share} become zero; {_extent(tensor)}"
+
+    over = [tensor for tensor in tensors if tensor.formats[number].overflows]
+    over.sort(key=lambda tensor: -tensor.largest)
+    lost = _by_share(tensors, lambda tensor: tensor.formats[number].zero)
+    yield from _named("  overflow", over, overflows, most)
+    yield from _named("  become zero", lost, zero, most)
 
 
-def _own(result: Ranges, most: int) -> Iterator[str]:
+def _own(tensors: tuple[TensorRange, ...], most: int) -> Document:
     """Tensors whose elements lie at the ends of the dtype that they have."""
-    full = [tensor for tensor in result.tensors if tensor.saturated]
-    full.sort(key=lambda tensor: -tensor.saturated / tensor.elements)
-    for place, tensor in enumerate(full[:most]):
+
+    def saturated(tensor: TensorRange) -> str:
         limit = dtypes.named(tensor.dtype).max_finite
         share = _share(tensor.saturated, tensor.elements)
-        words = f"{share} are {limit:.6g}, the largest {clean(tensor.dtype)}"
-        yield headed("  saturated" if not place else "", f"{_name(tensor)}   {words}")
-    yield from _more(len(full), most)
-    small = [tensor for tensor in result.tensors if tensor.subnormal]
-    small.sort(key=lambda tensor: -tensor.subnormal / tensor.elements)
-    for place, tensor in enumerate(small[:most]):
+        return f"{share} are {limit:.6g}, the largest {tensor.dtype}"
+
+    def subnormal(tensor: TensorRange) -> str:
         share = _share(tensor.subnormal, tensor.elements)
-        words = f"{share} are subnormal {clean(tensor.dtype)}; {_extent(tensor)}"
-        yield headed("  subnormal" if not place else "", f"{_name(tensor)}   {words}")
-    yield from _more(len(small), most)
+        return f"{share} are subnormal {tensor.dtype}; {_extent(tensor)}"
+
+    full = _by_share(tensors, lambda tensor: tensor.saturated)
+    small = _by_share(tensors, lambda tensor: tensor.subnormal)
+    yield from _named("  saturated", full, saturated, most)
+    yield from _named("  subnormal", small, subnormal, most)
 
 
-def _more(total: int, most: int) -> Iterator[str]:
-    if total > most:
-        yield headed("", f"and {count(total - most, 'more tensor')}")
+def _by_share(
+    tensors: tuple[TensorRange, ...], elements: Callable[[TensorRange], int]
+) -> list[TensorRange]:
+    """Tensors with such elements, those with the largest share first."""
+    some = filter(elements, tensors)
+    return sorted(some, key=lambda tensor: -elements(tensor) / tensor.elements)
 
 
-def _name(tensor: TensorRange) -> str:
-    words = [tensor.scope, tensor.op_type, tensor.slot]
-    if tensor.phase != "forward":
-        words.append(tensor.phase)
-    return "   ".join(map(clean, words))
+def _named(
+    title: str, tensors: list[TensorRange], words: Callable[[TensorRange], str], most: int
+) -> Document:
+    """The first tensors by name, and how many more there are."""
+
+    def line(tensor: TensorRange) -> str:
+        phase = tensor.phase if tensor.phase != "forward" else ""
+        return spaced(tensor.scope, tensor.op_type, tensor.slot, phase, words(tensor))
+
+    if tensors:
+        yield title, few(tensors, most, line, "more tensor")
 
 
 def _extent(tensor: TensorRange) -> str:
@@ -115,8 +120,6 @@ def _share(part: int, whole: int) -> str:
     if not part:
         return "none"
     percent = 100 * part / whole
-    return (
-        f"{percent:.2g} %"
-        if percent >= 0.001 and percent < 99.5
-        else ("< 0.001 %" if percent < 1 else f"{percent:.3g} %")
-    )
+    if percent >= 99.5:
+        return f"{percent:.3g} %"
+    return f"{percent:.2g} %" if percent >= 0.001 else "< 0.001 %"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from whence.report.tables import AT_LINE, clean, count, from_here, headed
+from whence.report.document import Document, answering, few
+from whence.report.tables import called_at, count, spaced, where
 from whence.results import Repeated, Source, SourceKind, Status
 
 _MOST_ALSO = 6
@@ -20,83 +19,64 @@ _KINDS: dict[str, str] = {
 _FROM_INSIDE = (SourceKind.RANDOM, SourceKind.CODE, SourceKind.OPERATOR)
 
 
-def repeated_text(result: Repeated) -> str:
+@answering
+def repeated_text(result: Repeated) -> Document:
     """The answer as text."""
-    return "\n".join(_lines(result)) + "\n"
-
-
-def _lines(result: Repeated) -> Iterator[str]:
     first = result.first
     compared = f"{count(result.tensors, 'tensor')} of {count(result.calls, 'call')}"
     if result.status == Status.SAME:
-        steps = f", of the steps {clean(result.steps)} alone" if result.steps else ""
-        yield headed("REPEATS", f"{result.times} runs are equal bit for bit: {compared}{steps}")
+        steps = f", of the steps {result.steps} alone" if result.steps else ""
+        yield "REPEATS", f"{result.times} runs are equal bit for bit: {compared}{steps}"
     elif first is None:
-        yield headed("CANNOT TELL", f"nothing differs of what was compared: {compared}")
-        yield from (headed("  because", clean(why)) for why in result.why)
+        yield "CANNOT TELL", f"nothing differs of what was compared: {compared}"
+        yield from (("  because", why) for why in result.why)
     else:
-        yield headed("DOES NOT REPEAT", _place(first))
-        if AT_LINE.search(first.line):
-            yield headed("  called at", clean(from_here(first.line)))
-        yield headed("  differs", f"{_KINDS.get(first.kind, first.kind)}: {clean(first.words)}")
-        if first.kind in _FROM_INSIDE:
-            yield headed("  inputs", "bitwise equal in both runs")
-        if first.count:
-            yield headed("  by", _size(first))
-        yield from _also(result)
+        yield "DOES NOT REPEAT", _place(first)
+        yield from _first(first)
+        yield "  also", few(result.sources[1:], _MOST_ALSO, _other)
         yield from _reach(result)
-        yield headed("  runs", _groups(result))
-        for number, advice in enumerate(first.repeats_with):
-            yield headed("" if number else "  to repeat", clean(advice))
-        if result.next:
-            yield headed("  next", clean(result.next))
-    if result.runs:
-        yield headed("  kept in", ", ".join(map(clean, result.runs)))
+        yield "  runs", _groups(result)
+        yield "  to repeat", first.repeats_with
+        yield "  next", result.next
+    yield "  kept in", ", ".join(result.runs)
+
+
+def _first(first: Source) -> Document:
+    yield "  called at", called_at(first.line)
+    yield "  differs", f"{_KINDS[first.kind]}: {first.words}"
+    if first.kind in _FROM_INSIDE:
+        yield "  inputs", "bitwise equal in both runs"
+    if first.count:
+        size = f"rel_l2 {first.error:.3g}, " if first.error is not None else ""
+        yield "  by", f"{size}{first.differing:,} of {count(first.count, 'element')}"
+
+
+def _other(source: Source) -> str:
+    return f"{_place(source)}: {_KINDS[source.kind]}"
 
 
 def _place(source: Source) -> str:
-    where = f"step {source.step}, rank {source.rank}"
-    if source.phase != "forward":
-        where += f", {clean(source.phase)}"
-    name = clean(source.scope or source.root)
-    slot = clean(source.slot)
-    return "   ".join(filter(None, (name, clean(source.op_type), slot, where)))
+    return spaced(source.scope or source.root, source.op_type, source.slot, where(source))
 
 
-def _size(source: Source) -> str:
-    size = f"rel_l2 {source.error:.3g}, " if source.error is not None else ""
-    return f"{size}{source.differing:,} of {count(source.count, 'element')}"
-
-
-def _also(result: Repeated) -> Iterator[str]:
-    others = result.sources[1:]
-    for number, source in enumerate(others[:_MOST_ALSO]):
-        words = f"{_place(source)}: {_KINDS.get(source.kind, source.kind)}"
-        yield headed("" if number else "  also", words)
-    if len(others) > _MOST_ALSO:
-        yield headed("", f"and {len(others) - _MOST_ALSO} more")
-
-
-def _reach(result: Repeated) -> Iterator[str]:
-    gradient = result.gradient
-    if gradient is not None:
+def _reach(result: Repeated) -> Document:
+    if (gradient := result.gradient) is not None:
+        share = "all" if gradient.share > 0.9995 else f"{100 * gradient.share:.3g} %"
         size = f", rel_l2 {gradient.error:.3g}" if gradient.error is not None else ""
-        yield headed(
+        yield (
             "  gradient",
-            f"{_share(gradient.share)} of its squared norm differs at step {gradient.step}: "
+            f"{share} of its squared norm differs at step {gradient.step}: "
             f"{gradient.differing} of {count(gradient.count, 'parameter')}{size}",
         )
-    for number, loss in enumerate(result.losses):
-        words = f"{_number(loss.first)} and {_number(loss.second)} at step {loss.step}"
-        yield headed("" if number else "  loss", words)
+    losses = (
+        f"{_number(loss.first)} and {_number(loss.second)} at step {loss.step}"
+        for loss in result.losses
+    )
+    yield "  loss", losses
     name, error = result.end
     if name:
         size = f"rel_l2 {error:.3g}" if error is not None else "not measured"
-        yield headed("  at the end", f"{name}: {size}")
-
-
-def _share(share: float) -> str:
-    return "all" if share > 0.9995 else f"{100 * share:.3g} %"
+        yield "  at the end", f"{name}: {size}"
 
 
 def _number(value: float | None) -> str:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from whence.report.tables import clean
+from whence.report.document import Document, answering
+from whence.report.tables import listed
 from whence.results import Reproduction
 
 _SHOWN = 4
 
 
-def reproduction(result: Reproduction) -> str:
+@answering
+def reproduction(result: Reproduction) -> Document:
     """A few lines: the operators, how both sides ended, the file."""
-    names = ", ".join(result.operators[:_SHOWN]) + (
-        f" and {len(result.operators) - _SHOWN} more" if len(result.operators) > _SHOWN else ""
-    )
     head = {True: "REPRODUCED", False: "NOT REPRODUCED", None: "WRITTEN"}[result.holds]
-    lines = [
-        f"{head:<18} {result.finding}   {names or 'no operator'}",
-        f"  {'outcome':<16} {result.sentence}",
-    ]
-    lines += [f"  {'' if k else 'note':<16} {note}" for k, note in enumerate(result.notes)]
-    for side, printed in result.seen.items():
-        lines += [
-            f"  {side if not k else '':<16} {line}" for k, line in enumerate(printed.splitlines())
-        ]
-    lines.append(f"written to {result.path} in {result.seconds:.1f} s")
-    return "\n".join(clean(line) for line in lines) + "\n"
+    yield head, f"{result.finding}   {listed(result.operators, _SHOWN) or 'no operator'}"
+    yield "  outcome", result.sentence
+    yield "  note", result.notes
+    yield from ((f"  {side}", printed.splitlines()) for side, printed in result.seen.items())
+    yield f"written to {result.path} in {result.seconds:.1f} s"

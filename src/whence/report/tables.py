@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 AT_LINE = re.compile(r":\d+$")
 """How a source ends that is a place in a file."""
@@ -22,6 +23,22 @@ def from_here(source: str, root: Path | None = None) -> str:
         if path.is_absolute() and path.is_relative_to(folder)
         else source
     )
+
+
+def called_at(source: str) -> str:
+    """`from_here` of what is a place in a file, else ""."""
+    return from_here(source) if AT_LINE.search(source) else ""
+
+
+def where(call: Any) -> str:
+    """When and in which rank a call, or what is about one, was made."""
+    phase = getattr(call, "phase", "forward")
+    return f"step {call.step}, rank {call.rank}" + (f", {phase}" if phase != "forward" else "")
+
+
+def spaced(*parts: str) -> str:
+    """What a line names, apart from each other; what is empty is left out."""
+    return "   ".join(filter(None, parts))
 
 
 def clean(text: object) -> str:
@@ -61,11 +78,6 @@ def ago(seconds: float) -> str:
         if seconds >= size:
             return f"{count(int(seconds // size), unit)} ago"
     return "just now"
-
-
-def headed(title: str, text: str) -> str:
-    """A line of an answer: its title, then the text in the column where all texts begin."""
-    return f"{title:<19}{text}".rstrip()
 
 
 def listed(names: Sequence[str], limit: int) -> str:

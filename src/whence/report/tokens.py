@@ -12,21 +12,51 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from whence.report.tables import HEAD, cell, clean, count, fitted, headed, number
+from whence.report.document import Document, answering, few
+from whence.report.tables import HEAD, cell, clean, count, fitted, listed, number
 from whence.results import Disagreement, OutputMatch, PromptMatch, TokenComparison, TokenMatch
 
 _MOST = 5
 _PROMPT = 28  # columns of a prompt in the table
+_ALL = ": --format json has all"
 _TITLES = {"pass": "PASS", "fail": "FAIL", "undecided": "UNDECIDED"}
 
 
-def tokens_text(result: TokenComparison, *, rows: int = 40, width: int | None = None) -> str:
+@answering
+def tokens_text(result: TokenComparison, *, rows: int = 40, width: int | None = None) -> Document:
     """The whole answer as text. rows: most prompts in the table; where there are more, those that
     pass are left out first. 0: all.
 
     width: of the terminal, for which prompts and differences in the table are cut.
     """
-    return "\n".join(_lines(result, rows, width)) + "\n"
+    yield _TITLES[result.status], _headline(result)
+    if result.before is None:
+        yield from _rates(result)
+    else:
+        yield from _commits(result, result.before)
+    yield "  threshold", result.thresholds_from
+    if result.full_count:
+        longer = [(result.longer_target, "target"), (result.longer_reference, "reference")]
+        sides = " and ".join(f"the {side} goes on in {count(n)}" for n, side in longer if n)
+        yield (
+            "  longer",
+            f"of {count(result.full_count)} in full, {sides}"
+            if sides
+            else "none: in full is equal to the last",
+        )
+    if result.repeated:
+        split = count(len(result.disagreements))
+        asked = f"{count(result.repeated, 'prompt')} asked more than once"
+        yield "  A/A", f"{asked}, {split} answered in two ways"
+        yield "", few(result.disagreements, _MOST, _disagreement, where=_ALL)
+    unread = result.unreadable + (result.before.unreadable if result.before else ())
+    if unread:
+        yield "UNREADABLE", f"{count(len(unread), 'record')}, none of which passes"
+        yield "", few(unread, _MOST, where=_ALL)
+    if result.prompts:
+        yield ""
+        yield from _table(result, rows, width)
+    yield from (f"note: {note}" for note in result.notes)
 
 
 def tokens_json(result: TokenComparison) -> str:
@@ -67,41 +97,6 @@ def tokens_csv(result: TokenComparison) -> str:
     return out.getvalue()
 
 
-def _lines(result: TokenComparison, rows: int, width: int | None) -> Iterator[str]:
-    yield headed(_TITLES[result.status], _headline(result))
-    if result.before is None:
-        yield from _rates(result)
-    else:
-        yield from _commits(result, result.before)
-    yield headed("  threshold", clean(result.thresholds_from))
-    if result.full_count:
-        longer = [(result.longer_target, "target"), (result.longer_reference, "reference")]
-        sides = " and ".join(f"the {side} goes on in {count(n)}" for n, side in longer if n)
-        yield headed(
-            "  longer",
-            f"of {count(result.full_count)} in full, {sides}"
-            if sides
-            else "none: in full is equal to the last",
-        )
-    if result.repeated:
-        split = len(result.disagreements)
-        yield headed(
-            "  A/A",
-            f"{count(result.repeated, 'prompt')} asked more than once, {count(split)} answered "
-            "in two ways",
-        )
-        yield from _some((_disagreement(d) for d in result.disagreements), split)
-    unread = result.unreadable + (result.before.unreadable if result.before else ())
-    if unread:
-        yield headed("UNREADABLE", f"{count(len(unread), 'record')}, none of which passes")
-        yield from _some((clean(u) for u in unread), len(unread))
-    if result.prompts:
-        yield ""
-        yield from _table(result, rows, width)
-    for note in result.notes:
-        yield f"note: {clean(note)}"
-
-
 def _headline(result: TokenComparison) -> str:
     if result.status == "undecided":
         return "no prompt could be compared"
@@ -125,33 +120,14 @@ def _both(result: TokenMatch) -> Iterator[tuple[str, float | None, float]]:
     yield "half match", result.half_match, result.half_threshold
 
 
-def _rates(result: TokenMatch) -> Iterator[str]:
-    yield headed(
-        "  full match",
-        _rate(
-            result.full_count,
-            result.count,
-            result.full_match,
-            result.full_interval,
-            result.full_threshold,
-        ),
-    )
-    yield headed(
-        "  half match",
-        _rate(
-            result.half_count,
-            result.count,
-            result.half_match,
-            result.half_interval,
-            result.half_threshold,
-        ),
-    )
+def _rates(result: TokenMatch) -> Document:
+    counts = (result.full_count, result.half_count)
+    intervals = (result.full_interval, result.half_interval)
+    for (title, share, least), passed, interval in zip(_both(result), counts, intervals):
+        yield f"  {title}", _rate(passed, result.count, share, interval, least)
     if result.not_compared:
-        yield headed(
-            "  not compared",
-            f"{count(result.not_compared)} of {count(result.count, 'prompt')}; they count as not "
-            "passed",
-        )
+        of = f"{count(result.not_compared)} of {count(result.count, 'prompt')}"
+        yield "  not compared", f"{of}; they count as not passed"
 
 
 def _rate(
@@ -171,9 +147,9 @@ def _rate(
     ).replace(":  ", ": ")
 
 
-def _commits(result: TokenComparison, earlier: TokenMatch) -> Iterator[str]:
+def _commits(result: TokenComparison, earlier: TokenMatch) -> Document:
     for title, match in (("before", earlier), ("after", result)):
-        yield f"{title}: {clean(match.reference)} against {clean(match.target)}"
+        yield f"{title}: {match.reference} against {match.target}"
         yield from _rates(match)
     table = result.table or {}
     words = (
@@ -182,28 +158,22 @@ def _commits(result: TokenComparison, earlier: TokenMatch) -> Iterator[str]:
         ("only_after", "only after"),
         ("neither", "at neither"),
     )
-    yield headed("prompts", ", ".join(f"{count(table.get(k, 0))} {w}" for k, w in words))
-    texts = {p.number: p.prompt for p in result.prompts}
-    called = {p.number: clean(p.id) or str(p.number) for p in result.prompts}
+    yield "prompts", ", ".join(f"{count(table.get(k, 0))} {w}" for k, w in words)
+    names = {p.number: _named(p) for p in result.prompts}
     for title, numbers in (
         ("  newly failing", result.newly_failing),
         ("  newly passing", result.newly_passing),
     ):
-        if numbers:
-            examples = ", ".join(
-                f"{called[n]} {_quoted(_cut(texts[n], _PROMPT))}" if texts[n] else called[n]
-                for n in numbers[: 2 * _MOST]
-            )
-            others = (
-                f" and {count(len(numbers) - 2 * _MOST)} more" if len(numbers) > 2 * _MOST else ""
-            )
-            yield headed(title, examples + others)
+        yield title, listed([names[n] for n in numbers], 2 * _MOST)
     if result.p_value is not None:
         changed = len(result.newly_failing) + len(result.newly_passing)
-        yield headed(
-            "  sign test",
-            f"p = {result.p_value:.3g}, two-sided, on {count(changed, 'prompt')} that changed",
-        )
+        on = f"on {count(changed, 'prompt')} that changed"
+        yield "  sign test", f"p = {result.p_value:.3g}, two-sided, {on}"
+
+
+def _named(prompt: PromptMatch) -> str:
+    text = _quoted(_cut(prompt.prompt, _PROMPT)) if prompt.prompt else ""
+    return f"{clean(prompt.id) or prompt.number} {text}".rstrip()
 
 
 def _table(result: TokenComparison, rows: int, width: int | None) -> Iterator[str]:
@@ -283,14 +253,6 @@ def _parting(match: OutputMatch) -> str:
         return f"part at {character}token {match.first_token}"
     lengths = f"{match.reference_length} and {match.target_length} {match.unit}s"
     return f"one goes on: {lengths}" if match.unit else "one is text, one a list of tokens"
-
-
-def _some(lines: Iterable[str], total: int) -> Iterator[str]:
-    for position, line in enumerate(lines):
-        if position == _MOST:
-            yield headed("", f"and {count(total - _MOST)} more: --format json has all")
-            return
-        yield headed("", line)
 
 
 def _quoted(text: str) -> str:

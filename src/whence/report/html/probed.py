@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from whence.report.document import text
 from whence.report.html import escaped, filled
-from whence.report.probe import answer_words, details, headline, module_words, share_words
+from whence.report.probe import answer_words, details, headline, module_words, share_words, shown
 from whence.report.tables import clean, from_here
 from whence.results.probe import Held, OperatorPlace, Probed, PropertyAnswer, Variant
 from whence.results.verdict import Status
@@ -87,13 +88,11 @@ def _section(anchor: str, title: str, lead: str, content: str) -> str:
 
 
 def _row(answer: PropertyAnswer) -> tuple[str, ...]:
-    same = [variant for variant in answer.variants if variant.held == answer.held]
-    largest = max(same, key=lambda variant: variant.ulp, default=None)
-    place = next((variant.first for variant in same if variant.first is not None), None)
+    ulp, place = shown(answer)
     return (
         escaped(clean(answer.property)),
         _chip(answer.held),
-        _number(largest.ulp) if largest is not None and largest.differing else "",
+        ulp,
         f"<code>{escaped(clean(place.operator))}</code>" if place is not None else "",
         escaped(module_words(place)) if place is not None else "",
         f'<span class="soft">{escaped(clean(answer.cause or answer.why))}</span>',
@@ -109,8 +108,8 @@ def _property(answer: PropertyAnswer) -> str:
     items += [answer.power, *answer.notes]
     words = "".join(f"<li>{escaped(clean(item))}</li>" for item in items if item)
     table = _table("variants", head, rows, right=(2, 3, 4, 5, 6)) if rows else ""
-    if lines := list(details(answer)):
-        table += f'<pre class="lines">{escaped(chr(10).join(lines))}</pre>'
+    if lines := text(details(answer)):
+        table += f'<pre class="lines">{escaped(lines.rstrip())}</pre>'
     return (
         f'<div class="panel asked"><h3>{escaped(clean(answer.property))} {_chip(answer.held)}</h3>'
         f'<ul class="bullets">{words}</ul>{table}</div>'
