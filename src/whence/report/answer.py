@@ -134,17 +134,21 @@ def written_to(result: Comparison, output: str) -> str:
     return f"written to {clean(output)}: summary.json, report.csv, report.json{tokens}{by_window}"
 
 
+def cause_words(finding: Finding) -> str:
+    """What is wrong, as far as that is known."""
+    cause = CAUSES.get(finding.cause, "")
+    return f"{finding.cause}: {cause}" if cause else str(finding.verdict)
+
+
 def headline(result: Comparison) -> str:
     """The answer in one sentence."""
     if result.findings and result.status == Status.DIFFERENT:
         first = result.findings[0]
-        cause = CAUSES.get(first.cause, "")
         others = len(result.findings) - 1
         tail = f"; {count(others, 'more finding')}" if others else ""
-        what_differs = f"{first.cause}: {cause}" if cause else f"{first.verdict}"
         kind = f" ({first.op_type})" if first.op_type != first.name else ""
         return (
-            f"{first.name}{kind}, step {first.step}, rank {first.rank}: {what_differs} "
+            f"{first.name}{kind}, step {first.step}, rank {first.rank}: {cause_words(first)} "
             f"({first.confidence}){tail}"
         )
     return clean(next(iter(_head(result)), ("", ""))[1]) or result.status
@@ -219,12 +223,9 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Document:
     call += f" #{finding.occurrence}" if finding.occurrence else ""
     yield title, spaced(finding.name, call, evidence.part_of_call(finding), _where(finding, result))
     yield "  called at", called_at(finding.source)
-    cause = CAUSES.get(finding.cause, "")
     sure = "" if first and evidence.says_how_sure(result) else f" ({evidence.confidence(finding)})"
-    if cause:
-        yield "  cause", f"{finding.cause}: {cause}{sure}"
-    else:
-        yield "  verdict", f"{finding.verdict}{sure}"
+    title = "  cause" if finding.cause in CAUSES else "  verdict"
+    yield title, f"{cause_words(finding)}{sure}"
     yield "  evidence", finding.sentence
     if first:
         yield from _figures(finding, result)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from whence.report.tables import cell, clean
+from whence.report.tables import cell, clean, csv_text
 
 Rows = Iterable[list[tuple[Any, ...]]]
 _WIDEST = 60
@@ -62,21 +60,13 @@ def _text(value: Any) -> str:
 
 def as_csv(columns: Sequence[str], batches: Rows) -> Iterator[str]:
     """CSV in parts. A text that a spreadsheet would take for a formula is quoted."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([cell(name) for name in columns])
+    yield csv_text([map(cell, columns)])
     for batch in batches:
-        for row in batch:
-            writer.writerow(
-                [
-                    "" if v is None else v if isinstance(v, int | float) else cell(_text(v))
-                    for v in row
-                ]
-            )
-        yield out.getvalue()
-        out.seek(0)
-        out.truncate()
-    yield out.getvalue()
+        yield csv_text(map(_cell, row) for row in batch)
+
+
+def _cell(value: Any) -> Any:
+    return value if isinstance(value, int | float) else cell(_text(value))
 
 
 def as_json(columns: Sequence[str], batches: Rows) -> Iterator[str]:

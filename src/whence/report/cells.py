@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from whence.report.tables import cell
+from whence.report.tables import cell, csv_text
 from whence.results import Shown, ViewRow
 
 Cell = str | float | int | None
@@ -62,6 +62,13 @@ def guarded(value: Cell) -> Cell:
     if isinstance(value, float):
         return repr(value)
     return cell(value) if isinstance(value, str) else value
+
+
+def table(columns: Columns, rows: Iterable[ViewRow]) -> str:
+    """The table as CSV. What a spreadsheet would take for a formula is quoted."""
+    makes = columns.values()
+    cells = ([guarded(make(index, row)) for make in makes] for index, row in enumerate(rows))
+    return csv_text([columns, *cells])
 
 
 OWN: Columns = {

@@ -6,8 +6,6 @@ made once, and is the text that each item would have alone.
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -16,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from whence.report.tables import cell
+from whence.report.tables import cell, csv_text
 from whence.results import Comparison, Measured, Row
 from whence.results.columns import PairColumns, RowColumns, VerdictColumns
 from whence.results.sequence import MadeOnDemand
@@ -109,9 +107,7 @@ def table_csv(result: Comparison) -> Iterator[str]:
             of_others = dict(zip(part.others, others, strict=True))
             yield _rows_csv(part, csv_line(end), of_others)
         else:
-            out = io.StringIO()
-            csv.writer(out, lineterminator="\n").writerows(_cells(list(part), figures))
-            yield out.getvalue()
+            yield csv_text(_cells(list(part), figures))
 
 
 def _cells(rows: Sequence[Row], metrics: Sequence[str]) -> Iterator[tuple[Any, ...]]:
@@ -267,9 +263,7 @@ def _verdicts_json(verdicts: VerdictColumns) -> str:
 
 def csv_line(cells: Iterable[object]) -> str:
     """A line of a table."""
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerow(cells)
-    return out.getvalue()
+    return csv_text([cells])
 
 
 def _line_start(cells: Iterable[object]) -> str:

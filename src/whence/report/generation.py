@@ -4,11 +4,8 @@ does not explain.
 
 from __future__ import annotations
 
-import csv
-import io
-
 from whence.report.document import Document
-from whence.report.tables import count, listed
+from whence.report.tables import count, csv_text, listed
 from whence.results import Comparison, Generation, Prompted, Token, TokenKind, VerdictKind
 
 _MOST_PROMPTS = 16
@@ -20,18 +17,10 @@ _WORDS = {
     "off": "its logits are off",
     "inherited": "inherited: no module is wrong",
 }
+_FIELDS = ("index", "step", "row", "target_step", "target_row", "reference", "target", "score")
 _FIGURES = (
-    "cosine_similarity",
-    "rel_l2",
-    "kl",
-    "top1",
-    "top5",
-    "rank",
-    "margin",
-    "gap",
-    "logit_err",
-    "rel_logit_err",
-    "noise",
+    *("cosine_similarity", "rel_l2", "kl", "top1", "top5", "rank"),
+    *("margin", "gap", "logit_err", "rel_logit_err", "noise"),
 )
 
 
@@ -166,45 +155,16 @@ def generation_csv(result: Comparison) -> str:
     """`generation.csv`: one line per token that was compared, in the order in which the reference
     chose them.
     """
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        (
-            "verdict",
-            "prompt",
-            "token",
-            "index",
-            "step",
-            "row",
-            "target_step",
-            "target_row",
-            "reference",
-            "target",
-            "score",
-            *_FIGURES,
-            "why",
-        )
-    )
+    head = ("verdict", "prompt", "token", *_FIELDS, *_FIGURES, "why")
     generated = result.generation
-    lengths = (
-        {prompt.number: len(prompt.ids) for prompt in generated.prompts}
-        if generated is not None
-        else {}
-    )
-    for token in generated.tokens if generated is not None else ():
-        token_number = token.index - lengths[token.prompt]
-        figures = [token.numbers.get(name) for name in _FIGURES]
-        where = (
-            token.prompt,
-            token_number,
-            token.index,
-            token.step,
-            token.row,
-            token.target_step,
-            token.target_row,
-        )
+    if generated is None:
+        return csv_text([head])
+    lengths = {prompt.number: len(prompt.ids) for prompt in generated.prompts}
+    rows: list[tuple[object, ...]] = [head]
+    for token in generated.tokens:
+        figures = (token.numbers.get(name) for name in _FIGURES)
         cells = ("" if value is None else repr(value) for value in figures)
-        writer.writerow(
-            (token.verdict, *where, token.reference, token.target, token.score, *cells, token.why)
-        )
-    return out.getvalue()
+        place = (token.prompt, token.index - lengths[token.prompt])
+        fields = (getattr(token, name) for name in _FIELDS)
+        rows.append((token.verdict, *place, *fields, *cells, token.why))
+    return csv_text(rows)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from whence.report.answer import CAUSES, headline
+from whence.report.answer import cause_words, headline
 from whence.report.tables import AT_LINE, clean, from_here
 from whence.results import Comparison, Finding, Status
 
@@ -37,12 +37,9 @@ def _finding(finding: Finding, checkout: Path) -> str:
     if AT_LINE.search(finding.source):
         file, _, line = from_here(finding.source, checkout).rpartition(":")
         where = {"file": Path(file).as_posix(), "line": line}
-    cause = (
-        f"{finding.cause}: {CAUSES[finding.cause]}" if finding.cause in CAUSES else finding.verdict
-    )
     text = (
         f"{finding.name} ({finding.op_type}) step {finding.step}, rank {finding.rank}: "
-        f"{cause} ({finding.confidence}). {finding.sentence}"
+        f"{cause_words(finding)} ({finding.confidence}). {finding.sentence}"
     )
     return _line(
         _LEVELS.get(finding.confidence, "warning"), f"whence: {finding.name}", text, **where

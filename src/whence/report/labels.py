@@ -4,12 +4,10 @@ labels, or label that has no partner.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable
 
 from whence.report.answer import answer, written_to
-from whence.report.cells import either, guarded
+from whence.report.cells import either, table
 from whence.report.views.aclcmp import COLUMNS
 from whence.results import Comparison, ViewRow
 
@@ -28,11 +26,4 @@ def labels_written_to(result: Comparison, output: str) -> str:
 
 def labels_csv(rows: Iterable[ViewRow]) -> str:
     """The table as text; data_id is the name that the label is shown under."""
-    columns = {**COLUMNS, "data_id": either(lambda side: side.name)}
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(
-        [guarded(make(index, row)) for make in columns.values()] for index, row in enumerate(rows)
-    )
-    return out.getvalue()
+    return table({**COLUMNS, "data_id": either(lambda side: side.name)}, rows)

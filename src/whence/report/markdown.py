@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from whence.records.slots import is_output
 from whence.report import effect
-from whence.report.answer import CAUSES, answer, headline
+from whence.report.answer import answer, cause_words, headline
 from whence.report.evidence import part_of_call
 from whence.report.tables import AT_LINE, clean, count
 from whence.results import Comparison, Finding, Row, Status, VerdictKind
@@ -68,9 +68,6 @@ def _finding(number: int, finding: Finding) -> tuple[str, ...]:
     where = f"step {finding.step}, rank {finding.rank}"
     if AT_LINE.search(finding.source):
         where += f", {code(finding.source)}"
-    cause = (
-        f"{finding.cause}: {CAUSES[finding.cause]}" if finding.cause in CAUSES else finding.verdict
-    )
     part = part_of_call(finding)
     name = code(finding.name) + (f" {code(part)}" if part else "")
     also = f"; also in {', '.join(code(n) for n in finding.also[:4])}" if finding.also else ""
@@ -79,7 +76,7 @@ def _finding(number: int, finding: Finding) -> tuple[str, ...]:
         name,
         code(finding.op_type),
         where,
-        f"{words(cause)} ({finding.confidence})",
+        f"{words(cause_words(finding))} ({finding.confidence})",
         words(finding.sentence) + also,
     )
 

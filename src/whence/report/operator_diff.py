@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections import Counter
 from typing import Any
 
 from whence.report.document import Document, Table, answering
-from whence.report.tables import cell, clean, count, listed, number, shortened, size
+from whence.report.tables import cell, clean, count, csv_text, listed, number, shortened, size
 
 SHOWN = 20
 WHY = 160  # characters of a reason
@@ -23,8 +21,6 @@ def tested_csv(diff: Any, *, xray: bool = False) -> str:
     number in dump.json, `pass` and `fail`; the name of the test stands behind.
     """
     sides = ("xpu", "gpu") if xray else ("tgt", "ref")
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     beyond = [f"{side}_1e-{k}" for k in range(1, 9) for side in sides]
     columns_ = (
         "name",
@@ -38,7 +34,7 @@ def tested_csv(diff: Any, *, xray: bool = False) -> str:
         *beyond,
         "why",
     )
-    writer.writerow((*columns_, "test") if xray else columns_)
+    lines: list[tuple[object, ...]] = [(*columns_, "test") if xray else columns_]
     for row in diff.rows:
         result = row.either
         pairs = [_count(side, k) for k in range(8) for side in (row.target, row.reference)]
@@ -47,7 +43,7 @@ def tested_csv(diff: Any, *, xray: bool = False) -> str:
         if xray:
             name, dtype = _xray_name(row.name, result.op), _torch_dtype(result.dtype)
             passed = {None: "", True: "pass", False: "fail"}[row.passed]
-        writer.writerow(
+        lines.append(
             (
                 cell(name),
                 cell(result.op),
@@ -63,7 +59,7 @@ def tested_csv(diff: Any, *, xray: bool = False) -> str:
                 *test_name,
             )
         )
-    return out.getvalue()
+    return csv_text(lines)
 
 
 def _xray_name(test: str, op: str) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from whence.report import tables
@@ -28,7 +26,7 @@ def operators(groups: Sequence[Any], form: str, width: int | None = None) -> Ite
     if form == "json":
         yield json.dumps([_plain(g, total) for g in groups], indent=1, ensure_ascii=False)
     elif form == "csv":
-        yield from _csv(groups, total)
+        yield _csv(groups, total)
     else:
         yield from _table(groups, total, width)
 
@@ -88,29 +86,14 @@ def _table(groups: Sequence[Any], total: float, width: int | None) -> Iterator[s
     )
 
 
-def _csv(groups: Sequence[Any], total: float) -> Iterator[str]:
-    yield _line(
-        [
-            "op",
-            "count",
-            "seconds",
-            "share",
-            "inputs",
-            "outputs",
-            "min",
-            "max",
-            "nan",
-            "inf",
-            "arguments",
-            "phases",
-            "where",
-            "source",
-        ]
-    )
+def _csv(groups: Sequence[Any], total: float) -> str:
+    head = ("op", "count", "seconds", "share", "inputs", "outputs", "min", "max", "nan", "inf")
+    rows: list[tuple[object, ...]] = [(*head, "arguments", "phases", "where", "source")]
     for g in groups:
         low, high, nan, inf = _merged([g.ranges[t.slot] for t in g.outputs if t.slot in g.ranges])
-        yield _line(
-            [
+        texts = (_arguments(g.arguments), _counted(g.phases), _counted(g.scopes), g.source)
+        rows.append(
+            (
                 tables.cell(g.op),
                 g.count,
                 f"{g.seconds:.9f}",
@@ -121,12 +104,10 @@ def _csv(groups: Sequence[Any], total: float) -> Iterator[str]:
                 "" if high is None else repr(high),
                 nan,
                 inf,
-                tables.cell(_arguments(g.arguments)),
-                tables.cell(_counted(g.phases)),
-                tables.cell(_counted(g.scopes)),
-                tables.cell(g.source),
-            ]
+                *map(tables.cell, texts),
+            )
         )
+    return tables.csv_text(rows)[:-1]
 
 
 def _plain(g: Any, total: float) -> dict[str, Any]:
@@ -157,12 +138,6 @@ def _plain(g: Any, total: float) -> dict[str, Any]:
         "calls": g.calls,
         "with_elements": g.with_elements,
     }
-
-
-def _line(cells: Iterable[Any]) -> str:
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="").writerow(cells)
-    return buffer.getvalue()
 
 
 def _tensors(tensors: Sequence[Any]) -> str:

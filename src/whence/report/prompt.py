@@ -13,7 +13,7 @@ from typing import Any
 from whence import records, results
 from whence.records.slots import is_read, is_written
 from whence.report import effect, evidence
-from whence.report.answer import CAUSES, headline
+from whence.report.answer import cause_words, headline
 from whence.report.diverge import diverged_text
 from whence.report.doctor import checkup
 from whence.report.ladder import rungs
@@ -58,10 +58,7 @@ def line(result: results.Comparison) -> str:
 
 def cause(finding: results.Finding) -> str:
     """What is wrong, and how sure that is."""
-    words = (
-        f"{finding.cause}: {CAUSES[finding.cause]}" if finding.cause in CAUSES else finding.verdict
-    )
-    return f"{words} ({finding.confidence})"
+    return f"{cause_words(finding)} ({finding.confidence})"
 
 
 def _comparison(result: results.Comparison) -> str:

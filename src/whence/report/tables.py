@@ -4,6 +4,8 @@ columns are straight.
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -59,6 +61,13 @@ def cell(text: object) -> str:
     """
     plain = clean(text)
     return "'" + plain if plain[:1] in ("=", "+", "-", "@") else plain
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Rows as CSV, each with its line end."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()
 
 
 def number(value: float | None) -> str:

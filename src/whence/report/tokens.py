@@ -4,8 +4,6 @@ prompt by prompt.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from whence.report.document import Document, answering, few
-from whence.report.tables import HEAD, cell, clean, count, fitted, listed, number
+from whence.report.tables import HEAD, cell, clean, count, csv_text, fitted, listed, number
 from whence.results import Disagreement, OutputMatch, PromptMatch, TokenComparison, TokenMatch
 
 _MOST = 5
@@ -66,8 +64,6 @@ def tokens_json(result: TokenComparison) -> str:
 
 def tokens_csv(result: TokenComparison) -> str:
     """One line per prompt; an empty cell where there is no number."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     names = (
         "number",
         "verdict",
@@ -86,15 +82,15 @@ def tokens_csv(result: TokenComparison) -> str:
         "target_line",
     )
     texts = ("prompt", "common", "reference_at", "target_at", "why", "id")
-    writer.writerow((*names, *texts))
+    rows: list[tuple[object, ...]] = [(*names, *texts)]
     for prompt in result.prompts:
         values = (getattr(prompt, n) for n in names)
         plain = (
             "" if v is None else {True: "yes", False: "no"}[v] if isinstance(v, bool) else v
             for v in values
         )
-        writer.writerow((*plain, *(cell(getattr(prompt, n)) for n in texts)))
-    return out.getvalue()
+        rows.append((*plain, *(cell(getattr(prompt, n)) for n in texts)))
+    return csv_text(rows)
 
 
 def _headline(result: TokenComparison) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 
-from whence.report.tables import count
+from whence.report.tables import count, csv_text
 from whence.results import Status
 from whence.results.windows import ComparedWindow
 
@@ -41,9 +39,4 @@ def steps(windows: Sequence[ComparedWindow]) -> str:
 
 def windows_csv(windows: Sequence[ComparedWindow]) -> str:
     """`windows.csv`: a line for each window."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(ComparedWindow.__struct_fields__)
-    for window in windows:
-        writer.writerow(msgspec.structs.astuple(window))
-    return text.getvalue()
+    return csv_text([ComparedWindow.__struct_fields__, *map(msgspec.structs.astuple, windows)])

@@ -4,12 +4,10 @@ dump.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator
 
 from whence.records import Call, Record, Run
-from whence.report.tables import cell, clean
+from whence.report.tables import cell, clean, csv_text
 from whence.report.views.torch_xray import dataset
 
 COLUMNS = ("Index", "Step", "Rank", "Module", "Min", "Max", "Mean", "Std")
@@ -31,20 +29,11 @@ def xray_summary(run: Run, form: str) -> Iterator[str]:
         ]
         yield from (line + "\n" for line in _framed([COLUMNS, *table], text_column=3))
         return
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    lines: list[tuple[object, ...]] = [COLUMNS]
     for i, (step, rank, name, record) in enumerate(rows):
-        writer.writerow(
-            (
-                i,
-                step,
-                rank,
-                cell(name),
-                *("" if v is None else repr(v) for v in _figures(run, record)),
-            )
-        )
-    yield out.getvalue()
+        figures = ("" if v is None else repr(v) for v in _figures(run, record))
+        lines.append((i, step, rank, cell(name), *figures))
+    yield csv_text(lines)
 
 
 def _framed(rows: list[tuple[str, ...]], text_column: int) -> Iterator[str]:

@@ -9,11 +9,10 @@ Its calls are shown with their records: as lines, as a tree, as a table, as CSV 
 One record in full: where it was seen, statistics, corner values, histogram.
 """
 
-import csv as csv_module
-import io
+import itertools
 import json as json_module
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -209,7 +208,7 @@ def csv(run: Run, choice: Choice) -> Iterator[str]:
         {column for _, ref in references(run, choice) for column in run.records[ref.record].columns}
     )
     names = ("index", *_CALL, *_RECORD, *_FIGURES, "hash", "kept", "why")
-    yield _csv_line([*names, *map(tables.cell, extra)])
+    yield tables.csv_text([[*names, *map(tables.cell, extra)]])[:-1]
     for index, (call, ref) in enumerate(references(run, choice)):
         record = run.records[ref.record]
         s = record.statistics
@@ -223,7 +222,7 @@ def csv(run: Run, choice: Choice) -> Iterator[str]:
             *map(record.columns.get, extra),
         ]
         cells = map(_csv_cell, (*key, *tensor)), [shape], map(_csv_cell, tail)
-        yield _csv_line([cell for part in cells for cell in part])
+        yield tables.csv_text([itertools.chain(*cells)])[:-1]
 
 
 def _csv_cell(value: Any) -> Any:
@@ -312,12 +311,6 @@ def _dumps(value: Any) -> str:
         return json_module.dumps(value, ensure_ascii=True, allow_nan=False)
     except ValueError:
         return json_module.dumps(finite(value), ensure_ascii=True, allow_nan=False)
-
-
-def _csv_line(cells: Sequence[object]) -> str:
-    line = io.StringIO()
-    csv_module.writer(line, lineterminator="").writerow(cells)
-    return line.getvalue()
 
 
 _EDGE = 3

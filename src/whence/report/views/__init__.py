@@ -7,14 +7,12 @@ made of the index of the row and the row) and `comparison/views/NAME.py` with th
 
 from __future__ import annotations
 
-import csv
 import functools
 import importlib
-import io
 from collections.abc import Iterable
 from pathlib import Path
 
-from whence.report.cells import OWN, Columns, guarded
+from whence.report.cells import OWN, Columns, table
 from whence.results import ViewRow
 
 _FOLDER = Path(__file__).parent
@@ -27,12 +25,6 @@ def names() -> tuple[str, ...]:
 
 
 def view_csv(view: str, rows: Iterable[ViewRow]) -> str:
-    """The table of one view. What a spreadsheet would take for a formula is quoted."""
-    columns: Columns = {**importlib.import_module(f"whence.report.views.{view}").COLUMNS, **OWN}
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(
-        [guarded(make(index, row)) for make in columns.values()] for index, row in enumerate(rows)
-    )
-    return out.getvalue()
+    """The table of one view."""
+    columns: Columns = importlib.import_module(f"whence.report.views.{view}").COLUMNS
+    return table({**columns, **OWN}, rows)
