@@ -119,7 +119,7 @@ def reader(table: Table) -> Any:
     """A `pyarrow.RecordBatchReader` of a table, whose batches are made as they are read. Raises
     MissingDependency.
     """
-    arrow = _arrow()
+    arrow = extras.needed("pyarrow", "a table of a comparison")
     kinds = table.columns()
     schema = arrow.schema([(name, _type(arrow, kind)) for name, kind in kinds])
 
@@ -161,10 +161,6 @@ def write_parquet(result: Any, path: str | Path, table: str) -> int:
     finally:
         fresh.unlink(missing_ok=True)
     return rows
-
-
-def _arrow() -> ModuleType:
-    return extras.needed("pyarrow", "a table of a comparison")
 
 
 def _type(arrow: ModuleType, kind: str) -> Any:

@@ -46,18 +46,13 @@ def folder_contents(
 def _run(run: FoundRun) -> tuple[str, ...]:
     words = shlex.join(run.command) if run.command else "captured in code"
     failed = f"ended with exit code {run.exit_code}, " if run.exit_code else ""
-    return tables.clean(run.path), tables.clean(words), failed + tables.ago(run.age_s)
+    return run.path, words, failed + tables.ago(run.age_s)
 
 
 def _comparison(found: FoundComparison) -> tuple[str, ...]:
     answer = found.status + (f": {found.finding}" if found.finding else "")
     sides = f"{found.reference} against {found.target}"
-    return (
-        tables.clean(found.path),
-        tables.clean(answer),
-        tables.clean(sides),
-        tables.ago(found.age_s),
-    )
+    return found.path, answer, sides, tables.ago(found.age_s)
 
 
 def _last(contents: Contents) -> str:

@@ -44,8 +44,7 @@ def _lines(part: Part) -> Iterator[str]:
     if isinstance(part, str):
         yield clean(part)
     elif isinstance(part, Table):
-        rows = [[clean(cell) for cell in row] for row in part.rows]
-        yield from (part.indent + line for line in columns(rows, part.right))
+        yield from (part.indent + line for line in columns(part.rows, part.right))
     else:
         title, texts = part
         for line in filter(None, [texts] if isinstance(texts, str) else texts or ()):

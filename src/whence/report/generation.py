@@ -32,28 +32,7 @@ def lines(comparison: Comparison) -> Document:
     if not result.of:
         yield "TOKENS", "none compared"
         return
-    passing = [p for p in result.prompts if p.passes]
-    flips = [sum(p.flips[k] for p in result.prompts) for k in range(3)]
-    inherited = any(t.verdict == TokenKind.INHERITED for t in result.tokens)
-    explained = "explained by rounding" + (" or inherited from it" if inherited else "")
-    parts = [f"{flips[0]} {explained}", f"{flips[1]} not explained"] + (
-        [f"{flips[2]} sampled"] if flips[2] else []
-    )
-    if result.noise is not None:
-        noise = f"logits differ by {result.noise:.2g} of their standard deviation"
-    elif all(t.verdict == TokenKind.IDENTICAL for t in result.tokens):
-        noise = "no logit differs"
-    elif all(t.verdict == TokenKind.OFF for t in result.tokens):
-        noise = "all from logits that are off by more than rounding"
-    else:
-        noise = "logits that are not off are bitwise equal"
-    summary = (
-        f"{count(result.compared)} of {count(result.of, 'token')} compared, {noise}; tokens that "
-        f"changed: {', '.join(parts)}"
-    )
-    prompts = count(len(result.prompts), "prompt")
-    verb = "passes" if len(result.prompts) == 1 else "pass"
-    yield "TOKENS", f"{len(passing)} of {prompts} {verb}; {summary}"
+    yield "TOKENS", _counts(result)
     if result.forced:
         yield "  forced", "the target was fed the reference's tokens"
     if result.logits_only:
@@ -64,11 +43,34 @@ def lines(comparison: Comparison) -> Document:
         yield ("  inherited" if is_inherited else "  unexplained"), result.sentence
         yield "  behind it", result.led_to or _behind_no_finding(comparison)
     yield from _prompt_lines(result)
-    names = list(dict.fromkeys(name for p in passing for name in p.no_effect))
+    names = dict.fromkeys(name for p in result.prompts if p.passes for name in p.no_effect)
     if names:
         numbers = [str(p.number) for p in result.prompts if p.no_effect]
         prompts = ", ".join(numbers[:8]) + (" ..." if len(numbers) > 8 else "")
-        yield "  no effect", f"on the tokens of prompts {prompts}: {listed(names, 4)}"
+        yield "  no effect", f"on the tokens of prompts {prompts}: {listed(list(names), 4)}"
+
+
+def _counts(result: Generation) -> str:
+    """How many prompts pass, of how many tokens, and what became of those that changed."""
+    explained, unexplained, sampled = (sum(p.flips[k] for p in result.prompts) for k in range(3))
+    kinds = {token.verdict for token in result.tokens}
+    by_rounding = "explained by rounding" + " or inherited from it" * (TokenKind.INHERITED in kinds)
+    changed = f"{explained} {by_rounding}, {unexplained} not explained"
+    if result.noise is not None:
+        noise = f"logits differ by {result.noise:.2g} of their standard deviation"
+    elif kinds <= {TokenKind.IDENTICAL}:
+        noise = "no logit differs"
+    elif kinds <= {TokenKind.OFF}:
+        noise = "all from logits that are off by more than rounding"
+    else:
+        noise = "logits that are not off are bitwise equal"
+    passing = sum(p.passes for p in result.prompts)
+    verb = "passes" if len(result.prompts) == 1 else "pass"
+    return (
+        f"{passing} of {count(len(result.prompts), 'prompt')} {verb}; {count(result.compared)} of "
+        f"{count(result.of, 'token')} compared, {noise}; tokens that changed: {changed}"
+        f"{f', {sampled} sampled' if sampled else ''}"
+    )
 
 
 def _behind_no_finding(comparison: Comparison) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from whence.report.tables import AT_LINE, clean, columns, count, from_here, shape
+from whence.report.tables import called_at, clean, columns, count, shape
 from whence.results import CauseKind, ModuleCall, ModuleResult, Row, VerdictKind
 
 _MEANS: dict[str, str] = {
@@ -33,7 +33,7 @@ def module_lines(module: ModuleResult) -> Iterator[str]:
     yield f"{clean(module.name)} ({clean(module.op_type)}): {meaning(module)}"
     for title, text in module_rows(module):
         yield f"  {title:<11}{text}"
-    shown = _of_interest(module.call)
+    shown = sorted(module.call.tensors, key=lambda row: row.measured.identical)
     table = columns([_cells(row) for row in shown[:_TENSORS]])
     for number, line in enumerate(table):
         yield f"  {'' if number else 'tensors':<11}{line}"
@@ -64,9 +64,8 @@ def module_rows(module: ModuleResult) -> Iterator[tuple[str, str]]:
         yield "why", clean(module.sentence)
     if text := _came_in(module.call):
         yield "error", text
-    source = next((f.source for f in module.findings if AT_LINE.search(f.source)), "")
-    if source:
-        yield "called at", clean(from_here(source))
+    if lines := list(filter(None, (called_at(f.source) for f in module.findings))):
+        yield "called at", clean(lines[0])
     if len(module.calls) > 1:
         kinds = Counter(str(call.verdict) for call in module.calls)
         parts = ", ".join(f"{count(n)} {kind}" for kind, n in kinds.items())
@@ -96,13 +95,8 @@ def _came_in(call: ModuleCall) -> str:
     return f"{text}; came in: {clean(before.reference_slot)} {size(before)}"
 
 
-def _of_interest(call: ModuleCall) -> list[Row]:
-    """Tensors of the call, those that differ first."""
-    return sorted(call.tensors, key=lambda row: row.measured.identical)
-
-
 def _cells(row: Row) -> tuple[str, str, str]:
-    reference = f"{clean(row.reference_dtype)}{shape(row.reference_shape)}"
-    target = f"{clean(row.target_dtype)}{shape(row.target_shape)}"
+    reference = f"{row.reference_dtype}{shape(row.reference_shape)}"
+    target = f"{row.target_dtype}{shape(row.target_shape)}"
     kind = reference if reference == target else f"{reference} / {target}"
-    return clean(row.reference_slot), kind, size(row)
+    return row.reference_slot, kind, size(row)

@@ -48,7 +48,7 @@ def _table(groups: Sequence[Any], total: float, width: int | None) -> Iterator[s
         several = tables.count(len(members), "signature")
         rows.append(
             (
-                tables.clean(name),
+                name,
                 tables.count(count),
                 _time(seconds),
                 _share(seconds, total),
@@ -68,7 +68,7 @@ def _table(groups: Sequence[Any], total: float, width: int | None) -> Iterator[s
                 _tensors(g.inputs),
                 _tensors(g.outputs),
                 _range([g.ranges[t.slot] for t in g.outputs if t.slot in g.ranges]),
-                tables.clean(_arguments(g.arguments)),
+                _arguments(g.arguments),
                 _where(g.scopes),
             )
             for g in members
@@ -185,7 +185,7 @@ def _range(ranges: Sequence[Any]) -> str:
 
 def _where(scopes: dict[str, int]) -> str:
     names = sorted(scopes, key=lambda s: -scopes[s])
-    text = ", ".join(tables.clean(n or "(root)") for n in names[:WHERE])
+    text = ", ".join(n or "(root)" for n in names[:WHERE])
     return text + (f" and {len(names) - WHERE} more" if len(names) > WHERE else "")
 
 

@@ -2,42 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any
 
 from whence.report.tables import clean, count, size
 
 
-class Packed(Protocol):
-    """What `whence pack` gives back (`store.Packed`)."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def packed_nbytes(self) -> int: ...
-    @property
-    def dropped(self) -> int: ...
-
-
-class State(Protocol):
-    """How a run is packed (`store.PackingState`)."""
-
-    @property
-    def reference(self) -> str: ...
-    @property
-    def found(self) -> str: ...
-    @property
-    def problem(self) -> str: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def packed_nbytes(self) -> int: ...
-    @property
-    def kept(self) -> str: ...
-
-
-def state(packing: State) -> str:
+def state(packing: Any) -> str:
     """That a run is packed: against what, how much it takes, and what it needs to be read."""
     sizes = f"tensors take {size(packing.packed_nbytes)} in place of {size(packing.nbytes)}"
     kept = f"; {clean(packing.kept)}" if packing.kept else ""
@@ -52,7 +22,7 @@ def relocated(run: str, reference: str) -> str:
     return f"{clean(run)}: its reference lies at {clean(reference)}"
 
 
-def packed(result: Packed, against: str) -> list[str]:
+def packed(result: Any, against: str) -> list[str]:
     """What was packed. against: the reference, or ""."""
     ratio = result.nbytes / result.packed_nbytes if result.packed_nbytes else 1.0
     lines = [
@@ -66,7 +36,7 @@ def packed(result: Packed, against: str) -> list[str]:
     return lines
 
 
-def unpacked(result: Packed) -> list[str]:
+def unpacked(result: Any) -> list[str]:
     """What was unpacked."""
     return [
         f"written to {clean(result.path)}: {size(result.nbytes)} of tensors out of "

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -14,7 +15,8 @@ import yaml
 
 from whence.records import Call, Run
 from whence.records.slots import slot_kind
-from whence.report.tables import clean, columns, count
+from whence.report.document import Document, Table, answering
+from whence.report.tables import clean, count
 from whence.results import TENSOR_RULE, CallPair, Plan, SlotPair
 
 Operands = Mapping[int, Sequence[tuple[str, tuple[int, ...]]]]
@@ -22,60 +24,58 @@ Operands = Mapping[int, Sequence[tuple[str, tuple[int, ...]]]]
 _MOST = 12  # lines of names without a partner
 
 
-def plan_text(plan: Plan, reference: Run, target: Run) -> str:
+@answering
+def plan_text(plan: Plan, reference: Run, target: Run) -> Document:
     """The plan for a terminal: what is paired and why, then what is left."""
-    lines = [
-        f"{count(len(plan.pairs), 'pair')} of {count(_selected(plan, 'reference'), 'call')} "
-        f"against {count(_selected(plan, 'target'))}"
-    ]
-    lines += [f"aligned: {clean(note)}" for note in plan.notes]
+    calls = count(_selected(plan, "reference"), "call")
+    paired = count(len(plan.pairs), "pair")
+    yield f"{paired} of {calls} against {count(_selected(plan, 'target'))}"
+    yield from (f"aligned: {note}" for note in plan.notes)
     groups: dict[tuple[str, str, str, str], list[CallPair]] = {}
     for pair in plan.pairs:
         names = [_name(reference.calls[pair.reference]), _name(target.calls[pair.target])]
-        groups.setdefault(
-            (_starred(names[0]), re.sub(r"\d+", "*", names[1]), pair.rule, _starred(pair.evidence)),
-            [],
-        ).append(pair)
+        general = re.sub(r"\d+", "*", names[1])
+        key = (_starred(names[0]), general, pair.rule, _starred(pair.evidence))
+        groups.setdefault(key, []).append(pair)
     table = [("reference", "target", "calls", "rule", "evidence")]
     for (reference_name, target_name, rule, evidence), pairs in groups.items():
-        table.append(
-            (
-                clean(reference_name),
-                "=" if re.sub(r"\d+", "*", reference_name) == target_name else clean(target_name),
-                str(len(pairs)),
-                rule,
-                clean(evidence),
-            )
-        )
-        dims = dict.fromkeys(
-            (s.reference_slot, s.dims) for pair in pairs for s in pair.slots if s.dims
-        )
-        table += [
-            ("", f"  {clean(slot)} = {clean(text)}", "", "", "") for slot, text in list(dims)[:6]
-        ]
-        only = dict.fromkeys(
-            slot
-            for pair in pairs
-            for slot in (*pair.only_reference, *(f"target's {s}" for s in pair.only_target))
-        )
-        if only:
-            table.append(
-                ("", f"  alone: {', '.join(clean(s) for s in list(only)[:8])}", "", "", "")
-            )
-    lines += columns(table, right=(2,))
-    for side, calls, ids in (
-        ("reference", reference.calls, plan.unmatched_reference),
-        ("target", target.calls, plan.unmatched_target),
-    ):
-        lines += _alone(f"only {side}", (_name(calls[i]) for i in ids))
-    lines += _alone(
+        is_same = re.sub(r"\d+", "*", reference_name) == target_name
+        name = "=" if is_same else target_name
+        table.append((reference_name, name, str(len(pairs)), rule, evidence))
+        table += [("", f"  {line}", "", "", "") for line in _slot_lines(pairs)]
+    yield Table(table, right=(2,))
+    for side, run, ids in _unmatched(plan, reference, target):
+        yield from _alone(f"only {side}", (_name(run.calls[i]) for i in ids))
+    yield from _alone(
         "ambiguous",
         (
             f"{_name(reference.calls[a])}: {', '.join(_name(target.calls[b]) for b in bs[:4])}"
             for a, bs in plan.ambiguous
         ),
     )
-    return "\n".join(lines) + "\n"
+
+
+def _slot_lines(pairs: list[CallPair]) -> Iterator[str]:
+    """How slots of some pairs are laid out, and which have no partner."""
+    slots = [slot for pair in pairs for slot in pair.slots if slot.dims]
+    dims = dict.fromkeys(f"{slot.reference_slot} = {slot.dims}" for slot in slots)
+    yield from itertools.islice(dims, 6)
+    alone = dict.fromkeys(
+        slot
+        for pair in pairs
+        for slot in (*pair.only_reference, *(f"target's {s}" for s in pair.only_target))
+    )
+    if alone:
+        yield f"alone: {', '.join(itertools.islice(alone, 8))}"
+
+
+def _unmatched(
+    plan: Plan, reference: Run, target: Run
+) -> tuple[tuple[str, Run, Sequence[int]], ...]:
+    return (
+        ("reference", reference, plan.unmatched_reference),
+        ("target", target, plan.unmatched_target),
+    )
 
 
 def plan_json(plan: Plan, reference: Run, target: Run) -> str:
@@ -149,11 +149,8 @@ def plan_map(plan: Plan, reference: Run, target: Run) -> str:
         else "pairs: []\n"
     )
     lines.append(text.rstrip("\n"))
-    for side, calls, ids in (
-        ("reference", reference.calls, plan.unmatched_reference),
-        ("target", target.calls, plan.unmatched_target),
-    ):
-        names = dict.fromkeys(_starred(_name(calls[i])) for i in ids)
+    for side, run, ids in _unmatched(plan, reference, target):
+        names = dict.fromkeys(_starred(_name(run.calls[i])) for i in ids)
         lines += [f"# only {side}: {clean(name)}" for name in names]
     return "\n".join(lines) + "\n"
 
@@ -271,7 +268,7 @@ def _generalised(names: Sequence[str]) -> list[str]:
     numbers = [re.findall(r"\d+", name) for name in names]
     shared = next((n for n in numbers if all(n == digits for digits in numbers)), [])
     out = list(names)
-    for letter in islice("ijkl", len(shared)):
+    for letter in itertools.islice("ijkl", len(shared)):
         out = [re.sub(r"\d+", f"{{{letter}}}", name, count=1) for name in out]
     return out
 
@@ -293,14 +290,11 @@ def _selected(plan: Plan, side: str) -> int:
 
 
 def _alone(title: str, names: Iterable[str]) -> Iterator[str]:
-    grouped: dict[str, int] = {}
-    for name in names:
-        grouped[_starred(name)] = grouped.get(_starred(name), 0) + 1
-    for number, (name, calls) in enumerate(grouped.items()):
-        if number == _MOST:
-            yield f"{title}: {len(grouped) - _MOST} more names"
-            return
-        yield f"{title}: {clean(name)}" + (f" ({calls} calls)" if calls > 1 else "")
+    grouped = Counter(map(_starred, names))
+    for name, calls in itertools.islice(grouped.items(), _MOST):
+        yield f"{title}: {name}" + (f" ({calls} calls)" if calls > 1 else "")
+    if len(grouped) > _MOST:
+        yield f"{title}: {len(grouped) - _MOST} more names"
 
 
 def _name(call: Call) -> str:

@@ -27,7 +27,7 @@ from whence.report.ranks import ranks_text
 from whence.report.repeat import repeated_text
 from whence.report.repro import reproduction
 from whence.report.run.elements import kind_of_record
-from whence.report.tables import AT_LINE, clean, count, from_here, listed, shortened
+from whence.report.tables import called_at, clean, count, listed, shortened
 from whence.report.tokens import tokens_text
 from whence.report.upgrade import upgrade_text
 from whence.report.weights import weights_map
@@ -66,8 +66,8 @@ def _comparison(result: results.Comparison) -> str:
     if result.findings and result.status == results.Status.DIFFERENT:
         first = result.findings[0]
         rows.append(("why", clean(first.sentence)))
-        if AT_LINE.search(first.source):
-            rows.append(("called at", clean(from_here(first.source))))
+        if line_ := called_at(first.source):
+            rows.append(("called at", clean(line_)))
     if result.undecided is not None:
         rows.append(("where", _place(result.undecided)))
     if result.inputs_differ:

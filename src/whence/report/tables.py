@@ -145,11 +145,12 @@ def columns(
     give: Mapping[int, str] | None = None,
     drop: Sequence[int] = (),
 ) -> Iterator[str]:
-    """Rows as lines with straight columns. right: positions of columns that align right.
+    """Rows as lines with straight columns, cleaned. right: positions of columns that align right.
 
     width, give, drop: as `fitted` takes them; without a width nothing is cut.
     """
-    table, dropped = fitted([list(row) for row in rows], width, gap=len(gap), give=give, drop=drop)
+    cells = [[clean(text) for text in row] for row in rows]
+    table, dropped = fitted(cells, width, gap=len(gap), give=give, drop=drop)
     widths = [
         max((len(row[i]) for row in table if i < len(row)), default=0)
         for i in range(max(map(len, table), default=0))

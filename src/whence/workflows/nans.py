@@ -13,6 +13,7 @@ from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records.program import TENSOR_OPERANDS
+from whence.records.region import children
 from whence.records.slots import is_read, is_written
 from whence.results import Nans, NotFinite, Range
 
@@ -41,9 +42,7 @@ class _Search:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._kids: dict[int, list[Call]] = {}
-        for call in sorted(run.calls, key=lambda c: c.order):
-            self._kids.setdefault(call.parent, []).append(call)
+        self._kids = children(run.calls)
         self._seen: set[int] = set()
 
     def result(self, name: str) -> Nans:
@@ -74,10 +73,10 @@ class _Search:
 
     def _made(self, parent: int = -1) -> Iterator[NotFinite]:
         """Tensors that are the first of their kind, in the order in which they were made."""
-        for place, call in enumerate(self._kids.get(parent, ())):
+        for place, number in enumerate(self._kids.get(parent, ())):
+            call = self._run.calls[number]
             yield from self._handed(call, parent, place)
-            if self._kids.get(call.id):
-                yield from self._made(call.id)
+            yield from self._made(number)
             yield from self._left(call)
 
     def _handed(self, call: Call, parent: int, place: int) -> Iterator[NotFinite]:

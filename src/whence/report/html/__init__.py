@@ -45,7 +45,9 @@ def filled(
     """
     style = (_HERE / "style.css").read_text(encoding="utf-8")
     script = (
-        '"use strict";\n(() => {\n' + "\n".join(_script(name) for name in scripts) + "\n})();\n"
+        '"use strict";\n(() => {\n'
+        + "\n".join((_HERE / "js" / f"{name}.js").read_text(encoding="utf-8") for name in scripts)
+        + "\n})();\n"
     )
     allowed = f"script-src 'sha256-{_digest(script)}'; style-src 'sha256-{_digest(style)}'"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
@@ -60,10 +62,6 @@ def filled(
     }
     pieces = (_HERE / "page.html").read_text(encoding="utf-8").split("@@")
     return "".join(parts.get(piece, piece) for piece in pieces)
-
-
-def _script(name: str) -> str:
-    return (_HERE / "js" / f"{name}.js").read_text(encoding="utf-8")
 
 
 def _digest(text: str) -> str:

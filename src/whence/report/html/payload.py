@@ -21,7 +21,7 @@ from whence.report.evidence import basis, chance, visible
 from whence.report.generation import UNSEEN_IN_LOGITS
 from whence.report.html.steps import commands, next_steps
 from whence.report.summary import summary_data
-from whence.report.tables import AT_LINE, clean, count, from_here
+from whence.report.tables import called_at, clean, count
 from whence.results import (
     Comparison,
     Confidence,
@@ -373,7 +373,7 @@ def _place_found(page: Page, first: Finding | None) -> dict[str, Any]:
         return {
             "name": clean(first.name),
             "type": clean(first.op_type),
-            "source": clean(from_here(first.source)) if AT_LINE.search(first.source) else "",
+            "source": clean(called_at(first.source)),
             "more": _finding_details(first),
         }
     if page.comparison.status == Status.SAME:
@@ -386,7 +386,7 @@ def _place_found(page: Page, first: Finding | None) -> dict[str, Any]:
     return {
         "name": clean(about.name or about.root),
         "type": clean(about.op_type),
-        "source": clean(from_here(about.source)) if AT_LINE.search(about.source) else "",
+        "source": clean(called_at(about.source)),
         "more": [part for part in (slot, place, others) if part],
     }
 

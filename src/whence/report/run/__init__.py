@@ -114,9 +114,9 @@ def tree(run: Run, choice: Choice, width: int | None = None) -> Iterator[str]:
             )
             rows.append(
                 (
-                    tables.clean(call.number),
-                    "  " * depth + tables.clean(name_of(call)),
-                    tables.clean(call.op_type),
+                    call.number,
+                    "  " * depth + name_of(call),
+                    call.op_type,
                     outputs,
                 )
             )
@@ -141,7 +141,7 @@ def table(run: Run, choice: Choice, width: int | None = None) -> Iterator[str]:
                 str(index),
                 str(call.step),
                 str(call.rank),
-                tables.clean(f"{name_of(call)}:{ref.slot}"),
+                f"{name_of(call)}:{ref.slot}",
                 *figures,
             )
         )
@@ -186,12 +186,12 @@ def _record_row(record: Record, ref: Ref) -> tuple[str, ...]:
     tail += [f"[{record.why}]"] if record.why and not has_elements(record) else []
     return (
         "",
-        tables.clean(ref.slot),
-        tables.clean(record.dtype),
+        ref.slot,
+        record.dtype,
         tables.shape(record.shape) + (f" of {tables.shape(record.whole)}" if record.whole else ""),
         *labelled,
         *strange,
-        tables.clean(" ".join(tail)),
+        " ".join(tail),
     )
 
 
@@ -348,7 +348,7 @@ def one(run: Run, name: str, choice: Choice) -> Iterator[str]:
         *titled("statistics", _statistics(record.statistics)),
     ]
     rows = [(title, text) for title, text in rows if text]
-    yield from tables.columns([("", title, tables.clean(text)) for title, text in rows])
+    yield from tables.columns([("", title, text) for title, text in rows])
     try:
         array = run.array(record.id)
     except ElementsMissing as err:

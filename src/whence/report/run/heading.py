@@ -54,7 +54,7 @@ def heading(run: Run) -> Iterator[str]:
         ("notes", _notes(run)),
     ):
         rows += titled(title, lines)
-    yield from tables.columns([("", title, tables.clean(value)) for title, value in rows])
+    yield from tables.columns([("", title, value) for title, value in rows])
 
 
 def titled(title: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -109,7 +109,7 @@ class TorchCommand(_OfTorch):
 
     def instead(self, base: Run) -> Climber | None:
         """By the levels of ONNX Runtime, where that is all it uses."""
-        if not self._chooses or _compiles(base) or not sessions_of(base):
+        if not self._chooses or any(c.requests for c in of_run(base)) or not sessions_of(base):
             return None
         return LevelsCommand(self._command, self._options)
 
@@ -267,10 +267,6 @@ def _facts(compiled: Sequence[Compiled]) -> dict[str, Any]:
         "graphs": sum(c.graphs for c in compiled),
         "breaks": sum(c.breaks for c in compiled),
     }
-
-
-def _compiles(base: Run) -> bool:
-    return any(c.requests for c in of_run(base))
 
 
 def _good(judgement: Judgement) -> bool | None:

@@ -78,7 +78,7 @@ def page_of(
     calls = page_calls(compared, aligned)
     tensors: tuple[PageDetail, ...] = ()
     if aligned is not None and details and calls:
-        tensors = _page_details(compared, aligned, calls, details, tell)
+        tensors = tuple(_Details(compared, aligned, calls, tell).listed(details))
     texts = vocabulary(compared, runs, tokenizer)
     reference, target = [_facts(run) for run in runs] if runs is not None else [{}, {}]
     whole = Page(
@@ -161,17 +161,6 @@ _TELLING = (
     VerdictKind.NONDETERMINISTIC,
     VerdictKind.UNDETERMINED,
 )
-
-
-def _page_details(
-    compared: Comparison,
-    aligned: align.Aligned,
-    calls: Sequence[PageCall],
-    limit: int,
-    tell: Callable[[int, int, str], None],
-) -> tuple[PageDetail, ...]:
-    """Details of the tensors of at most `limit` calls."""
-    return tuple(_Details(compared, aligned, calls, tell).listed(limit))
 
 
 class _Details:

@@ -227,7 +227,7 @@ def _line(run: Run, difference: Difference) -> str:
     call = difference.call
     if is_of_child(difference.slot):
         place = split_child(difference.slot)[0]
-        return _called_at(run, call, place) or _child(run, call, place).source
+        return _called_at(run, call, place) or _kids(run, call)[place].source
     if call.parent < 0:
         return call.source
     parent = run.calls[call.parent]
@@ -237,10 +237,6 @@ def _line(run: Run, difference: Difference) -> str:
 
 def _kids(run: Run, call: Call) -> list[Call]:
     return sorted((c for c in run.calls if c.parent == call.id), key=lambda c: c.order)
-
-
-def _child(run: Run, call: Call, place: int) -> Call:
-    return _kids(run, call)[place]
 
 
 def _called_at(run: Run, call: Call, place: int) -> str:

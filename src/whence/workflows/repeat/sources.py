@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from whence.records import Call, Ref, Run
 from whence.records.marks import NoProgram, is_without_program
+from whence.records.region import children
 from whence.records.slots import is_drawn, is_param, is_read, is_state, is_written
 from whence.results import SourceKind
 from whence.workflows.repeat.equal_records import EqualRecords, partners
@@ -49,9 +50,7 @@ class Walk:
         self.first, self.second = first, second
         self.records = EqualRecords(first, second)
         self._partners = partners(first.calls, second.calls)
-        self._kids: dict[int, list[Call]] = {}
-        for call in sorted(first.calls, key=lambda c: c.order):
-            self._kids.setdefault(call.parent, []).append(call)
+        self._kids = children(first.calls)
         self._seen: set[int] = set()
         self._unequal = 0  # sights that differ, so far
         self._unequal_results = 0  # those of them that a call made
@@ -75,7 +74,8 @@ class Walk:
         """The differences of the calls that a call makes. before: sights that differed when it
         began.
         """
-        for place, call in enumerate(self._kids.get(parent, ())):
+        for place, number in enumerate(self._kids.get(parent, ())):
+            call = self.first.calls[number]
             if call.id not in self._partners:
                 words = "only the first run makes this call"
                 self._unequal += 1

@@ -32,16 +32,12 @@ def _kept(judge: Judge, inputs: CallInputs, returned: Outputs) -> dict[str, Any]
         in_float64 = None
     return {
         "inputs": {n: v for n, v in inputs.values.items() if isinstance(v, torch.Tensor)},
-        "weights": _digest(_state(judge.subject.model)),
+        "weights": _digest([*judge.subject.model.parameters(), *judge.subject.model.buffers()]),
         "generator": judge.subject.surroundings.torch_state,
         "returned": returned,
         "in_float64": in_float64,
         "operators": _operators(judge.subject, inputs),
     }
-
-
-def _state(model: Any) -> list[torch.Tensor]:
-    return [*model.parameters(), *model.buffers()]
 
 
 def _digest(tensors: list[torch.Tensor]) -> str:

@@ -56,7 +56,7 @@ def small(config: Any, size: str) -> dict[str, Any]:
     taken = inspect.signature(type(config).__init__).parameters
     values = {k: v for k, v in vars(config).items() if k in taken}
     for name, value in values.items():
-        if _is_config(value):
+        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
             chosen[name] = type(value)(**small(value, size))
         elif value is None and name in _UNSET:
             chosen[name] = _UNSET[name]
@@ -79,10 +79,6 @@ def small(config: Any, size: str) -> dict[str, Any]:
     _images(values, chosen, size)
     _tokens(values, chosen)
     return chosen
-
-
-def _is_config(value: Any) -> bool:
-    return hasattr(value, "to_dict") and hasattr(value, "model_type")
 
 
 def _count(name: str, value: int, rules: list[tuple[str, int]]) -> int | None:
