@@ -14,8 +14,6 @@ from whence.align.tensors.elements import Elements, Family, Numbers, Place, Tap,
 from whence.align.tensors.fits import TensorFits
 from whence.records.slots import is_output
 
-_FIGURES = 0.1  # how far norm and moments may be apart between tensors whose elements are looked at
-_LOOKED_AT = 16  # candidates of one tensor whose elements are read
 CLEARER = 3.0  # times closer than any other candidate
 _VOTES = 3  # of others of its name, which outweigh what the elements of a tensor say
 # times as far apart as certain pairs usually are: maybe something nearby that no call returned

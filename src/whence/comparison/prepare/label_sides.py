@@ -24,8 +24,6 @@ from whence.records import (
     missing_of,
 )
 
-RULE = "label"
-
 
 @dataclass(frozen=True, slots=True)
 class Label:

@@ -17,7 +17,6 @@ from whence.judge import ties
 from whence.records import Call, Run
 from whence.results import Evidence, SlotPair, Verdict, VerdictKind
 
-Mask = npt.NDArray[np.bool_]
 # of the indices, of the rows: ties are the exception, and where more than that differs they are no
 # explanation
 _MOST = 0.8

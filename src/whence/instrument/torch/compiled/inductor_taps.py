@@ -24,7 +24,6 @@ from whence.instrument.torch.compiled.collected import Collected, Got, Site, com
 from whence.instrument.torch.compiled.fx_nodes import copied, is_value, named, origin_of, reads_of
 from whence.instrument.torch.compiled.kernel_lines import PATCHES, is_whole
 
-MODES = ("exact", "deep", "fx")
 CACHES, CUDA_GRAPHS = "the caches of whole graphs", "CUDA graphs"
 SWITCHES: dict[str, dict[str, tuple[str, ...]]] = {
     CACHES: {

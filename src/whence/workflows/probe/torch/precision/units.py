@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -67,8 +66,3 @@ def products(module: Any) -> Iterator[tuple[str, int]]:
         yield "weight", 0
     elif type(module).__name__ == "Conv1D" and "nf" in vars(module):  # a linear layer of GPT-2
         yield "weight", 1
-
-
-def returns_floats(module: Any) -> bool:
-    """Can a module be called with tensors of another dtype? A scripted one cannot."""
-    return not isinstance(module, torch.jit.ScriptModule) and inspect.ismethod(module.forward)
