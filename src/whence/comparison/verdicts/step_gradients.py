@@ -50,7 +50,8 @@ class StepGradients:
         )
 
     def _may_a_step_tell(self, call: Call) -> bool:
-        if call.op == LOSS:
+        is_alone = call.phase == "backward" and call.id not in self._paired.pair_of
+        if call.op == LOSS and not is_alone:
             return self._does_gradient_differ(call)
         if call.phase == OPTIMIZER:
             return call.op == GRADIENTS
@@ -169,8 +170,12 @@ class StepGradients:
         pairs: dict[str, list[SlotPair | None]] = {}
         for call in self._calls_of_steps[step]:
             figures = self._figures.get(call.id, {}).values()
-            is_alike = call.op == GRADIENTS and all(figure.score <= 1 for figure in figures)
             index = self._paired.pair_of.get(call.id)
+            is_alike = (
+                call.op == GRADIENTS
+                and index is not None  # of one run alone, it is right if what it leaves is
+                and all(figure.score <= 1 for figure in figures)
+            )
             slots = self._paired.slots[index] if index is not None else {}
             for ref in call.refs:
                 if ref.slot == _TAKEN:
