@@ -87,3 +87,33 @@ def test_columns_that_the_mask_shows_are_no_padding(tmp_path):
     with torch.no_grad(), whence.capture(model, longer):
         model(ids, IDS[1], torch.ones_like(ids))
     assert whence.compare(plain, longer).status != "same"
+
+
+class Scores(nn.Module):
+    def __init__(self, offset=0):
+        super().__init__()
+        self.embed, self.head, self.offset = nn.Embedding(32, 8), nn.Linear(8, 32), offset
+
+    def forward(self, input_ids, keep=0, last=False):
+        x = self.embed(input_ids).cumsum(1)
+        x = x[:, -1:] if last else x
+        return self.head(x[:, -keep - self.offset : x.shape[1] - self.offset] if keep else x)
+
+
+@pytest.mark.parametrize(
+    ("options", "offset", "status"),
+    [
+        ({"keep": 1}, 0, "same"),
+        ({"keep": 2}, 0, "same"),
+        ({"keep": 2}, 1, "different"),  # other tokens than the last
+        ({"last": True}, 0, "undecided"),  # nobody asked for one
+    ],
+)
+@pytest.mark.parametrize("is_asked", ["reference", "target"])
+def test_scores_of_the_last_tokens_alone(tmp_path, is_asked, options, offset, status):
+    for name in ("reference", "target"):
+        torch.manual_seed(0)
+        model, asked = Scores(offset), options if name == is_asked else {}
+        with torch.no_grad(), whence.capture(model, tmp_path / name):
+            model(IDS[0], **asked)
+    assert whence.compare(tmp_path / "reference", tmp_path / "target").status == status

@@ -1,5 +1,6 @@
-"""Columns that one run has more of and that its mask hides: padding of one input of several, as of
-an encoder before a decoder. They are cut off wherever the other run's tensors lack them.
+"""Columns that one run has more of: padding of one input of several that a mask hides there, as of
+an encoder before a decoder, and tokens whose scores the other run was not asked for. They are cut
+off wherever the other run's tensors lack them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from whence.align.dims import Cut, Name, Node, Take
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Record, Ref, Run, children, marks
-from whence.records.slots import input_name, is_input, is_param
+from whence.records.slots import input_name, is_input, is_output, is_param
 from whence.results import CallPair, Plan, SlotPair
 
 _DECODER = "decoder_"
@@ -55,11 +56,18 @@ def cut(reference: Run, target: Run, plan: Plan) -> tuple[Run, Run, Plan]:
             continue
         for side, other in (sides, sides[::-1]):
             hidden = list(_hidden(side, other, root))
+            last = _last(side, other, root)
+            if last is not None:
+                notes.append(
+                    f"{call.root} step {call.step}: the {other.name} computes the last {last.real} "
+                    f"of {last.width} tokens alone"
+                )
             notes += (
                 f"{call.root} step {call.step}: {columns.width - columns.real} of {columns.width} "
                 f"columns are padding that the {side.name} alone has"
                 for columns in hidden
             )
+            hidden += [last] if last is not None else []
             todo = [call.id] if hidden else []
             while todo:
                 number = todo.pop()
@@ -164,6 +172,32 @@ def _hidden(side: _Side, other: _Side, root: CallPair) -> Iterator[Columns]:
                     start = _start(side, other, slot, real) if real is not None else None
                     if start is not None:
                         yield Columns(shape[0], shape[1], start, wanted[1])
+
+
+def _last(side: _Side, other: _Side, root: CallPair) -> Columns | None:
+    """The last tokens, which alone the other side's model returns something of, given as many and
+    asked for that number by an argument.
+    """
+    given_arguments = side.call(root).arguments
+    asked = {
+        value
+        for name, value in other.call(root).arguments.items()
+        if type(value) is int and given_arguments.get(name) != value
+    }
+    given = {
+        side.record(slot).shape
+        for slot in root.slots
+        if is_input(slot.reference_slot) and side.record(slot).shape == other.record(slot).shape
+    }
+    for slot in root.slots:
+        shape, wanted = side.record(slot).shape, other.record(slot).shape
+        if not is_output(slot.reference_slot) or len(shape) < 3 or len(shape) != len(wanted):
+            continue
+        is_shorter = shape[1] > wanted[1] and (shape[0], *shape[2:]) == (wanted[0], *wanted[2:])
+        is_of_tokens = any(inputs[:2] == shape[:2] for inputs in given)
+        if is_shorter and is_of_tokens and wanted[1] in asked:
+            return Columns(shape[0], shape[1], shape[1] - wanted[1], wanted[1])
+    return None
 
 
 def _real(mask: Array, is_of_padding: bool) -> tuple[int, int] | None:
