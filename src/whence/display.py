@@ -4,6 +4,14 @@ data frame, by name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+
+def listed(names: Sequence[str], most: int, apart: str = ", ") -> str:
+    """Names in a sentence: "a, b and 3 more"."""
+    more = len(names) - most
+    return apart.join(names[:most]) + (f" and {more:,} more".replace(",", " ") if more > 0 else "")
+
 
 class Described:
     """Mix-in of what says at a prompt what it is, in one to ten lines, where a struct would list

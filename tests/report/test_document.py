@@ -1,5 +1,6 @@
 """The parts of an answer, and how they are shown."""
 
+from whence.display import listed
 from whence.report.document import Table, few, text
 
 BAD = "\x1b[31mred"
@@ -28,3 +29,10 @@ def test_the_first_of_many_and_how_many_more():
 
 def test_long_lines_are_broken_under_their_field():
     assert text([("TITLE", "word " * 20)], width=60).splitlines()[1].startswith(" " * 19 + "word")
+
+
+def test_names_in_a_sentence():
+    assert listed([], 2) == ""
+    assert listed(["a", "b"], 2) == "a, b"
+    assert listed(["a", "b", "c"], 2, "; ") == "a; b and 1 more"
+    assert listed(["a"] * 1205, 1) == "a and 1 204 more"

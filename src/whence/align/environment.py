@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from whence.display import listed
 from whence.records import Run
 from whence.records.marks import OBSERVER
 from whence.records.observed import observed
@@ -84,10 +85,8 @@ def changed(run: Run) -> list[str]:
     out: list[str] = []
     points = run.info.options.get("patch")
     if isinstance(points, list) and points:
-        listed = ", ".join(map(str, points[:4]))
-        further = f" and {len(points) - 4} more" if len(points) > 4 else ""
         source = run.info.options.get("patch_from")
-        out.append(f"patched with outputs of {source} at {listed}{further}")
+        out.append(f"patched with outputs of {source} at {listed([*map(str, points)], 4)}")
     if run.info.options.get("inject"):
         out.append(f"a fault was planted in it: {run.info.options['inject']}")
     kinds = ("patch-refused", "fault-refused", "forced", "force-refused")

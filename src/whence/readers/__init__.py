@@ -20,6 +20,7 @@ import os
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from whence.display import listed
 from whence.errors import UnreadableRun, WhenceError
 from whence.readers import folder
 from whence.readers.assembly.builder import LOGGED, Building
@@ -100,7 +101,4 @@ def open_run(path: str | os.PathLike[str]) -> ForeignRun:
 
 
 def _first(place: Place) -> str:
-    names = place.names
-    if not names:
-        return "nothing in it"
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return listed(place.names, 5) or "nothing in it"

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from whence import display
+
 AT_LINE = re.compile(r":\d+$")
 """How a source ends that is a place in a file."""
 
@@ -91,8 +93,7 @@ def ago(seconds: float) -> str:
 
 def listed(names: Sequence[str], limit: int) -> str:
     """Names, cleaned: "a, b and 3 more"."""
-    others = f" and {count(len(names) - limit)} more" if len(names) > limit else ""
-    return ", ".join(map(clean, names[:limit])) + others
+    return clean(display.listed(names, limit))
 
 
 def size(nbytes: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from whence.display import listed
 from whence.store.folder import JOURNAL, PROCESS, RUN, is_run
 
 COMPARISON = ("summary.json", "report.json")
@@ -22,9 +23,8 @@ def what_instead(path: str | Path) -> str:
         return f"is what one process wrote of the run {place.parent}; give that run"
     names = runs_in(place)
     if names:
-        listed = ", ".join(str(place / name) for name in names[:_MOST])
-        more = f" and {len(names) - _MOST} more" if names[_MOST:] else ""
-        return f"is a folder of runs, not a run; give one of them: {listed}{more}"
+        runs = listed([str(place / name) for name in names], _MOST)
+        return f"is a folder of runs, not a run; give one of them: {runs}"
     return ""
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from whence.display import listed
 from whence.errors import CaptureError, OutputExists, UnreadableRun, UsageError, WhenceError
 
 RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
@@ -334,9 +335,8 @@ def _same_versions(command: Command, info: Any, path: str) -> None:
         if versions.get(name) != version
     ]
     if versions and changed:
-        omitted = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise UsageError(
-            f"the program of {path} would not run as it ran: {'; '.join(changed[:3])}{omitted}. "
+            f"the program of {path} would not run as it ran: {listed(changed, 3, '; ')}. "
             "Install what was recorded, or give the command "
             "after -- to run it with what is here"
         )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from whence.display import listed
 from whence.errors import UnreadableRun, UsageError
 from whence.results import Comparison, Coverage, Status, VerdictKind
 
@@ -304,9 +305,8 @@ class _Answer:
             )
         status, why = result.status, result.headline
         if status == Status.SAME and self._missing:
-            more = f" and {len(self._missing) - 1} more" if len(self._missing) > 1 else ""
             status = Status.UNDECIDED
-            why = f"{self._missing[0]}{more}: what lies there was not compared"
+            why = f"{listed(self._missing, 1)}: what lies there was not compared"
         if is_last and status == Status.SAME:
             failed = failed_alone(*(load_info(side.path) for side in self._sides))
             status, why = (Status.UNDECIDED, failed) if failed else (status, why)

@@ -23,6 +23,7 @@ from whence.align.batches.sequences import (
 from whence.align.batches.token_axes import SlotAxes, SlotKey, scored_across
 from whence.align.call_sites import match_roots, selected
 from whence.align.derived_run import DerivedTensors
+from whence.display import listed
 from whence.records import Call, Run, marks
 from whence.records.slots import is_written
 from whence.results import Joined, Parted
@@ -374,10 +375,8 @@ def _sentences(reference: _RootSide, target: _RootSide, pairs: Sequence[Match]) 
             if id(s) not in with_partner
         ]
         if free:
-            further = f" and {len(free) - 3} more" if len(free) > 3 else ""
             out.append(
-                f"{len(free)} sequences of the {root.side.name} have no partner: "
-                f"{', '.join(free[:3])}{further}"
+                f"{len(free)} sequences of the {root.side.name} have no partner: {listed(free, 3)}"
             )
     return out
 

@@ -22,6 +22,7 @@ from whence.align.ranks.pipeline_gradients import handed_back
 from whence.align.ranks.pipeline_stages import find_stages, renumber
 from whence.align.ranks.placement import place
 from whence.align.ranks.shards import Shard
+from whence.display import listed
 from whence.errors import UsageError
 from whence.records import Run
 
@@ -117,15 +118,14 @@ def _note_layouts(groups: RankGroups, side: Side) -> None:
         for (name, records), layout in groups.layouts.items()
         if name == side.name and layout
     )
-    listed = ", ".join(f"{count} {words}" for words, count in counted.most_common())
+    layouts = ", ".join(f"{count} {words}" for words, count in counted.most_common())
     groups.notes.insert(
-        0, f"{side.name}: {len(side.ranks)} ranks joined{f': {listed}' if listed else ''}"
+        0, f"{side.name}: {len(side.ranks)} ranks joined{f': {layouts}' if layouts else ''}"
     )
     if unknown := list(
         dict.fromkeys(name for place, name in groups.unplaced.items() if place[0] == side.name)
     ):
-        further = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         groups.notes.append(
-            f"{side.name}: how {', '.join(unknown[:3])}{further} are split over the ranks is not "
+            f"{side.name}: how {listed(unknown, 3)} are split over the ranks is not "
             "known: the ranks differ and they have no partner; they are not compared"
         )

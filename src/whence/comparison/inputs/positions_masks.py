@@ -13,6 +13,7 @@ import numpy as np
 
 from whence import align, judge
 from whence.comparison.paired_runs import PairedRuns
+from whence.display import listed
 from whence.records import Call
 from whence.records.slots import input_name, is_input, is_output, is_written
 from whence.results import CauseKind, Confidence, Evidence, SlotPair, Verdict, VerdictKind
@@ -52,11 +53,9 @@ class PositionsAndMasks:
     def notes(self) -> list[str]:
         """Inputs that differ and do no harm, a sentence for each tensor of each module."""
 
-        def where(steps: list[str]) -> str:
-            return steps[0] + (f" and {len(steps) - 1} more" if len(steps) > 1 else "")
-
         return [
-            f"{name} differs, {where(steps)}: no output but caches depends on it beyond rounding"
+            f"{name} differs, {listed(steps, 1)}: no output but caches depends on it beyond "
+            "rounding"
             for name, steps in self._harmless.items()
         ] + [
             f"{sentence}; no output but caches depends on that beyond rounding"

@@ -16,6 +16,7 @@ import msgspec
 
 from whence import align
 from whence.comparison.prepare.earlier_tensors import Writers
+from whence.display import listed
 from whence.errors import ReplayRefused
 from whence.records import Call, Over, Program, Ref, Run, children
 from whence.records.marks import Mark, has_mark
@@ -78,9 +79,8 @@ def written_otherwise(
     if not sites:
         return set(), set(), ()
     names = list(dict.fromkeys(align.starred(scope) or root for root, scope in sites))
-    others = f" and {len(names) - 3} more" if len(names) > 3 else ""
     sentence = (
-        f"{', '.join(names[:3])}{others}: both runs have other operators there; each is judged "
+        f"{listed(names, 3)}: both runs have other operators there; each is judged "
         "as a whole, by its operators run again"
     )
     return set(sites), set(sites.values()), (sentence,)

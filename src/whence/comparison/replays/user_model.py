@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whence import align, extras
+from whence.display import listed
 from whence.dtypes import Array
 from whence.errors import ReplayRefused, UsageError
 from whence.records import Call
@@ -92,10 +93,9 @@ class Models:
         if not self.used:
             return []
         names = list(dict.fromkeys(self.used.values()))
-        others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         return [
             f"model {self.words}: replayed {len(self.used)} calls that have no usable program: "
-            f"{', '.join(names[:_NAMED])}{others}"
+            f"{listed(names, _NAMED)}"
         ]
 
     def _make(

@@ -19,6 +19,7 @@ from whence.comparison.replays.replayer import Replayer
 from whence.comparison.replays.self_check import Threads
 from whence.comparison.replays.side import ReplaySource
 from whence.comparison.verdicts.call_replays import CallReplays
+from whence.display import listed
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Program
@@ -201,10 +202,9 @@ def _left_out(pairs: list[CallPair], paired: PairedRuns, replayer: Replayer) -> 
         if near < _LEFT_OUT * far:
             names.append(call.op)
     if names:
-        words = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         yield (
             f"a rounding was left out in {len(names)} of {tried} tensors of fused kernels "
-            f"({words}): what the graph rounds to 16 bits in "
+            f"({listed(names, 4)}): what the graph rounds to 16 bits in "
             "between they keep in float32, and run so the reference's operators come closer; no "
             "fault"
         )

@@ -12,6 +12,7 @@ from whence import dtypes, judge
 from whence.align import is_cache
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.pair_errors import PairErrors
+from whence.display import listed
 from whence.records import Call, Run
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import (
@@ -158,11 +159,10 @@ def lone_parameters(pair: CallPair, paired: PairedRuns) -> str:
     if not all(map(_is_plain_float, stored)):
         return ""
     ((side, names),) = lone
-    shown = " and ".join(f"`{name}`" for name in names[:3])
-    others = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    shown = listed([f"`{name}`" for name in names], 3, " and ")
     is_one = len(names) == 1
     verb, noun = ("is a", "parameter") if is_one else ("are", "parameters")
-    return f"{shown}{others} {verb} {noun} of the {side} only"
+    return f"{shown} {verb} {noun} of the {side} only"
 
 
 def _is_used(run: Run, call: Call, slot: str) -> bool:
@@ -232,8 +232,7 @@ def _arguments(call: Call, partner: Call) -> str:
         and not (_is_dtype(value) and _is_dtype(partner.arguments[name]))
     ]
     differ += _lone_arguments(call, partner)
-    others = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
-    return f"{', '.join(differ[:3])}{others}"
+    return listed(differ, 3)
 
 
 def _is_torchs(*calls: Call) -> bool:

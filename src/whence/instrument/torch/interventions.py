@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from whence.display import listed
 from whence.errors import WhenceError
 from whence.frameworks import torch_arrays as tensors
 from whence.frameworks.torch_trees import rebuilt
@@ -166,10 +167,9 @@ class Interventions:
             raise _Refused(f"the target returns no {missing[0]}")
         if missing:
             name = call.scope or call.root
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             self._tell(
                 "patch",
-                f"{name}: {missing[0]}{more} could not be replaced, only what else it returns",
+                f"{name}: {listed(missing, 1)} could not be replaced, only what else it returns",
                 name,
             )
         return rebuilt(out, lambda slot, tensor: new.get(slot, tensor))

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from whence.display import listed
 from whence.dtypes import Array
 from whence.readers.assembly.builder import Building
 from whence.readers.paddle import printed as paddle_print
@@ -161,15 +162,14 @@ def _add_notes(building: Building, scan: LogScan) -> None:
             "are left out",
         )
     if scan.stated:
-        named = ", ".join(
+        named = [
             f"{name} {state}" + (f" ({n} times)" if n > 1 else "")
-            for (name, state), n in scan.stated.most_common(3)
-        )
-        others = f" and {len(scan.stated) - 3} more" if len(scan.stated) > 3 else ""
+            for (name, state), n in scan.stated.most_common()
+        ]
         building.note(
             "error",
             "lines that say whether a tensor is there are not compared: they hold no numbers "
-            f"({named}{others})",
+            f"({listed(named, 3)})",
         )
     if scan.tables:
         building.note(

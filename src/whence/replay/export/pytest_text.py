@@ -8,6 +8,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from math import isfinite
 from typing import Any
 
+from whence.display import listed
 from whence.replay.export import support
 
 _MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
@@ -67,10 +68,9 @@ def argument_line(name: str, text: str) -> str:
 
 
 def origin_note(count: int, scopes: Mapping[str, int], source: str) -> str:
-    names = [comment_text(s or "(root)") for s in list(scopes)[:2]]
-    others = f" and {len(scopes) - len(names)} more" if len(scopes) > len(names) else ""
+    names = listed([comment_text(s or "(root)") for s in scopes], 2)
     place = f", {comment_text(source)}" if source else ""
-    return f"{count} call{'s' if count != 1 else ''} in {', '.join(names)}{others}{place}"[:220]
+    return f"{count} call{'s' if count != 1 else ''} in {names}{place}"[:220]
 
 
 def comment_text(text: Any) -> str:

@@ -22,6 +22,7 @@ from urllib.parse import unquote_to_bytes
 
 import numpy as np
 
+from whence.display import listed
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun, UsageError, WhenceError
 from whence.instrument.labels.labels import FOLDER, LABELS, NO_PROGRAM, Waiting, complain, described
@@ -409,7 +410,7 @@ def _share(files: tuple[Path, ...], labels: list[FoundLabel], shapes: _Shapes) -
         for label in labels:
             label.why, label.late = str(error), True
         return
-    words = str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+    words = listed([*map(str, files)], 1)
     pairs: list[tuple[FoundLabel, StoredTensor]] = []
     if len(sources) == 1 < len(labels):
         pairs = _given_alone(files[0], sources[0], labels, shapes())

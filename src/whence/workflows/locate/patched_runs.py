@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import glob
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whence.display import listed
 from whence.instrument.patch_points import parse_point, results_of
 from whence.readers.opening import open_run
 from whence.records.marks import Mark, has_mark, mark_values
@@ -94,8 +95,8 @@ class PatchedRuns:
                 return ""
             name = call.scope or call.root
             reason = reason or (
-                f"{name} returns {_listed(slots)} in the reference and "
-                f"{_listed(returned)} in the target, so no run was made for it"
+                f"{name} returns {listed(slots, 3) or 'nothing'} in the reference and "
+                f"{listed(returned, 3) or 'nothing'} in the target, so no run was made for it"
             )
         return reason
 
@@ -126,11 +127,6 @@ class PatchedRuns:
                     "explains everything and locates nothing"
                 )
         return ""
-
-
-def _listed(slots: Sequence[str]) -> str:
-    more = f" and {len(slots) - 3} more" if len(slots) > 3 else ""
-    return ", ".join(slots[:3]) + more if slots else "nothing"
 
 
 def explained(name: str, points: tuple[str, ...], run: Run) -> Explained:

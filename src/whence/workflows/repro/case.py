@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from whence import align, dtypes, judge
 from whence.comparison.replays.program_difference import differing_arguments, differing_sizes
 from whence.comparison.replays.self_check import Threads
+from whence.display import listed
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Run
 from whence.records.marks import was_compiled
@@ -167,9 +168,7 @@ def describe(case: Case, subject: Subject, number: int, comparison: str, how: st
     names = [
         s.title.removeprefix("aten.").removesuffix(".default") for s in executed_piece(case).steps
     ]
-    operators = ", ".join(names[:4]) or "nothing"
-    if len(names) > 4:
-        operators += f" and {len(names) - 4} more"
+    operators = listed(names, 4) or "nothing"
     where = f"{f.name} ({f.op_type})" if f.op_type and f.op_type != f.name else f.name
     verb = {
         "compiled": "is wrong as the target compiled it",

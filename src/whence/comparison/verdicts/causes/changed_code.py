@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from whence.comparison.paired_runs import PairedRuns
+from whence.display import listed
 from whence.records import Call, Run
 from whence.results import Verdict
 
@@ -151,10 +152,9 @@ def _differing(place: tuple[Path, int], target: _Function) -> str:
             shown.append(f"line {target.first + b0}: {_code(new)}, in the reference {_code(old)}")
     if not shown:
         return ""
-    others = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     versions = _releases(reference.file, target.file)
     where = f"{_within(target.file)}{versions}"
-    return f"the code differs in {where}, {'; '.join(shown[:_SHOWN])}{others}"
+    return f"the code differs in {where}, {listed(shown, _SHOWN, '; ')}"
 
 
 def _code(lines: Sequence[str]) -> str:

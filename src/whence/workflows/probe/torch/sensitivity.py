@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from whence.display import listed
 from whence.results.probe import Held, OperatorPlace, Property, PropertyAnswer, Variant
 from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
 from whence.workflows.probe.torch.judging import Judge
@@ -60,8 +61,8 @@ def sensitivity(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
         if item.of and item.of in alive and variant.held == Held.VIOLATED
     ]
     if spared:
-        shown = ", ".join(spared[:3]) + (f" and {len(spared) - 3} more" if len(spared) > 3 else "")
-        notes.append(f"not tested, since no token of this call may have chosen them: {shown}")
+        why = "not tested, since no token of this call may have chosen them"
+        notes.append(f"{why}: {listed(spared, 3)}")
     kept = [
         (item, variant)
         for item, variant in zip(items, variants, strict=True)
@@ -79,8 +80,9 @@ def _answer(tested: Sequence[tuple[_Changed, Variant]], notes: Sequence[str]) ->
         counts[item.kind] += variant.held != Held.UNKNOWN
     words = ", ".join(f"{n} {kind}{'s' * (n != 1)}" for kind, n in counts.items() if n)
     held = Held.VIOLATED if dead else Held.REACHED if len(unknown) < len(variants) else Held.UNKNOWN
-    names = ", ".join(v.name for v in dead[:4]) + (f" and {len(dead) - 4} more" * (len(dead) > 4))
-    cause = f"{names} {'reaches' if len(dead) == 1 else 'reach'} no output"
+    cause = (
+        f"{listed([v.name for v in dead], 4)} {'reaches' if len(dead) == 1 else 'reach'} no output"
+    )
     if dead and dead[0].why:
         cause += f": {dead[0].why}"
     return PropertyAnswer(

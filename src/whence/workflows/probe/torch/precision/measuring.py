@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from whence.display import listed
 from whence.workflows.probe.torch.inputs import CallInputs
 from whence.workflows.probe.torch.outputs import Outputs
 from whence.workflows.probe.torch.precision.narrowing import Narrowed
@@ -158,9 +159,6 @@ def _changed_decisions(before: _Taken, after: _Taken) -> int:
 
 def _decision_words(taken: _Taken) -> str:
     """ "aten.topk in model.layers.0.mlp.gate and 3 more": what decides, "" for nothing."""
-    places = list(dict.fromkeys((key[2].removesuffix(".default"), key[0]) for key in taken))
-    if not places:
-        return ""
-    operator, scope = places[0]
-    more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-    return f"{operator} in {scope or 'the model itself'}{more}"
+    places = dict.fromkeys((key[2].removesuffix(".default"), key[0]) for key in taken)
+    words = [f"{operator} in {scope or 'the model itself'}" for operator, scope in places]
+    return listed(words, 1)
