@@ -2,11 +2,13 @@
 what it is.
 """
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import whence
+from whence.replay import validation
 
 pytestmark = pytest.mark.torch
 
@@ -158,6 +160,57 @@ def test_another_number_is_named_with_its_parameter(tmp_path):
         "output.2.weight",
     )
     assert "mul" in first.sentence
+
+
+def by_norm(parameters):
+    nn.utils.clip_grad_norm_(parameters, 0.1)
+
+
+def by_largest_one_at_a_time(parameters):
+    nn.utils.clip_grad_norm_(parameters, 0.1, norm_type=float("inf"), foreach=False)
+
+
+def by_value(parameters):
+    nn.utils.clip_grad_value_(parameters, 0.01)
+
+
+def by_groups_that_are_logged(parameters):
+    for p in parameters:
+        nn.utils.clip_grad_norm_([p], 0.1).item()
+
+
+@pytest.mark.parametrize(
+    ("clip", "settings"),
+    (
+        (by_norm, {"clip_grad_norm_.max_norm": 0.1, "clip_grad_norm_.norm_type": 2.0}),
+        (
+            by_largest_one_at_a_time,
+            {"clip_grad_norm_.max_norm": 0.1, "clip_grad_norm_.norm_type": "inf"},
+        ),
+        (by_value, {"clip_grad_value_.clip_value": 0.01}),
+        (
+            by_groups_that_are_logged,
+            {"clip_grad_norm_.max_norm": 0.1, "clip_grad_norm_.norm_type": 2.0},
+        ),
+    ),
+)
+def test_clipping_is_recorded_as_it_runs_with_its_settings(clip, settings, tmp_path):
+    def logged_and_clipped(parameters):
+        torch.tensor(0.3).item()
+        clip(parameters)
+
+    seen = train(logged_and_clipped, tmp_path / "run", clip=False)
+    bare = train(logged_and_clipped, clip=False)
+    assert all(torch.equal(a, b) for a, b in zip(seen, bare, strict=True))
+    run = whence.open_run(tmp_path / "run")
+    calls = [call for call in run.calls if call.op == "gradients"]
+    assert [call.arguments for call in calls] == [settings] * 2
+    for call in calls:
+        program = run.programs[call.program]
+        assert all(operation.guard is None for operation in program.operations)
+        bound = {ref.slot: run.array(ref.record) for ref in call.refs}
+        made = validation.load(program).run({slot: bound[slot] for slot in program.inputs}, {})
+        assert all(np.allclose(array, bound[slot], rtol=1e-5) for slot, array in made.items())
 
 
 class Text(nn.Module):

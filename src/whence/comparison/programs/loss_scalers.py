@@ -16,7 +16,7 @@ from whence.records import Call, Operation, Program, Run
 from whence.records.program import identified, map_operands
 from whence.records.slots import FOUND_INF, GRAD_SCALE, INVERSE_SCALE, is_of_loss_scaler
 
-_MULTIPLY, _DIVIDE = "aten.mul.Tensor", "aten.div.Tensor"
+_MULTIPLY, _DIVIDE = ("aten.mul.Tensor", "aten.mul_.Tensor"), "aten.div.Tensor"
 _EXCEEDS, _CHOOSE = "aten.gt.Scalar", "aten.where.self"
 
 OperandKey = tuple[str, Any]
@@ -81,8 +81,8 @@ class _Removal:
         """Does this operation only change the scale of a gradient? Notes what it makes."""
         keys = [operand_key(value) for value in operation.args]
         here: OperandKey = ("op", (number, 0))
-        if operation.name in (_MULTIPLY, _DIVIDE) and len(keys) == 2:
-            slot = INVERSE_SCALE if operation.name == _MULTIPLY else GRAD_SCALE
+        if operation.name in (*_MULTIPLY, _DIVIDE) and len(keys) == 2:
+            slot = INVERSE_SCALE if operation.name in _MULTIPLY else GRAD_SCALE
             stage = self._stages.get(keys[0])
             if stage is None or self._slot(keys[1]) != slot:
                 return False

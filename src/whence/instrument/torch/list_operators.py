@@ -14,6 +14,14 @@ _OVERLOADS = {"Scalar": "Scalar", "Tensor": "Tensor", "List": "Tensor", "ScalarL
 """Of an operator on a list of tensors, and of that on one."""
 
 
+UNSCALES = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
+_ON_ONE = {
+    torch.ops.aten._foreach_norm.Scalar: torch.ops.aten.linalg_vector_norm.default,
+    torch.ops.aten._foreach_clamp_min_.Scalar: torch.ops.aten.clamp_min_.default,
+    torch.ops.aten._foreach_clamp_max_.Scalar: torch.ops.aten.clamp_max_.default,
+}
+
+
 class OneOfList(NamedTuple):
     """What an operator on lists does for the tensors at one place of them: an operator with its
     arguments.
@@ -36,6 +44,9 @@ def one_by_one(func: Any, args: Any, kwargs: Any) -> list[OneOfList]:
     `_foreach_mul_.Scalar` is `mul_.Scalar` of each; one that has no such counterpart is itself, on
     lists of one tensor.
     """
+    if func is UNSCALES:
+        gradients, _, inverse = args
+        return [OneOfList(torch.ops.aten.mul_.Tensor, (g, inverse), {}) for g in gradients]
     if not getattr(func, "_opname", "").startswith(_LISTS):
         return []
     lists = [value for value in (*args, *kwargs.values()) if isinstance(value, (list, tuple))]
@@ -53,9 +64,11 @@ def one_by_one(func: Any, args: Any, kwargs: Any) -> list[OneOfList]:
 
 
 def _on_one(func: Any) -> Any:
-    """The operator on one tensor that an operator in place on a list of them amounts to, None where
-    it has another form.
+    """The operator on one tensor that an operator in place on a list of them amounts to, or one
+    that computes norms; None where it has another form.
     """
+    if (single := _ON_ONE.get(func)) is not None:
+        return single
     name = func._opname
     if not name.startswith("_foreach_") or not name.endswith("_"):
         return None

@@ -63,11 +63,13 @@ class OperandTable:
     (operand, dtype, offset, elements) over a storage, for views that no operator made. pinned:
     layouts of tensors that are float32 in a 16-bit run too. fixed: (input, axis, extent) that a
     replay must share. hole: why an argument of the operator at hand is unknown. detached: of each
-    tensor that it is given, whether no gradient flows back through it.
+    tensor that it is given, whether no gradient flows back through it. takes_shards:
+    follow operators on DTensors, which say what becomes of the whole tensor.
     """
 
     def __init__(self, find: Callable[[Any], str] | None, *, watch_versions: bool = True) -> None:
         self.find, self._watch_versions = find, watch_versions
+        self.takes_shards = False
         self.operations: list[RecordedOperation] = []
         self.operands: dict[tuple[Any, ...], Operand] = {}
         self.versions: dict[tuple[Any, ...], tuple[int, int]] = {}
@@ -138,16 +140,18 @@ class OperandTable:
         self.check_written(tensor)
         return operand
 
-    @staticmethod
-    def is_plain(tensor: Any) -> bool:
+    def is_foreign(self, tensor: Any) -> bool:
+        """Is a tensor of a class whose operators cannot be followed?"""
+        is_whole = self.takes_shards and type(tensor).__name__ == "DTensor"
+        return hasattr(tensor, "__tensor_flatten__") and not is_whole
+
+    def is_plain(self, tensor: Any) -> bool:
         return (
-            tensor.layout is torch.strided
-            and tensor.dtype in NAMES
-            and not hasattr(tensor, "__tensor_flatten__")
+            tensor.layout is torch.strided and tensor.dtype in NAMES and not self.is_foreign(tensor)
         )
 
     def require_plain(self, tensor: Any, name: str) -> None:
-        if hasattr(tensor, "__tensor_flatten__"):
+        if self.is_foreign(tensor):
             raise Stop(f"{name} is a {type(tensor).__name__}, not a plain tensor")
         if tensor.layout is not torch.strided:
             raise Stop(f"{name} has the layout {str(tensor.layout).removeprefix('torch.')}")
@@ -195,7 +199,7 @@ class OperandTable:
             self.versions[key] = (tensor._version, self.epochs.get(key[0], 0))
 
     def ref(self, tensor: Any) -> Operand:
-        if hasattr(tensor, "__tensor_flatten__"):
+        if self.is_foreign(tensor):
             raise Stop(f"works on a {type(tensor).__name__}, not a plain tensor")
         key = layout(tensor)
         operand = self.operands.get(key)
@@ -288,12 +292,15 @@ class OperandTable:
         tensor: Any,
         key: tuple[Any, ...],
     ) -> Operand:
-        self.operations.append(RecordedOperation(name, args, kwargs))
-        operand = {"op": [len(self.operations) - 1, 0]}
-        self.operands[key] = operand
+        operand = self.operands[key] = self.add(name, *args, **kwargs)
         self.hold(tensor, key[0])
         self.see(tensor, key)
         return operand
+
+    def add(self, name: str, *args: Any, **kwargs: Any) -> Operand:
+        """An operation that the recorder puts in: to its result."""
+        self.operations.append(RecordedOperation(name, args, kwargs))
+        return {"op": [len(self.operations) - 1, 0]}
 
     def encode(self, value: Any) -> Any:
         kind = type(value)

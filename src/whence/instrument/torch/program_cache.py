@@ -19,7 +19,7 @@ from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.modes import NoFunctions
 from whence.instrument.torch.module_info import HeldTensor, home_of
 from whence.instrument.torch.operand_table import layout
-from whence.instrument.torch.program_recorder import Recorder
+from whence.instrument.torch.program_recorder import Recorder, Recording
 from whence.instrument.torch.random_draws import DrawListener
 from whence.instrument.torch.tensor_content import StorageRef, storage_ref
 from whence.instrument.torch.tensor_identity import TensorRegistry
@@ -78,6 +78,17 @@ class ProgramWriter:
         if program.id not in self._programs:
             self.write(program)
         return program.id, ""
+
+    def put_recording(self, recording: Recording, call: Any) -> tuple[str, str]:
+        """As `put`, of what was recorded of this call, with its constants."""
+        program, constants, reason = recording
+        if program is not None and program.id not in self._programs:
+            records = [
+                self._registry.record_of(tensor, f"constant.{k}", call)[0]
+                for k, tensor in enumerate(constants)
+            ]
+            self.write(program, records)
+        return self.put(program, reason)
 
     def write(self, program: Program, constants: Iterable[Any] | None = None) -> None:
         """Write a program if it is new. constants: record ids in place of its own, or `Pending` for
@@ -313,14 +324,9 @@ class ProgramCache:
         if recording.program is None:
             outcome = _Outcome("", recording.reason)
         else:
-            if not self._writer.has(recording.program):
-                frame.info.programs += 1
-                constants = [
-                    self._registry.record_of(tensor, f"constant.{i}", frame)[0]
-                    for i, tensor in enumerate(recording.constants)
-                ]
-                self._writer.write(recording.program, constants)
-            outcome = _Outcome(recording.program.id, "", tuple(frame.reads), frame.draws)
+            frame.info.programs += not self._writer.has(recording.program)
+            program, _ = self._writer.put_recording(recording, frame)
+            outcome = _Outcome(program, "", tuple(frame.reads), frame.draws)
         self._outcomes[frame.signature] = outcome
         if frame.family is not None:
             self._families[frame.family].append(outcome)

@@ -200,8 +200,8 @@ class Recorder(OperatorListener):
         self._table.forget_tensors()
         return recording
 
-    def finish_each(self, parts: Sequence[Wanted]) -> list[Recording]:
-        """As `finish`, a program for each of these parts of what ran, or the reason why it has
+    def each(self, parts: Sequence[Wanted]) -> list[Recording]:
+        """As `so_far`, a program for each of these parts of what ran, or the reason why it has
         none.
         """
         recordings: list[Recording] = []
@@ -211,8 +211,6 @@ class Recorder(OperatorListener):
                 split = SplitRecording(self._table, self._operators.lines)
                 recordings = [_recording_of(split, part) for part in parts]
             reason = self.reason
-        self.over = True
-        self._table.forget_tensors()
         return [Recording(None, [], reason) for _ in parts] if reason else recordings
 
     def so_far(self, outputs: Sequence[tuple[str, Any]], *, alone: bool = False) -> Recording:
@@ -461,7 +459,7 @@ class _OperatorRecording:
         )
         pinned = self._cast_points.is_pinned(schema, named, outs)
         for j, tensor in enumerate(outs):
-            if hasattr(tensor, "__tensor_flatten__"):
+            if table.is_foreign(tensor):
                 raise Stop(f"makes a {type(tensor).__name__}, not a plain tensor")
             key = layout(tensor)
             if not mutated:

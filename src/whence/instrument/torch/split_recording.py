@@ -56,7 +56,7 @@ class SplitRecording:
         for place, operation in enumerate(table.operations):
             self._add(place, operation)
         guards = {k: o.guard for k, o in enumerate(table.operations) if o.guard is not None}
-        self._is_measured = any(map(_is_measured, guards.values()))
+        self._is_measured = any(map(is_measured, guards.values()))
         # By one of the inputs that each depends on; those of none are what they are.
         self._numbers: dict[str, list[_Number]] = {}
         for place in guards:
@@ -166,9 +166,9 @@ def _result(place: int) -> Operand:
     return Operand("op", [place, 0])
 
 
-def _is_measured(number: float | bool) -> bool:
-    """Is a number that came out of a tensor another one after rounding? Counts and the answers to
-    questions are not.
+def is_measured(number: Any) -> bool:
+    """Is what an operator returned a number that is another one after rounding? Counts and the
+    answers to questions are not.
     """
     return isinstance(number, float) and not number.is_integer()
 

@@ -192,7 +192,6 @@ class BackwardPasses:
                 return None
             return self._frames.guarded(self._begin_within, tensors, gradients)
         losses = self._loss.stop()
-        self._changes.drop("a backward pass begins")
         if not self._waiting or not self._frames.active or inside():
             return None
         return self._frames.guarded(self._begin, tensors, losses)

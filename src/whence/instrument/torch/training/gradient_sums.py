@@ -91,7 +91,7 @@ class GradientSums:
             summed = _Summed(name, keep=self._session.elements_on)
             total, edge, form = self._registry.record_of(leaf.grad, "output.grad", summed)
             left = Gradient(total, edge, form[0], 0, summed.placements.get("output.grad"))
-            self._changes.left(leaf, left)
+            self._changes.left(leaf, name.path, left)
             start = before.get(identity)
             self._write(summed, start, sent, left, region)
 

@@ -18,6 +18,7 @@ from whence.instrument.torch.program_cache import ProgramWriter
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.training.backward_calls import BackwardCalls
 from whence.instrument.torch.training.backward_pass import BackwardPasses
+from whence.instrument.torch.training.code_region import CodeRegion
 from whence.instrument.torch.training.gradient_changes import GradientChanges
 from whence.instrument.torch.training.gradient_sums import GradientSums
 from whence.instrument.torch.training.loss_code import LossCode
@@ -54,16 +55,17 @@ class Training:
         compiled_code: CompiledCodeGuard,
     ) -> None:
         self._frames = frames
-        self.loss = LossCode(session, frames, registry, writer, compiled_code)
+        self._region = region = CodeRegion(frames, registry, writer, compiled_code)
+        self.loss = LossCode(session, registry, writer, region)
         sharded = ShardedParameters(roots)
         names = ParameterNames(roots, sharded)
-        self._changes = GradientChanges(session, frames, registry, writer, names, compiled_code)
+        self._changes = GradientChanges(session, frames, registry, writer, region)
         sums = GradientSums(session, registry, writer, names, self._changes)
         calls = BackwardCalls(session, registry, writer)
         self._passes = BackwardPasses(
             session, frames, calls, sums, self.loss, sharded, self._changes
         )
-        self._steps = OptimizerSteps(session, registry, writer, names, self._changes, compiled_code)
+        self._steps = OptimizerSteps(session, registry, writer, names, self._changes, region)
         self._undo: list[Any] = []
 
     def install(self) -> None:
@@ -74,10 +76,10 @@ class Training:
 
     def remove(self) -> None:
         """Stop listening. Idempotent."""
+        self._region.drop("the capture has ended")
         self.loss.clear()
         self._passes.remove()
         self._changes.remove()
-        self._steps.drop("the capture has ended")
         while self._undo:
             self._undo.pop().remove()
 
@@ -99,21 +101,17 @@ class Training:
 
     def drop(self, reason: str) -> None:
         """Record the code outside of modules that runs now no longer."""
-        self.loss.drop(reason)
-        self._changes.drop(reason)
-        self._steps.drop(reason)
+        self._region.drop(reason)
 
     def model_begins(self) -> Training:
         """An outermost call begins; nothing of the listener is on the thread. Returns itself."""
-        self._changes.drop("a model is called")
-        self._steps.drop("calls a model in its step")
         self.loss.model_begins()
         return self
 
     def _step_begins(self, optimizer: Any) -> None:
         self.loss.step_begins()
         self._changes.stop_listening()
-        self._steps.drop("steps another optimiser")
+        self._region.drop("steps another optimiser")
         if self._frames.active and not self._frames.thread.busy:
             self._frames.guarded(self._steps.begins, optimizer)
             self._steps.listen()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,19 +18,17 @@ from typing import Any
 import msgspec
 import torch
 
-from whence.frameworks.torch_arrays import tensors_in
-from whence.instrument.call_frames import CallFrames
 from whence.instrument.session import Session
-from whence.instrument.torch.compiled_boundary import CompiledCodeGuard, is_compilers
+from whence.instrument.torch.compiled_boundary import is_compilers
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.modes import NoFunctions
 from whence.instrument.torch.program_cache import ProgramWriter
-from whence.instrument.torch.program_recorder import Recorder
-from whence.instrument.torch.regions import Regions
+from whence.instrument.torch.regions import Regions, part_of
 from whence.instrument.torch.tensor_identity import TensorRegistry
+from whence.instrument.torch.training.code_region import CodeRecorder, CodeRegion
 from whence.instrument.torch.training.forward_calls import ForwardCall, edge_of, next_node
 from whence.instrument.torch.training.open_region import OpenRegion
-from whence.records import Call, Placement, Ref
+from whence.records import Placement, Ref
 from whence.records.backward import DIFFERENTIATES
 from whence.records.program import identified
 from whence.records.slots import SlotKind, is_output
@@ -43,7 +40,6 @@ something else there.
 """
 _MOST_WAITING = 64
 """So many losses wait for further backward passes."""
-_modes = torch._C._len_torch_dispatch_stack
 
 
 class _NoModule:
@@ -104,20 +100,6 @@ class _Loss:
         return part
 
 
-class _LossRecorder(Recorder):
-    """Records a loss, with messages between ranks among its operators: those of a pipeline's
-    schedule have nothing to do with it.
-    """
-
-    def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """One operator at the dispatcher: runs it exactly once."""
-        if func.namespace != "c10d":
-            return super().operator(func, args, kwargs)
-        if not self.over:
-            self.forget(tensors_in((args, kwargs)), "a message between ranks changes it")
-        return self.run(func, args, kwargs)
-
-
 class _Returned:
     """What one call of a model returned: its micro-batch, where gradients arrive at it, and the
     identities of the records.
@@ -131,74 +113,64 @@ class _Returned:
         self.records = set(map(id, self.held))
 
 
-class _OpenLoss(threading.local):
-    """The loss whose code runs on a thread, or None; and those behind which a backward pass began,
-    and another may.
-    """
-
-    loss: _Loss | None = None
-
-    def __init__(self) -> None:
-        self.stopped: list[_Loss] = []
-
-
 class LossCode:
     """Records the code between models and backward passes."""
 
     def __init__(
         self,
         session: Session,
-        frames: CallFrames,
         registry: TensorRegistry,
         writer: ProgramWriter,
-        compiled_code: CompiledCodeGuard,
+        region: CodeRegion,
     ) -> None:
-        self._session, self._frames, self._registry = session, frames, registry
-        self._writer, self._compiled_code = writer, compiled_code
+        self._session, self._registry = session, registry
+        self._writer, self._region = writer, region
         self._regions = Regions(session, registry, OpenRegion())
         # Of the micro-batch that runs: a training of weeks has millions.
         self._counts: dict[str, tuple[int, int, dict[str, int]]] = {}
-        self._open = _OpenLoss()
-        # A mode can be taken off only by the thread that it is on: the one that ends the capture.
-        self._thread = threading.get_ident()
+        self._loss: _Loss | None = None
+        # Those behind which a backward pass began, and another may.
+        self._stopped: list[_Loss] = []
 
     # ---- around calls of models; nothing of the listener is on the thread then
 
+    def _running(self) -> _Loss | None:
+        """The loss whose code runs on this thread."""
+        loss = self._loss
+        return loss if loss is not None and self._region.runs(loss.recorder) else None
+
     def model_begins(self) -> None:
-        """An outermost call begins: what it runs is not part of the loss."""
-        loss = self._open.loss
+        """An outermost call begins: what it runs is not part of the loss, and no other code is
+        recorded around it.
+        """
+        loss = self._running()
         if loss is not None:
             loss.recorder.pause()
+        else:
+            self._region.drop("calls a model in its step")
 
     def model_ended(self, frame: ModuleFrame) -> None:
         """An outermost call has returned: what runs from here on may be the loss."""
-        loss = self._open.loss
+        loss = self._running()
         if loss is not None and (loss.root, loss.step) == (frame.root, frame.step):
             loss.models.append(_Returned(frame))
             loss.recorder.resume()
             return
-        self.drop("another model was called")
+        self._region.drop("another model was called")
         if (
             frame.training
             and frame.phase == "forward"
             and frame.selected
-            and self._frames.active
-            and threading.get_ident() == self._thread
+            and self._region.may_begin
             and torch.is_grad_enabled()
-            and not _modes()
         ):
-            loss = _Loss(frame, keep=self._session.elements_on)
+            loss = self._loss = _Loss(frame, keep=self._session.elements_on)
             find = functools.partial(self._find, loss)
             # A mode on functions would be around the call of `backward` itself.
-            loss.recorder = _LossRecorder(
+            loss.recorder = CodeRecorder(
                 [], [], casts=False, find=find, drawn=find, most=_MOST_OPERATORS
             )
-            if unwanted := self._writer.unwanted:  # the loss alone is recorded
-                loss.recorder.abandon(unwanted)
-            else:
-                self._compiled_code.set()
-                loss.recorder.__enter__()
-            self._open.loss = loss
+            self._region.begin(loss.recorder)
 
     @contextmanager
     def around_uncaptured(self, module: Any) -> Iterator[None]:
@@ -213,49 +185,40 @@ class LossCode:
             self._resume()
 
     def _resume(self) -> None:
-        loss = self._open.loss
+        loss = self._running()
         if loss is not None:
             loss.recorder.resume()
 
-    def drop(self, reason: str) -> None:
-        """Record the code that runs now no longer."""
-        loss, self._open.loss = self._open.loss, None
-        if loss is not None:
-            loss.recorder.abandon(reason)
-
     def step_begins(self) -> None:
         """An optimiser steps: no loss before it leads to another backward pass."""
-        self.drop("an optimiser steps")
-        self._open.stopped.clear()
+        if self._running():
+            self._region.drop("an optimiser steps")
+        if self._region.is_here:
+            self._stopped.clear()
 
     def stop(self) -> Sequence[_Loss]:
         """A backward pass begins: listen no more. Returns what was recorded, for `write`."""
-        loss, self._open.loss = self._open.loss, None
-        stopped = self._open.stopped
-        if loss is not None:
-            loss.recorder.pause()
-            stopped.append(loss)
-            del stopped[:-_MOST_WAITING]
-        return stopped
+        if not self._region.is_here:
+            return ()
+        if (loss := self._running()) is not None:
+            self._region.end(loss.recorder)
+            self._stopped.append(loss)
+            del self._stopped[:-_MOST_WAITING]
+        self._region.drop("a backward pass begins")
+        return self._stopped
 
     # ---- what it reads and makes
 
     def _find(self, loss: _Loss, tensor: Any) -> str:
         """The slot of a tensor that the code reads and did not make."""
-        thread = self._frames.thread
-        if thread.busy:
+        slot = f"{SlotKind.INPUT}.{len(loss.refs)}"
+        ref = self._region.read(slot, tensor, loss)
+        if ref is None:
             return ""
-        thread.busy = True
-        try:
-            with self._frames.lock, NoFunctions():
-                slot = f"{SlotKind.INPUT}.{len(loss.refs)}"
-                number, edge, _ = self._registry.record_of(tensor, slot, loss)
-                loss.refs.append(Ref(slot, number, edge))
-                if (arrives := edge_of(tensor)) is not None:
-                    loss.input_edges.append((slot, arrives))
-                return slot
-        finally:
-            thread.busy = False
+        loss.refs.append(ref)
+        if (arrives := edge_of(tensor)) is not None:
+            loss.input_edges.append((slot, arrives))
+        return slot
 
     def write(self, losses: Sequence[_Loss], tensors: list[Any]) -> ForwardCall | None:
         """Write the call of the loss, of these, from which a backward pass begins at these tensors.
@@ -272,7 +235,7 @@ class LossCode:
                 len(losses) == 1 or loss.recorder.over or loss.recorder.knows(starts[0])
             ):
                 if len(loss.models) == 1:
-                    self._open.stopped.remove(loss)
+                    self._stopped.remove(loss)
                 return self._written(loss, starts)
         return None
 
@@ -280,7 +243,7 @@ class LossCode:
         results = [(f"output.{k}", tensor) for k, tensor in enumerate(starts)]
         several = len(loss.models) > 1
         recording = loss.recorder.so_far(results, alone=several)
-        made, program, no_program = recording.program, "", recording.reason
+        made = recording.program
         names = None
         if made is not None:
             if not made.operations:
@@ -288,12 +251,7 @@ class LossCode:
             if several and not made.draws:
                 names = {slot: f"input.{place}" for place, slot in enumerate(made.inputs)}
                 made = identified(msgspec.structs.replace(made, inputs=tuple(names.values())))
-            constants = [
-                self._registry.record_of(tensor, f"constant.{i}", loss)[0]
-                for i, tensor in enumerate(recording.constants)
-            ]
-            self._writer.write(made, constants)
-            program = made.id
+        program, no_program = self._writer.put_recording(recording._replace(program=made), loss)
         part = loss.part(results, names)
         if made is not None and DIFFERENTIATES in made.notes:
             # What it sends to tensors inside of models goes along other edges for each use of them.
@@ -311,35 +269,25 @@ class LossCode:
         if self._counts.get(root.name, ())[:2] != when:
             self._counts[root.name] = *when, {}
         region = self._regions.enter("region", root, *when, self._counts[root.name][2])
-        loss.order = session.next_order()
-        loss.occurrence = region.occurrence
+        call = part_of(
+            region,
+            session,
+            scope="",
+            op=LOSS,
+            op_type=LOSS,
+            occurrence=region.occurrence,
+            number=f"{region.number}_{LOSS}",
+            refs=tuple(loss.refs),
+            program=program,
+            no_program=no_program,
+            placements=loss.placements,
+        )
+        loss.order, loss.occurrence = call.order, call.occurrence
         if region.selected:
-            self._registry.call(
-                Call(
-                    id=loss.order,
-                    scope="",
-                    root=root.name,
-                    step=loss.step,
-                    order=loss.order,
-                    rank=session.rank,
-                    micro=loss.micro,
-                    op=LOSS,
-                    occurrence=loss.occurrence,
-                    kind="module",
-                    op_type=LOSS,
-                    parent=region.order,
-                    number=f"{region.number}_{LOSS}",
-                    leaf=True,
-                    training=True,
-                    refs=tuple(loss.refs),
-                    program=program,
-                    no_program=no_program,
-                    placements=loss.placements,
-                )
-            )
+            self._registry.call(call)
         self._regions.close()
 
     def clear(self) -> None:
         """Stop for good."""
-        self.drop("the capture has ended")
-        self._open.stopped.clear()
+        self._loss = None
+        self._stopped.clear()

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from whence.frameworks.torch_arrays import NAMES
-from whence.instrument.torch.list_operators import one_by_one
-from whence.instrument.torch.operand_table import OperandTable, layout
-from whence.instrument.torch.program_recorder import Recorder, Recording
+from whence.instrument.torch.operand_table import layout
+from whence.instrument.torch.program_recorder import Recording
 from whence.instrument.torch.split_recording import Wanted
+from whence.instrument.torch.training.code_region import CodeRecorder
 
 Tensors = list[tuple[str, Any]]
 """(slot, tensor) of one parameter: itself, its gradient, what the optimiser keeps of it."""
@@ -28,16 +28,7 @@ def is_torchs(kind: type) -> bool:
     return getattr(torch.optim, kind.__name__, None) is kind
 
 
-def can_listen(parameters: Sequence[Tensors]) -> bool:
-    """Can code that works on these tensors be recorded? They have to be plain, and no mode of the
-    program on.
-    """
-    return torch._C._len_torch_dispatch_stack() == 0 and all(
-        OperandTable.is_plain(tensor) for tensors in parameters for _, tensor in tensors
-    )
-
-
-class OptimizerCode(Recorder):
+class OptimizerCode(CodeRecorder):
     """Records what runs inside its `with` block. parameters: what each has before the step.
     settings: tensors that the optimiser keeps of its groups, by name, which are constants of the
     programs, as settings that are numbers.
@@ -65,12 +56,6 @@ class OptimizerCode(Recorder):
                 if tensor.is_floating_point():
                     self._settings[name] = tensor.detach().clone()
 
-    def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """One operator at the dispatcher: runs it exactly once."""
-        if not self.over and (parts := one_by_one(func, args, kwargs)):
-            return self.operator_as(lambda: self.run(func, args, kwargs), parts)
-        return super().operator(func, args, kwargs)
-
     def measured(self, settings: Tensors) -> str:
         """The name of a setting that the step has changed and that is no count: later steps compute
         with a number that rounding changes. "" where there is none.
@@ -84,7 +69,7 @@ class OptimizerCode(Recorder):
 
     def programs(self, outputs: Sequence[Tensors]) -> list[Recording]:
         """What the step did to each parameter. outputs: what each has after it."""
-        return self.finish_each(
+        return self.each(
             [Wanted(read, made) for read, made in zip(self._read, outputs, strict=True)]
         )
 

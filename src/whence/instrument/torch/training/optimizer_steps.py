@@ -9,29 +9,28 @@ The steps of torch's own optimisers as programs: one operation, which torch's co
 
 from __future__ import annotations
 
+import functools
 import inspect
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from whence.frameworks.torch_arrays import NAMES
 from whence.instrument.session import Session
-from whence.instrument.torch.compiled_boundary import CompiledCodeGuard
+from whence.instrument.torch.operand_table import OperandTable
 from whence.instrument.torch.program_cache import ProgramWriter
 from whence.instrument.torch.program_recorder import Recording
 from whence.instrument.torch.regions import Regions, part_of
 from whence.instrument.torch.split_recording import MEASURED
 from whence.instrument.torch.tensor_identity import TensorRegistry
-from whence.instrument.torch.training.gradient_arithmetic import Operand, unless_infinite
+from whence.instrument.torch.training.code_region import CodeRegion
 from whence.instrument.torch.training.gradient_changes import GradientChanges
 from whence.instrument.torch.training.open_region import OpenRegion
 from whence.instrument.torch.training.optimizer_code import (
     OptimizerCode,
     Tensors,
-    can_listen,
     is_torchs,
     kept_tensors,
 )
@@ -60,14 +59,14 @@ class OptimizerSteps:
         writer: ProgramWriter,
         names: ParameterNames,
         changes: GradientChanges,
-        compiled_code: CompiledCodeGuard,
+        region: CodeRegion,
     ) -> None:
-        self._changes, self._compiled_code = changes, compiled_code
+        self._changes, self._region = changes, region
         self._session, self._registry, self._writer, self._names = session, registry, writer, names
         self._regions = Regions(session, registry, OpenRegion())
         self._before: list[Updated] = []
         self._stepped: list[tuple[ParameterName, Any]] = []
-        self._divided: Callable[[Any], None] | None = None
+        self._is_divided = False
         self._counts: dict[str, int] = {}
         self._code: OptimizerCode | None = None
         # Settings that the steps of an optimiser change themselves, which are none of the user's.
@@ -75,12 +74,10 @@ class OptimizerSteps:
         self._group_before: list[dict[str, Any]] = []
         # Those whose later steps may depend on numbers that they computed, and why.
         self._measuring = weakref.WeakKeyDictionary[Any, str]()
-        # A mode can be taken off only by the thread that it is on: the one that ends the capture.
-        self._thread = threading.get_ident()
 
     def begins(self, optimizer: Any) -> None:
         """An optimiser is about to step."""
-        self._before, self._divided, self._code = [], None, None
+        self._before, self._is_divided, self._code = [], False, None
         self._stepped = stepped = []
         groups = [] if is_torchs(type(optimizer)) else optimizer.param_groups
         self._group_before = [_plain(group) for group in groups]
@@ -105,11 +102,11 @@ class OptimizerSteps:
                 stepped.append((name, tensor))
         if stepped and scale is not None:
             tensors = [tensor for _, tensor in stepped]
-            self._divided = self._changes.divided_by_step(tensors, scale, found_inf)
+            self._changes.divided_by_step(tensors, scale, found_inf)
+            self._is_divided = True
         elif stepped:
             self._write_changes()
             if self._follows(optimizer, given):
-                self._compiled_code.set()
                 self._code = OptimizerCode(given, _settings(optimizer))
 
     def _follows(self, optimizer: Any, given: list[Tensors]) -> bool:
@@ -119,8 +116,10 @@ class OptimizerSteps:
             and optimizer not in self._measuring
             and not self._writer.unwanted
             and self._session.elements_on
-            and threading.get_ident() == self._thread
-            and can_listen(given)
+            and self._region.may_begin
+            and all(
+                map(OperandTable(None).is_plain, (tensor for read in given for _, tensor in read))
+            )
         )
 
     def listen(self) -> None:
@@ -128,17 +127,11 @@ class OptimizerSteps:
         on the thread.
         """
         if self._code is not None:
-            self._code.__enter__()
+            self._region.begin(self._code)
 
     def stop_listening(self) -> None:
         """The step has ended."""
-        if self._code is not None:
-            self._code.pause()
-
-    def drop(self, reason: str) -> None:
-        """Record the step that runs no longer."""
-        if self._code is not None:
-            self._code.abandon(reason)
+        self._region.end(self._code)
 
     def skipped(self, optimizer: Any) -> None:
         """A loss scaler found a gradient that is not finite, and left the step out."""
@@ -162,11 +155,9 @@ class OptimizerSteps:
     def ended(self, optimizer: Any) -> None:
         """It has stepped."""
         before, self._before = self._before, []
-        divided, self._divided = self._divided, None
         code, self._code = self._code, None
-        if divided is not None:
+        if self._is_divided:
             # The step has left in `grad` what it stepped by.
-            divided(None)
             for updated in before:
                 self._take_again(updated, _GRAD, updated.tensor.grad)
             self._write_changes()
@@ -227,26 +218,17 @@ class OptimizerSteps:
         updated.refs[place] = Ref(slot, number, edge)
         updated.dtypes[place] = form[0]
 
-    def _program_of(self, updated: Updated, step: Step) -> tuple[Program | None, str]:
-        """The step of a parameter as a program, or why there is none."""
-        if is_torchs(step.kind):
-            return _own_step(updated, step)
-        program, constants, reason = step.recording
-        if program is None:
-            return None, f"{step.kind.__name__} {reason}"
-        if not self._writer.has(program):
-            records = [
-                self._registry.record_of(tensor, f"constant.{k}", updated)[0]
-                for k, tensor in enumerate(constants)
-            ]
-            self._writer.write(program, records)
-        return program, ""
-
     def _write(self, updated: Updated, step: Step, region: Any) -> None:
         session, name, kind = self._session, updated.name, step.kind
-        unwanted = self._writer.unwanted
-        program, reason = (None, unwanted) if unwanted else self._program_of(updated, step)
-        written, no_program = self._writer.put(program, reason)
+        if unwanted := self._writer.unwanted:
+            recording = Recording(None, [], unwanted)
+        elif is_torchs(kind):
+            recording = _own_step(updated, step)
+        else:
+            recording = step.recording
+            if recording.reason:
+                recording = recording._replace(reason=f"{kind.__name__} {recording.reason}")
+        written, no_program = self._writer.put_recording(recording, updated)
         self._registry.call(
             part_of(
                 region,
@@ -351,13 +333,19 @@ class Step(NamedTuple):
     recording: Recording
 
 
-def _own_step(updated: Updated, step: Step) -> tuple[Program | None, str]:
+@functools.cache
+def _taken_by(kind: type) -> Collection[str]:
+    """The names of what a class of optimisers takes."""
+    return inspect.signature(kind).parameters.keys()
+
+
+def _own_step(updated: Updated, step: Step) -> Recording:
     """A step of one of torch's own optimisers as a program, or why there is none."""
     kind, read = step.kind, step.read
     left = [split_slot(slot)[1] for slot, _ in step.made[1:]]
     if kind in _LOOKS_AGAIN:
-        return None, f"{kind.__name__} computes the loss several times in a step"
-    taken = inspect.signature(kind).parameters
+        reason = f"{kind.__name__} computes the loss several times in a step"
+        return Recording(None, [], reason)
     operation = Operation(
         OPTIMIZER_STEP,
         (
@@ -368,11 +356,11 @@ def _own_step(updated: Updated, step: Step) -> tuple[Program | None, str]:
             [{"in": 2 + k} for k in range(len(updated.state))],
             left,
         ),
-        {key: value for key, value in step.hyper_parameters.items() if key in taken},
+        {key: value for key, value in step.hyper_parameters.items() if key in _taken_by(kind)},
     )
     operations = [operation]
     slots = [f"output.{key}" for key in ("param", *left)]
-    outputs: list[Operand] = [{"op": [0, k]} for k in range(len(slots))]
+    outputs = [{"op": [0, k]} for k in range(len(slots))]
     if updated.may_skip:
         outputs = _unless_skipped(updated, read, left, outputs, operations)
     program = Program(
@@ -385,27 +373,28 @@ def _own_step(updated: Updated, step: Step) -> tuple[Program | None, str]:
         default_dtype=NAMES[torch.get_default_dtype()],
         notes=("optimizer",),
     )
-    return identified(program), ""
+    return Recording(identified(program), [], "")
 
 
 def _unless_skipped(
     updated: Updated,
     read: int,
     left: list[str],
-    after: list[Operand],
+    after: list[dict[str, Any]],
     operations: list[Operation],
-) -> list[Operand]:
+) -> list[dict[str, Any]]:
     """What a step leaves that does nothing where a gradient is not finite; adds the operations.
     State that it makes is zero then.
     """
 
-    def run(operation: Operation) -> Operand:
-        operations.append(operation)
+    def run(name: str, *args: Any) -> dict[str, Any]:
+        operations.append(Operation(name, args))
         return {"op": [len(operations) - 1, 0]}
 
-    held: dict[str, Operand] = {key: {"in": 2 + k} for k, key in enumerate(updated.state)}
-    before: list[Operand] = [{"in": 0}]
+    held: dict[str, Any] = {key: {"in": 2 + k} for k, key in enumerate(updated.state)}
+    before: list[dict[str, Any]] = [{"in": 0}]
     for key, new in zip(left, after[1:], strict=True):
-        zeros = Operation("aten.zeros_like.default", (new,))
-        before.append(held[key] if key in held else run(zeros))
-    return unless_infinite(before, after, run, {"in": read - 1})
+        before.append(held[key] if key in held else run("aten.zeros_like.default", new))
+    skips = run("aten.gt.Scalar", {"in": read - 1}, 0)
+    pairs = zip(before, after, strict=True)
+    return [run("aten.where.self", skips, *pair) for pair in pairs]

@@ -19,6 +19,11 @@ class ParameterName(NamedTuple):
     name: str
     tensor: weakref.ref[Any]
 
+    @property
+    def path(self) -> str:
+        """Its name in the model."""
+        return f"{self.scope}.{self.name}" if self.scope else self.name
+
 
 class ParameterNames:
     """Parameters by identity. roots: by name, as they are met. sharded: those in pieces."""
