@@ -125,7 +125,7 @@ FOLDERS = {
         {"pipeline"},
     ],
     "instrument": [
-        {"wording", "patch_points", "process_group", "rungs", "option_values"},
+        {"wording", "patch_points", "process_group", "rungs", "arguments", "option_values"},
         {"step_choice"},
         {"options"},
         {"window_ends"},
