@@ -271,7 +271,6 @@ def _how_many(different: Array) -> str:
 # A target that went through a coarser dtype on its way: a checkpoint saved in 16 bits and widened
 # again.
 _ROUNDED = "rounded to "
-_ROUNDED = "rounded to "
 _COARSER = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 _MOST_BLOCKS = 256
 # torch.randn, trunc_normal_, orthogonal_ and uniform_ of one seed with ATEN_CPU_CAPABILITY=default
