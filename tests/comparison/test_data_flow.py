@@ -156,3 +156,38 @@ def test_a_reader_of_what_agrees_is_not_acquitted():
     result = api.compare(with_reader("reference"), with_reader("target"))
     assert result.status == "different"
     assert result.findings[0].name == "last"
+
+
+def attended(*, is_fused, kind="Attention", factor=1.0):
+    """A layer, then scores, their softmax and a product with it; or all three in one operator."""
+    first, hidden = layer("first", X, WEIGHT)
+    scores = hidden @ hidden.T / 8
+    share = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    result = share @ hidden * factor
+    if is_fused:
+        slots = {"input.0": hidden, "output.0": result}
+        return run_of(first, ("attend", kind, slots))
+    return run_of(
+        first,
+        ("scores", "MatMul", {"input.0": hidden, "input.1": hidden.T, "output.0": scores}),
+        ("softmax", "Softmax", {"input.0": scores, "output.0": share}),
+        ("attend", "MatMul", {"input.0": share, "input.1": hidden, "output.0": result}),
+    )
+
+
+def test_what_a_fused_operator_does_is_covered():
+    result = api.compare(attended(is_fused=False), attended(is_fused=True))
+    assert result.status == "same"
+    assert result.coverage.share == 1.0
+
+
+def test_a_fused_operator_that_is_wrong_covers_nothing():
+    result = api.compare(attended(is_fused=False), attended(is_fused=True, factor=1.5))
+    assert result.status != "same"
+    assert result.coverage.share < 1.0
+
+
+def test_calls_that_a_dump_lacks_are_not_covered():
+    """The same operator in both runs does not do what the others did."""
+    result = api.compare(attended(is_fused=False), attended(is_fused=True, kind="MatMul"))
+    assert result.status == "undecided"

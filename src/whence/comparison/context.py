@@ -154,7 +154,9 @@ class Context:
 
     def covers(self, number: int) -> bool:
         """Is a call of the reference that could not be measured inside what is right around it?"""
-        return number in self.data_flow.covered or self.neighbourhoods.cover(number)
+        flow = self.data_flow
+        is_covered = number in flow.covered or number in flow.remade
+        return is_covered or self.neighbourhoods.cover(number)
 
 
 def context_of(

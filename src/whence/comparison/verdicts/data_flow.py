@@ -23,6 +23,13 @@ from whence.results import GUILTY, Evidence, SlotPair, Verdict, VerdictKind
 Key = tuple[int, int]
 """Of a verdict: call of the reference and segment of it, -1 for a leaf."""
 
+_PASSES = (
+    VerdictKind.IDENTICAL,
+    VerdictKind.NOISE,
+    VerdictKind.OTHER_FORM,
+    VerdictKind.INHERITED,
+    VerdictKind.AMPLIFIED,
+)
 _CLEAR = 10.0
 """Least error of what is taken back, over the limit below which tensors agree."""
 
@@ -38,6 +45,7 @@ class DataFlow:
         self._was_replayed = was_replayed
         self.covered: set[int] = set()
         self._takers: set[int] = set()
+        self._verdicts: Mapping[Key, Verdict] = {}
 
     def judged(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, Verdict]:
         """The verdicts, without those of what is taken back, and of the calls that do so."""
@@ -54,7 +62,37 @@ class DataFlow:
             if taker is not None and _is_suspect(taker):
                 words = f"another form: it takes back what came in; {taker.sentence}"
                 judged[call, -1] = taker.withdrawn(VerdictKind.OTHER_FORM, words)
+        self._verdicts = judged
         return judged
+
+    @functools.cached_property
+    def remade(self) -> Set[int]:
+        """Calls of the reference alone whose results go, through others of these, into calls alone
+        that the target computes otherwise, and of whose results each was measured and is no
+        suspect: what a fused operator does, say.
+        """
+        calls, results = self._paired.calls, self._written_by_roots
+        remade: set[int] = set()
+        alone = [c for c in calls if c.id not in self._paired.pair_of]
+        for call in sorted(alone, key=lambda call: -call.order):
+            left = {ref.record for ref in call.refs if is_written(ref.slot)}
+            readers = {number for record in left for number, _ in self._readers.get(record, ())}
+            if not readers or left & results or self._paired.kids.get(call.id):
+                continue
+            if all(number in remade or self._is_right_otherwise(number) for number in readers):
+                remade.add(call.id)
+        return remade
+
+    def _is_right_otherwise(self, number: int) -> bool:
+        """Does the target compute otherwise in a call, and leave there what is no suspect?"""
+        index = self._paired.pair_of.get(number)
+        verdict = self._verdicts.get((number, -1))
+        if index is None or not self._is_other(index):
+            return False
+        slots = self._paired.slots[index].values()
+        left = [self._errors.of(slot).value for slot in slots if is_written(slot.reference_slot)]
+        is_known = bool(left) and None not in left
+        return is_known and (verdict is None or verdict.verdict in _PASSES)
 
     def _named(self, behind: Set[int]) -> str:
         calls = [self._paired.calls[call] for call in sorted(behind)]
@@ -177,6 +215,11 @@ class DataFlow:
         """
         results = self._results[call.step, call.rank]
         return bool(results) and all(self._agrees(pair, e_in) for pair in results)
+
+    @functools.cached_property
+    def _written_by_roots(self) -> Set[int]:
+        roots = (call for call in self._paired.calls if call.parent < 0)
+        return {ref.record for call in roots for ref in call.refs if is_written(ref.slot)}
 
     @functools.cached_property
     def _results(self) -> Mapping[tuple[int, int], Sequence[SlotPair]]:
