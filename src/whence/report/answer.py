@@ -160,7 +160,11 @@ def _head(result: Comparison) -> Iterator[tuple[str, str]]:
     elif result.status == Status.SAME:
         same = f"no fault: every difference is {same_words(result)}"
         but = ", in what is there" if result.missing else ""
-        yield "SAME", ("bitwise identical" if is_bitwise(result) else same) + but
+        if result.coverage.covered and is_bitwise(result):
+            same = "no fault: bitwise identical in what both runs show"
+        elif is_bitwise(result):
+            same = "bitwise identical"
+        yield "SAME", same + but
     elif result.status == Status.DIFFERENT:
         yield "DIFFERENT", result.headline
     else:

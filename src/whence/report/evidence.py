@@ -6,7 +6,7 @@ from whence.records.marks import OBSERVER
 from whence.records.slots import is_inside, is_of_child
 from whence.report.document import Document
 from whence.report.tables import clean, count, listed
-from whence.results import Comparison, Confidence, Evidence, Finding, Status, VerdictKind
+from whence.results import Comparison, Confidence, Coverage, Evidence, Finding, Status, VerdictKind
 
 _BLIND: dict[str, str] = {
     Evidence.TWO_DUMPS: "errors below 5 times what came in",
@@ -33,9 +33,7 @@ def part_of_call(finding: Finding) -> str:
 def basis(result: Comparison) -> str:
     """What the answer rests on and could not have seen, "" where nothing was judged."""
     c = result.coverage
-    measured = (
-        "all measured" if c.measured + c.inside >= c.calls else f"{c.share:.0%} of all measured"
-    )
+    measured = _measured(c, "all", "all")
     if result.evidence == Evidence.REPLAY:
         every = c.paired + c.inside
         inside = (
@@ -61,14 +59,19 @@ def basis(result: Comparison) -> str:
     hides = result.evidence == Evidence.TEXT or set(result.counts) != {VerdictKind.IDENTICAL}
     blind = _BLIND.get(result.evidence, "") if result.status == Status.SAME and hides else ""
     if result.counts and set(result.counts) == {VerdictKind.IDENTICAL} and not hides:
+        if c.covered:
+            return f"{count(c.measured, 'call')} compared bit by bit; {measured}"
         return f"{_all(c.measured)} compared bit by bit"
-    calls = (
-        f"{_all(c.calls)} measured"
-        if measured == "all measured"
-        else (f"{c.share:.0%} of {count(c.calls, 'call')} measured")
-    )
+    calls = _measured(c, _all(c.calls), count(c.calls, "call"))
     text = f"{_BASES.get(result.evidence, result.evidence)}; {calls}"
     return text + (f"; could not have seen {blind}" if blind else "")
+
+
+def _measured(coverage: Coverage, every: str, calls: str) -> str:
+    """What share was measured, of calls that are so many. every: they all."""
+    share = every if coverage.seen >= coverage.calls else f"{coverage.share:.0%} of {calls}"
+    through = count(coverage.covered, "call") if coverage.covered else ""
+    return f"{share} measured" + (f", {through} through what they lead to" if through else "")
 
 
 def _all(calls: int) -> str:

@@ -114,6 +114,7 @@ class Coverage(Described, msgspec.Struct, frozen=True):
     paired: with a call of the target. measured: all their outputs were. replayed: judged by replay
     as far as anything differed. replayable: have a program, or were replayed by the user's model.
     inside: have no partner and ran again as part of one that has (the target shows no inside).
+    covered: were not measured themselves; what comes of them was, and is right.
     """
 
     calls: int
@@ -123,13 +124,19 @@ class Coverage(Described, msgspec.Struct, frozen=True):
     replayable: int
     root_outputs_measured: bool
     inside: int = 0
+    covered: int = 0
 
     @property
     def share(self) -> float:
-        """Share of the reference's calls that were measured, or replayed inside one that was, 0..1;
-        0 when there are none.
+        """Share of the reference's calls that were measured, replayed inside one that was, or seen
+        in what comes of them, 0..1; 0 when there are none.
         """
-        return (self.measured + self.inside) / self.calls if self.calls else 0.0
+        return self.seen / self.calls if self.calls else 0.0
+
+    @property
+    def seen(self) -> int:
+        """How many calls these are."""
+        return self.measured + self.inside + self.covered
 
 
 class Visible(msgspec.Struct, frozen=True):

@@ -40,6 +40,7 @@ class CoverageSummary(msgspec.Struct, frozen=True):
     replayable: int
     root_outputs_measured: bool
     inside: int
+    covered: int
     share: float
 
 

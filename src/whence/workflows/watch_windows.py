@@ -353,4 +353,5 @@ def _sum(total: Coverage, more: Coverage) -> Coverage:
         total.replayable + more.replayable,
         total.root_outputs_measured and more.root_outputs_measured,
         total.inside + more.inside,
+        total.covered + more.covered,
     )

@@ -83,16 +83,16 @@ class CallCoverage:
         left_out = {c.id for c in (*passthrough, *whole)}
         selected = [c for c in align.selected(paired.calls) if c.id not in left_out]
         ran_inside = {inner for number in self.inside for inner in paired.alone(number)}
-        measured = 0
+        measured = covered = 0
         root_ok = bool(paired.plan.pairs)
         for call in selected:
-            is_measured = (call.id in paired.pair_of and self._outputs_known(call)) or (
-                call.id not in ran_inside and self._covers(call.id)
-            )
+            is_measured = call.id in paired.pair_of and self._outputs_known(call)
+            is_covered = not is_measured and call.id not in ran_inside and self._covers(call.id)
             measured += is_measured
+            covered += is_covered
             if (
                 call.parent == -1
-                and not is_measured
+                and not (is_measured or is_covered)
                 and (call.kind != "region" or call.slots("output"))
             ):
                 root_ok = False
@@ -107,7 +107,7 @@ class CallCoverage:
             for c in selected
         )
         if not paired.measured:  # a dump without tensors
-            measured, root_ok = 0, False
+            measured, covered, root_ok = 0, 0, False
         beside = paired.left_out
         return Coverage(
             len(selected) + beside.calls,
@@ -117,6 +117,7 @@ class CallCoverage:
             programs + beside.programs,
             root_ok,
             inside,
+            covered,
         )
 
     def _whole_known(self, call: Call, handed_on: Set[int]) -> bool:
