@@ -5,6 +5,7 @@ its own, and must leave the parameters that it leaves without a capture.
 import os
 import sys
 import tempfile
+import traceback
 
 import torch
 import torch.distributed as dist
@@ -281,6 +282,8 @@ def on_two_ranks(run):
             try:
                 run(rank, store)
                 code = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
                 sys.stderr.flush()
                 os._exit(code)

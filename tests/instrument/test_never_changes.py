@@ -962,3 +962,15 @@ def test_arguments_of_clipping_may_be_named(clip, tmp_path):
         inside = clipped(model)
         assert session.active
     assert all(a is b or torch.equal(a, b) for a, b in zip(bare, inside, strict=True))
+
+
+@pytest.mark.parametrize("name", ["clip_grad_norm_", "clip_grad_value_", "get_total_norm"])
+def test_functions_that_clip_may_be_wrapped_by_others(name, tmp_path, monkeypatch):
+    previous = getattr(nn.utils, name)
+    monkeypatch.setattr(nn.utils, name, lambda *args, **kwargs: previous(*args, **kwargs))
+    model = nn.Linear(2, 2)
+    with whence.capture(model, tmp_path / "run") as session:
+        model(torch.ones(1, 2)).sum().backward()
+        given = [p.grad if "total" in name else p for p in model.parameters()]
+        getattr(nn.utils, name)(given, *([] if "total" in name else [0.01]))
+        assert session.active

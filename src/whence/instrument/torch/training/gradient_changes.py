@@ -258,6 +258,7 @@ class GradientChanges:
             return
         signature = inspect.signature(previous)
 
+        @functools.wraps(previous)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             run = functools.partial(previous, *args, **kwargs)
             if not self._frames.active or self._frames.thread.busy:
@@ -267,7 +268,6 @@ class GradientChanges:
             self._frames.guarded(lambda: note(signature.bind(*args, **kwargs).arguments, out))
             return out
 
-        wrapper.__name__ = wrapper.__qualname__ = name
         setattr(module, name, wrapper)
 
         def undo() -> None:
@@ -279,14 +279,17 @@ class GradientChanges:
     def _norm_of(self, given: dict[str, Any], norm: Any) -> None:
         self._norm = norm, float(given.get("norm_type", 2.0))
 
+    # A wrapper of another tool may hide the names of arguments.
     def _clips_norm(self, given: dict[str, Any], _: Any) -> None:
-        self._settings["clip_grad_norm_.max_norm"] = float(given["max_norm"])
-        if given["total_norm"] is self._norm[0]:
+        if "max_norm" in given:
+            self._settings["clip_grad_norm_.max_norm"] = float(given["max_norm"])
+        if given.get("total_norm") is self._norm[0]:
             self._settings["clip_grad_norm_.norm_type"] = self._norm[1]
         self._norm = None, 0.0
 
     def _clips_values(self, given: dict[str, Any], _: Any) -> None:
-        self._settings["clip_grad_value_.clip_value"] = float(given["clip_value"])
+        if "clip_value" in given:
+            self._settings["clip_grad_value_.clip_value"] = float(given["clip_value"])
 
     def remove(self) -> None:
         """Put the functions back that nobody wrapped in turn."""

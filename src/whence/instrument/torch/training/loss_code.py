@@ -143,7 +143,7 @@ class LossCode:
         """An outermost call begins: what it runs is not part of the loss, and no other code is
         recorded around it.
         """
-        loss = self._running()
+        loss = self._loss and self._running()  # in inference there is none
         if loss is not None:
             loss.recorder.pause()
         else:
@@ -151,7 +151,7 @@ class LossCode:
 
     def model_ended(self, frame: ModuleFrame) -> None:
         """An outermost call has returned: what runs from here on may be the loss."""
-        loss = self._running()
+        loss = self._loss and self._running()  # in inference there is none
         if loss is not None and (loss.root, loss.step) == (frame.root, frame.step):
             loss.models.append(_Returned(frame))
             loss.recorder.resume()
