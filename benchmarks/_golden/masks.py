@@ -58,7 +58,9 @@ ROUNDED = re.compile(
 )
 """Lines that say how kernels rounded, and what was therefore replayed."""
 ALIKE = re.compile(
-    r"^(SAME +)(?:bitwise identical|no fault: every difference is rounding)$", re.MULTILINE
+    r"^(SAME +)(?:bitwise identical|no fault: bitwise identical in what both runs show"
+    r"|no fault: every difference is rounding)$",
+    re.MULTILINE,
 )
 """Kernels of some processors give the same bits where those of others round otherwise."""
 KINDS = re.compile(r"(?<=[ :])\d+ (?:identical|noise|inherited|amplified)(?:, |(?=;))")
