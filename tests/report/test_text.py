@@ -110,7 +110,7 @@ def test_an_operator():
     assert lines[1] == "  verdict          introduced"
     assert any(line.startswith("  how sure         likely: ") for line in lines)
     assert lines[2].startswith(
-        "  evidence         error grows 4.19e+06 times: 0 at its inputs, 0.5 at its outputs (two "
+        "  evidence         error grows 3.5e+06 times: 0 at its inputs, 0.5 at its outputs (two "
         "dumps)"
     )
     assert "  inputs           bitwise equal" in lines
