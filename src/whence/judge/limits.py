@@ -45,7 +45,7 @@ class Limits:
     of a 16-bit result over that of its siblings, from which on they speak against it.
     beside_other_steps: the error of one step over those of most others of a network of unknown
     depth, from which on rounding does not explain it. precision_rho: up to here a 16-bit result
-    without structure is a low- precision intermediate, not a fault.
+    without structure is a low-precision intermediate, not a fault.
     """
 
     rho: float = 5.0

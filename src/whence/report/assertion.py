@@ -21,8 +21,8 @@ def disparity(result: Comparison, folder: str | os.PathLike[str] | None) -> str:
     """
     claim = "models differ" if result.status == Status.DIFFERENT else "cannot be told"
     kept = _kept(result, folder) if folder is not None else ()
-    said = f"{claim}: {clean(headline(result))}\n{answer(result, width=_WIDTH)}"
-    return (said + text([("kept in", kept)])).rstrip("\n")
+    failure = f"{claim}: {clean(headline(result))}\n{answer(result, width=_WIDTH)}"
+    return (failure + text([("kept in", kept)])).rstrip("\n")
 
 
 def _kept(result: Comparison, folder: str | os.PathLike[str]) -> Iterator[str]:

@@ -100,7 +100,7 @@ def compare(
     run, that need not be read for it. Raises UnreadableRun, UsageError, OutputExists;
     MissingDependency without Ray.
     """
-    given = dict(locals())
+    arguments = dict(locals())
     from whence.align import load_map
     from whence.comparison.onnx_files import answer as onnx_files
     from whence.comparison.options import CompareOptions
@@ -112,7 +112,7 @@ def compare(
     from whence.workflows import notebook_progress
 
     view_names = (view,) if isinstance(view, str) else tuple(dict.fromkeys(view))
-    _check(given, view_names)
+    _check(arguments, view_names)
     if model is not None and not replay:
         raise UsageError(
             "model (--model) is for replay, which is switched off: leave one of them out"
@@ -131,12 +131,12 @@ def compare(
     third_run = _opened(third) if third is not None else None
     a, b, program_files = programs.apply_programs(*runs, programs.open_programs(program, _opened))
     a, b = partial_prints.alike(*program_flow.with_agreeing_inputs(a, b))
-    figures_of = {n: value for n, value in given.items() if n not in _NOT_OF_FIGURES}
+    figures_of = {n: value for n, value in arguments.items() if n not in _NOT_OF_FIGURES}
     with (
         notebook_progress.counting(progress) as count,
         _started_workers(chosen, place, (a, b), figures_of) as engine_of_tasks,
     ):
-        taken = {n: given[n] for n in CompareOptions.__slots__ if n in given} | {
+        values = {n: arguments[n] for n in CompareOptions.__slots__ if n in arguments} | {
             "policy": declared,
             "chart": load_map(mapping) if mapping is not None else None,
             "model": user_model.read(model) if model is not None else None,
@@ -145,7 +145,7 @@ def compare(
             "engine": engine_of_tasks,
             "ignore": tuple(ignore),
         }
-        options = CompareOptions(**taken)
+        options = CompareOptions(**values)
         if onnx_files.can_compare(a, b):
             result = onnx_files.compare(a, b)
         elif programs.is_program(a) or programs.is_program(b):
@@ -153,7 +153,9 @@ def compare(
         else:
             result = compare_runs(a, b, options, again=list(map(_opened, again)), third=third_run)
             result = programs.with_differences(result, program_files, a, b)
-        result = msgspec.structs.replace(result, asked=_plain({n: given[n] for n in _REMEMBERED}))
+        result = msgspec.structs.replace(
+            result, asked=_plain({n: arguments[n] for n in _REMEMBERED})
+        )
         if place is not None:
             write(result, place)
     if html is not None:
@@ -174,19 +176,19 @@ one another.
 """
 
 
-def _check(given: Mapping[str, Any], view_names: Sequence[str]) -> None:
+def _check(arguments: Mapping[str, Any], view_names: Sequence[str]) -> None:
     from whence.align import MATCHES
 
     choices = {"tier": ("core", "full"), "match": MATCHES, "sample": ("auto", "all")}
     for name, words in choices.items():
-        if given[name] not in words:
-            raise UsageError(f"{name} {given[name]!r}: {', '.join(words[:-1])} or {words[-1]}")
-    if given["budget"] is not None and not given["budget"] >= 0:
-        raise UsageError(f"budget {given['budget']}: seconds, 0 or more")
+        if arguments[name] not in words:
+            raise UsageError(f"{name} {arguments[name]!r}: {', '.join(words[:-1])} or {words[-1]}")
+    if arguments["budget"] is not None and not arguments["budget"] >= 0:
+        raise UsageError(f"budget {arguments['budget']}: seconds, 0 or more")
     if unknown := [name for name in view_names if name not in views()]:
         raise UsageError(f"view {unknown[0]!r}: {', '.join(views())}")
-    if not 0.0 <= given["min_coverage"] <= 1.0:
-        raise UsageError(f"min_coverage {given['min_coverage']}: a share between 0 and 1")
+    if not 0.0 <= arguments["min_coverage"] <= 1.0:
+        raise UsageError(f"min_coverage {arguments['min_coverage']}: a share between 0 and 1")
 
 
 def _refuse_windows(*runs: Any) -> None:

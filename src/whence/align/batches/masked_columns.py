@@ -43,11 +43,11 @@ class Columns(NamedTuple):
 
 
 def cut(reference: Run, target: Run, plan: Plan) -> tuple[Run, Run, Plan]:
-    """Both runs and the plan, with columns cut off that only one run has and that its mask hides.
-    Reads the inputs of models, no other element.
+    """Both runs and the plan, with columns cut off that only one run has: its mask hides them, or
+    the other run was not asked for them. Reads the inputs of models, no other element.
     """
     sides = _Side(reference, "reference_slot", "reference"), _Side(target, "target_slot", "target")
-    kids = children(reference.calls)
+    kids: dict[int, list[int]] = {}
     pairs = {pair.reference: pair for pair in plan.pairs}
     notes: list[str] = []
     for root in plan.pairs:
@@ -69,6 +69,7 @@ def cut(reference: Run, target: Run, plan: Plan) -> tuple[Run, Run, Plan]:
             )
             hidden += [last] if last is not None else []
             todo = [call.id] if hidden else []
+            kids = kids or (children(reference.calls) if hidden else {})
             while todo:
                 number = todo.pop()
                 todo += kids.get(number, ())
@@ -109,20 +110,22 @@ class _Side:
 
     def without(self, hidden: Sequence[Columns], pair: CallPair, other: _Side) -> CallPair:
         """A pair of calls without these columns."""
-        made: dict[str, int] = {}
+        cut_records: dict[str, int] = {}
         slots = []
         for slot in pair.slots:
             record = self.record(slot)
             node = _cut_to(other.record(slot).shape, record.shape, hidden)
             if node is not None and not is_param(slot.reference_slot):
-                number = self._derived.add(node, {"x": [record.id]}, "padding is cut off")
-                made[self.slot(slot)] = number
+                number = self._derived.add(
+                    node, {"x": [record.id]}, "columns of one run alone are cut off"
+                )
+                cut_records[self.slot(slot)] = number
                 slot = msgspec.structs.replace(slot, **{self._record: number})
             slots.append(slot)
-        if not made:
+        if not cut_records:
             return pair
         call = self.call(pair)
-        refs = tuple(Ref(r.slot, made.get(r.slot, r.record), r.edge) for r in call.refs)
+        refs = tuple(Ref(r.slot, cut_records.get(r.slot, r.record), r.edge) for r in call.refs)
         note = marks.gathered(f"{hidden[0].real} of {hidden[0].width} columns", 1)
         notes = call.notes if note in call.notes else (*call.notes, note)
         self._calls[call.id] = msgspec.structs.replace(call, refs=refs, notes=notes)
@@ -178,13 +181,13 @@ def _last(side: _Side, other: _Side, root: CallPair) -> Columns | None:
     """The last tokens, which alone the other side's model returns something of, given as many and
     asked for that number by an argument.
     """
-    given_arguments = side.call(root).arguments
+    arguments = side.call(root).arguments
     asked = {
         value
         for name, value in other.call(root).arguments.items()
-        if type(value) is int and given_arguments.get(name) != value
+        if type(value) is int and arguments.get(name) != value
     }
-    given = {
+    shared_inputs = {
         side.record(slot).shape
         for slot in root.slots
         if is_input(slot.reference_slot) and side.record(slot).shape == other.record(slot).shape
@@ -194,7 +197,7 @@ def _last(side: _Side, other: _Side, root: CallPair) -> Columns | None:
         if not is_output(slot.reference_slot) or len(shape) < 3 or len(shape) != len(wanted):
             continue
         is_shorter = shape[1] > wanted[1] and (shape[0], *shape[2:]) == (wanted[0], *wanted[2:])
-        is_of_tokens = any(inputs[:2] == shape[:2] for inputs in given)
+        is_of_tokens = any(inputs[:2] == shape[:2] for inputs in shared_inputs)
         if is_shorter and is_of_tokens and wanted[1] in asked:
             return Columns(shape[0], shape[1], shape[1] - wanted[1], wanted[1])
     return None
@@ -214,8 +217,8 @@ def _start(side: _Side, other: _Side, slot: SlotPair, real: tuple[int, int]) -> 
     width, wanted = record.shape[1], facing.shape[1]
     starts: Sequence[int] = range(max(0, real[1] - wanted), min(real[0], width - wanted) + 1)
     if record.dtype in ("int64", "int32") and facing.dtype in ("int64", "int32"):
-        ours, theirs = side.run.array(record.id), other.run.array(facing.id)
-        starts = [s for s in starts if np.array_equal(ours[:, s : s + wanted], theirs)]
+        wider, narrower = side.run.array(record.id), other.run.array(facing.id)
+        starts = [s for s in starts if np.array_equal(wider[:, s : s + wanted], narrower)]
     elif real[1] - real[0] != wanted:
         return None
     return next(iter(starts), None)

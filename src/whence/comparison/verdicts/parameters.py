@@ -180,10 +180,10 @@ class Parameters:
         if dtype not in self._held_in:
             narrower = wider = 0
             for slot in self._compared.values():
-                ours, theirs = self.paired.records(slot)
-                if dtypes.named(theirs.dtype).is_floating and ours.dtype != dtype:
-                    narrower += theirs.dtype == dtype
-                    wider += theirs.dtype != dtype
+                reference, target = self.paired.records(slot)
+                if dtypes.named(target.dtype).is_floating and reference.dtype != dtype:
+                    narrower += target.dtype == dtype
+                    wider += target.dtype != dtype
             self._held_in[dtype] = narrower > wider and all(
                 self._is_held_in(slot, dtype) for slot in self._compared.values()
             )

@@ -134,7 +134,7 @@ def _not_compared(
     if too_few:
         what = f"; the first that could not: {_in_words(gaps.tensor)}" if gaps.tensor else ""
         return undecided(
-            f"only {coverage.measured} of {coverage.calls} calls could be measured "
+            f"only {coverage.seen} of {coverage.calls} calls could be measured "
             f"({coverage.share:.0%}, --min-coverage {min_coverage:.0%}){what}",
             gaps.tensor,
         )

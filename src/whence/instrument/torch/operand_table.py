@@ -143,12 +143,11 @@ class OperandTable:
     def is_foreign(self, tensor: Any) -> bool:
         """Is a tensor of a class whose operators cannot be followed?"""
         is_whole = self.takes_shards and type(tensor).__name__ == "DTensor"
-        return hasattr(tensor, "__tensor_flatten__") and not is_whole
+        return _is_in_parts(tensor) and not is_whole
 
     def is_plain(self, tensor: Any) -> bool:
-        return (
-            tensor.layout is torch.strided and tensor.dtype in NAMES and not self.is_foreign(tensor)
-        )
+        """Can a program read this tensor?"""
+        return is_strided(tensor) and not self.is_foreign(tensor)
 
     def require_plain(self, tensor: Any, name: str) -> None:
         if self.is_foreign(tensor):
@@ -340,6 +339,21 @@ class OperandTable:
         self.constants.append(tensor.detach().clone())
         self.hold(tensor, key[0])
         self.see(tensor, key)
+
+
+def _is_in_parts(tensor: Any) -> bool:
+    """Is a tensor of a class that holds others?"""
+    return hasattr(tensor, "__tensor_flatten__")
+
+
+def is_strided(tensor: Any) -> bool:
+    """Has a tensor plain memory, of a dtype that is known?"""
+    return tensor.layout is torch.strided and tensor.dtype in NAMES
+
+
+def is_plain(tensor: Any) -> bool:
+    """Is a tensor of plain memory, and of a class without parts?"""
+    return is_strided(tensor) and not _is_in_parts(tensor)
 
 
 def _setting(value: Any) -> Any:

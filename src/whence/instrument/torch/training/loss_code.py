@@ -243,17 +243,19 @@ class LossCode:
         results = [(f"output.{k}", tensor) for k, tensor in enumerate(starts)]
         several = len(loss.models) > 1
         recording = loss.recorder.so_far(results, alone=several)
-        made = recording.program
+        recorded = recording.program
         names = None
-        if made is not None:
-            if not made.operations:
+        if recorded is not None:
+            if not recorded.operations:
                 return None
-            if several and not made.draws:
-                names = {slot: f"input.{place}" for place, slot in enumerate(made.inputs)}
-                made = identified(msgspec.structs.replace(made, inputs=tuple(names.values())))
-        program, no_program = self._writer.put_recording(recording._replace(program=made), loss)
+            if several and not recorded.draws:
+                names = {slot: f"input.{place}" for place, slot in enumerate(recorded.inputs)}
+                recorded = identified(
+                    msgspec.structs.replace(recorded, inputs=tuple(names.values()))
+                )
+        program, no_program = self._writer.put_recording(recording._replace(program=recorded), loss)
         part = loss.part(results, names)
-        if made is not None and DIFFERENTIATES in made.notes:
+        if recorded is not None and DIFFERENTIATES in recorded.notes:
             # What it sends to tensors inside of models goes along other edges for each use of them.
             edges = part.input_edges
             part.input_edges = [(s, edge) for s, edge in edges if loss.has_model_returned(edge)]

@@ -19,7 +19,7 @@ import torch
 
 from whence.frameworks.torch_arrays import NAMES
 from whence.instrument.session import Session
-from whence.instrument.torch.operand_table import OperandTable
+from whence.instrument.torch.operand_table import is_plain
 from whence.instrument.torch.program_cache import ProgramWriter
 from whence.instrument.torch.program_recorder import Recording
 from whence.instrument.torch.regions import Regions, part_of
@@ -117,9 +117,7 @@ class OptimizerSteps:
             and not self._writer.unwanted
             and self._session.elements_on
             and self._region.may_begin
-            and all(
-                map(OperandTable(None).is_plain, (tensor for read in given for _, tensor in read))
-            )
+            and all(is_plain(tensor) for read in given for _, tensor in read)
         )
 
     def listen(self) -> None:
