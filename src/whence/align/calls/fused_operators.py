@@ -56,7 +56,12 @@ def joined(reference: Run, target: Run) -> Fused:
         reference, target
     ):
         return Fused(reference, target)
-    groups = [g for lane in _lanes(reference, target) for g in _groups(lane, reference, target)]
+    inside = InnerCalls(reference), InnerCalls(target)
+    groups = [
+        group
+        for lane in _lanes(reference, target)
+        for group in _groups(lane, reference, target, inside)
+    ]
     new_reference, ids = together(reference, [g.reference for g in groups])
     new_target, target_ids = together(target, [g.target for g in groups])
     placed = [(a, b) for a, b in zip(ids, target_ids) if a >= 0 and b >= 0]
@@ -123,7 +128,9 @@ def _lanes(reference: Run, target: Run) -> Iterable[_Lane]:
     return (lane for lane in lanes.values() if lane.reference and lane.target)
 
 
-def _groups(lane: _Lane, reference: Run, target: Run) -> Iterable[_Group]:
+def _groups(
+    lane: _Lane, reference: Run, target: Run, inside: tuple[InnerCalls, InnerCalls]
+) -> Iterable[_Group]:
     """Calls of both runs that share origins, directly or through each other."""
     names, target_names = _by_name(lane.reference), _by_name(lane.target)
     cut: tuple[set[int], set[int]] = set(), set()
@@ -132,17 +139,15 @@ def _groups(lane: _Lane, reference: Run, target: Run) -> Iterable[_Group]:
             _bind_concatenated(lane.reference, lane.target, names, target_names, target),
             _bind_concatenated(lane.target, lane.reference, target_names, names, reference),
         )
-    inside = (
-        InnerCalls(reference, lane.reference, target_names),
-        InnerCalls(target, lane.target, names),
-    )
+    steps = {c.id for c in lane.reference}, {c.id for c in lane.target}
     for group in _connected(names, target_names):
         a = sorted((c for in_reference, c in group if in_reference), key=lambda c: c.order)
         b = sorted((c for in_reference, c in group if not in_reference), key=lambda c: c.order)
         # else they only share a name
         is_stated = any(c.origins or c.id in cut[not in_reference] for in_reference, c in group)
         if a and b and is_stated and not _same_names(a, b):
-            a, b = inside[0].with_inner(a), inside[1].with_inner(b)
+            a = inside[0].with_inner(a, steps[0], target_names)
+            b = inside[1].with_inner(b, steps[1], names)
             yield _Group(tuple(c.id for c in a), tuple(c.id for c in b))
 
 
