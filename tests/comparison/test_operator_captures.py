@@ -233,6 +233,24 @@ def test_training_that_is_wrong_is_not(tmp_path, optimiser, loss):
     assert compared(tmp_path, *pair).status != "same"
 
 
+def test_clipping_that_is_forgotten_is_named_where_the_step_forgets_its_scale(tmp_path):
+    def drive_with(limit):
+        def drive(model):
+            steps = adamw((1, 2))(model)
+            for batch in torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(2)):
+                mean(model(batch), batch[:, :3]).backward()
+                if limit:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), limit, foreach=False)
+                steps.step()
+                steps.zero_grad()
+
+        return drive
+
+    result = compared(tmp_path, (blocks(), drive_with(0.01)), (blocks(), drive_with(0.0)))
+    assert result.status == "different"
+    assert result.findings[0].phase == "optimizer"
+
+
 def test_clipping_hides_no_wrong_scale(tmp_path):
     def drive_with(loss):
         def drive(model):

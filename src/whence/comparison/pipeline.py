@@ -90,6 +90,8 @@ STAGES: dict[str, Stage] = {
     "travels": lambda verdicts, c: c.neighbourhoods.judged(verdicts),
     # The same where no program says so.
     "data flow": lambda verdicts, c: c.data_flow.judged(verdicts),
+    # Steps of operators that nothing paired shows.
+    "steps": lambda verdicts, c: c.neighbourhoods.with_steps(verdicts),
     # Models that were given different inputs prove little by their outputs.
     "root inputs": lambda verdicts, c: c.root_inputs.doubted(verdicts),
     # Elements that agree in other axes are another result, unless a map says that it is meant.

@@ -25,6 +25,7 @@ VIEWS = frozenset((
     "alias", "detach", "split", "chunk", "unbind", "as_strided", "narrow", "unfold", "diagonal",
     "view_as_real", "view_as_complex", "lift_fresh", "split_with_sizes", "movedim", "reshape",
     "_reshape_alias", "_unsafe_view", "real", "imag", "swapaxes", "mT", "flatten", "unflatten",
-    "squeeze_", "unsqueeze_", "contiguous",
+    "squeeze_", "unsqueeze_", "contiguous", "unsafe_split", "unsafe_chunk",
+    "unsafe_split_with_sizes",
 ))  # fmt: skip
 """Operators whose result shows the memory of their first tensor, or may."""

@@ -19,7 +19,7 @@ from whence import dtypes
 from whence.errors import ReplayRefused
 from whence.frameworks.operator_names import VIEWS, base_name
 from whence.records import Call, Operation, Program, Record
-from whence.records.marks import Mark, mark
+from whence.records.marks import OVERWRITTEN, Mark, mark
 from whence.records.program import map_operands
 from whence.records.slots import is_mutated, is_param, is_read, is_written
 
@@ -101,6 +101,11 @@ class _Composer:
                 candidate = self._records[older]
                 if (candidate.dtype, candidate.shape, candidate.stride) == form:
                     self._holder_of[record] = operand
+                    return operand
+        if sought.why == OVERWRITTEN:
+            for older, operand in reversed(self._holder_of.items()):
+                candidate = self._records[older]
+                if (candidate.dtype, candidate.shape, candidate.stride) == form:
                     return operand
         return None
 

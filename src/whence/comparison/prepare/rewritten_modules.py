@@ -41,6 +41,16 @@ class Folded(Over):
         self.programs, self.sites = programs, frozenset(sites)
 
 
+def unfolded(run: Run) -> Run:
+    """The run with the operators that programs of modules stand for; the records keep their
+    numbers.
+    """
+    layer: Run | None = run
+    while layer is not None and not isinstance(layer, Folded):
+        layer = getattr(layer, "base", None)
+    return run if layer is None else layer.base
+
+
 def has_operators(run: Run) -> bool:
     """Is this a capture of operators below modules?"""
     return run.info.options.get("level") == "op"

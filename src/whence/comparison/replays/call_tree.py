@@ -8,7 +8,7 @@ recording, each with its own parameters only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,6 +93,7 @@ class TreeReplay:
             child=lambda k, handed: self.child(call, k, handed),
             convert=False,
             trace=self.trace(call),
+            strides=self.strides(call, inputs),
             **jumps_of(loaded, call, self.jumps),
             lenient=self.is_lenient(call),
         )
@@ -125,6 +126,12 @@ class TreeReplay:
     def is_lenient(self, call: Call) -> bool:
         """Does a call run on other extents than its recording allows?"""
         return self._lenient
+
+    def strides(self, call: Call, inputs: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """The layouts that these inputs have: here, contiguous, as code that makes them anew leaves
+        them.
+        """
+        return {}
 
     def child(self, call: Call, k: int, handed: Mapping[str, Array]) -> dict[str, Array]:
         """Outputs and mutations of the k-th child of `call`."""

@@ -18,8 +18,8 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.frameworks.operator_names import VIEWS, base_name
 from whence.judge.precision import mask_fill
-from whence.records import Call, Program, Run, children
-from whence.records.marks import Mark, has_mark
+from whence.records import Call, Program, Ref, Run, children
+from whence.records.marks import OVERWRITTEN, Mark, has_mark
 from whence.records.slots import (
     SlotKind,
     is_mutated,
@@ -119,15 +119,52 @@ class ReplaySource:
 
         if call.id not in self._composed:
             kids = [self.run.calls[k] for k in self.children(call.id)]
-            read = {r.record for k in kids if k.kind == "operator" for r in k.slots("input")}
-            read -= {r.record for r in call.refs}
-            earlier = {n for n in read if self.first_made.get(n, call.order) < call.order}
-            program = compose(call, kids, self.run.programs, self.run.records, earlier)
+            call = msgspec.structs.replace(
+                call, refs=(*call.refs, *self._read_from(call, kids), *self._read_elsewhere(call))
+            )
+            program = compose(call, kids, self.run.programs, self.run.records)
             self._own_programs[program.id] = program
             self._composed[call.id] = msgspec.structs.replace(call, program=program.id)
             below = [k.id for k in kids if k.kind != "operator"]
             self._below = {**(self._below or {}), call.id: below}
         return self._composed[call.id]
+
+    def _read_from(self, call: Call, kids: Iterable[Call]) -> list[Ref]:
+        """What operators of a module read that calls before it made and that it was not given."""
+        given = {r.record for r in call.refs}
+        read = dict.fromkeys(
+            r.record for k in kids if k.kind == "operator" for r in k.slots("input")
+        )
+        return [
+            Ref(f"input.earlier.{record}", record)
+            for record in read
+            if record not in given and self.first_made.get(record, call.order) < call.order
+        ]
+
+    def _read_elsewhere(self, call: Call) -> list[Ref]:
+        """What operators of a module make for operators of others, as those of a backward pass,
+        beside what it returns.
+        """
+        shown = {r.record for r in call.refs if is_written(r.slot)}
+        kids = (self.run.calls[k] for k in self.children(call.id))
+        written = dict.fromkeys(
+            r.record for k in kids if k.kind == "operator" for r in k.refs if is_written(r.slot)
+        )
+        return [
+            Ref(f"output.inner.{record}", record)
+            for record in written
+            if record not in shown and self._readers.get(record, {call.id}) != {call.id}
+        ]
+
+    @functools.cached_property
+    def _readers(self) -> dict[int, set[int]]:
+        """By record, the calls whose operators read it."""
+        readers: dict[int, set[int]] = {}
+        for call in self.run.calls:
+            if call.kind == "operator":
+                for ref in call.slots("input"):
+                    readers.setdefault(ref.record, set()).add(call.parent)
+        return readers
 
     def writes_views(self, call: Call) -> bool:
         """Does an operator right below a module write memory through a view of it?"""
@@ -139,8 +176,11 @@ class ReplaySource:
             for r in k.slots("output")
             if r.record not in {i.record for i in k.slots("input")}  # it is its operand itself
         }
+        written = (_written_to(k, r.slot) for k in kids for r in k.refs if is_mutated(r.slot))
         return call.id in self._composed or any(
-            is_mutated(r.slot) and _written_to(k, r.slot) in views for k in kids for r in k.refs
+            # of what is overwritten unread, nothing tells which tensor it is
+            record in views or (record >= 0 and self.run.records[record].why == OVERWRITTEN)
+            for record in written
         )
 
     # ---- records

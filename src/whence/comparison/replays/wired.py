@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from whence import dtypes
 from whence.comparison.replays.call_tree import TreeReplay
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.frameworks.operator_names import VIEWS, base_name
 from whence.records import Call, Program, Ref
+from whence.records.marks import NOT_WRITTEN, OVERWRITTEN
 from whence.records.slots import is_input, is_mutated, is_param, is_written
 
 
@@ -33,7 +37,9 @@ class WiredReplay(TreeReplay):
         if not self.side.is_of_operators(call):
             return super().run(call, given_tensors)
         if self.side.writes_views(call):
-            return super().run(self.side.composed(call), given_tensors)
+            composed, own = self.side.composed(call), {r.slot for r in call.refs}
+            results = super().run(composed, {**self._handed(composed), **given_tensors})
+            return {slot: array for slot, array in results.items() if slot in own}
         records = {r.slot: r.record for r in call.refs}
         given_tensors = self.passing(call, given_tensors)
         around, self._made = self._made, self._made.new_child()
@@ -68,8 +74,12 @@ class WiredReplay(TreeReplay):
 
     def outside(self, call: Call, ref: Ref) -> Array | None:
         """What an operator reads that nothing before it in this run left; None where it is not
-        known. Here: what no call of the reference made, a constant of its code.
+        known. Here: what no call of the reference made, a constant of its code; anything where the
+        operator does not read what it holds.
         """
+        record = self.side.run.records[ref.record]
+        if record.why in (OVERWRITTEN, NOT_WRITTEN):
+            return np.zeros(record.shape, dtypes.named(record.dtype).numpy)
         return None if ref.record in self.side.first_made else self.side.run.array(ref.record)
 
     def _handed(self, call: Call) -> dict[str, Array]:
@@ -91,6 +101,15 @@ class WiredReplay(TreeReplay):
         loaded = self.side.edited(Program(f"holds {slots}", (), (), outputs, tuple(slots)))
         held = self._params_of(loaded, call, self.working).tensors
         return {slot: to_host(tensor) for slot, tensor in held.items()}
+
+    def strides(self, call: Call, inputs: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """As `TreeReplay.strides`: an operator may look at memory, which has the layout that the
+        recording has.
+        """
+        if call.kind != "operator":
+            return {}
+        layouts = {r.slot: self.side.run.records[r.record].stride for r in call.refs}
+        return {slot: stride for slot in inputs if (stride := layouts[slot])}
 
     def is_lenient(self, call: Call) -> bool:
         """As `TreeReplay.is_lenient`: no code around one operator looked at an extent."""

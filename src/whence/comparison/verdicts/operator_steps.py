@@ -12,8 +12,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,19 +20,21 @@ import numpy as np
 
 from whence import dtypes, judge
 from whence.comparison.paired_runs import PairedRuns
+from whence.comparison.prepare.rewritten_modules import unfolded
 from whence.comparison.replays.both_sides import BothSides
 from whence.comparison.replays.call_tree import REPLICAS
+from whence.comparison.replays.side import ReplaySource
 from whence.comparison.replays.wired import WiredReplay
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.frameworks.operator_names import base_name
-from whence.judge.limits import LIMITS
 from whence.records import Call, Ref, Run, children
-from whence.records.slots import is_input, is_mutated, is_param, is_written, split_slot
+from whence.records.slots import is_input, is_mutated, is_param, is_read, is_written, split_slot
 from whence.records.training import OPTIMIZER
+from whence.results import SlotPair
 
+_FAR = 100.0  # times as far apart: more than a sum in another order leaves
 _LISTS = ("aten._foreach_", "aten._fused_")
-_CANCELLED = 1e-3  # of the largest gradient: smaller ones may be what is left of larger terms
 
 
 class Gradient(NamedTuple):
@@ -50,7 +51,7 @@ class Gradient(NamedTuple):
 class Step:
     """What the operators of one step do with parameters, by the record each had before it.
 
-    gradients: what it takes; after: what it leaves.
+    gradients: what it takes, but for what is zero and changes nothing; after: what it leaves.
     """
 
     call: Call
@@ -64,110 +65,159 @@ class OperatorSteps:
     def __init__(self, paired: PairedRuns, sides: BothSides) -> None:
         self._paired, self._sides = paired, sides
         self._right_gradients: dict[int, bool] = {}
-        self._twins = {
-            slot.reference_record: slot.target_record
-            for slots in paired.slots
-            for slot in slots.values()
-            if is_param(slot.reference_slot)
-        }
+        read = [s for slots in paired.slots for s in slots.values() if is_read(s.reference_slot)]
+        read.sort(key=lambda slot: is_param(slot.reference_slot))  # these say more
+        self._twins = {slot.reference_record: slot.target_record for slot in read}
+
+    @functools.cached_property
+    def _source(self) -> ReplaySource:
+        """The reference with every operator that it ran."""
+        return ReplaySource(unfolded(self._paired.reference), self._sides.reference.allow)
 
     @functools.cached_property
     def _steps(self) -> list[tuple[Step, Step]]:
-        steps, partners = _steps_of(self._paired.reference), _steps_of(self._paired.target)
+        steps, partners = _steps_of(self._source.run), _steps_of(unfolded(self._paired.target))
         places, others = ([(s.call.root, s.call.step) for s in n] for n in (steps, partners))
-        return list(zip(steps, partners, strict=True)) if places == others else []
+        both = list(zip(steps, partners, strict=True)) if places == others else []
+        for step, partner in both:
+            self._pair_equal(step, partner)
+            for before, after in step.after.items():
+                left = partner.after.get(self._twins.get(before, -1))
+                if left is not None:
+                    self._twins[after] = left
+        return both
+
+    def _pair_equal(self, step: Step, partner: Step) -> None:
+        """Pair the parameters that no call shows as its own: those that hold the same."""
+        paired = {self._twins.get(before) for before in step.after}
+        free = [twin for twin in partner.after if twin not in paired]
+        for before in (p for p in step.after if p not in self._twins):
+            equal = (n for n in free if self._sides.is_equal(SlotPair("", "", before, n)))
+            if (twin := next(equal, None)) is not None:
+                self._twins[before] = twin
+                free.remove(twin)
 
     def take_back(self, call: Call) -> bool:
         """Is a call of a training right by what comes behind it: the step by the parameters that
         it leaves, all before it by the gradients that the next step takes?
         """
         orders = [step.call.order for step, _ in self._steps]
-        if call.phase == OPTIMIZER:
-            return bisect.bisect_right(orders, call.order) - 1 in self._right_steps
         k = bisect.bisect_right(orders, call.order)
+        if call.phase == OPTIMIZER:
+            return self._right_steps.get(k - 1, False) and not self._is_changed_before(k - 1)
         if k < len(orders) and k not in self._right_gradients:
             self._right_gradients[k] = self._takes_right(k)
         return self._right_gradients.get(k, False)
 
-    def _takes_right(self, k: int) -> bool:
-        """Does every gradient that a step takes differ by rounding alone?
-
-        Code before the step that takes a scale out in both runs, as clipping does, takes nothing
-        back: what it is given counts, unless it is written otherwise.
-        """
+    def _gradients(self, k: int) -> list[tuple[Gradient, Gradient]]:
+        """Those of both runs. Raises KeyError."""
         step, partner = self._steps[k]
+        return [
+            (step.gradients[p], partner.gradients[self._twins[p]])
+            for p in step.after
+            if p in step.gradients or self._twins[p] in partner.gradients
+        ]
+
+    def _is_changed_before(self, k: int) -> bool:
+        """Does code in front of a step leave gradients far apart that were made alike? The step
+        that takes them does not make up for it.
+        """
         with contextlib.suppress(KeyError, ElementsMissing):
-            pairs = [(step.gradients[p], partner.gradients[self._twins[p]]) for p in step.after]
-            is_same_code = all(a.operators == b.operators for a, b in pairs)
-            scopes = [self._scopes[p] for p in step.after]
-            return (
-                len(step.after) == len(partner.after) > 0
-                and self._are_near([(a.taken, b.taken) for a, b in pairs], scopes)
-                and (
-                    not is_same_code or self._are_near([(a.made, b.made) for a, b in pairs], scopes)
-                )
+            return any(
+                self._apart(a.taken, b.taken) > _FAR * self._apart(a.made, b.made)
+                for a, b in self._gradients(k)
             )
         return False
 
-    @functools.cached_property
-    def _scopes(self) -> dict[int, str]:
-        """The module that holds each parameter."""
-        return {
-            r.record: f"{c.scope}.{r.slot}".rpartition(".")[0]
-            for c in self._paired.reference.calls
-            for r in c.slots("param")
-        }
-
-    def _are_near(self, records: Iterable[tuple[int, int]], scopes: Sequence[str]) -> bool:
-        """Do gradients differ by rounding alone? One that cancels has the size of its terms, which
-        those of the same module show. Raises KeyError, ElementsMissing.
-        """
-        figures = [self._apart(*pair) for pair in records]
-        largest = dict.fromkeys(scopes, 0.0)
-        for scope, (_, size, _) in zip(scopes, figures, strict=True):
-            largest[scope] = max(largest[scope], size)
-        of_all = _CANCELLED * max(largest.values())
-        return all(
-            error <= LIMITS.within(u) * max(largest[scope], of_all)
-            for scope, (error, _, u) in zip(scopes, figures, strict=True)
-        )
-
-    def _apart(self, reference_record: int, target_record: int) -> tuple[float, float, float]:
-        """(how far apart two tensors are, the size of the reference's, unit roundoff)."""
+    def _apart(self, reference_record: int, target_record: int) -> float:
+        """The relative error of a gradient, and at least the unit roundoff."""
         reference = self._paired.reference.array(reference_record)
         target = self._paired.target.array(target_record)
         u = max(judge.unit_roundoff(dtypes.of(a).name) for a in (reference, target))
         exact = reference.astype(np.float64)
         size = float(np.linalg.norm(exact))
-        if reference.shape != target.shape:
-            return math.inf, size, u
-        return float(np.linalg.norm(target.astype(np.float64) - exact)), size, u
+        if reference.shape != target.shape or not size:
+            return u
+        return max(u, float(np.linalg.norm(target.astype(np.float64) - exact)) / size)
+
+    def _takes_right(self, k: int) -> bool:
+        """Are the target's gradients of a step what the reference's calls make of the parameters
+        that the target had before it?
+
+        Code before the step that takes a scale out in both runs, as clipping does, takes nothing
+        back: what it is given counts, unless it is written otherwise.
+        """
+        step, partner = self._steps[k]
+        with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
+            pairs = self._gradients(k)
+            records = {a.taken: b.taken for a, b in pairs}
+            if all(a.operators == b.operators for a, b in pairs):
+                records |= {a.made: b.made for a, b in pairs}
+            begin = self._steps[k - 1][0].call.order if k else -1
+            tops = (self._source.run.calls[number] for number in self._source.children(-1))
+            calls = [c for c in tops if begin < c.order < step.call.order]
+            left = [run.leave(calls, records) for run in self._replays()]
+            return len(step.after) == len(partner.after) > 0 and self._agree(records, left)
+        return False
+
+    def _agree(self, records: Mapping[int, int], left: Sequence[Mapping[int, Array]]) -> bool:
+        """Are these of the target, by the reference's record, what the replays left?"""
+        wide, *copies = left
+        return all(
+            judge.whole(
+                self._paired.target.array(twin),
+                wide[record],
+                [copy[record] for copy in copies],
+            ).score
+            <= 1
+            for record, twin in records.items()
+        )
+
+    def unexplained(self) -> Iterator[tuple[int, bool]]:
+        """The calls of steps that are written otherwise and leave other parameters than the
+        reference's operators make of the target's gradients, each with whether these could be run.
+        """
+        regions = {c.order: c.id for c in self._paired.calls if c.phase == OPTIMIZER}
+        for k, (step, partner) in enumerate(self._steps):
+            number = regions.get(step.call.order, -1)
+            if number not in self._paired.pair_of or all(
+                kid in self._paired.pair_of for kid in self._paired.kids.get(number, ())
+            ):
+                continue
+            twins = ((n, partner.after.get(self._twins[p], -1)) for p, n in step.after.items())
+            if all(self._sides.is_equal(SlotPair("", "", *pair)) for pair in twins):
+                continue
+            if not self._right_steps.get(k, False) or self._is_changed_before(k):
+                yield number, k in self._right_steps
 
     @functools.cached_property
-    def _right_steps(self) -> set[int]:
-        """The steps that leave what the reference's operators make of the target's gradients."""
-        right: set[int] = set()
+    def _right_steps(self) -> dict[int, bool]:
+        """Does each step leave what the reference's operators make of the target's gradients? Of
+        those that can be run.
+        """
+        right: dict[int, bool] = {}
         with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
-            working = self._working_dtype()
-            runs = [self._replay("float64", None)]
-            runs += [self._replay(working, seed) for seed in (None, *range(REPLICAS))]
+            runs = self._replays()
             for k, (step, partner) in enumerate(self._steps):
-                wide, *copies = (run.through(step, partner) for run in runs)
-                if len(step.after) == len(partner.after) and all(
-                    judge.whole(
-                        self._paired.target.array(partner.after[self._twins[before]]),
-                        wide[record],
-                        [copy[record] for copy in copies],
-                    ).score
-                    <= 1
-                    for before, record in step.after.items()
-                ):
-                    right.add(k)
+                left = [run.through(step, partner) for run in runs]
+                after = {n: partner.after[self._twins[p]] for p, n in step.after.items()}
+                right[k] = len(after) == len(partner.after) and self._agree(after, left)
         return right
 
-    def _replay(self, working: str, seed: int | None) -> _StepReplay:
-        noise = np.random.default_rng(seed) if seed is not None else None
-        return _StepReplay(self._sides, working, self._twins, noise)
+    def _replays(self) -> list[_StepReplay]:
+        """One in float64, and some in the dtype that the target works in, but for the first with
+        noise.
+        """
+        working, target = self._working_dtype(), self._sides.target.run
+        parameters = {p for step, _ in self._steps for p in step.after}
+        return [
+            _StepReplay(self._source, target, dtype, self._twins, parameters, noise)
+            for dtype, noise in (
+                ("float64", None),
+                (working, None),
+                *((working, np.random.default_rng(seed)) for seed in range(REPLICAS)),
+            )
+        ]
 
     def _working_dtype(self) -> str:
         """That of the target's parameters, where the reference's is another."""
@@ -184,25 +234,65 @@ class _StepReplay(WiredReplay):
     """
 
     def __init__(
-        self, sides: BothSides, working: str, twins: Mapping[int, int], noise: Any
+        self,
+        source: ReplaySource,
+        target: Run,
+        working: str,
+        twins: Mapping[int, int],
+        parameters: Collection[int],
+        noise: np.random.Generator | None,
     ) -> None:
-        super().__init__(sides.reference, working, lambda *_: None, noise=noise)
-        self._sides, self._twins = sides, twins
+        super().__init__(source, working, self._held, noise=noise)
+        self._target, self._twins, self._parameters = target, twins, parameters
         self._kept: dict[int, Array] = {}
+        self._start = 0
 
     def through(self, step: Step, partner: Step) -> dict[int, Array]:
         """What a step leaves, by record. Raises ReplayRefused, ElementsMissing, KeyError."""
-        run = self._sides.target.run
+        run = self._target
         for before in step.after:
             twin = self._twins[before]
             self._kept[before] = run.array(twin)
-            self._kept[step.gradients[before].taken] = run.array(partner.gradients[twin].taken)
-        self.run(step.call, {})
-        return {record: self._kept[record] for record in step.after.values()}
+            if before in step.gradients or twin in partner.gradients:
+                gradient = step.gradients[before], partner.gradients[twin]
+                self._kept[gradient[0].taken] = run.array(gradient[1].taken)
+        return self.leave([step.call], step.after.values())
+
+    def _held(self, loaded: Any, call: Call, working: str) -> Any:
+        records = {r.slot: r.record for r in call.refs}
+        arrays = {
+            slot: self._target.array(self._twins[records[slot]]) for slot in loaded.program.params
+        }
+        return loaded.hold(arrays, working=working)
+
+    def leave(self, calls: Sequence[Call], records: Iterable[int]) -> dict[int, Array]:
+        """What these calls, one after the other, make of records. Raises ReplayRefused,
+        ElementsMissing, KeyError.
+        """
+        self._start = calls[0].order
+        for call in calls:
+            self.run(call, {})
+        return {record: self._kept[record] for record in records}
+
+    def run(self, call: Call, given_tensors: Mapping[str, Array]) -> dict[str, Array]:
+        """As `TreeReplay.run`. A batch that an operator draws is as the recording has it."""
+        try:
+            return super().run(call, given_tensors)
+        except ReplayRefused:
+            if call.kind != "operator" or any(is_input(r.slot) for r in call.refs):
+                raise
+        written = {r.slot: self.side.run.array(r.record) for r in call.slots("output")}
+        return self.passing(call, written)
 
     def outside(self, call: Call, ref: Ref) -> Array | None:
-        """As `WiredReplay.outside`."""
+        """As `WiredReplay.outside`: parameters are the target's; batches and what else was made in
+        an earlier step are as the recording has them.
+        """
         known = self._kept.get(ref.record)
+        if known is None and ref.record in self._parameters:
+            return self._target.array(self._twins[ref.record])
+        if known is None and self.side.first_made.get(ref.record, self._start) < self._start:
+            return self.side.run.array(ref.record)
         return known if known is not None else super().outside(call, ref)
 
     def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -212,14 +302,15 @@ class _StepReplay(WiredReplay):
 
 
 def _steps_of(run: Run) -> list[Step]:
-    parameters = {r.record for c in run.calls for r in c.refs if is_param(r.slot)}
-    elsewhere = {
-        r.record
-        for c in run.calls
-        if c.phase != OPTIMIZER and c.kind == "operator"
-        for r in c.refs
-        if is_written(r.slot)
-    }
+    read: set[int] = set()
+    elsewhere: set[int] = set()
+    for call in sorted((c for c in run.calls if c.phase != OPTIMIZER), key=lambda c: c.order):
+        reads = (r.record for r in call.refs if is_read(r.slot))
+        read.update(n for n in reads if call.phase == "forward" and n not in elsewhere)
+        if call.kind == "operator":
+            written = {r.record for r in call.refs if is_written(r.slot)}
+            elsewhere |= written - read  # a view of what was read shows that again
+    parameters = read
     below = children(run.calls)
     steps: list[Step] = []
     before = _Trace(run)

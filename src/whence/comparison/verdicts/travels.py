@@ -35,7 +35,15 @@ from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Region, Run
 from whence.records.slots import is_input, is_output, is_param, is_written, param_name, split_slot
 from whence.records.training import OPTIMIZER
-from whence.results import GUILTY, CauseKind, Evidence, SlotPair, Verdict, VerdictKind
+from whence.results import (
+    GUILTY,
+    CauseKind,
+    Confidence,
+    Evidence,
+    SlotPair,
+    Verdict,
+    VerdictKind,
+)
 
 Key = tuple[int, int]
 """Of a verdict: call of the reference and segment of it, -1 for a leaf."""
@@ -62,6 +70,13 @@ class Outcome(enum.Enum):
     TRAVELS = "travels"
     NO_EFFECT = "no effect"
     UNKNOWN = "cannot be run"
+
+
+_STEP = (
+    "the step is written otherwise, and leaves other parameters than the reference's operators "
+    "make of the target's gradients"
+)
+_STEP_UNSEEN = "the step is written otherwise, and its operators cannot be run again"
 
 
 @dataclass(slots=True)
@@ -160,6 +175,30 @@ class Neighbourhoods:
                 if asked.verdict in GUILTY:
                     standing.add(module)
         return judged
+
+    def with_steps(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, Verdict]:
+        """The verdicts, with one for every step of operators that nothing else explains."""
+        out = dict(verdicts)
+        steps = self._operator_steps.unexplained() if self._operator_steps is not None else ()
+        guilty = {
+            (c.root, c.step)
+            for (number, _), v in verdicts.items()
+            if v.verdict in GUILTY and (c := self._paired.calls[number]).phase == OPTIMIZER
+        }
+        with Threads(1) if self._sides is not None else contextlib.nullcontext():
+            for number, is_known in steps:
+                call = self._paired.calls[number]
+                if (call.root, call.step) in guilty:
+                    continue
+                index = self._paired.pair_of[number]
+                before = out.get((number, -1)) or Verdict(index, VerdictKind.IDENTICAL)
+                out[number, -1] = before.replace(
+                    verdict=VerdictKind.INTRODUCED if is_known else VerdictKind.UNDETERMINED,
+                    confidence=Confidence.CERTAIN if is_known else Confidence.NONE,
+                    evidence=Evidence.REPLAY if is_known else Evidence.TWO_DUMPS,
+                    sentence=_STEP if is_known else _STEP_UNSEEN,
+                )
+        return out
 
     def cover(self, number: int) -> bool:
         """Is a call of the reference that could not be measured inside a stretch whose results are
@@ -334,11 +373,14 @@ class Neighbourhoods:
         """What a call leaves, by record of the reference; empty where the target lacks some, or
         where one of the two alone writes a buffer.
 
-        What a cache holds is an end where it is read: another form may show in it.
+        What a cache holds is an end where it is read: another form may show in it. What an operator
+        inside writes over is an end where its module shows it.
         """
         below, left = [number], {}
         while below:
             call = self._paired.calls[below.pop()]
+            if call.id != number and call.kind == "operator":
+                continue
             below += self._paired.kids.get(call.id, ())
             slots = (
                 self._paired.slots[self._paired.pair_of[call.id]]
