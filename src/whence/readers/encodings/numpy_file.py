@@ -38,6 +38,11 @@ class Header:
     fortran: bool = False
     why: str = ""
 
+    @property
+    def holds_objects(self) -> bool:
+        """Whether a pickle stands behind the header."""
+        return self.dtype.lstrip("<>=|")[:1] == "O"
+
 
 def header(head: bytes, label: str) -> Header:
     """Read a header. head: the first 10 012 bytes, fewer where there are fewer. Raises
@@ -106,7 +111,7 @@ def _word(descr: object) -> tuple[np.dtype[np.generic] | None, str]:
     if kind in _UNNAMED:
         return np.dtype(_UNNAMED[kind]), ""
     if kind[:1] == "O":
-        return None, "holds Python objects, which only a pickle can bring back; it is not loaded"
+        return None, "holds pickled objects, and no tensor in them"
     if kind == "V1":
         return None, "has an 8-bit type that numpy does not name (float8, int4); save it as float32"
     try:

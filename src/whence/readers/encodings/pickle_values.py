@@ -9,7 +9,7 @@ documentation of pickletools.
 from __future__ import annotations
 
 import pickletools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,11 +177,14 @@ def put_into(target: Any, items: list[Any]) -> None:
 # ---- what may be made
 
 
-def called(target: Any, args: tuple[Any, ...]) -> Any:
+Makers = Mapping[str, Callable[..., Any]]
+
+
+def called(target: Any, args: tuple[Any, ...], makers: Makers) -> Any:
     """What a call of a global gives: only these few, all others become `Unknown`."""
     if not isinstance(target, Global):
         return Unknown(target.name if isinstance(target, Unknown) else "<not a name>", args)
-    maker = _MAKERS.get(target.name)
+    maker = makers.get(target.name)
     if maker is None:
         return Unknown(target.name, args)
     try:
@@ -233,7 +236,7 @@ def _first(data: Any, *extra: Any) -> Any:
 
 
 def _from_type(function: Any, kind: Any, args: Any, state: Any = None) -> Any:
-    return called(function, tuple_of(args))
+    return called(function, tuple_of(args), MAKERS)
 
 
 def _ordered(items: Any = ()) -> dict[Any, Any]:
@@ -313,7 +316,9 @@ _ML_DTYPES = {d.name: d.numpy for d in dtypes.DTYPES.values() if d.numpy.isbuilt
 
 
 class _NumpyArray:
-    pass
+    """An array in the making. built: what it became."""
+
+    built: Any = None
 
 
 def _numpy_array(*args: Any) -> _NumpyArray:
@@ -347,12 +352,20 @@ def built(target: Any, state: Any) -> Any:
     if isinstance(target, _NumpyArray):
         try:
             _, shape, dtype, fortran, data = state
-            return _numpy_tensor(data, dtype, shape, bool(fortran))
-        except (TypeError, ValueError, KeyError, AttributeError, UnreadableRun):
-            return Unknown("numpy.ndarray")
+            if dtype.name[:1] == "O" and isinstance(data, list):
+                target.built = data if _extents(shape) else data[0]
+            else:
+                target.built = _numpy_tensor(data, dtype, shape, bool(fortran))
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, UnreadableRun):
+            target.built = Unknown("numpy.ndarray")
+        return target.built
     if isinstance(target, Unknown):
         target.state = state
     return target
+
+
+def _jax_array(function: Any, args: Any, state: Any, *extra: Any) -> Any:
+    return built(called(function, tuple_of(args), MAKERS), state)
 
 
 _PLAIN: dict[str, Callable[..., Any]] = {
@@ -364,7 +377,7 @@ _NUMPY: dict[str, Callable[..., Any]] = {
     "multiarray.scalar": _numpy_scalar,
     "numeric._frombuffer": _numpy_buffer,
 }
-_MAKERS: dict[str, Callable[..., Any]] = {
+MAKERS: Makers = {
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor_v3,
@@ -375,6 +388,7 @@ _MAKERS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": _first,
     "torch._tensor._rebuild_from_type": _from_type,
     "torch._tensor._rebuild_from_type_v2": _from_type,
+    "jax._src.array._reconstruct_array": _jax_array,
     "torch.Size": _size,
     "torch.device": _word,
     "torch.serialization._get_layout": _word,
@@ -404,10 +418,13 @@ class _Mark:
 
 
 class PickleMachine:
-    """Follows one pickle. storage: what a persistent id stands for."""
+    """Follows one pickle. storage: what a persistent id stands for. makers: what may be made."""
 
-    def __init__(self, file: File, name: str, storage: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, file: File, name: str, storage: Callable[[Any], Any], makers: Makers = MAKERS
+    ) -> None:
         self.file, self.name, self.storage = file, name or file.name, storage
+        self.makers = makers
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
@@ -463,7 +480,8 @@ class PickleMachine:
         self.memo[len(self.memo) if op == "MEMOIZE" else int(arg)] = self.stack[-1]
 
     def _recall(self, op: str, arg: Any) -> None:
-        self.stack.append(self.memo[int(arg)])
+        value = self.memo[int(arg)]
+        self.stack.append(value.built if isinstance(value, _NumpyArray) else value)
 
     def _move(self, op: str, arg: Any) -> None:
         """Operations on the stack alone."""
@@ -514,19 +532,21 @@ class PickleMachine:
         if op == "GLOBAL":
             stack.append(Global(arg.replace(" ", ".", 1)))
         elif op == "INST":
-            stack.append(called(Global(arg.replace(" ", ".", 1)), tuple(self.marked())))
+            stack.append(
+                called(Global(arg.replace(" ", ".", 1)), tuple(self.marked()), self.makers)
+            )
         elif op == "STACK_GLOBAL":
             last, module = stack.pop(), stack.pop()
             stack.append(Global(f"{text_of(module)}.{text_of(last)}"))
         elif op in ("REDUCE", "NEWOBJ"):
             args, target = stack.pop(), stack.pop()
-            stack.append(called(target, tuple_of(args)))
+            stack.append(called(target, tuple_of(args), self.makers))
         elif op == "NEWOBJ_EX":
             named, args, target = stack.pop(), stack.pop(), stack.pop()
-            stack.append(called(target, (*tuple_of(args), named)))
+            stack.append(called(target, (*tuple_of(args), named), self.makers))
         elif op == "OBJ":
             target, *arguments = self.marked()
-            stack.append(called(target, tuple(arguments)))
+            stack.append(called(target, tuple(arguments), self.makers))
         elif op == "BUILD":
             state = stack.pop()
             stack[-1] = built(stack[-1], state)

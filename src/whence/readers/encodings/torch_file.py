@@ -8,7 +8,7 @@ plain pickle (numpy arrays, paddle's parameters). Source: torch/serialization.py
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.encodings import limits
 from whence.readers.encodings.archive import Bytes, File
 from whence.readers.encodings.pickle_values import (
+    MAKERS,
     Global,
     PickleMachine,
     Storage,
@@ -34,7 +35,8 @@ _LEGACY = re.compile(
     + rb"\.",
     re.DOTALL,
 )
-_PICKLE = re.compile(rb"\x80[\x02-\x05]")
+# Protocols 0 and 1 have no mark: a mark of a container or the name of a class begins them.
+_PICKLE = re.compile(rb"\x80[\x02-\x05]|[(}\]c]")
 # nodes of one tree; containers may share parts, so that a small file holds an endless tree
 _VISITS = 300_000
 _STORAGES = {
@@ -51,6 +53,9 @@ _QUANTISED = {
     "QUInt4x2": ("quint4x2", 1),
     "QUInt2x4": ("quint2x4", 1),
 }
+_MANY = 64  # bytes of an object from which it may be a tensor; a date has ten
+_CONTENTS = ("value", "values", "data", "tensor", "array")
+"""What people call the tensor in a dict that also has its name."""
 _PLACES = ("torch", "torch.storage", "torch.cuda")
 
 
@@ -64,22 +69,25 @@ def recognised(head: bytes) -> bool:
 
 
 def is_pickle(head: bytes) -> bool:
-    """Do these first bytes start a pickle of protocol 2 or later? Many things are pickles: only a
-    name tells that this one is ours.
+    """Could these first bytes start a pickle? Many things could: only a name tells that this one
+    is ours.
     """
     return bool(_PICKLE.match(head))
 
 
-def load(source: Path | bytes, name: str = "") -> Any:
+def load(source: Path | bytes, name: str = "", *, start: int = 0) -> Any:
     """What torch.save was given: dicts, lists, tuples and scalars as they are, tensors as
     `TorchTensor`, other objects as `Unknown`.
 
-    source: a file, or its bytes. name: to call it in errors. Raises UnreadableRun when it is no
+    source: a file, or its bytes. name: to call it in errors. start: of a pickle behind a header of
+    another format, in bytes. Raises UnreadableRun when it is no
     such file, or is damaged where the damage is not that of one tensor.
     """
     file = File(source, name)
     head = file.head(4096)
     try:
+        if start:
+            return _plain(file, start)
         if head.startswith(b"PK"):
             return _from_zip(file)
         if _LEGACY.match(head):
@@ -90,7 +98,7 @@ def load(source: Path | bytes, name: str = "") -> Any:
                 "again:"
                 ' python -c "import torch; torch.save(torch.load(OLD), NEW)"'
             )
-        tree = PickleMachine(file, "", lambda pid: _refused(file.name, pid)).run(0)[0]
+        tree = _plain(file, 0)
         # the magic number is pickled too, with any protocol
         return _from_sequence(file) if tree == _MAGIC else tree
     except (UnreadableRun, ElementsMissing):
@@ -123,14 +131,23 @@ def tensors(tree: Any) -> Iterator[tuple[str, TorchTensor | Unknown]]:
         below = _parts(node)
         if id(node) in above or len(above) > limits.RANK:
             continue
-        if isinstance(node, Unknown) and (
-            node.name == "numpy.ndarray" or any(isinstance(arg, Storage) for arg in node.args)
-        ):
+        if isinstance(node, Unknown) and _is_tensor(node):
             yield name, node
         inner = above | {id(node)}
         for key, part in reversed(below):
             if isinstance(part, (TorchTensor, Unknown, dict, list, tuple)):
                 todo.append((_joined(name, key), part, inner))
+
+
+def _is_tensor(node: Unknown) -> bool:
+    """Whether an object that is not known is one with elements."""
+    holds_bytes = any(isinstance(a, (bytes, bytearray)) and len(a) >= _MANY for a in node.args)
+    return (
+        node.name == "numpy.ndarray"
+        or node.name.startswith("torch._utils._rebuild")
+        or holds_bytes
+        or any(isinstance(arg, Storage) for arg in node.args)
+    )
 
 
 def _joined(name: str, key: Any) -> str:
@@ -143,7 +160,7 @@ def _parts(node: Any) -> list[tuple[Any, Any]]:
     if isinstance(node, dict):
         return list(node.items())
     if isinstance(node, (list, tuple)):
-        return list(enumerate(node))
+        return _with_names(node) or list(enumerate(node))
     if isinstance(node, Unknown):
         state = (
             [(None, part) for part in node.state]
@@ -152,6 +169,20 @@ def _parts(node: Any) -> list[tuple[Any, Any]]:
         )
         return [*enumerate(node.args), *node.items, *state]
     return []
+
+
+def _with_names(items: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """(name, part) of a list of pairs, or of dicts that say their name; [] of other lists."""
+    named: list[tuple[Any, Any]] = []
+    for item in items:
+        match item:
+            case (str() as name, part):
+                named.append((name, part))
+            case {"name": str() as name, **rest}:
+                named.append((name, {None if k in _CONTENTS else k: v for k, v in rest.items()}))
+            case _:
+                return []
+    return named
 
 
 # ---- the three containers
@@ -234,6 +265,20 @@ def _from_sequence(file: File) -> Any:
         starts[key] = (place + 8, nbytes)
         place += 8 + nbytes
     return tree
+
+
+def _plain(file: File, start: int) -> Any:
+    """The object of a pickle in which each storage is a file of torch.save by itself, as bytes."""
+    storages: dict[int, tuple[Any, Any]] = {}
+
+    def inline(data: Any) -> Any:
+        if id(data) not in storages:  # the bytes are kept: their number stays theirs
+            storages[id(data)] = data, _from_sequence(File(bytes(data), file.name))
+        return storages[id(data)][1]
+
+    makers = {**MAKERS, "torch.storage._load_from_bytes": inline}
+    machine = PickleMachine(file, "", lambda pid: _refused(file.name, pid), makers)
+    return machine.run(start)[0]
 
 
 def _refused(name: str, pid: Any) -> Storage:

@@ -14,7 +14,7 @@ from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.assembly import named_tensors, sidecar_index
 from whence.readers.assembly.builder import Building
 from whence.readers.assembly.named_tensors import Named
-from whence.readers.encodings import numpy_file
+from whence.readers.encodings import numpy_file, torch_file
 from whence.readers.encodings.archive import Bytes, File
 from whence.readers.source import Place
 from whence.records import Lack, Run
@@ -33,8 +33,8 @@ def sniff(place: Place) -> bool:
 
 
 def open_run(place: Place) -> Run:
-    """Lazy: headers now, elements memory-mapped when asked for. Object, text and structured arrays
-    have no elements, and say why.
+    """Lazy: headers now, elements memory-mapped when asked for. Text and structured arrays, and
+    objects without a tensor, have no elements, and say why.
     """
     if sidecar_index.NAME in place.names:
         return sidecar_index.open_run(place, "npy", partial(_elements, place))
@@ -52,12 +52,8 @@ def _items(building: Building, file: File, name: str) -> Iterator[Named]:
     with.
     """
     if file.head(2) != b"PK":
-        yield _item(
-            numpy_file.header(file.head(numpy_file.HEAD_BYTES), file.name),
-            name,
-            lambda: file.part(0, file.size),
-            file.name,
-        )
+        header = numpy_file.header(file.head(numpy_file.HEAD_BYTES), file.name)
+        yield from _array(header, name, lambda: file.part(0, file.size), file.name)
         return
     for entry, info in file.entries().items():
         full_name, label = (
@@ -69,7 +65,26 @@ def _items(building: Building, file: File, name: str) -> Iterator[Named]:
         except (UnreadableRun, ElementsMissing) as error:
             building.lacks(Lack.DAMAGED, file.name, f"{full_name} is not read: {error}")
             continue
-        yield _item(header, full_name, partial(file.entry, info), label, ordered=True)
+        yield from _array(header, full_name, partial(file.entry, info), label, ordered=True)
+
+
+def _array(
+    header: numpy_file.Header,
+    name: str,
+    read: Callable[[], Bytes],
+    label: str,
+    *,
+    ordered: bool = False,
+) -> Iterator[Named]:
+    """An array; of objects, the tensors in them (`np.save` of a dict is such a one)."""
+    tensors: list[Named] = []
+    if header.holds_objects:
+        tree = torch_file.load(bytes(read()), label, start=header.start)
+        tensors = [
+            named_tensors.of_torch(named_tensors.below(name, inner), tensor, ordered=bool(inner))
+            for inner, tensor in torch_file.tensors(tree)
+        ]
+    yield from tensors or [_item(header, name, read, label, ordered=ordered)]
 
 
 def _item(
