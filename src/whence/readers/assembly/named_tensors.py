@@ -47,6 +47,7 @@ class Named:
     modified_ns: of its file. ordered: whether the file has its tensors in the order in which they
     were made. place_in_call: scope, "input" or "output", and slot, where the dump states them.
     arguments: of its call. file: relative to the dump. is_text: it holds words and no numbers.
+    options: others of `Building.tensor`.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Named:
     file: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     is_text: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def record(self, building: Building) -> int:
         return building.tensor(
@@ -72,6 +74,7 @@ class Named:
             why=self.why,
             stride=self.stride,
             file="" if self.is_text else self.file,
+            **self.options,
         )
 
 

@@ -16,6 +16,7 @@ from whence import dtypes
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.encodings import limits
 from whence.readers.encodings.archive import Bytes, File
+from whence.readers.encodings.number_text import Values
 from whence.readers.encodings.pickle_values import (
     MAKERS,
     Global,
@@ -54,7 +55,7 @@ _QUANTISED = {
     "QUInt2x4": ("quint2x4", 1),
 }
 _MANY = 64  # bytes of an object from which it may be a tensor; a date has ten
-_CONTENTS = ("value", "values", "data", "tensor", "array")
+CONTENTS = ("value", "values", "data", "tensor", "array")
 """What people call the tensor in a dict that also has its name."""
 _PLACES = ("torch", "torch.storage", "torch.cuda")
 
@@ -111,9 +112,9 @@ def load(source: Path | bytes, name: str = "", *, start: int = 0) -> Any:
         ) from error
 
 
-def tensors(tree: Any) -> Iterator[tuple[str, TorchTensor | Unknown]]:
-    """(name, tensor) of every tensor in a tree, in its order: `TorchTensor`, or the `Unknown` of a
-    tensor that is not read (quantised).
+def tensors(tree: Any) -> Iterator[tuple[str, Any]]:
+    """(name, tensor) of every tensor in a tree, in its order: `TorchTensor`, the `Unknown` of a
+    tensor that is not read (quantised), `Values` in a tree of texts.
 
     Names are keys and positions joined by dots, "" for the tree itself; what nn.Module keeps its
     parts in has no name of its own. Raises UnreadableRun beyond 300 000 nodes.
@@ -125,7 +126,7 @@ def tensors(tree: Any) -> Iterator[tuple[str, TorchTensor | Unknown]]:
         visits += 1
         if visits > _VISITS:
             raise UnreadableRun(f"the file holds a tree of more than {_VISITS} nodes")
-        if isinstance(node, TorchTensor):
+        if isinstance(node, (TorchTensor, Values)):
             yield name, node
             continue
         below = _parts(node)
@@ -135,7 +136,7 @@ def tensors(tree: Any) -> Iterator[tuple[str, TorchTensor | Unknown]]:
             yield name, node
         inner = above | {id(node)}
         for key, part in reversed(below):
-            if isinstance(part, (TorchTensor, Unknown, dict, list, tuple)):
+            if isinstance(part, (TorchTensor, Values, Unknown, dict, list, tuple)):
                 todo.append((_joined(name, key), part, inner))
 
 
@@ -179,7 +180,7 @@ def _with_names(items: Sequence[Any]) -> list[tuple[Any, Any]]:
             case (str() as name, part):
                 named.append((name, part))
             case {"name": str() as name, **rest}:
-                named.append((name, {None if k in _CONTENTS else k: v for k, v in rest.items()}))
+                named.append((name, {None if k in CONTENTS else k: v for k, v in rest.items()}))
             case _:
                 return []
     return named

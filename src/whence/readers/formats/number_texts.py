@@ -1,0 +1,206 @@
+"""Texts of numbers: .csv and what `np.savetxt` writes, lists in .json and .jsonl, the outputs of
+`trtexec --exportOutput`, and the lines `0: 1.234567` of llama.cpp's model conversion.
+
+Sources: numpy.savetxt; TensorRT, samples/common/sampleReporting.cpp (exportJSONOutput); llama.cpp,
+examples/model-conversion/logits.cpp.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from whence import dtypes
+from whence.errors import UnreadableRun
+from whence.readers.assembly import named_tensors
+from whence.readers.assembly.builder import Building
+from whence.readers.assembly.named_tensors import Named
+from whence.readers.encodings import limits, number_text, torch_file
+from whence.readers.encodings.archive import File
+from whence.readers.encodings.number_text import Digits, Values
+from whence.readers.source import Place
+from whence.records import Run
+
+LOOKS_LIKE = "a text of numbers: .csv, np.savetxt, lists in .json or .jsonl"
+ORDER = 86
+LOOSE = True
+_LARGEST = 256 << 20  # bytes of a text that is parsed
+_JSON = (".json", ".jsonl", ".ndjson")
+_TABLES = (".csv", ".tsv", ".txt", ".dat", ".out", ".log", "")
+# Settings hold lists of numbers too.
+_SETTINGS = re.compile(
+    r"config|settings|tokenizer|vocab|index|requirements|manifest|shapes?\.|meta", re.IGNORECASE
+)
+_CELL = re.compile(rf"{number_text.NUMBER}|True|False")
+_BETWEEN = re.compile(r"[ \t]*[,;][ \t]*|[ \t]+")
+_NUMBERED = re.compile(rf"(\d+): ({number_text.NUMBER})")
+_LIST = re.compile(rb"\[\s*-?(?:\d+\.\d*(?:[eE][-+]?\d+)?|-?nan|-?inf|NaN|-?Infinity)\s*[,\]]")
+_ARRAY = re.compile(rb"\s*\[[\s\[]*-?\d")
+_BARE = re.compile(r"(?<=[\s,\[])(-?)(nan|inf)(?=[\s,\]])")  # as C++ writes them
+_SHAPES = ("shape", "dims", "dimensions")
+
+
+def sniff(place: Place) -> bool:
+    if place.is_folder:
+        return any(_is_ours(place, name) for name in place.files)
+    if _SETTINGS.search(place.path.name):
+        return False
+    if place.suffix in _JSON:
+        return bool(_LIST.search(place.head) or _ARRAY.match(place.head))
+    return place.suffix in _TABLES and _is_table(place)
+
+
+def open_run(place: Place) -> Run:
+    """The digits of a text say what it keeps of its numbers."""
+    building = Building(place.path, "numbers")
+    items = named_tensors.of_files(building, place, lambda name: _is_ours(place, name), _items)
+    named_tensors.add(building, items)
+    return building.run()
+
+
+def _is_ours(place: Place, name: str) -> bool:
+    suffix = name[name.rfind(".") :].lower() if "." in name else ""
+    if not suffix or suffix not in (*_JSON, *_TABLES):
+        return False
+    return sniff(place.within(name))
+
+
+def _is_table(place: Place) -> bool:
+    """Whether all lines are rows of numbers, as far as the first bytes show."""
+    try:
+        lines = place.head.decode("ascii").split("\n")
+    except UnicodeDecodeError:
+        return False
+    rows = _rows(lines[:-1] if place.size > len(place.head) else lines)
+    if rows and all(map(_NUMBERED.fullmatch, rows)):
+        return len(rows) > 1
+    return (len(rows) > 1 or bool(rows and _BETWEEN.search(rows[0]))) and all(map(_cells, rows))
+
+
+def _rows(lines: list[str]) -> list[str]:
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def _cells(row: str) -> list[str]:
+    """The numbers of a row, [] where it holds something else."""
+    cells = _BETWEEN.split(row.rstrip(",;"))
+    return cells if all(map(_CELL.fullmatch, cells)) else []
+
+
+def _items(building: Building, file: File, name: str) -> Iterator[Named]:
+    if file.size > _LARGEST:
+        raise UnreadableRun(
+            f"{file.name} has {file.size} bytes of text; save it as .npy, which is read as it lies"
+        )
+    text = bytes(file.part(0, file.size))
+    try:
+        if b"\0" in text:
+            raise ValueError("it holds zeros")
+        read = _lists if text.lstrip()[:1] in (b"[", b"{") else _table
+        for inner, values in torch_file.tensors(read(text.decode("utf-8"))):
+            yield _named(values, named_tensors.below(name, inner), is_ordered=bool(inner))
+    except (ValueError, RecursionError) as error:
+        raise UnreadableRun(f"{file.name} is no whole text of numbers: {error}") from error
+
+
+def _named(values: Values, name: str, *, is_ordered: bool) -> Named:
+    array = values.array
+    return Named(
+        name,
+        dtypes.of(array).name,
+        array.shape,
+        lambda: array,
+        ordered=is_ordered,
+        options={"quantum": values.step},
+    )
+
+
+def _table(text: str) -> Values:
+    """Rows as they stand; one row or column is a vector."""
+    if not text.endswith("\n"):
+        raise ValueError("its last line has no end, so it may be cut off; end it with a line break")
+    lines = _rows(text.split("\n"))
+    if numbered := [match for line in lines if (match := _NUMBERED.fullmatch(line))]:
+        if [int(match[1]) for match in numbered] != list(range(len(lines))):
+            raise ValueError("its lines are not numbered from 0 on")
+        rows = [[match[2]] for match in numbered]
+    else:
+        rows = [_cells(line) for line in lines]
+        if not rows or not all(rows):
+            raise ValueError("a line holds something else")
+    if len({len(row) for row in rows}) != 1:
+        raise ValueError("its lines have different numbers of numbers")
+    texts = [cell for row in rows for cell in row]
+    shape = tuple(n for n in (len(rows), len(rows[0])) if n > 1)
+    return Values.of(texts, shape or (1,), Digits.of(texts))
+
+
+class _Text(str):
+    """A number of JSON as it is written."""
+
+    __slots__ = ()
+
+
+def _lists(text: str) -> Any:
+    """The tree of a JSON text, or of one in each line, with `Values` for lists of numbers."""
+    tree, texts = _parsed(text), list[str]()
+    _collect(tree, texts)
+    return _tree(tree, Digits.of(texts))
+
+
+def _parsed(text: str) -> Any:
+    load = partial(json.loads, parse_float=_Text, parse_int=_Text, parse_constant=_Text)
+    try:
+        return load(text)
+    except ValueError:
+        lines = [line for line in text.split("\n") if line.strip()]
+        if len(lines) > 1 and lines[0].rstrip()[-1:] in ("]", "}"):
+            return [load(line) for line in lines]
+        return load(
+            _BARE.sub(lambda match: "NaN" if match[2] == "nan" else f"{match[1]}Infinity", text)
+        )
+
+
+def _collect(tree: Any, texts: list[str]) -> None:
+    if isinstance(tree, _Text):
+        texts.append(tree)
+    elif isinstance(tree, (list, dict)):
+        for part in tree if isinstance(tree, list) else tree.values():
+            _collect(part, texts)
+
+
+def _tree(value: Any, digits: Digits) -> Any:
+    if isinstance(value, list):
+        flat, shape = _flat(value)
+        if flat and all(isinstance(part, (_Text, bool)) for part in flat):
+            return Values.of([str(part) for part in flat], shape, digits)
+        return [_tree(part, digits) for part in value]
+    if not isinstance(value, dict):
+        return value
+    tree = {key: _tree(part, digits) for key, part in value.items()}
+    shape_key = next((key for key in _SHAPES if key in value), "")
+    held = next((k for k in torch_file.CONTENTS if isinstance(tree.get(k), Values)), "")
+    if not shape_key or not held:
+        return tree
+    values = tree[held].shaped(_extents(value[shape_key]), str(value.get("dtype", "")))
+    return {k: v for k, v in tree.items() if k != shape_key} | {held: values}
+
+
+def _flat(value: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
+    """(all that lies at the bottom of regular lists, their shape)."""
+    shape, flat = [len(value)], value
+    while flat and all(isinstance(row, list) and len(row) == len(flat[0]) for row in flat):
+        shape.append(len(flat[0]))
+        flat = [part for row in flat for part in row]
+    return flat, limits.extents(tuple(shape), "a list")
+
+
+def _extents(value: Any) -> tuple[int, ...]:
+    """A shape as a list, or as "1x3x224"."""
+    parts = value.split("x") if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(re.fullmatch(r"\d{1,18}", str(p)) for p in parts):
+        raise ValueError(f"{str(value)[:40]} is no shape")
+    return limits.extents(tuple(map(int, parts)), "a list")
