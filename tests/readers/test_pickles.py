@@ -2,6 +2,7 @@
 
 import pickle
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -20,6 +21,7 @@ TREE = {
     "columns": np.asfortranarray(ARRAY),
     "big": ARRAY.astype(">f8"),
     "half": torch.tensor(ARRAY).bfloat16(),
+    "brain": ARRAY.astype(ml_dtypes.bfloat16),
     "turned": torch.tensor(ARRAY).T,
     "weights": torch.nn.Parameter(torch.tensor(ARRAY)),
 }

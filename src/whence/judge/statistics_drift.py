@@ -36,18 +36,24 @@ def drift(reference: Record, target: Record) -> Drift | None:
     if first is None or second is None:
         return None
     (low, high), (low2, high2) = first, second
+    # Figures that were printed say nothing below their last digit.
+    step = max((r.quantum for r in (reference, target) if r.why), default=0.0)
+
+    def apart(x: float, y: float) -> float:
+        return max(abs(x - y) - step, 0.0)
+
     big = max(abs(low), abs(high))
     # Dumps of other tools may lack any of these.
     rms = a.norm / math.sqrt(a.count) if a.norm is not None else big
     moment = mean = 0.0
     if a.norm is not None and b.norm is not None:
-        moment = _over(abs(a.norm - b.norm), a.norm)
+        moment = _over(apart(a.norm, b.norm), a.norm)
     if a.std is not None and b.std is not None:
         # Rounding by e moves a standard deviation by up to e rms / sqrt(n), however small it is
         # itself (4 values of 0.45 to 0.52).
-        moment = max(moment, _over(abs(a.std - b.std), max(a.std, rms / math.sqrt(a.count))))
+        moment = max(moment, _over(apart(a.std, b.std), max(a.std, rms / math.sqrt(a.count))))
     if a.mean is not None and b.mean is not None:
-        mean = _over(abs(a.mean - b.mean), rms)
+        mean = _over(apart(a.mean, b.mean), rms)
     higher = 0.0
     x, y = reference.sketch, target.sketch
     if x is not None and y is not None and x.abs_sum is not None and y.abs_sum is not None:
@@ -57,7 +63,7 @@ def drift(reference: Record, target: Record) -> Drift | None:
             if x.cube_sum is not None and y.cube_sum is not None:
                 size = x.fourth_sum**0.75 * a.count**0.25  # at least the sum of |x|^3 (Hölder)
                 higher = max(higher, _over(abs(x.cube_sum - y.cube_sum), size))
-    return Drift(_over(max(abs(low - low2), abs(high - high2)), big), mean, moment, higher)
+    return Drift(_over(max(apart(low, low2), apart(high, high2)), big), mean, moment, higher)
 
 
 def _over(change: float, size: float) -> float:

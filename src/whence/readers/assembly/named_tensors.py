@@ -133,7 +133,9 @@ def of_files(
         try:
             file = File(place.inside(name))
             tensors += (
-                replace(item, step=step, rank=rank, modified_ns=file.modified_ns, file=name)
+                replace(
+                    item, step=item.step or step, rank=rank, modified_ns=file.modified_ns, file=name
+                )
                 for item in items(building, file, prefix)
             )
         except UnreadableRun as error:

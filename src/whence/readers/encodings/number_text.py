@@ -38,7 +38,7 @@ class Digits:
         for match in filter(None, map(_PARTS.search, texts)):
             whole, fraction, power = match[1] or "", match[2], match[3]
             powers = powers or power is not None
-            if fraction is None and power is None:  # a whole number, NaN, infinity
+            if not fraction and power is None:  # a whole number, NaN, infinity
                 continue
             most = max(most, len((whole + (fraction or "")).lstrip("0")))
             last = max(last, len(fraction or "") - int(power or 0))
@@ -56,8 +56,9 @@ class Digits:
         """The step of the last digit that is kept of the largest of these; 0 where the text holds
         them as they are.
         """
-        top = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
-        if self.is_exact or not top or self.last == 1:
+        finite = values[np.isfinite(values)]
+        top = float(np.abs(finite).max(initial=0.0))
+        if self.is_exact or not top or (self.last == 1 and (finite == np.rint(finite)).all()):
             return 0.0
         step = 10.0 ** min(-self.last, 300)
         if self.kept:

@@ -298,6 +298,7 @@ def _dtype_name(value: Any) -> str:
 
 class _NumpyDType:
     def __init__(self, name: Any, *extra: Any) -> None:
+        name = name.name.removeprefix("ml_dtypes.") if isinstance(name, Global) else name
         if not isinstance(name, str) or len(name) > 12:
             raise ValueError("no dtype")
         self.name, self.order = name.lstrip("<>=|"), "<"

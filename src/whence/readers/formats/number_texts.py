@@ -30,9 +30,11 @@ LOOSE = True
 _LARGEST = 256 << 20  # bytes of a text that is parsed
 _JSON = (".json", ".jsonl", ".ndjson")
 _TABLES = (".csv", ".tsv", ".txt", ".dat", ".out", ".log", "")
-# Settings hold lists of numbers too.
+# Settings and measurements of time hold lists of numbers too.
 _SETTINGS = re.compile(
-    r"config|settings|tokenizer|vocab|index|requirements|manifest|shapes?\.|meta", re.IGNORECASE
+    r"config|settings|tokenizer|vocab|index|requirements|manifest|shapes?\.|meta"
+    r"|\btim(?:es?|ings?)\b|latenc|profil|benchmark",
+    re.IGNORECASE,
 )
 _CELL = re.compile(rf"{number_text.NUMBER}|True|False")
 _BETWEEN = re.compile(r"[ \t]*[,;][ \t]*|[ \t]+")
@@ -57,7 +59,10 @@ def open_run(place: Place) -> Run:
     """The digits of a text say what it keeps of its numbers."""
     building = Building(place.path, "numbers")
     items = named_tensors.of_files(building, place, lambda name: _is_ours(place, name), _items)
-    named_tensors.add(building, items)
+    if any(item.options["quantum"] for item in items):  # weights are compared bit by bit
+        named_tensors.add_labels(building, *named_tensors.in_order(items))
+    else:
+        named_tensors.add(building, items)
     return building.run()
 
 

@@ -1,0 +1,182 @@
+"""Tensors and their figures as people print them into a log: `print(name, tensor)` of torch, numpy,
+jax, tensorflow and mindspore, and lines such as `fc1: mean=0.1 std=0.9 min=-2 max=3`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from whence.readers.encodings import limits
+from whence.readers.encodings.number_text import NUMBER
+
+MARK = re.compile(
+    r"\b[tT]ensor\(\s*[\[\d-]|\b[Aa]rray\(\s*[\[\d-]|\bTensor\(shape=\[[^\n]{0,90}value="
+    r"|\[ *-?\d+\.\d*(?:e[-+]\d+)?,? +-?\d+\."
+)
+"""What stands in a text with printed tensors."""
+_OPENS = re.compile(r"\[|(?<=ensor\()(?=[-\dnTFi])|(?<=rray\()(?=[-\dnTFi])")
+_TOKEN = re.compile(rf"([\[\]])|(\.\.\.)|({NUMBER}|True|False)|[\s,]+")
+_WRAPPER = re.compile(
+    r"(?:<tf\.\w+:?[^<>\n]{0,200}numpy=\s*)?(?:\bParameter containing:\s*)?"
+    r"(?:\b(?:tf\.)?[Tt]ensor\(\s*(?:shape=[^\n]{0,150}value=\s*)?|\b[Aa]rray\(\s*)$"
+)
+_TAIL = re.compile(
+    r"(?:,\s*(?:dtype|device|grad_fn|requires_grad|shape|size|layout|weak_type)="
+    r"(?:<[^>\n]{0,80}>|\([\d, ]{0,90}\)|[^\s,()<>]{1,40}))*,?\s*\)?>?"
+)
+_DTYPE = re.compile(r"dtype[=:] ?(?:torch\.|np\.|jnp\.|<dtype: ')?([a-zA-Z]+\d*)")
+_SHAPE = re.compile(r"(?:\b[Ss]hape|\bsize|\bSize)[=:( ]{0,3}[(\[]([\d, ]{0,90})[)\]]\)?")
+_NO_TENSOR = re.compile(r"(?:[Ss]hapes?|[Ss]ize|[Dd]ims?|[Ss]trides?|[Pp]ads?|[Aa]xes|[Aa]xis)\W*$")
+_LOG = re.compile(
+    r"^(?:[\[(]?\d{4}-\d\d-\d\d[T ][\d:.,]{5,18}[\])]?|[\[(]?\d\d:\d\d:\d\d[.,\d]*[\])]?"
+    r"|[\[(]?(?:INFO|DEBUG|WARNING|ERROR|root)[\])]?|[-:|>]+)\s*"
+)
+_STEP = re.compile(r"[-=#>* ]*(?:step|iteration|iter)[ :=#]*(\d{1,9})[-=#<*: ]*", re.IGNORECASE)
+_FIGURE = re.compile(
+    rf"\b(mean|avg|std|min|max|norm|l2|l2_norm)\b[\"']?\s?[=:]?\s?\(?({NUMBER})\b", re.IGNORECASE
+)
+_ALIASES = {"avg": "mean", "l2": "norm", "l2_norm": "norm"}
+_OTHER_FIGURES = re.compile(r"time|latency|\bms\b|sec|loss|throughput|memory|/s\b", re.IGNORECASE)
+_NAME_CHARS = 200
+
+
+@dataclass(slots=True)
+class Print:
+    """A tensor that a text shows.
+
+    numbers: as printed. shape: of those. whole: of the tensor, (-1,) where the text leaves
+    elements out and does not say how many. figures: in place of numbers. why: it cannot be read.
+    """
+
+    name: str
+    step: int = 0
+    numbers: list[str] = field(default_factory=list)
+    shape: tuple[int, ...] = ()
+    whole: tuple[int, ...] = ()
+    dtype: str = ""
+    figures: dict[str, str] = field(default_factory=dict)
+    why: str = ""
+
+
+def prints(text: str) -> Iterator[Print]:
+    """Every print of a text, in its order. Each character is looked at a few times."""
+    step, start, place = 0, 0, 0
+    while True:
+        match = _OPENS.search(text, place)
+        opens = match.start() if match is not None else len(text)
+        if match is None:
+            yield from _figures(text[start:].split("\n"), step)[0]
+            return
+        before = text[max(start, opens - 2000) : opens]
+        wrapper = _WRAPPER.search(before)
+        block, end = _block(text, opens)
+        if not wrapper and not _is_tensor(block, before):
+            place = max(end, opens + 1)
+            continue
+        tail = _TAIL.match(text, end)
+        ends = tail.end() if tail is not None else end
+        lines = text[start : opens - len(wrapper[0] if wrapper else "")].split("\n")
+        told, step = _figures(lines[:-1], step)
+        yield from told
+        said = f"{lines[-1]} {wrapper[0] if wrapper else ''} {text[end:ends]}"
+        yield _described(block, _name(lines), step, said)
+        start = place = max(ends, opens + 1)
+
+
+@dataclass(slots=True)
+class _Block:
+    """Nested brackets with numbers. lengths: of the rows at each depth."""
+
+    numbers: list[str] = field(default_factory=list)
+    lengths: dict[int, set[int]] = field(default_factory=dict)
+    is_part: bool = False
+    why: str = ""
+
+
+def _block(text: str, start: int) -> tuple[_Block, int]:
+    """(what stands in the brackets that open here, the place behind them)."""
+    block, place = _Block(), start
+    open_: list[int] = []
+    while (match := _TOKEN.match(text, place)) is not None:
+        place = match.end()
+        bracket, dots, number = match.groups()
+        if bracket == "[":
+            open_.append(0)
+        elif bracket:
+            block.lengths.setdefault(len(open_) - 1, set()).add(open_.pop())
+        elif number:
+            block.numbers.append(number)
+        block.is_part = block.is_part or bool(dots)
+        if open_ and (number or bracket == "]"):
+            open_[-1] += 1
+        if not open_ and (number or bracket):
+            return block, place
+        if len(open_) > limits.RANK:
+            break
+    block.why = "its print breaks off" if place >= len(text) else "its print holds something else"
+    return block, place
+
+
+def _is_tensor(block: _Block, before: str) -> bool:
+    """Whether brackets without a word around them are a print of numbers."""
+    if block.why or not block.numbers or _NO_TENSOR.search(before[-40:]):
+        return False
+    return len(block.numbers) > 1 or any("." in number for number in block.numbers)
+
+
+def _described(block: _Block, name: str, step: int, said: str) -> Print:
+    printed = Print(name, step, block.numbers, why=block.why)
+    if dtype := _DTYPE.search(said):
+        printed.dtype = dtype[1].lower()
+    if printed.why:
+        return printed
+    depths = [block.lengths[depth] for depth in sorted(block.lengths)]
+    printed.shape = tuple(max(lengths) for lengths in depths)
+    is_whole = limits.count(printed.shape) == len(block.numbers)
+    if not is_whole or any(len(lengths) > 1 for lengths in depths):
+        printed.why = "rows of its print have different lengths"
+    if block.is_part:
+        shape = _SHAPE.search(said)
+        whole = tuple(int(n) for n in shape[1].split(",") if n.strip()) if shape else ()
+        fits = len(whole) == len(printed.shape)
+        printed.whole = whole if fits else (-1,)
+    return printed
+
+
+def _name(lines: list[str]) -> str:
+    """What stands before a print, in its line, else in the line before."""
+    for line in lines[: -3 if len(lines) > 2 else None : -1]:
+        if name := _cleaned(line):
+            return name
+    return "tensor"
+
+
+def _cleaned(line: str) -> str:
+    text = _DTYPE.sub(" ", _SHAPE.sub(" ", line.replace("torch.Size", "size")[-_NAME_CHARS:]))
+    while (rest := _LOG.sub("", text.lstrip())) != text:
+        text = rest
+    return "_".join(text.strip(" \t:=,|>-()[]'\"*#").split())
+
+
+def _figures(lines: list[str], step: int) -> tuple[list[Print], int]:
+    """(what lines between prints say of tensors, the step after them)."""
+    told: list[Print] = []
+    for line in lines:
+        if match := _STEP.fullmatch(line.strip()):
+            step = int(match[1])
+        found = list(_FIGURE.finditer(line)) if len(line) < 1000 else []
+        figures = {_ALIASES.get(m[1].lower(), m[1].lower()): m[2] for m in found}
+        if len(figures) > 1 and not _OTHER_FIGURES.search(line):
+            name = _cleaned(line[: found[0].start()]) or "tensor"
+            shape = _SHAPE.search(line)
+            whole = [int(n) for n in shape[1].split(",") if n.strip()] if shape else []
+            extents = limits.extents(tuple(whole), "a line")
+            told.append(Print(name, step, shape=extents, figures=figures))
+    return told, step
+
+
+def has_figures(text: str) -> bool:
+    """Whether a line holds figures of a tensor."""
+    return bool(_figures(text.split("\n"), 0)[0])

@@ -1,0 +1,103 @@
+"""Logs and texts with tensors that were printed, or with lines of their figures.
+
+What is printed of torch, numpy, jax, tensorflow and mindspore: `encodings.printed_text`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from whence import dtypes
+from whence.errors import UnreadableRun
+from whence.readers.assembly import named_tensors
+from whence.readers.assembly.builder import Building
+from whence.readers.assembly.named_tensors import Named
+from whence.readers.encodings import limits, printed_text
+from whence.readers.encodings.archive import File
+from whence.readers.encodings.number_text import Digits, Values
+from whence.readers.encodings.printed_text import Print
+from whence.readers.source import Place
+from whence.readers.unread import TENSOR_SUFFIXES
+from whence.records import Run, Statistics
+
+LOOKS_LIKE = "a log with printed tensors, or with lines of their mean, std, min and max"
+ORDER = 88
+LOOSE = True
+ALONE = "a log with printed tensors"
+_TEXTS = (".txt", ".log", ".out", ".err", "")
+_LARGEST = 256 << 20  # bytes of a log that is read
+_FAR_BYTES = 4 << 20  # how far into a log its first tensor may stand
+
+
+def sniff(place: Place) -> bool:
+    if place.is_folder:
+        suffixes = {_suffix(name) for name in place.files}
+        is_all = not place.hidden and not suffixes & TENSOR_SUFFIXES  # else a log beside a dump
+        return is_all and any(_is_ours(place, name) for name in place.files)
+    if place.suffix not in _TEXTS or b"\0" in place.head:
+        return False
+    with place.path.open("rb") as file:
+        text = file.read(_FAR_BYTES).decode("utf-8", "replace")
+    return bool(printed_text.MARK.search(text)) or printed_text.has_figures(text)
+
+
+def open_run(place: Place) -> Run:
+    """Each print is a label, in the order of the text; a line that counts steps begins one."""
+    building = Building(place.path, "printed")
+    items = named_tensors.of_files(building, place, lambda name: _is_ours(place, name), _items)
+    named_tensors.add_labels(building, *named_tensors.in_order(items))
+    return building.run()
+
+
+def _suffix(name: str) -> str:
+    last = name.rpartition("/")[2]
+    return last[last.rfind(".") :].lower() if "." in last else ""
+
+
+def _is_ours(place: Place, name: str) -> bool:
+    return _suffix(name) in _TEXTS and sniff(place.within(name))
+
+
+def _items(building: Building, file: File, name: str) -> Iterator[Named]:
+    if file.size > _LARGEST:
+        raise UnreadableRun(f"{file.name} has {file.size} bytes; give the part of one step")
+    text = bytes(file.part(0, file.size)).decode("utf-8", "replace")
+    if "\0" in text:
+        raise UnreadableRun(f"{file.name} holds zeros: it was not written to its end")
+    for printed in printed_text.prints(text):
+        inner = "" if name and printed.name == "tensor" else printed.name
+        yield _named(printed, named_tensors.below(name, inner))
+
+
+def _named(printed: Print, name: str) -> Named:
+    dtype = printed.dtype if printed.dtype in dtypes.DTYPES else ""
+    if printed.figures:
+        why = "the text has its figures, no elements"
+        texts = list(printed.figures.values())
+        step = Values.of(texts, (len(texts),), Digits.of(texts)).step
+        options: dict[str, Any] = {"statistics": _statistics(printed), "quantum": step}
+        return Named(name, dtype or "float32", printed.shape, None, why, printed.step,
+                     ordered=True, is_text=True, options=options)  # fmt: skip
+    why, values = printed.why, None
+    if not why:
+        try:
+            digits = Digits.of(printed.numbers)
+            values = Values.of(printed.numbers, printed.shape, digits).shaped(printed.shape, dtype)
+        except ValueError as error:
+            why = f"its print holds what is no number: {str(error)[:80]}"
+    if values is None:
+        return Named(name, dtype or "float32", (), None, why, printed.step, ordered=True)
+    array = values.array
+    options = {"quantum": values.step, "whole": printed.whole}
+    return Named(name, dtypes.of(array).name, array.shape, lambda: array, step=printed.step,
+                 ordered=True, options=options)  # fmt: skip
+
+
+def _statistics(printed: Print) -> Statistics:
+    numbers = {key: float(text) for key, text in printed.figures.items()}
+    finite = {key: number for key, number in numbers.items() if math.isfinite(number)}
+    low, high, mean, std, norm = map(finite.get, ("min", "max", "mean", "std", "norm"))
+    has_nan = any(map(math.isnan, numbers.values()))
+    return Statistics(limits.count(printed.shape), low, high, mean, std, norm, int(has_nan), 0, 0)
