@@ -188,7 +188,7 @@ FOLDERS = {
         {"opening"},
     ],
     "workflows": [
-        {"upload", "latest", "notebook_progress", "range_measuring"},
+        {"upload", "latest", "notebook_progress", "range_measuring", "raw_shapes"},
         {"saved_at_url"},
         {"saved"},
         {

@@ -2,6 +2,8 @@
 reads them back.
 """
 
+import os
+import re
 import shutil
 import struct
 from pathlib import Path
@@ -119,3 +121,42 @@ def test_spoilt_dumps_cost_tensors_or_are_refused(tmp_path):
     (tmp_path / "b").mkdir()
     for what, path in hostile.variants(DATA / "test_data_set_0", tmp_path / "b"):
         hostile.survives(what, path, "onnx_tensors")
+
+
+def _node_dump(folder, tensors, suffix, name_of):
+    """As ONNX Runtime writes the outputs of nodes: DumpTensorToFile."""
+    onnx = pytest.importorskip("onnx")
+    folder.mkdir()
+    for number, (name, array) in enumerate(tensors.items()):
+        proto = onnx.numpy_helper.from_array(array, name)
+        (folder / f"{name_of(number, name)}{suffix}").write_bytes(proto.SerializeToString())
+        os.utime(folder / f"{name_of(number, name)}{suffix}", (number, number))
+
+
+@pytest.mark.parametrize("suffix", [".tensorproto", ".pb"])
+def test_outputs_of_nodes_of_onnx_runtime_have_their_names_and_order(suffix, tmp_path):
+    def name_of(number, name):
+        mangled = re.sub(r"[^a-zA-Z0-9]", "_", name)
+        return mangled if suffix == ".tensorproto" else f"{number:03d}_{mangled}"
+
+    draw = np.random.default_rng(0)
+    names = [f"/layers.{i}/fc/MatMul_output_0" for i in (0, 1, 2, 10)]
+    tensors = {n: draw.standard_normal((4, 8)).astype(np.float32) for n in names}
+    wrong = {n: -a if "layers.2/" in n else a for n, a in tensors.items()}
+    for folder, held in (("ref", tensors), ("again", tensors), ("bad", wrong)):
+        _node_dump(tmp_path / folder, held, suffix, name_of)
+    run = open_run(tmp_path / "ref")
+    labels = [c for c in run.calls if c.leaf]
+    expected = [f"layers.{i}.fc.MatMul" for i in (0, 1, 2, 10)]
+    if suffix == ".pb":
+        expected = [f"_layers_{i}_fc_MatMul" for i in (0, 1, 2, 10)]
+    assert [c.scope for c in labels] == expected
+    for call, array in zip(labels, tensors.values(), strict=True):
+        np.testing.assert_array_equal(run.array(call.slots("output")[0].record), array)
+    assert whence.compare(tmp_path / "ref", tmp_path / "again").status == "same"
+    result = whence.compare(tmp_path / "ref", tmp_path / "bad")
+    assert (result.status, result.findings[0].name) == ("different", expected[2])
+    file = next((tmp_path / "again").iterdir())
+    file.write_bytes(file.read_bytes()[:-9])
+    spoilt = whence.compare(tmp_path / "ref", tmp_path / "again", min_coverage=0.1)
+    assert spoilt.status == "undecided"

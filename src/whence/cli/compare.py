@@ -68,6 +68,12 @@ _VIEWS = sorted(
         "Files that need not be read, by name within REF or TGT, as '*.npy' (repeatable).",
     ),
     option(
+        "--shape NAME=SHAPE ...",
+        "Shape and dtype of raw bytes (.bin, .raw, .dat), where neither a file beside them nor the "
+        "other run tells, as logits=2x12x64:float32 (repeatable).",
+        rare=True,
+    ),
+    option(
         "--tier",
         "How many metrics per pair of tensors.",
         ("core", "full"),

@@ -19,13 +19,16 @@ import importlib
 import os
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import MappingProxyType
 
 from whence.display import listed
 from whence.errors import UnreadableRun, WhenceError
 from whence.readers import folder
 from whence.readers.assembly.builder import LOGGED, Building
+from whence.readers.encodings.raw_form import Forms
 from whence.readers.folder import Reader
 from whence.readers.source import Place
+from whence.readers.unread import described, may_hold
 from whence.records.marks import GATHERED, ONEDNN, TAKES, UNORDERED, UNTOLD, WIDER
 from whence.records.views import ForeignRun
 
@@ -72,15 +75,15 @@ def known() -> dict[str, Reader]:
     return dict(sorted(readers.items(), key=lambda item: item[1].ORDER))
 
 
-def open_run(path: str | os.PathLike[str]) -> ForeignRun:
+def open_run(path: str | os.PathLike[str], forms: Forms = MappingProxyType({})) -> ForeignRun:
     """Open a foreign dump with the first reader that recognises it; a folder with all readers that
-    recognise something in it.
+    recognise something in it. forms: of raw bytes in it.
 
     Raises UnreadableRun: nothing there, recognised but broken (with the reader's words), or
-    recognised by none (with all that were asked); MissingDependency when the reader that recognises
+    recognised by none (with what it is); MissingDependency when the reader that recognises
     it needs a package.
     """
-    place = Place(path)
+    place = Place(path, forms=forms)
     if place.is_folder:
         run, name = folder.open_folder(place, known())
     else:
@@ -92,13 +95,21 @@ def open_run(path: str | os.PathLike[str]) -> ForeignRun:
         raise UnreadableRun(
             f"{place.path} is empty: it was cut off or never written; copy or dump it again"
         )
-    recognised = "\n".join(f"  {name}: {reader.LOOKS_LIKE}" for name, reader in known().items())
-    content = f"{'a folder with ' + _first(place) if place.is_folder else f'a file of {place.size} bytes'}"  # noqa: E501
-    raise UnreadableRun(
-        f"no reader could open {place.path}: {content}. What is recognised:\n  a whence run: "
-        f"run.json\n{recognised}"
+    raise UnreadableRun(f"no reader could open {place.path}: {_described(place)}{_MORE}")
+
+
+_MORE = " (docs/formats.md says what is read)"
+
+
+def _described(place: Place) -> str:
+    """What a path is that no reader opens, in one sentence with what to do."""
+    if not place.is_folder:
+        return f"it is {described(place.path.name, place.head)}"
+    if not place.files:
+        return "it is a folder with nothing in it; give the folder that the dump was written to"
+    held = [name for name in place.files if may_hold(name)] or list(place.files)
+    largest = max(held, key=lambda name: (place.path / name).stat().st_size)
+    return (
+        f"it is a folder with {listed(place.names, 5)}; {largest} is "
+        f"{described(largest, place.within(largest).head)}"
     )
-
-
-def _first(place: Place) -> str:
-    return listed(place.names, 5) or "nothing in it"

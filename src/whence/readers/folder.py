@@ -15,7 +15,7 @@ from whence.errors import ElementsMissing, MissingDependency, UnreadableRun, Whe
 from whence.readers.assembly import named_tensors
 from whence.readers.assembly.joined_parts import Part, joined
 from whence.readers.source import Place
-from whence.readers.unread import Content, content_of, may_hold, not_read
+from whence.readers.unread import Content, content_of, described, may_hold, not_read
 from whence.records import Dumped, Lack, Missing, Over, Run, missing_of
 
 
@@ -165,7 +165,9 @@ class _Reading:
                 reader = recognising(file, self._readers)
                 recognised += [(name, file, reader)] if reader else []
                 if not reader and content is Content.TENSORS:
-                    self._lacks(Lack.UNREAD, name, "may hold tensors, and no reader knows it")
+                    self._lacks(
+                        Lack.UNREAD, name, f"is not read: it is {described(name, file.head)}"
+                    )
         counts = Counter(reader for *_, reader in recognised)
         for name, file, reader in recognised:
             self._take(name, file, reader, is_only=counts[reader] == 1)

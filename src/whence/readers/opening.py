@@ -9,11 +9,13 @@ from whence.errors import UnreadableRun
 from whence.records import Run
 
 if TYPE_CHECKING:
+    from whence.readers.encodings.raw_form import Forms
     from whence.records.lookup import NamedRun
 
 
-def open_run(path: str) -> NamedRun:
+def open_run(path: str, forms: Forms | None = None) -> NamedRun:
     """Open a run on disk or a dump of another tool (docs/formats.md); elements are read on demand.
+    forms: dtypes and shapes of raw bytes in a dump, by name.
 
     Raises UnreadableRun saying what was found instead, MissingDependency when a dump needs a
     package to be read.
@@ -36,7 +38,7 @@ def open_run(path: str) -> NamedRun:
     instead = store.what_instead(folder)
     if instead and not any(folder.glob(f"{_BESIDE}*/run.json")):
         raise UnreadableRun(f"{path} {instead}")
-    return cast("NamedRun", readers.open_run(path))
+    return cast("NamedRun", readers.open_run(path, forms or {}))
 
 
 def open_to_show(path: str, *, every: bool = True) -> Run:

@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 from whence.errors import UnreadableRun
 from whence.readers.encodings import limits
+from whence.readers.encodings.raw_form import Forms
 from whence.regular_files import is_regular
 
 
@@ -17,12 +19,17 @@ class Place:
 
     path: as given. head: the first 64 KiB of a file, b"" for a folder. size: of a file in bytes.
     hidden: files of a folder, relative, that other readers have read. asked_for: files, relative,
-    whose paths a reader wanted. left: those of them without which no tensor is lost. Raises
-    UnreadableRun when nothing that can be read is there.
+    whose paths a reader wanted. left: those of them without which no tensor is lost. forms: dtypes
+    and shapes of raw bytes, by name. Raises UnreadableRun when nothing that can be read is there.
     """
 
-    def __init__(self, path: str | os.PathLike[str], hidden: frozenset[str] = frozenset()) -> None:
-        self.path = Path(path)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        hidden: frozenset[str] = frozenset(),
+        forms: Forms = MappingProxyType({}),
+    ) -> None:
+        self.path, self.forms = Path(path), forms
         self.is_folder = self.path.is_dir()
         self.head, self.size = b"", 0
         self.hidden, self.asked_for, self.left = hidden, set[str](), set[str]()
@@ -166,7 +173,7 @@ class Place:
         """
         folder = f"{name}/"
         hidden = frozenset(h[len(folder) :] for h in self.hidden if h.startswith(folder))
-        place = Place(self.inside(name), hidden)
+        place = Place(self.inside(name), hidden, self.forms)
         if place.is_folder:
             place._above = self, name
         return place
@@ -179,7 +186,7 @@ class Place:
 
     def without(self, files: Iterable[str]) -> Place:
         """This folder as if these files, relative, were not there."""
-        return Place(self.path, self.hidden | frozenset(files))
+        return Place(self.path, self.hidden | frozenset(files), self.forms)
 
 
 def _is_there(entry: os.DirEntry[str]) -> bool:

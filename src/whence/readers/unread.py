@@ -34,6 +34,18 @@ _OTHER_NAMES = {
 }  # fmt: skip
 """The same, where first bytes tell too little without the name."""
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_STARTS = (
+    ((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), "a Python pickle", "call it NAME.pkl"),
+    (b"\x1f\x8b", "packed by gzip", "unpack it: gunzip NAME"),
+    (b"(\xb5/\xfd", "packed by zstd", "unpack it: unzstd NAME"),
+    (b"PK", "a zip archive", "unpack it, and give the folder"),
+    (b"GGUF", "a model for llama.cpp", "run it: llama-eval-callback -m NAME 2> eval.log"),
+    (b"PAR1", "a Parquet table", "write its columns by np.save"),
+    (b"ARROW1", "an Arrow table", "write its columns by np.save"),
+    (b"MATLAB", "a file of MATLAB", "write its arrays: np.savez(OUT, **scipy.io.loadmat(NAME))"),
+)  # fmt: skip
+"""First bytes of what is not read: what it is, and what makes it readable."""
+_ARCHIVES = {".tar": "a tar archive", ".7z": "an archive", ".rar": "an archive"}
 _PARSED_BYTES = 16 << 20
 _PIECE = 1 << 20
 
@@ -73,6 +85,28 @@ def content_of(place: Place, name: str) -> Content:
             return Content.CUT
         return Content.TEXT
     return Content.OTHER if _is_other_kind(place.head, suffix) else Content.TENSORS
+
+
+def described(name: str, head: bytes) -> str:
+    """What a file is that no reader knows, and the one thing that makes it readable."""
+    suffix = PurePosixPath(name).suffix.lower()
+    for start, words, remedy in _STARTS:
+        if head.startswith(start):
+            return f"{words}; {remedy.replace('NAME', name)}"
+    if suffix in _ARCHIVES:
+        return f"{_ARCHIVES[suffix]}; unpack it, and give the folder"
+    if _is_other_kind(head, suffix):
+        return f"{Content.OTHER.value}; it holds no tensors"
+    if head and _is_text(head):
+        return (
+            "a text in which no tensor is known; print name and tensor, or write rows of numbers "
+            "(np.savetxt) or lists (JSON)"
+        )
+    return (
+        "raw bytes: their shape is not known; give --shape "
+        f"{PurePosixPath(name).name}=2x12x64:float32, or write it beside them: echo "
+        f"2x12x64:float32 > {PurePosixPath(name).with_suffix('.shape')}"
+    )
 
 
 def _is_words(suffix: str) -> bool:

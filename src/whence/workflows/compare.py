@@ -63,6 +63,7 @@ def compare(
     compared: ComparedTensors | None = None,
     partial: bool = False,
     ignore: Sequence[str] = (),
+    shape: Sequence[str] = (),
 ) -> Comparison:
     """Compare two runs (folders, opened runs, {name: array}): do they still compute the same, and
     if not, from which operator on?
@@ -97,8 +98,8 @@ def compare(
     lies in `output`. compared: of windows of steps, what was judged in those before (`watch` keeps
     it). partial: runs that ended early, lack ranks, are still being written or hold files that
     cannot be read may be `same` in what is there. ignore: patterns of file names, relative to a
-    run, that need not be read for it. Raises UnreadableRun, UsageError, OutputExists;
-    MissingDependency without Ray.
+    run, that need not be read for it. shape: NAME=2x12x64:float32, of files of raw bytes. Raises
+    UnreadableRun, UsageError, OutputExists; MissingDependency without Ray.
     """
     arguments = dict(locals())
     from whence.align import load_map
@@ -110,6 +111,7 @@ def compare(
     from whence.comparison.replays import user_model
     from whence.report.own_files import check_replaceable
     from whence.workflows import notebook_progress
+    from whence.workflows.raw_shapes import with_shapes
 
     view_names = (view,) if isinstance(view, str) else tuple(dict.fromkeys(view))
     _check(arguments, view_names)
@@ -127,6 +129,7 @@ def compare(
     if html is not None:
         check_replaceable(html, force)
     _refuse_windows(reference, target)
+    (reference, target), arguments["shape"] = with_shapes((reference, target), shape)
     runs = _both_opened(reference, target)
     third_run = _opened(third) if third is not None else None
     a, b, program_files = programs.apply_programs(*runs, programs.open_programs(program, _opened))
@@ -165,7 +168,7 @@ def compare(
     return result
 
 
-_REMEMBERED = ("mapping", "match", "allow", "policy", "model")
+_REMEMBERED = ("mapping", "match", "allow", "policy", "model", "shape")
 """What `reopen` compares the two runs with again: `Comparison.asked`."""
 _NOT_OF_FIGURES = (
     *("reference", "target", "output", "force", "view", "occurrences", "html", "progress"),

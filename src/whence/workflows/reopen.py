@@ -12,9 +12,11 @@ from whence.comparison.prepare import partial_prints
 from whence.comparison.prepare.labels import plain
 from whence.comparison.programs import program_flow, programs
 from whence.errors import UnreadableRun
+from whence.readers.encodings.raw_form import Forms
 from whence.readers.opening import open_run
 from whence.records import Run
 from whence.results import Comparison
+from whence.workflows import raw_shapes
 from whence.workflows.saved import load_policy
 
 if TYPE_CHECKING:
@@ -27,12 +29,13 @@ def runs_of(compared: Comparison, folder: str = "") -> tuple[Run, Run]:
 
     Raises UnreadableRun when a run is not where it was.
     """
-    return _found(compared.reference, folder), _found(compared.target, folder)
+    forms = raw_shapes.forms_of(compared.asked.get("shape", ()))
+    return _found(compared.reference, folder, forms), _found(compared.target, folder, forms)
 
 
-def _found(path: str, folder: str) -> Run:
+def _found(path: str, folder: str, forms: Forms) -> Run:
     if store.is_url(path) or Path(path).exists():
-        return open_run(path)
+        return open_run(path, forms)
     above = () if Path(path).is_absolute() or not folder else Path(folder).resolve().parents
     near = next((place / path for place in above if (place / path).exists()), None)
     if near is None:
@@ -40,7 +43,7 @@ def _found(path: str, folder: str) -> Run:
             f"{path} is not there; run this where whence compare was run, or compare the runs "
             "again where they are now"
         )
-    return open_run(str(near))
+    return open_run(str(near), forms)
 
 
 def reopened(

@@ -1,18 +1,21 @@
-"""ONNX tensors: a TensorProto (input_0.pb), a test_data_set folder of them, or the initializers of
-a model.
+"""ONNX tensors: a TensorProto (input_0.pb), a test_data_set folder of them, a folder of others such
+as ONNX Runtime dumps of its nodes (NAME.tensorproto), or the initializers of a model.
 
 Pure Python, nothing of onnx is imported. Layouts: onnx/onnx.proto3;
-test_data_set_N/{input,output}_K.pb as the ONNX model zoo and its backend tests have them.
+test_data_set_N/{input,output}_K.pb as the ONNX model zoo and its backend tests have them;
+onnxruntime/core/framework/debug_node_inputs_outputs_utils.cc.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
 from whence.errors import UnreadableRun
+from whence.frameworks.onnx_names import scope_of
 from whence.readers.assembly import named_tensors
 from whence.readers.assembly.builder import Building
 from whence.readers.assembly.named_tensors import Named
@@ -23,20 +26,30 @@ from whence.readers.source import Place
 from whence.readers.unread import not_read
 from whence.records import Lack, Run
 
-LOOKS_LIKE = "an ONNX tensor (input_0.pb), a test_data_set folder, or an .onnx model"
+LOOKS_LIKE = "ONNX tensors (.pb, .tensorproto), a test_data_set folder, or an .onnx model"
 ORDER = 60
+LOOSE = True
 _SET = re.compile(
     r"(?:^|/)(?:test_data_set_(?P<set>\d{1,6})/)?(?P<kind>input|output)_(?P<slot>\d{1,6})\.pb$"
 )
+_SUFFIXES = (".pb", ".tensorproto")
 _DATA_SET = re.compile(r"test_data_set_\d{1,6}")
 
 
 def sniff(place: Place) -> bool:
     if place.is_folder:
-        return any(map(_SET.search, place.names)) or any(map(_DATA_SET.fullmatch, place.names))
+        return _has_sets(place) or any(_is_loose(place, name) for name in place.files)
     if place.suffix == ".onnx":
         return True
-    return place.suffix == ".pb" and _is_tensor(place.head, place.size)
+    return place.suffix in _SUFFIXES and _is_tensor(place.head, place.size)
+
+
+def _has_sets(place: Place) -> bool:
+    return any(map(_SET.search, place.names)) or any(map(_DATA_SET.fullmatch, place.names))
+
+
+def _is_loose(place: Place, name: str) -> bool:
+    return name.endswith(_SUFFIXES) and sniff(place.within(name))
 
 
 def open_run(place: Place) -> Run:
@@ -44,8 +57,11 @@ def open_run(place: Place) -> Run:
     parameters.
     """
     building = Building(place.path, "onnx")
-    if place.is_folder:
+    if place.is_folder and _has_sets(place):
         _data_sets(building, place)
+    elif place.is_folder:
+        is_ours, items = partial(_is_loose, place), partial(_items, place)
+        named_tensors.add(building, named_tensors.of_files(building, place, is_ours, items))
     elif place.suffix == ".onnx":
         named_tensors.add_weights(
             building,
@@ -93,6 +109,17 @@ def _data_sets(building: Building, place: Place) -> None:
         slots[match["kind"]][match["slot"]] = record
     for (_, step), slots in calls.items():
         building.call("", kind="label", step=step, inputs=slots["input"], outputs=slots["output"])
+
+
+def _items(place: Place, building: Building, file: File, name: str) -> Iterator[Named]:
+    """The tensor of a file; names of files that ONNX Runtime writes have lost what is no letter."""
+    try:
+        tensor = onnx_tensor.parse(_view(file))
+    except ValueError as error:
+        raise UnreadableRun(f"{file.name} is no ONNX tensor: {error}") from error
+    if file.name.endswith(".tensorproto") and tensor.name:
+        name = named_tensors.below(name.rpartition(".")[0], scope_of(tensor.name))
+    yield _named(place, tensor, name)
 
 
 def _named(place: Place, tensor: OnnxTensor, name: str) -> Named:

@@ -1,0 +1,120 @@
+"""What tells the dtype and shape of raw bytes: words, names of files, JSON that people write."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whence import dtypes
+from whence.errors import UnreadableRun, UsageError
+from whence.readers.encodings import limits
+
+SUFFIXES = frozenset((".bin", ".raw", ".dat"))
+"""Of names of files that hold elements and nothing else."""
+_SHAPES = ("shape", "dims", "dimensions", "size", "sizes")
+_DTYPES = ("dtype", "data_type", "type", "datatype")
+_SHORT = {
+    "f64": "float64", "f32": "float32", "fp32": "float32", "float": "float32", "f16": "float16",
+    "fp16": "float16", "half": "float16", "bf16": "bfloat16", "double": "float64", "i64": "int64",
+    "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8", "int": "int32", "long": "int64",
+}  # fmt: skip
+_OF_NAME = re.compile(r"(?<![a-zA-Z0-9])(\d{1,9}(?:x\d{1,9})+)(?![a-zA-Z0-9])")
+_WORD = re.compile(r"[a-zA-Z]+\d*(?:_e\dm\d(?:fn)?)?")
+_COUNTED = re.compile(r"(\d{1,12}): [-+.\deEnaif]{1,40}\n?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The dtype and shape of raw bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """As `read` takes it."""
+        return f"{'x'.join(map(str, self.shape)) or '1'}:{self.dtype}"
+
+
+def read(text: str) -> Form:
+    """A form out of "2x12x64:float32". Raises UsageError."""
+    shape, _, word = text.partition(":")
+    dtype = _dtype(word or "float32")
+    if not dtype or not re.fullmatch(r"\d{1,18}(x\d{1,18})*", shape):
+        raise UsageError(f"{text!r} is no shape and dtype such as 2x12x64:float32")
+    return Form(dtype, tuple(map(int, shape.split("x"))))
+
+
+def of_text(text: str, size: int) -> Form | None:
+    """Of a name of a file such as x_2x12x64_float32, for so many bytes."""
+    match = _OF_NAME.search(text)
+    if match is None:
+        return None
+    shape = tuple(map(int, match[1].split("x")))
+    said = next(
+        filter(None, map(_dtype, _WORD.findall(text[: match.start()] + text[match.end() :]))), ""
+    )
+    return _sized(shape, said, size)
+
+
+def of_value(value: Any, size: int) -> Form | None:
+    """Of what a file beside says: {"shape": [2, 3], "dtype": "float32"}, [2, 3], "2x3:float32",
+    "2 3 float32", or the lines "0: 1.5" of the elements as text.
+    """
+    if isinstance(value, dict):
+        shape = next((_shape(value[key]) for key in _SHAPES if key in value), None)
+        word = next((value[key] for key in _DTYPES if isinstance(value.get(key), str)), "")
+        return _sized(shape, _dtype(word), size) if shape is not None else None
+    if isinstance(value, str) and (counted := _COUNTED.search(value[-80:])):
+        return _sized((int(counted[1]) + 1,), "float32", size)
+    shape = _shape(value)
+    words = _WORD.findall(value) if isinstance(value, str) else ()
+    dtype = next(filter(None, map(_dtype, words)), "")
+    return _sized(shape, dtype, size) if shape else None
+
+
+def like(shape: tuple[int, ...], dtype: str, size: int) -> Form | None:
+    """That of so many bytes which hold the tensor of another run; floats may be of other width."""
+    if size == limits.count(shape) * dtypes.named(dtype).itemsize:
+        return Form(dtype, shape)
+    is_floating = dtypes.named(dtype).is_floating
+    return _sized(shape, "", size) if is_floating and size % 4 == 0 else None
+
+
+def _sized(shape: tuple[int, ...], dtype: str, size: int) -> Form | None:
+    """With the dtype that is said; else that of floats of the width which the bytes have."""
+    count = limits.count(shape)
+    if dtype or not count:
+        return Form(dtype or "float32", shape)
+    width = {4: "float32", 8: "float64"}.get(size // count if size % count == 0 else 0)
+    return Form(width, shape) if width else None
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    if isinstance(value, str):
+        head = re.sub(r"[(\[\])]", " ", value.partition(":")[0])
+        value = [int(n) for n in re.findall(r"(?<![\w.])\d{1,18}(?![\w.])", head.replace("x", " "))]
+    try:
+        return limits.extents(value, "a description") or None
+    except UnreadableRun:
+        return None
+
+
+def _dtype(word: str) -> str:
+    """whence's name of a type, "" for what is none."""
+    plain = word.lower().rpartition(".")[2]
+    plain = _SHORT.get(plain, plain)
+    if plain in dtypes.DTYPES:
+        return plain
+    try:
+        return dtypes.of(np.empty(0, np.dtype(word))).name if word[:1] in "<>=|" and word else ""
+    except (TypeError, KeyError, ValueError):
+        return ""
+
+
+Forms = Mapping[str, Form]
+"""Forms by pattern of the names of files or tensors."""
