@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -127,6 +128,37 @@ def checkpoint(path: Path) -> None:
     len(found)
 
 
+def _by_hand(folder: Path) -> dict[str, list[Path]]:
+    """What people write without a tool: pickles, texts of numbers, prints, raw bytes."""
+    array = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    held = {"layers.0": array, "layers.1": array[::-1]}
+    hand = folder / "by_hand"
+    for name in ("texts", "raw"):
+        (hand / name).mkdir(parents=True)
+    (hand / "x.pkl").write_bytes(pickle.dumps({**held, "pairs": list(held.items())}, protocol=4))
+    np.save(hand / "x.npy", held, allow_pickle=True)
+    np.savetxt(hand / "texts" / "a.txt", array)
+    np.savetxt(hand / "texts" / "b.csv", array, delimiter=",", fmt="%.6f")
+    lists = [{"name": k, "shape": [3, 4], "values": v.ravel().tolist()} for k, v in held.items()]
+    (hand / "texts" / "c.json").write_text(json.dumps(lists))
+    (hand / "texts" / "d.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lists))
+    prints = f"--- step 1 ---\na {array}\nb: tensor({array.tolist()}, dtype=torch.float16)\n"
+    figures = "fc: shape=(3, 4) mean=0.1, std=0.9, min=-2.5, max=3\n"
+    (hand / "x.log").write_text(f"{prints}{figures}c {array!r}\nd tensor([1.5, ..., 2.5])\n")
+    array.tofile(hand / "raw" / "x.bin")
+    array.tofile(hand / "raw" / "y_3x4_float32.raw")
+    (hand / "raw" / "x.json").write_text('{"shape": [3, 4], "dtype": "float32"}')
+    (hand / "raw" / "shapes.json").write_text('{"tensors": [{"file": "z.bin", "shape": [3, 4]}]}')
+    array.tofile(hand / "raw" / "z.bin")
+    return {
+        "torch_tensors": [hand / "x.pkl"],
+        "npy": [hand / "x.npy"],
+        "number_texts": [hand / "texts", hand / "texts" / "c.json", hand / "texts" / "a.txt"],
+        "printed_tensors": [hand / "x.log"],
+        "raw_bytes": [hand / "raw"],
+    }
+
+
 class Target:
     """read: what reads it. seeds: files or folders. folder: what is mutated is a folder."""
 
@@ -188,6 +220,8 @@ def targets(folder: Path) -> dict[str, Target]:
         "sglang": [p for p in (DATA / "sglang").iterdir() if p.is_dir()],
         "torch_xray": sorted((DATA / "torch_xray").glob("*.h5")),
     }
+    for name, seeds in _by_hand(folder).items():
+        formats[name] = [*formats.get(name, ()), *seeds]
     out = {name: Target(dump, seeds) for name, seeds in formats.items() if seeds}
     out["torch_xray"].share = 1  # each costs a process
     params = corpus / "paddle_params"

@@ -1,5 +1,6 @@
 """A file of a dump or run that is cut, emptied, removed or exchanged on one side is never `same`."""
 
+import json
 import os
 import pickle
 import shutil
@@ -47,6 +48,28 @@ def _h5(path, tensors):
             file.create_dataset(name, data=array)
 
 
+def _texts(write, suffix):
+    """A file a tensor."""
+
+    def make(folder):
+        for number, tensors in enumerate(STEPS):
+            (folder / f"step{number}").mkdir()
+            for name, array in tensors.items():
+                write(folder / f"step{number}" / f"{name}{suffix}", array)
+
+    return make
+
+
+def _raw(path, array):
+    array.tofile(path)
+    path.with_suffix(".shape").write_text("3x4:float32\n")
+
+
+def _prints(folder):
+    lines = [f"{n} {array!r}\n" for tensors in STEPS for n, array in tensors.items()]
+    (folder / "run.log").write_text("".join(lines))
+
+
 def _captured(folder):
     nn = pytest.importorskip("torch").nn
     nn.init.normal_((net := nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))[0].weight)
@@ -82,6 +105,17 @@ DUMPS = {
     "safetensors": _each(lambda path, t: save_file(t, path.with_suffix(".safetensors"))),
     "h5": _each(_h5),
     "pkl": _each(lambda path, t: path.with_suffix(".pkl").write_bytes(pickle.dumps(t))),
+    "np.save of a dict": _each(
+        lambda path, t: np.save(path.with_suffix(".npy"), t, allow_pickle=True)
+    ),
+    "savetxt": _texts(np.savetxt, ".txt"),
+    "json": _each(
+        lambda path, t: path.with_suffix(".json").write_text(
+            json.dumps({name: array.tolist() for name, array in t.items()})
+        )
+    ),
+    "raw": _texts(_raw, ".bin"),
+    "prints": _prints,
     "run": _captured,
     "npy of a run": _converted("npy"),
     "safetensors of a run": _converted("safetensors"),
@@ -102,6 +136,7 @@ DUMPS = {
     "onnx": _sample("onnx"),
 }
 RESTS_ON_NOTHING = {
+    "raw": (".shape",),  # the tensor of the other run has it too
     "run": ("index.safetensors",),  # made anew from the journal
     "msprobe": ("stack.json", "construct.json"),  # lines of source, modules around the calls
     "msprobe sums": ("stack.json", "construct.json"),

@@ -166,3 +166,27 @@ def test_spoilt_texts_cost_tensors_or_are_refused(tmp_path):
     (tmp_path / "work").mkdir()
     for what, path in hostile.variants(sample, tmp_path / "work"):
         hostile.survives(what, path)
+
+
+@pytest.mark.parametrize("left", [0, 5, 40])
+@pytest.mark.parametrize("side", ["ref", "bad"])
+def test_a_table_that_is_cut_in_a_folder_never_passes(left, side, tmp_path):
+    for name in ("ref", "bad"):
+        (tmp_path / name).mkdir()
+        for k in range(3):
+            np.savetxt(tmp_path / name / f"layer{k}.txt", ARRAY * k)
+        (tmp_path / name / "notes.txt").write_text("made on Friday\n")
+    assert whence.compare(tmp_path / "ref", tmp_path / "bad").status == "same"
+    file = tmp_path / side / "layer1.txt"
+    file.write_bytes(file.read_bytes()[:left])
+    assert whence.compare(tmp_path / "ref", tmp_path / "bad", min_coverage=0.1).status != "same"
+
+
+def test_a_link_that_leads_out_of_a_folder_is_not_followed(tmp_path):
+    (tmp_path / "in").mkdir()
+    np.savetxt(tmp_path / "in" / "a.txt", ARRAY)
+    np.savetxt(tmp_path / "out.txt", ARRAY)
+    (tmp_path / "in" / "b.txt").symlink_to(tmp_path / "out.txt")
+    np.save(tmp_path / "in" / "c.npy", ARRAY)
+    run = open_run(tmp_path / "in")
+    assert len(run.records) == 2 and [lack.where for lack in missing_of(run)] == ["b.txt"]

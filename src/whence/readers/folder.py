@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Protocol
 
 from whence.errors import ElementsMissing, MissingDependency, UnreadableRun, WhenceError
@@ -32,6 +33,10 @@ class Reader(Protocol):
 
     def sniff(self, place: Place) -> bool: ...
     def open_run(self, place: Place) -> Run: ...
+
+
+_TABLES = {".txt", ".csv", ".tsv", ".jsonl"}
+"""Of names of texts that are notes as often as tensors."""
 
 
 class NoTensor(UnreadableRun):
@@ -157,13 +162,18 @@ class _Reading:
                 self._lacks(Lack.UNREAD, name, "is a link that leads nowhere or out of the folder, "
                             "a pipe or a folder too deep, and is not followed")  # fmt: skip
         recognised: list[tuple[str, Place, str]] = []
+        read = {PurePosixPath(name).suffix for name in set(self._place.files) - {*self._left.files}}
         for name, file in self._places():
             content = content_of(file, name)
             if content in (Content.EMPTY, Content.CUT):
                 self._lacks(Lack.DAMAGED, name, f"holds {content.value}")
-            elif content in (Content.TEXT, Content.TENSORS):
+            elif content in (Content.TEXT, Content.TENSORS) or not file.size:
                 reader = recognising(file, self._readers)
                 recognised += [(name, file, reader)] if reader else []
+                if not reader and PurePosixPath(name).suffix in read & _TABLES and _is_cut(file):
+                    self._lacks(
+                        Lack.UNREAD, name, "has no end, and others of its kind hold tensors"
+                    )
                 if not reader and content is Content.TENSORS:
                     self._lacks(
                         Lack.UNREAD, name, f"is not read: it is {described(name, file.head)}"
@@ -213,6 +223,11 @@ class _Reading:
         self.missing.append(
             Missing(kind, name, f"{name} {text}; take it away, or give --ignore {name!r}")
         )
+
+
+def _is_cut(file: Place) -> bool:
+    """Whether a small text has no line, or a last one that does not end."""
+    return file.size <= len(file.head) and not file.head.endswith(b"\n")
 
 
 def _is_loose(reader: Reader) -> bool:

@@ -178,6 +178,16 @@ class Place:
             place._above = self, name
         return place
 
+    def peek(self, name: str) -> Place | None:
+        """The file called `name` in this folder, to look at its first bytes: a reader does not want
+        it yet. None where it leads outside or cannot be read.
+        """
+        path = self._root / name
+        try:
+            return Place(path, forms=self.forms) if self._holds(name, path) else None
+        except UnreadableRun:
+            return None
+
     def leave(self, name: str) -> None:
         """Say that a reader knows a file without which no tensor is lost: it holds nothing else, or
         what nobody compares.

@@ -67,7 +67,10 @@ def prints(text: str) -> Iterator[Print]:
         match = _OPENS.search(text, place)
         opens = match.start() if match is not None else len(text)
         if match is None:
-            yield from _figures(text[start:].split("\n"), step)[0]
+            told, step = _figures(text[start:].split("\n"), step)
+            yield from told
+            if text[start:].strip() and not text.endswith("\n"):
+                yield Print("the end", step, why="the text ends within a line: it may be cut off")
             return
         before = text[max(start, opens - 2000) : opens]
         wrapper = _WRAPPER.search(before)
@@ -77,6 +80,8 @@ def prints(text: str) -> Iterator[Print]:
             continue
         tail = _TAIL.match(text, end)
         ends = tail.end() if tail is not None else end
+        if wrapper and ends == len(text) and text[-1] not in ")>\n":
+            block.why = "its print breaks off"
         lines = text[start : opens - len(wrapper[0] if wrapper else "")].split("\n")
         told, step = _figures(lines[:-1], step)
         yield from told

@@ -70,7 +70,8 @@ def _is_ours(place: Place, name: str) -> bool:
     suffix = name[name.rfind(".") :].lower() if "." in name else ""
     if not suffix or suffix not in (*_JSON, *_TABLES):
         return False
-    return sniff(place.within(name))
+    file = place.peek(name)
+    return file is not None and sniff(file)
 
 
 def _is_table(place: Place) -> bool:
@@ -79,7 +80,7 @@ def _is_table(place: Place) -> bool:
         lines = place.head.decode("ascii").split("\n")
     except UnicodeDecodeError:
         return False
-    rows = _rows(lines[:-1] if place.size > len(place.head) else lines)
+    rows = _rows(lines[:-1] if len(lines) > 1 else lines)  # the last may be cut off
     if rows and all(map(_NUMBERED.fullmatch, rows)):
         return len(rows) > 1
     return (len(rows) > 1 or bool(rows and _BETWEEN.search(rows[0]))) and all(map(_cells, rows))

@@ -49,7 +49,8 @@ def _has_sets(place: Place) -> bool:
 
 
 def _is_loose(place: Place, name: str) -> bool:
-    return name.endswith(_SUFFIXES) and sniff(place.within(name))
+    file = place.peek(name) if name.endswith(_SUFFIXES) else None
+    return file is not None and sniff(file)
 
 
 def open_run(place: Place) -> Run:

@@ -57,7 +57,8 @@ def _suffix(name: str) -> str:
 
 
 def _is_ours(place: Place, name: str) -> bool:
-    return _suffix(name) in _TEXTS and sniff(place.within(name))
+    file = place.peek(name) if _suffix(name) in _TEXTS else None
+    return file is not None and sniff(file)
 
 
 def _items(building: Building, file: File, name: str) -> Iterator[Named]:
