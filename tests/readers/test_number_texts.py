@@ -47,6 +47,11 @@ def test_savetxt_is_bit_exact_and_rounded_text_keeps_its_step(suffix, tmp_path):
     assert only(path)[0].dtype == np.int64
 
 
+def test_a_table_of_pandas_loses_its_frame(tmp_path):
+    (tmp_path / "x.csv").write_text(",0,1\n0,0.5,1.5\n1,0.25,-2.5\n")  # DataFrame(array).to_csv()
+    np.testing.assert_array_equal(only(tmp_path / "x.csv")[0], [[0.5, 1.5], [0.25, -2.5]])
+
+
 def test_the_digits_of_one_writer_tell_how_much_a_text_keeps():
     assert steps("0.5", "1.25", "10.0").step == pytest.approx(0.01)
     assert steps("0.5", "1.25", "10.0", of=("0.1234567891234", "0.5")).step == 0

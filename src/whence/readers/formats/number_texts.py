@@ -87,7 +87,15 @@ def _is_table(place: Place) -> bool:
 
 
 def _rows(lines: list[str]) -> list[str]:
-    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    """The rows of numbers; those of a table of pandas without its frame of whole numbers."""
+    rows = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if rows and rows[0].startswith(",") and rows[0] == _frame(rows[0].count(",")):
+        return [row.partition(",")[2] for row in rows[1:]]
+    return rows
+
+
+def _frame(columns: int) -> str:
+    return "," + ",".join(map(str, range(columns)))
 
 
 def _cells(row: str) -> list[str]:
