@@ -121,6 +121,7 @@ def test_a_broken_reader_of_another_package_is_named(tmp_path, tapes, points, mo
             "is a text in which no tensor is known; print name",
         ),
         ("x.bin", bytes(range(256)), "is raw bytes: .* give --shape x.bin=2x12x64:float32"),
+        ("x.f32", bytes(range(256)), "bytes of no kind that is known; .* call it x.f32.bin"),
         ("x.dump", pickle.dumps([1.5]), "is a Python pickle; call it x.dump.pkl"),
         ("x.log.gz", gzip.compress(b"text"), "is packed by gzip; unpack it: gunzip x.log.gz"),
         ("w.gguf", b"GGUF\3\0\0\0", "is a model for llama.cpp; run it"),

@@ -71,7 +71,6 @@ _VIEWS = sorted(
         "--shape NAME=SHAPE ...",
         "Shape and dtype of raw bytes (.bin, .raw, .dat), where neither a file beside them nor the "
         "other run tells, as logits=2x12x64:float32 (repeatable).",
-        rare=True,
     ),
     option(
         "--tier",

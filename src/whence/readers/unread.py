@@ -8,6 +8,7 @@ import zlib
 from enum import Enum
 from pathlib import Path, PurePosixPath
 
+from whence.readers.encodings.raw_form import SUFFIXES
 from whence.readers.source import Place
 from whence.regular_files import is_regular
 
@@ -101,6 +102,11 @@ def described(name: str, head: bytes) -> str:
         return (
             "a text in which no tensor is known; print name and tensor, or write rows of numbers "
             "(np.savetxt) or lists (JSON)"
+        )
+    if suffix not in SUFFIXES:
+        return (
+            "bytes of no kind that is known; write its tensors by np.savez, or call it "
+            f"{name}.bin where it is elements and nothing else"
         )
     return (
         "raw bytes: their shape is not known; give --shape "
