@@ -1,0 +1,209 @@
+"""Dumps that people make by hand: does the answer name the fault, and is it silent otherwise?
+
+    python benchmarks/layouts.py [--half setting|held] [--only REGEX] [--subject NAME] [--json FILE] [-v]
+
+Three small models are dumped in many layouts (`_hand_made.py`): containers, names, orders, steps,
+ranks and dtypes, with six faults and with pairs that differ by rounding. Half of the layouts, drawn
+by name, set nothing: `--half held` is for the end. An answer is `named` (the module with the fault
+first), `region` (its layer first, or as what is not known), `innocent`, `undecided`, `SAME`; of a
+benign pair `silent`, `ALARM` or `undecided`. Exit code 1 where a fault passes or one is made up.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from _hand_made import BENIGN, FAULTS, LAYOUTS, SUBJECTS, Layout, layer_of
+
+import whence
+from whence.errors import WhenceError
+
+HELD = (
+    "TensorRT-LLM",
+    "gradients, npy tap",
+    "h5 all",
+    "npy Chinese layers",
+    "npy NAME_in NAME_out",
+    "npy tap, module names",
+    "npy tap, module names, copied",
+    "npy tap, number behind a word",
+    "npy tap, number last",
+    "npz decode phases",
+    "npz in and out",
+    "npz iterations",
+    "npz tap, arr_0",
+    "npz tap, input and output",
+    "pkl dict",
+    "pkl pairs a step",
+    "pkl tap, dict of input and output",
+    "pt dict in float16",
+    "pt layer files",
+    "pt list of names",
+    "pt tap, epoch and batch",
+    "pt tap, folders of modules",
+    "pt tap, module names",
+    "pt tap, number first",
+    "pt tap, number in folders, ranks",
+    "pt tap, token in the name",
+    "safetensors all",
+    "safetensors layer files",
+    "safetensors tap, input and output",
+)
+"""Layouts that set nothing, as drawn."""
+_GRADIENTS = ("micro", "order", "bfloat16")
+
+
+def is_held(name: str) -> bool:
+    """The draw."""
+    return hashlib.sha256(f"whence layouts {name}".encode()).digest()[0] % 2 == 1
+
+
+def squashed(name: str) -> str:
+    """A name without what stands between its parts."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def is_named(layout: Layout, said: str, planted: str) -> bool:
+    """Does a name of the answer mean the module with the fault?"""
+    layer, inner = layer_of(planted)
+    names = {planted, f"{layer}.{inner}"}
+    if layout.keep == "layers":
+        number = layer.removeprefix("layer_")
+        names = {layer, f"hidden_states_{number}", f"hidden_states.{number}", f"第{number}层"}
+        return any(_squashed_words(said) == _squashed_words(name) for name in names)
+    return any(squashed(name) in squashed(said) for name in names)
+
+
+def _squashed_words(name: str) -> str:
+    return re.sub(r"[^a-z0-9\u4e00-\u9fff]", "", name.lower()).removesuffix("output0")
+
+
+def is_region(said: str, planted: str, subject: str) -> bool:
+    """Does a name of the answer mean the layer of the fault?"""
+    layer = SUBJECTS[subject].layer
+    if not planted.startswith(layer):
+        return squashed(said) == squashed(planted.split(".")[0])
+    number = planted[len(layer) :].split(".")[0]
+    return squashed(said) in {squashed(f"{layer}{number}"), f"layer{number}"}
+
+
+def graded(layout: Layout, subject: str, change: str, result: Any) -> tuple[str, str]:
+    """(grade, what the answer says first)."""
+    said = [finding.name for finding in result.findings]
+    if change not in FAULTS or layout.gradients:
+        if layout.gradients and change in FAULTS:
+            return ("named" if result.status != "same" else "SAME"), result.headline
+        grade = {"same": "silent", "different": "ALARM"}.get(result.status, "undecided")
+        return grade, (said or [result.headline])[0]
+    planted = SUBJECTS[subject].faults[change]
+    if layout.keep == "layers" and not planted.startswith(SUBJECTS[subject].layer):
+        planted = f"{SUBJECTS[subject].layer}0"
+    if result.status == "same":
+        return "SAME", result.headline
+    if result.status == "different":
+        if is_named(layout, said[0], planted):
+            return "named", said[0]
+        return ("region" if is_region(said[0], planted, subject) else "innocent"), said[0]
+    return "undecided", result.headline
+
+
+def changes(layout: Layout) -> tuple[str, ...]:
+    """What the second side may differ by."""
+    return (*_GRADIENTS, "scaled") if layout.gradients else (*FAULTS, *BENIGN)
+
+
+def rows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
+    """A row a pair."""
+    for layout in LAYOUTS.values():
+        if (layout.name in HELD) != (options.half == "held"):
+            continue
+        for subject in SUBJECTS:
+            for change in changes(layout):
+                name = f"{layout.name}/{subject}/{change}"
+                if re.search(options.only, name):
+                    yield row(layout, subject, change, folder, options.keep) | {"name": name}
+
+
+def row(
+    layout: Layout, subject: str, change: str, scratch: Path, keep: Path | None
+) -> dict[str, Any]:
+    """What came of one pair."""
+    place = (keep or scratch) / squashed(layout.name) / subject
+    made = layout.make_gradients if layout.gradients else layout.make
+    for side, what in (("ref", ""), (change, change)):
+        if not (place / side).exists():
+            made(place / side, subject, what)
+    began = time.process_time()
+    try:
+        result = whence.compare(place / "ref", place / change)
+        grade, said = graded(layout, subject, change, result)
+        said = f"{said} | {result.findings[0].sentence}" if result.findings else said
+    except WhenceError as error:
+        grade, said = "refused", str(error).partition("\n")[0]
+    return {
+        "layout": layout.name, "change": change, "grade": grade, "said": said[:300],
+        "seconds": time.process_time() - began,
+    }  # fmt: skip
+
+
+COLUMNS = ("named", "region", "innocent", "undecided", "refused", "SAME", "silent", "ALARM")
+
+
+def table(made: list[dict[str, Any]]) -> None:
+    """Counts, of each layout and of all."""
+    faults: dict[str, Counter[str]] = defaultdict(Counter)
+    for item in made:
+        is_fault = item["change"] in FAULTS
+        faults[item["layout"]][item["grade"] if is_fault else f"{item['grade']} "] += 1
+        faults["all"][item["grade"] if is_fault else f"{item['grade']} "] += 1
+    shown = ["named", "region", "innocent", "undecided", "refused", "SAME"]
+    shown += ["silent ", "ALARM ", "undecided ", "refused "]
+    print(f"{'':44}{'faults':<54}  benign pairs")
+    print(f"{'layout':<44}" + "".join(f"{c.strip():>10}" for c in shown))
+    for layout, counts in sorted(faults.items(), key=lambda item: item[0] == "all"):
+        print(f"{layout:<44}" + "".join(f"{counts[c] or '':>10}" for c in shown))
+    print(f"{sum(item['seconds'] for item in made):.0f} s of CPU for comparing {len(made)} pairs")
+
+
+def main() -> int:
+    """Make, compare, count."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--half", choices=("setting", "held"), default="setting")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--keep", type=Path, help="a folder for the dumps")
+    parser.add_argument("--draw", action="store_true", help="print the layouts that are held")
+    parser.add_argument("-v", "--verbose", action="store_true")
+    options = parser.parse_args()
+    if options.draw:
+        print("\n".join(f'    "{name}",' for name in sorted(filter(is_held, LAYOUTS))))
+        return 0
+    torch.set_num_threads(1)
+    made = []
+    with tempfile.TemporaryDirectory() as folder:
+        for item in rows(options, Path(folder)):
+            made.append(item)
+            if options.verbose or item["grade"] not in ("named", "silent"):
+                print(f"{item['grade']:<10} {item['name']}: {item['said']}", flush=True)
+    table(made)
+    if options.json is not None:
+        options.json.write_text(json.dumps(made, indent=1))
+    return int(any(item["grade"] in ("innocent", "SAME", "ALARM") for item in made))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
