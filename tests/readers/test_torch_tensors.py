@@ -11,7 +11,7 @@ import whence
 from readers import hostile
 from whence.errors import ElementsMissing
 from whence.readers import open_run
-from whence.readers.assembly.named_tensors import placed, steps_of_phases
+from whence.readers.assembly.spoken_names import tell
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -136,15 +136,11 @@ def test_a_folder_of_tensors(tmp_path):
 
 def test_phases_of_a_served_model_are_steps():
     files = [f"dp0/{p}/lm_head/rank1.pt" for p in ("decode_b4_10", "decode_b4_2", "prefill_s128_0")]
-    steps = steps_of_phases(files)
-    assert [placed(file, phases=steps) for file in files] == [
-        ("dp0.lm_head", 2, 1),
-        ("dp0.lm_head", 1, 1),
-        ("dp0.lm_head", 0, 1),
-    ]
-    decodes = steps_of_phases(files[:2])
-    assert decodes == {"decode_b4_2": 1, "decode_b4_10": 2}
-    assert steps_of_phases(["decode/x.pt", "prefill_x/x.pt", "decoder_b1_0/x.pt"]) == {}
+    said = tell(files, [""] * 3)
+    assert [tuple(one) for one in said] == [("lm_head", 2, 1), ("lm_head", 1, 1), ("lm_head", 0, 1)]
+    assert [one.step for one in tell(files[:2], ["", ""])] == [2, 1]
+    others = ["decode/x.pt", "prefill_x/x.pt", "decoder_b1_0/x.pt"]
+    assert {one.step for one in tell(others, [""] * 3)} == {0}
 
 
 def test_parts_of_a_checkpoint_are_one(tmp_path):

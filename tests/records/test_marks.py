@@ -36,6 +36,7 @@ TEXTS = {
     Mark.EXECUTED_IN: "executed in ",
 }
 WITH_VALUE = (
+    Mark.UNORDERED,
     Mark.HIDDEN,
     Mark.PATCHED,
     Mark.PATCHED_AS,

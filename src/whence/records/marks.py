@@ -32,7 +32,9 @@ class Mark(StrEnum):
     STORED_WIDER = "the dump does not say in what dtype it was computed"
     """Its tensors may be stored wider than they were computed."""
     UNORDERED = "the dump does not say which tensor was made before which"
-    """Its place among the other calls means nothing."""
+    """Its place among the other calls means nothing. What the dump tells instead may follow
+    (`known_order.Trace`).
+    """
     LOGGED = "some of what a kernel held, logged while it ran"
     """A label whose elements are a part of a tensor of a kernel."""
     TAKES = "takes "
@@ -71,6 +73,7 @@ class Mark(StrEnum):
 _BEHIND = (Mark.HIDDEN, Mark.TAKEN_TOGETHER)
 _ANYWHERE = (Mark.PATCHED, Mark.PATCHED_AS)  # several notes of a module stand in one text
 _BEFORE = (
+    Mark.UNORDERED,
     Mark.TAKES,
     Mark.WRITES,
     Mark.EXECUTED_IN,

@@ -8,18 +8,26 @@ label.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
+import numpy as np
+import xxhash
+
+from whence import dtypes
 from whence.errors import UnreadableRun
+from whence.readers.assembly import spoken_names
 from whence.readers.assembly.builder import Building, Load
+from whence.readers.encodings import limits
 from whence.readers.encodings.archive import File
 from whence.readers.encodings.pickle_values import TorchTensor, Unknown
 from whence.readers.source import Place
 from whence.readers.unread import not_read
-from whence.records import Lack
+from whence.records import Lack, known_order
+from whence.records.known_order import Trace
 from whence.records.marks import Mark, mark
 
 # Last parts of names that only weights, and what optimizers keep of them, have.
@@ -30,13 +38,10 @@ _WEIGHTS = re.compile(
     r"|(weight|bias)_(ih|hh)(_l\d{1,3})?(_reverse)?|exp_avg|exp_avg_sq|momentum_buffer)$"
 )
 _WRAPPERS = ("state_dict", "model_state_dict", "module_state_dict")
-_SLOT = re.compile(r"(?:^|[._-])(?P<kind>input|output)s?(?:[._-](?P<slot>\d{1,4}))?$")
-_ORDERED = re.compile(r"^(\d{1,12})[_-](?=.)")
-_STEP = re.compile(r"^(?:step|iter|iteration|pass|token)[_=-]?(\d{1,9})$", re.IGNORECASE)
-_RANK = re.compile(r"^(?:rank|global_?rank|device|worker|proc)[_=-]?(\d{1,9})$", re.IGNORECASE)
-# Forward passes of a served model as engines capture them: prefill_s128_0, decode_b1_3.
-_PHASE = re.compile(r"^(?P<kind>prefill|decode)(?:_[a-z]+\d+)*_(?P<number>\d{1,9})$")
-_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+_TELLING_BYTES = 64
+"""The least size of a tensor that is not like another by chance."""
+_FLOW_BYTES = 1 << 30
+"""Elements of a dump that are read to see which tensors are inputs of which calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +50,10 @@ class Named:
     takes them.
 
     modified_ns: of its file. ordered: whether the file has its tensors in the order in which they
-    were made. place_in_call: scope, "input" or "output", and slot, where the dump states them.
-    arguments: of its call. file: relative to the dump. is_text: it holds words and no numbers.
-    options: others of `Building.tensor`.
+    were made. entry: its place in such a file, else -1. counter: a number of its call, -1 where it
+    has none. place_in_call: scope, "input" or "output", and slot, where the dump states them.
+    arguments, note: of its call. file: relative to the dump. is_text: it holds words and no
+    numbers. options: others of `Building.tensor`.
     """
 
     name: str
@@ -59,8 +65,11 @@ class Named:
     rank: int = 0
     modified_ns: int = 0
     ordered: bool = False
+    entry: int = -1
+    counter: int = -1
     stride: tuple[int, ...] = ()
     place_in_call: tuple[str, str, str] | None = None
+    note: str = ""
     file: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     is_text: bool = False
@@ -76,6 +85,24 @@ class Named:
             file="" if self.is_text else self.file,
             **self.options,
         )
+
+    @property
+    def nbytes(self) -> int:
+        """Of its elements, 0 where they are not read."""
+        known = self.load is not None and self.dtype in dtypes.DTYPES
+        return limits.count(self.shape) * dtypes.named(self.dtype).itemsize if known else 0
+
+    def content(self) -> Hashable:
+        """What stands for its elements; () where they are not read, or too alike to tell."""
+        if self.nbytes < _TELLING_BYTES or self.load is None:
+            return ()
+        try:
+            elements = np.ascontiguousarray(self.load()).reshape(-1).view(np.uint8)
+        except Exception:  # noqa: BLE001 - whatever a damaged file does to a parser: it tells nothing
+            return ()
+        if not (elements[8:] != elements[:-8]).any():
+            return ()
+        return self.shape, self.dtype, xxhash.xxh3_128_digest(elements.data)
 
 
 Items = Callable[[Building, File, str], Iterable[Named]]
@@ -122,67 +149,36 @@ def of_files(
     if not place.is_folder:
         only = File(place.path)
         return [
-            item if item.load is not None else replace(item, file=place.path.name)
-            for item in items(building, only, "")
+            replace(
+                item, entry=n if item.ordered else -1, file="" if item.load else place.path.name
+            )
+            for n, item in enumerate(items(building, only, ""))
         ]
-    chosen = [name for name in place.files if is_ours(name)]
     tensors: list[Named] = []
-    steps = steps_of_phases(chosen)
-    for name in chosen:
-        prefix, step, rank = placed(name, is_only=len(chosen) == 1, phases=steps)
+    for name in filter(is_ours, place.files):
         try:
             file = File(place.inside(name))
             tensors += (
                 replace(
-                    item, step=item.step or step, rank=rank, modified_ns=file.modified_ns, file=name
+                    item, entry=n if item.ordered else -1, modified_ns=file.modified_ns, file=name
                 )
-                for item in items(building, file, prefix)
+                for n, item in enumerate(items(building, file, ""))
             )
         except UnreadableRun as error:
             building.lacks(Lack.DAMAGED, name, not_read(name, error))
-    return tensors
+    said = spoken_names.tell([item.file for item in tensors], [item.name for item in tensors])
+    return [
+        replace(item, name=say.name, step=say.step, rank=say.rank)
+        for item, say in zip(tensors, said, strict=True)
+    ]
 
 
-def steps_of_phases(paths: Iterable[str]) -> dict[str, int]:
-    """The step that each folder named after a phase stands for: prefills first, then decodes, by
-    their numbers. A dump of decodes alone begins with step 1, after the prefill that it lacks.
+def placed(path: str, *, is_only: bool = False) -> tuple[str, int, int]:
+    """(dotted name, step, rank) of a file in a tree. path: relative, with forward slashes. is_only:
+    the only file of a dump adds no name.
     """
-    phases = {
-        part: match for path in paths for part in path.split("/") if (match := _PHASE.match(part))
-    }
-    ordered = sorted(phases, key=lambda part: (int(phases[part]["number"]), natural(part)))
-    prefills, decodes = (
-        [part for part in ordered if phases[part]["kind"] == kind] for kind in ("prefill", "decode")
-    )
-    first = max(len(prefills), 1)
-    return {part: n for n, part in enumerate(prefills)} | {
-        part: first + n for n, part in enumerate(decodes)
-    }
-
-
-def placed(
-    path: str, *, is_only: bool = False, phases: Mapping[str, int] | None = None
-) -> tuple[str, int, int]:
-    """(dotted name, step, rank) of a file in a tree: folders and files called step3 or rank0 are
-    not part of the name.
-
-    path: relative, with forward slashes. is_only: the only file of a dump adds no name, nor do
-    parts of one checkpoint (model-00001-of-00002). phases: steps of folders, from
-    `steps_of_phases`.
-    """
-    step, rank, parts = 0, 0, []
-    pure = PurePosixPath(path)
-    stem = pure.name.removesuffix(pure.suffix)
-    for part in (*pure.parts[:-1], stem):
-        if match := _STEP.match(part):
-            step = int(match[1])
-        elif match := _RANK.match(part):
-            rank = int(match[1])
-        elif phases and part in phases:
-            step = phases[part]
-        elif part is not stem or not (is_only or _SHARD.search(stem)):
-            parts.append(part)
-    return ".".join(parts), step, rank
+    said = spoken_names.tell([path], ["all"] if is_only else [""])[0]
+    return said.name.removesuffix("all").removesuffix("."), said.step, said.rank
 
 
 def below(name: str, inner: str) -> str:
@@ -194,13 +190,17 @@ def add(building: Building, items: Sequence[Named]) -> None:
     """Add the tensors of one dump as calls. Gradients are often kept under the names of their
     weights; the dump's name tells.
     """
-    if (
-        is_checkpoint(item.name for item in items)
-        and "grad" not in PurePosixPath(building.path).name.lower()
-    ):
+    paths = [PurePosixPath(building.path).name, *(item.file for item in items)]
+    if is_checkpoint(item.name for item in items) and not _are_of_gradients(paths):
         add_weights(building, items)
     else:
-        add_labels(building, *in_order(items))
+        add_labels(building, *in_order(_with_calls(items)))
+
+
+def _are_of_gradients(paths: Sequence[str]) -> bool:
+    """Does the name of the dump, or of each of its files, speak of gradients?"""
+    dump, *files = ["grad" in path.lower() for path in paths]
+    return dump or (bool(files) and all(files))
 
 
 def is_checkpoint(names: Iterable[str]) -> bool:
@@ -209,75 +209,106 @@ def is_checkpoint(names: Iterable[str]) -> bool:
     return 2 * sum(bool(_WEIGHTS.match(name)) for name in last) > len(last)
 
 
+def _with_calls(items: Sequence[Named]) -> list[Named]:
+    """The tensors with the calls that their names tell: scopes, sides, slots and counters."""
+    told = spoken_names.sides([item.name for item in items])
+    places = [item.place_in_call or place for item, place in zip(items, told, strict=True)]
+    scopes = [scope for scope, _, _ in places]
+    counted = spoken_names.counted([(item.step, item.rank) for item in items], scopes)
+    return [
+        replace(item, place_in_call=(scope, *place[1:]), counter=counter)
+        for item, place, (scope, counter) in zip(
+            items, places, counted or [(scope, -1) for scope in scopes], strict=True
+        )
+    ]
+
+
 def in_order(items: Sequence[Named]) -> tuple[list[Named], bool]:
-    """Tensors in the order in which they were made, and whether that order is known.
-
-    By the number that all names begin with ("003_attn"), which is then no part of the name; else by
-    the order within the file, where files hold several; else by the times of the files, where these
-    differ and agree with the numbers in the names; else by name, numbers by size, which is an order
-    only where names differ in numbers alone.
+    """Tensors that are of calls in the order in which they were made, and whether that order is
+    known; where it is not, with what is known of it as notes.
     """
-    numbers = [_ORDERED.match(item.name) for item in items]
-    if items and all(numbers):
-        counted = [
-            (item.step, item.rank, int(match[1]), i)
-            for i, (match, item) in enumerate(zip(numbers, items))
-            if match
-        ]
-        return [
-            replace(items[i], name=_ORDERED.sub("", items[i].name)) for *_, i in sorted(counted)
-        ], True
-    if items and all(item.ordered for item in items):
-        return list(items), True
-    by_name = sorted(items, key=lambda item: (item.step, item.rank, natural(item.name)))
-    by_time = sorted(by_name, key=lambda item: (item.step, item.rank, item.modified_ns))
-    if _told_by_time(by_time):
-        return by_time, True
-    return by_name, len({_family(item.name) for item in items}) < 2
-
-
-def _told_by_time(items: Sequence[Named]) -> bool:
-    """Whether these were written one after the other, layer 0 before layer 1. A copied folder is
-    written in any order.
-    """
-    last: dict[Any, tuple[Any, ...]] = {}
-    moments: set[tuple[int, int, int]] = set()
+    moments: dict[tuple[int, int], list[Named]] = {}
     for item in items:
-        moments.add((item.step, item.rank, item.modified_ns))
-        family = (item.step, item.rank, _family(item.name))
-        numbers = natural(item.name)[1::2]
-        if family in last and numbers < last[family]:
-            return False
-        last[family] = numbers
-    return len(moments) == len(items)
+        moments.setdefault((item.step, item.rank), []).append(item)
+    orders = [_Moment(moments[moment]) for moment in sorted(moments)]
+    is_known = all(order.known.is_total for order in orders)
+    return [item for order in orders for item in order.items(with_notes=not is_known)], is_known
 
 
-def _family(name: str) -> str:
-    return re.sub(r"\d+", "*", name)
+class _Moment:
+    """The calls of one step and rank, and what is known of their order."""
+
+    def __init__(self, items: Sequence[Named]) -> None:
+        calls: dict[tuple[str, int], list[Named]] = {}
+        seen: Counter[tuple[str, str, str]] = Counter()
+        for item in sorted(items, key=lambda item: (item.counter, item.entry)):
+            place = _place(item)
+            calls.setdefault((place[0], seen[place]), []).append(item)
+            seen[place] += 1
+        self._calls = [
+            sorted(calls[key], key=lambda item: _place(item)[1])
+            for key in sorted(calls, key=_by_name)
+        ]
+        self._traces = [_trace(call[-1]) for call in self._calls]
+        self.known = known_order.known(self._traces)
+        if not self.known.is_total and (flow := self._flow()):
+            self.known = known_order.known(self._traces, flow)
+
+    def items(self, *, with_notes: bool) -> Iterator[Named]:
+        """All of them, the inputs of a call before its outputs."""
+        for node in self.known.order:
+            for item in self._calls[node] if node < len(self._calls) else ():
+                yield replace(item, note=self._traces[node].note()) if with_notes else item
+
+    def _flow(self) -> list[known_order.Chain]:
+        """Calls whose outputs are inputs of others, by content; [] where too much would have to be
+        read.
+        """
+        told = [call if len(call) > 1 else [] for call in self._calls]
+        if sum(item.nbytes for call in told for item in call) > _FLOW_BYTES:
+            return []
+        reads: list[dict[Hashable, None]] = []
+        makers: dict[Hashable, list[int]] = {}
+        for node, call in enumerate(told):
+            contents = [(_place(item)[1], item.content()) for item in call]
+            reads.append({content: None for side, content in contents if side == "input"})
+            for side, content in contents:
+                if side == "output" and content not in reads[node]:
+                    makers.setdefault(content, []).append(node)
+        names = [f"{trace.name}." for trace in self._traces]
+        return [
+            [[maker], [node]]
+            for node, read in enumerate(reads)
+            for content in read
+            for maker in makers.get(content, ())
+            if content != ()
+            and not names[maker].startswith(names[node])
+            and not names[node].startswith(names[maker])
+        ]
 
 
-def slot_of(name: str) -> tuple[str, str, str]:
-    """(scope, "input" or "output", slot) that a name says: "layers.0.mlp.input.1" is input 1 of
-    layers.0.mlp; all "" when it says none.
-    """
-    match = _SLOT.search(name, max(0, len(name) - 20))
-    return (name[: match.start()], match["kind"], match["slot"] or "0") if match else ("", "", "")
+def _place(item: Named) -> tuple[str, str, str]:
+    return item.place_in_call or (item.name, "output", "0")
+
+
+def _by_name(key: tuple[str, int]) -> tuple[Any, ...]:
+    return natural(key[0]), key[1]
+
+
+def _trace(item: Named) -> Trace:
+    """What the last tensor of a call tells of when it was made."""
+    return Trace(_place(item)[0], item.counter, item.file, item.entry, item.modified_ns or -1)
 
 
 def add_labels(building: Building, items: Sequence[Named], has_order: bool = True) -> None:
     """Each name a call with that output; where names say which are inputs and outputs of a module,
     these are one call and nest.
-
-    BERT has modules called output: names are taken apart only where some say "input", or all say
-    something.
     """
-    places = [item.place_in_call or slot_of(item.name) for item in items]
-    tells = any(kind == "input" for _, kind, _ in places) or all(kind for _, kind, _ in places)
+    told = spoken_names.sides([item.name for item in items])
     calls: list[_Group] = []
     open_: dict[tuple[int, int, str], _Group] = {}
-    for item, (scope, kind, slot) in zip(items, places, strict=True):
-        if item.place_in_call is None and not (tells and kind):
-            scope, kind, slot = item.name, "output", "0"
+    for item, told_place in zip(items, told, strict=True):
+        scope, kind, slot = item.place_in_call or told_place
         group = open_.get((item.step, item.rank, scope))
         # An output ends a call: what comes in afterwards is the next one's.
         if (
@@ -285,7 +316,9 @@ def add_labels(building: Building, items: Sequence[Named], has_order: bool = Tru
             or slot in group.slots[kind]
             or (kind == "input" and group.slots["output"])
         ):
-            group = open_[item.step, item.rank, scope] = _Group(item.step, item.rank, scope)
+            group = open_[item.step, item.rank, scope] = _Group(
+                item.step, item.rank, scope, item.note
+            )
             calls.append(group)
         group.slots[kind][slot] = item
         group.arguments.update(item.arguments)
@@ -320,7 +353,7 @@ def add_labels(building: Building, items: Sequence[Named], has_order: bool = Tru
             inputs=inputs,
             outputs=outputs,
             arguments=group.arguments,
-            notes=() if has_order else (mark(Mark.UNORDERED),),
+            notes=() if has_order else (group.note or mark(Mark.UNORDERED),),
         )
         if group.holds_others:
             handles[*moment, group.scope] = handle
@@ -333,6 +366,7 @@ class _Group:
     step: int
     rank: int
     scope: str
+    note: str = ""
     slots: dict[str, dict[str, Named]] = field(default_factory=lambda: {"input": {}, "output": {}})
     arguments: dict[str, Any] = field(default_factory=dict)
 

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
 
 from whence import judge
 from whence.comparison.verdicts.declared.tolerances import allows
 from whence.comparison.verdicts.pair_errors import PairErrors
-from whence.records import Call
+from whence.dtypes import is_half_roundoff
+from whence.records import Call, known_order
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_written
 from whence.results import SlotPair, Verdict, VerdictKind
 
 _LEAST_SHARE = 10
 """Scales have one number for 16 codes or more: what has more is computed from as they are."""
+_SUSPECT = (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED)
+_CANCELLED, _CANCELLED_16, _OF_ALL = 0.3, 3e-2, 1e-3
+"""Of the largest gradient of a module, and of all: a smaller one may be what is left of larger
+terms. Kernels of 16 bits add in 32, where a sum of many terms rounds often.
+"""
+_NAMED = 4
+"""So many labels are named where any of them may be to blame."""
 _StepKey = tuple[int, str, int]
 """Process, root and step of a call."""
 
@@ -96,53 +109,134 @@ class LabelJudge:
 
     def verdicts(self) -> dict[tuple[int, int], Verdict]:
         """The verdicts by (call, -1)."""
-        verdicts: dict[tuple[int, int], Verdict] = {}
-        errors_before: dict[_StepKey, list[judge.PairError]] = defaultdict(list)
+        moments: dict[_StepKey, list[Call]] = defaultdict(list)
         for label in sorted((self.paired.calls[c] for c in self._labels), key=lambda c: c.order):
-            index, key = self._labels[label.id], _step_of(label)
-            slots = self.paired.plan.pairs[index].slots
-            errors = list(map(self._around.size_only, slots))
-            verdict, e_out = self._verdict(label, slots, errors, errors_before[key])
-            verdicts[label.id, -1] = self._tolerated(verdict, label, slots, e_out)
-            errors_before[key] = _worst([*errors_before[key], *errors])
+            moments[_step_of(label)].append(label)
+        verdicts: dict[tuple[int, int], Verdict] = {}
+        for labels in moments.values():
+            has_order = not any(has_mark(label, Mark.UNORDERED) for label in labels)
+            judged = self._one_by_one(labels) if has_order else self._as_far_as_ordered(labels)
+            verdicts |= {(call, -1): verdict for call, verdict in judged.items()}
         return verdicts
+
+    def _one_by_one(self, labels: Sequence[Call]) -> dict[int, Verdict]:
+        """Verdicts of labels that were made in this order, by call."""
+        verdicts: dict[int, Verdict] = {}
+        errors_before: list[judge.PairError] = []
+        for label in labels:
+            errors = self._errors(label)
+            around = self._around.before(label)
+            verdicts[label.id] = self._verdict(label, errors, errors_before, around)
+            errors_before = _worst([*errors_before, *errors])
+        return verdicts
+
+    def _as_far_as_ordered(self, labels: Sequence[Call]) -> dict[int, Verdict]:
+        """Verdicts of labels of which only a part of the order is known, by call. A label may come
+        of all that may have been made before it: only the first that differ can be to blame, and
+        where these are several, what they are parts of.
+        """
+        order = known_order.known(
+            [known_order.trace_of(label) for label in labels],
+            other=[known_order.trace_of(self._partner(label)) for label in labels],
+        )
+        before: list[list[judge.PairError]] = [[] for _ in order.before]
+        errors = [self._errors(label) for label in labels]
+        suspects: set[int] = set()
+        firsts: list[int] = []
+        verdicts: dict[int, Verdict] = {}
+        for node in order.order:
+            former = order.before[node]
+            before[node] = _worst(
+                [e for f in former for e in (*before[f], *(errors[f] if f < len(labels) else ()))]
+            )
+            is_behind = not suspects.isdisjoint(former)
+            if node < len(labels):
+                label = labels[node]
+                verdict = self._verdict(label, errors[node], before[node], ())
+                if verdict.verdict in _SUSPECT:
+                    if is_behind:
+                        verdict = verdict.withdrawn(VerdictKind.INHERITED, verdict.sentence)
+                    else:
+                        firsts.append(node)
+                    is_behind = True
+                verdicts[label.id] = verdict
+            if is_behind:
+                suspects.add(node)
+        if len(firsts) > 1:
+            verdicts |= _together([labels[node] for node in firsts], verdicts)
+        return verdicts
+
+    def _partner(self, label: Call) -> Call:
+        return self.paired.pair(self._labels[label.id]).partner
+
+    def _errors(self, label: Call) -> list[judge.PairError]:
+        return [self._of_terms(slot, label) for slot in self._slots(label)]
+
+    def _slots(self, label: Call) -> Sequence[SlotPair]:
+        return self.paired.plan.pairs[self._labels[label.id]].slots
+
+    def _of_terms(self, slot: SlotPair, label: Call) -> judge.PairError:
+        """The error of a tensor, that of a gradient in units of the terms that it is a sum of where
+        these cancel: gradients beside it show their size.
+        """
+        error, module = self._around.size_only(slot), known_order.module_of(label.scope)
+        largest = self._gradients.get((_step_of(label), module), 0.0) if module else 0.0
+        if not error.value or not largest or not math.isfinite(error.value):
+            return error
+        share = _CANCELLED_16 if is_half_roundoff(error.u) else _CANCELLED
+        terms = max(share * largest, _OF_ALL * self._gradients[_step_of(label), ""])
+        value = error.value * min(1.0, self._norm(slot) / terms)
+        if value > judge.LIMITS.within(error.u):
+            return error
+        return dataclasses.replace(error, value=value)
+
+    @functools.cached_property
+    def _gradients(self) -> Mapping[tuple[_StepKey, str], float]:
+        """The largest norm of the gradients of each module, and of all under ""."""
+        labels = [self.paired.calls[call] for call in self._labels]
+        largest: dict[tuple[_StepKey, str], float] = defaultdict(float)
+        if known_order.are_gradients([label.scope for label in labels]):
+            for label in labels:
+                if module := known_order.module_of(label.scope):
+                    for key in ((_step_of(label), module), (_step_of(label), "")):
+                        largest[key] = max(largest[key], *map(self._norm, self._slots(label)), 0.0)
+        return largest
+
+    def _norm(self, slot: SlotPair) -> float:
+        measured = self.paired.measured[slot.reference_record, slot.target_record]
+        norm = measured.values.get("reference_norm")
+        if norm is None and (arrays := self.paired.arrays(slot)) is not None:
+            norm = float(np.linalg.norm(arrays[0].astype(np.float64).ravel()))
+        return norm if norm is not None and math.isfinite(norm) else 0.0
 
     def _verdict(
         self,
         label: Call,
-        slots: Sequence[SlotPair],
         errors: Sequence[judge.PairError],
         labels_before: Sequence[judge.PairError],
-    ) -> tuple[Verdict, float]:
-        """The verdict of one label, and its error."""
+        around: Sequence[judge.PairError],
+    ) -> Verdict:
+        """The verdict of one label. labels_before, around: errors of labels and of other calls that
+        were made before it.
+        """
+        slots = self._slots(label)
         u = self.errors.roundoff(slots, errors, self._beside(label, slots))
-        has_order = not has_mark(label, Mark.UNORDERED)
-        errors_before = [*labels_before, *self._around.before(label)]
-        growth = judge.grow(errors_before if has_order else [judge.PairError(None)], errors, u)
+        errors_before = [*labels_before, *around]
+        growth = judge.grow(errors_before, errors, u)
         verdict = judge.judge_region(self._labels[label.id], -1, growth, note=self._note)
-        size = f"differs by rel_l2 {size_in_words(growth.e_out)}"
         look = functools.partial(self.errors.sight, slots)
         if self.paired.stated:
             verdict = judge.judge_stated(verdict, growth, u, look, first=not labels_before)
         elif verdict.verdict == VerdictKind.INTRODUCED and (kernel := self._around.kernel(label)):
             verdict = verdict.withdrawn(
                 VerdictKind.UNDETERMINED,
-                f"logged by {kernel}: {size}, which nothing printed before it explains; a log of "
-                "some elements inside a kernel is no result of it, and no fault is read from it "
-                "alone",
+                f"logged by {kernel}: differs by rel_l2 {size_in_words(growth.e_out)}, which "
+                "nothing printed before it explains; a log of some elements inside a kernel is no "
+                "result of it, and no fault is read from it alone",
             )
         else:
-            verdict = judge.judge_unseen(
-                verdict,
-                growth,
-                u,
-                errors_before if has_order and errors_before else None,
-                look,
-            )
-        if not has_order and verdict.verdict == VerdictKind.UNDETERMINED:
-            sentence = f"{size}; {Mark.UNORDERED}, so what it inherits is not known"
-            verdict = verdict.replace(sentence=sentence)
-        return verdict, growth.e_out
+            verdict = judge.judge_unseen(verdict, growth, u, errors_before or None, look)
+        return self._tolerated(verdict, label, slots, growth.e_out)
 
     def _beside(self, label: Call, slots: Iterable[SlotPair]) -> Iterator[float]:
         """Unit roundoffs of tensors of a label's step, but for what is too small to be more than
@@ -177,6 +271,38 @@ class LabelJudge:
             if entry is not None and arrays is not None and allows(entry, arrays[1], arrays[0]):
                 verdict = tolerances.declared(verdict, entry, label, e_out)
         return verdict
+
+
+def _together(firsts: Sequence[Call], verdicts: Mapping[int, Verdict]) -> dict[int, Verdict]:
+    """Verdicts of the first labels that differ, of which none is known to be before the others: one
+    of what they all are parts of, where one of them is wrong and there is such a whole.
+    """
+    names = [label.scope for label in firsts]
+    whole = _common(names)
+    wrong = [label.id for label in firsts if verdicts[label.id].verdict == VerdictKind.INTRODUCED]
+    listed = ", ".join(names[:_NAMED]) + (
+        f" and {len(names) - _NAMED} more" if names[_NAMED:] else ""
+    )
+    words = f"first differences{f' in {whole}' if whole else ''}: {listed}; {Mark.UNORDERED}"
+    together: dict[int, Verdict] = {}
+    for label in firsts:
+        verdict = verdicts[label.id]
+        sentence = f"{words}; {verdict.sentence}"
+        if wrong and whole and label.id == wrong[0]:
+            together[label.id] = verdict.replace(where=whole, sentence=sentence)
+        else:
+            kind = VerdictKind.INHERITED if wrong and whole else VerdictKind.UNDETERMINED
+            together[label.id] = verdict.withdrawn(kind, sentence)
+    return together
+
+
+def _common(names: Sequence[str]) -> str:
+    """What all names begin with, up to the end of a part."""
+    parts = [re.split(r"([./_-])", name) for name in names]
+    many = sum(
+        1 for _ in itertools.takewhile(lambda same: len(set(same)) == 1, zip(*parts, strict=False))
+    )
+    return "".join(parts[0][: many - (many + 1) % 2])
 
 
 def size_in_words(value: float | None) -> str:

@@ -1,0 +1,275 @@
+"""What people write into names of files and entries: steps, ranks, counters, inputs and outputs.
+
+Words stand in the tables here, and nowhere else. A mark is a word with a number (`step3`, `dp0`,
+`第3步`). A part of a path that is all mark is one; a mark at the end of a longer name is one where
+at least half of the names of the dump have that word, so that a module called `token_1` stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+_STEP_WORDS = (
+    "epoch|轮次?",
+    "(?:global_?)?step|iter(?:ation)?|步骤?|迭代",
+    "batch|sample|prompt|request|批次?",
+    "micro(?:_?batch)?|mb",
+    "pass|forward|fwd|turn",
+    "tok(?:en)?|词",
+)
+"""Of what is counted, the outermost first."""
+_RANK_WORDS = (
+    "(?:(?:global|local|tp|mp|pp|dp|ep|cp|sp|tensor|pipeline|data)_?)?rank|[tmpdec]p|node|device|worker"
+    "|proc(?:ess)?|gpu|cuda|npu|xpu|hpu|卡|进程|设备"
+)
+_PHASE = re.compile(
+    r"(?P<kind>prefill|decode)(?:_[a-z]+\d+)*_(?P<number>\d{1,9})|(?P<only>prefill)"
+)
+_MARK = "(?:" + "|".join(
+    [f"(?:(?P<s{n}>{words})[_=-]?(?P<n{n}>\\d{{1,9}}))" for n, words in enumerate(_STEP_WORDS)]
+    + [f"(?:(?P<rank>{_RANK_WORDS})[_=:-]?(?P<nr>\\d{{1,9}}))", "第(?P<nc>\\d{1,9})[步轮批]"]
+) + ")"  # fmt: skip
+_AT_START = re.compile(_MARK + r"(?:$|[._-])", re.IGNORECASE)
+_AT_END = re.compile(r"(?:^|[._-])" + _MARK + "$", re.IGNORECASE)
+_ANY = re.compile("|".join((*_STEP_WORDS, _RANK_WORDS, "第", "prefill|decode")), re.IGNORECASE)
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+_PLACE = re.compile(r"(?:arr_)?(\d{1,4})")
+
+_SIDES = {
+    "input": "input", "inputs": "input", "输入": "input", "in": "input", "args": "input",
+    "output": "output", "outputs": "output", "输出": "output", "out": "output",
+    "result": "output", "ret": "output",
+}  # fmt: skip
+_CLEAR = frozenset(("input", "inputs", "输入", "output", "outputs", "输出"))
+"""Of these, words that mean a side wherever they end a name."""
+_SUFFIX = re.compile(
+    rf"(?:^|[._-])(?P<word>{'|'.join(_SIDES)})(?:[._-]?(?P<slot>\d{{1,4}}))?(?P<named>\.[A-Za-z]\w{{0,30}})?$"
+)
+_PREFIX = re.compile(rf"^(?P<word>{'|'.join(_SIDES)})[._-](?=.)")
+
+
+class Mark(NamedTuple):
+    """level: of a step, as in `_STEP_WORDS`, -1 for a rank, -2 for a phase. word: in small letters,
+    what it is a number of.
+    """
+
+    level: int
+    word: str
+    number: int
+
+
+class Said(NamedTuple):
+    """What the path of a tensor says."""
+
+    name: str
+    step: int
+    rank: int
+
+
+def tell(paths: Sequence[str], inner: Sequence[str]) -> list[Said]:
+    """What the names of the tensors of one dump say.
+
+    paths: of their files, relative, with forward slashes. inner: names in the file, "" for its only
+    tensor.
+    """
+    pieces = [_pieces(path, name) for path, name in zip(paths, inner, strict=True)]
+    common = _words_of_most(pieces)
+    parted = [[_parted(piece, common) for piece in row] for row in pieces]
+    marks = [[mark for _, found in row for mark in found] for row in parted]
+    steps = _numbered([[m for m in row if m.level != -1] for row in marks])
+    ranks = _numbered([[m for m in row if m.level == -1] for row in marks])
+    names = _names([[rest for rest, _ in row] for row in parted], inner, len(set(paths)))
+    return [Said(*said) for said in zip(names, steps, ranks, strict=True)]
+
+
+def _pieces(path: str, name: str) -> list[str]:
+    """Folders, the name of the file and the name in it."""
+    *folders, last = path.split("/")
+    stem, dot, _ = last.rpartition(".")
+    return [*folders, stem if dot and stem else last, *([name] if name else [])]
+
+
+def _words_of_most(pieces: Sequence[Sequence[str]]) -> frozenset[str]:
+    """The words of marks that at least half of the names have at an end of a part."""
+    counts: Counter[str] = Counter()
+    for row in pieces:
+        counts.update({mark.word for piece in row for mark in _marked(piece)[1]})
+    return frozenset(word for word, count in counts.items() if 2 * count >= len(pieces))
+
+
+@lru_cache(maxsize=65536)
+def _marked(piece: str) -> tuple[str, tuple[Mark, ...]]:
+    """A part of a name without the marks at its ends, and these."""
+    if not _ANY.search(piece):
+        return piece, ()
+    if phase := _PHASE.fullmatch(piece):
+        return "", (Mark(-2, phase["kind"] or phase["only"], int(phase["number"] or 0)),)
+    marks: list[Mark] = []
+    while match := _AT_START.match(piece) or _AT_END.search(piece):
+        marks.append(_mark(match))
+        piece = piece[match.end() :] if not match.start() else piece[: match.start()]
+    return piece, tuple(marks)
+
+
+def _mark(match: re.Match[str]) -> Mark:
+    if match["rank"]:
+        return Mark(-1, match["rank"].lower(), int(match["nr"]))
+    if match["nc"]:
+        return Mark(1, "第", int(match["nc"]))
+    level = next(n for n in range(len(_STEP_WORDS)) if match[f"s{n}"])
+    return Mark(level, match[f"s{level}"].lower(), int(match[f"n{level}"]))
+
+
+def _parted(piece: str, common: frozenset[str]) -> tuple[str, tuple[Mark, ...]]:
+    """As `_marked`, where the part is all marks, or has words of most names alone."""
+    rest, marks = _marked(piece)
+    if rest and not all(mark.word in common for mark in marks):
+        return piece, ()
+    return rest, marks
+
+
+def _numbered(marks: Sequence[Sequence[Mark]]) -> list[int]:
+    """One number for the marks of each name: their own where one kind of them varies, else that of
+    their place among all. Prefills come first; decodes alone begin with 1, after the prefill that
+    is not there.
+    """
+    keys = [{(mark.level, mark.word): mark.number for mark in row} for row in marks]
+    values: dict[tuple[int, str], set[int | None]] = defaultdict(set)
+    kinds = {kind for key in keys for kind in key}
+    for key in keys:
+        for kind in kinds:
+            values[kind].add(key.get(kind))
+    varying = sorted(kind for kind, numbers in values.items() if len(numbers) > 1)
+    if not any(level == -2 for level, _ in kinds) and len(varying) < 2:
+        chosen = (varying or sorted(kinds, key=lambda kind: (kind[0], "rank" in kind[1])))[-1:]
+        return [next((key[kind] for kind in chosen if kind in key), 0) for key in keys]
+    places = [_place_of(key) for key in keys]
+    different = sorted(set(places))
+    first = int(bool(different[0]) and different[0][0][:2] == (-2, 1))
+    number = {place: n + first for n, place in enumerate(different)}
+    return [number[place] for place in places]
+
+
+def _place_of(key: Mapping[tuple[int, str], int]) -> tuple[tuple[int, int, int], ...]:
+    """Where marks stand among others: prefills before decodes, the outermost count first."""
+    return tuple(sorted((level, int(word == "decode"), n) for (level, word), n in key.items()))
+
+
+def _names(
+    parts: Sequence[Sequence[str]], inner: Sequence[str], files: int
+) -> list[str]:  # fmt: skip
+    """Dotted names of what is left. The name of a file is none of it where all files have one, or
+    are parts of one checkpoint; nor is a name in the file that is the same in all.
+    """
+    heads, tails = [], []
+    for row, name in zip(parts, inner, strict=True):
+        cut = len(row) - bool(name)
+        kept = [part for part in row[:cut] if part]
+        if kept and row[cut - 1 : cut] == kept[-1:] and _SHARD.search(kept[-1]):
+            kept.pop()
+        heads.append(".".join(kept))
+        tails.append(row[cut] if name else "")
+    is_told = all(tails)
+    if is_told and len(set(heads)) == 1 and (files > 1 or "/" not in heads[0]):
+        heads = [""] * len(heads)
+    elif is_told and len(set(tails)) == 1 and tails[0] not in _SIDES and len(set(heads)) > 1:
+        tails = [""] * len(tails)
+    elif is_told and len(set(heads)) > 1 and all(map(_PLACE.fullmatch, tails)):
+        tails = [f"output.{tail.removeprefix('arr_')}" for tail in tails]
+    return [f"{a}.{b}" if a and b else a or b for a, b in zip(heads, tails, strict=True)]
+
+
+# ---- inputs and outputs
+
+
+def sides(names: Sequence[str]) -> list[tuple[str, str, str]]:
+    """(scope, "input" or "output", slot) of each name: `layers.0.mlp.input.1` is input 1 of
+    layers.0.mlp. What says nothing is an output under its whole name.
+
+    Words at the end, or else at the beginning (folders), tell where every name has one. Where some
+    have, an input is one by a clear word, and an output is one whose module has an input: BERT has
+    modules called output.
+    """
+    at_end = [_at_end(name) for name in names]
+    if all(at_end):
+        return [side or (name, "output", "0") for side, name in zip(at_end, names, strict=True)]
+    at_start = [_at_start(name) for name in names]
+    told = [side for side in at_start if side]
+    given = {side[0] for side in told if side[1] == "input"}
+    made = {side[0] for side in told if side[1] == "output"}
+    if 2 * len(told) > len(names) and 2 * len(given & made) >= max(len(given), len(made)):
+        return [
+            side if side and side[0] in given & made else (name, "output", "0")
+            for side, name in zip(at_start, names, strict=True)
+        ]
+    clear = [_at_end(name, clear=True) for name in names]
+    given = {side[0] for side in clear if side and side[1] == "input"}
+    return [
+        side if side and (side[1] == "input" or side[0] in given) else (name, "output", "0")
+        for side, name in zip(clear, names, strict=True)
+    ]
+
+
+def _at_end(name: str, *, clear: bool = False) -> tuple[str, str, str] | None:
+    match = _SUFFIX.search(name, max(0, len(name) - 60))
+    if match is None or (clear and (match["word"] not in _CLEAR or match["named"])):
+        return None
+    slot = match["slot"] or (match["named"] or ".0").removeprefix(".")
+    return name[: match.start()], _SIDES[match["word"]], slot
+
+
+def _at_start(name: str) -> tuple[str, str, str] | None:
+    match = _PREFIX.match(name)
+    return (name[match.end() :], _SIDES[match["word"]], "0") if match else None
+
+
+# ---- counters
+
+
+_COUNTERS = (
+    re.compile(r"^(?P<number>\d{1,12})[_-](?=.)"),
+    re.compile(r"^(?P<number>\d{1,12})[._-](?=.)"),
+    re.compile(r"(?<=.)[._-](?P<number>\d{1,12})$"),
+)
+
+
+def counted(moments: Sequence[Hashable], scopes: Sequence[str]) -> list[tuple[str, int]] | None:
+    """(name without its counter, counter) of each name, where all names have one: a number that
+    belongs to one call in each moment; None where there is none. moments: steps and ranks.
+
+    A number in front with a bar behind it is one; another is where it tells calls apart that have
+    several names, for numbers of layers are shared by what is in a layer.
+    """
+    shared = _shared_start(scopes)
+    bare = [scope[len(shared) :] for scope in scopes]
+    for place, pattern in enumerate(_COUNTERS):
+        matches = [pattern.search(scope) for scope in bare]
+        if not scopes or not all(matches):
+            continue
+        told = [
+            (scope[: m.start()] + scope[m.end() :], int(m["number"]))
+            for scope, m in zip(bare, matches, strict=True)
+            if m is not None
+        ]
+        names: dict[Hashable, set[str]] = defaultdict(set)
+        for moment, (name, number) in zip(moments, told, strict=True):
+            names[moment, number].add(name)
+        tells = len({name for name, _ in told}) > 1 and all(len(n) == 1 for n in names.values())
+        if tells or (not place and not shared):
+            return told
+    return None
+
+
+def _shared_start(names: Iterable[str]) -> str:
+    """What all names begin with, up to a bar or a dot in front of a number; "" for one name."""
+    different = sorted(set(names))
+    if len(different) < 2:
+        return ""
+    first, last = different[0], different[-1]
+    size = next((k for k, (a, b) in enumerate(zip(first, last)) if a != b), 0)
+    match = re.match(r"[A-Za-z]+[._-](?=\d)", first)
+    return match[0] if match and match.end() <= size + 1 and last.startswith(match[0]) else ""

@@ -1,0 +1,380 @@
+"""What is known of the order in which tensors were made, where a dump does not state it.
+
+Each source says of some tensors that they were made before others. The sources are asked in turn,
+the strongest first; what contradicts a stronger one is not believed. What follows from none stays
+unordered.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from whence.records.marks import Mark, has_mark, mark, mark_value
+from whence.records.run import Call
+
+Chain = Sequence[Sequence[int]]
+"""Groups of tensors: all of one were made before all of the next, in a group nothing is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a dump tells of when a tensor was made. name: dotted. counter: a number in its name.
+
+    file, entry: where it lies, entry -1 where the file says nothing of an order. time: when the
+    file was written, in ns. -1 or "": not known.
+    """
+
+    name: str
+    counter: int = -1
+    file: str = ""
+    entry: int = -1
+    time: int = -1
+
+    def note(self) -> str:
+        """As a note of its call."""
+        return mark(Mark.UNORDERED, f": {self.counter} {self.entry} {self.time} {self.file}")
+
+
+def trace_of(call: Call) -> Trace:
+    """What a call of a dump tells; where nothing else is said, its place among the calls counts."""
+    if not has_mark(call, Mark.UNORDERED):
+        return Trace(call.scope, call.order)
+    value = mark_value(call, Mark.UNORDERED).removeprefix(": ")
+    numbers = value.split(" ", 3)
+    if len(numbers) < 4:
+        return Trace(call.scope)
+    return Trace(call.scope, int(numbers[0]), numbers[3], int(numbers[1]), int(numbers[2]))
+
+
+class PartialOrder:
+    """Which tensors were made before which. Nodes from 0 to `count` are tensors; what stands
+    between groups of them has a higher number.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.before: list[list[int]] = [[] for _ in range(count)]
+        """By node, what was made right before it."""
+        self.order: list[int] = list(range(count))
+        """All nodes, each behind what was made before it; tensors by number where that is open."""
+        self.is_total = count < 2
+
+    def add(self, chains: Sequence[Chain]) -> None:
+        """Believe a source, as far as nothing contradicts it."""
+        if self.is_total or not chains or self._take(chains) or len(chains) > _TRIED:
+            return
+        for chain in chains:
+            self._take([chain])
+
+    def _take(self, chains: Iterable[Chain]) -> bool:
+        many = len(self.before)
+        added: list[int] = []
+        for chain in chains:
+            for former, later in itertools.pairwise(chain):
+                last = list(former)
+                if len(former) * len(later) > len(former) + len(later):
+                    self.before.append(last)  # what stands between
+                    last = [len(self.before) - 1]
+                for node in later:
+                    self.before[node] += last
+                    added += [node] * len(last)
+        sort = self._sorted()
+        if sort is not None:
+            self.order, self.is_total = sort
+            return True
+        for node in added:
+            self.before[node].pop()
+        del self.before[many:]
+        return False
+
+    def _sorted(self) -> tuple[list[int], bool] | None:
+        """(order, whether no other is possible); None where there is a circle."""
+        waiting = [len(before) for before in self.before]
+        after: list[list[int]] = [[] for _ in self.before]
+        for node, before in enumerate(self.before):
+            for former in before:
+                after[former].append(node)
+        # what stands between comes at once
+        ready = [(node < self.count, node) for node, left in enumerate(waiting) if not left]
+        heapq.heapify(ready)
+        order, is_total = list[int](), True
+        while ready:
+            is_tensor, node = heapq.heappop(ready)
+            is_total = is_total and not (is_tensor and ready)
+            order.append(node)
+            for later in after[node]:
+                waiting[later] -= 1
+                if not waiting[later]:
+                    heapq.heappush(ready, (later < self.count, later))
+        return (order, is_total) if len(order) == len(self.before) else None
+
+
+_TRIED = 64
+"""A source of so many chains is tried chain by chain where it contradicts a stronger one."""
+
+
+def known(
+    traces: Sequence[Trace], flow: Sequence[Chain] = (), other: Sequence[Trace] = ()
+) -> PartialOrder:
+    """What is known of the order of tensors of one step and rank. flow: what their contents tell;
+    other: what the other run tells of each.
+
+    Gradients of parameters are made in the order of a backward pass, whatever order they are kept
+    in.
+    """
+    order = PartialOrder(len(traces))
+    if are_gradients([trace.name for trace in traces]):
+        modules = [Trace(module_of(trace.name)) for trace in traces]
+        for by_name in _BY_NAME:
+            order.add([chain[::-1] for chain in by_name(modules)])
+        return order
+    for source in _SOURCES:
+        order.add(source(traces))
+        if source is _by_entry:
+            order.add(flow)
+    for source in _SOURCES if other else ():
+        order.add(source(other))
+    return order
+
+
+_PARAMETER = re.compile(
+    r"^(?:(?:d|grads?|gradients?)[._-])?(?P<module>.*?)[._-]?(?<![A-Za-z])(?:weight|bias|gamma|beta|kernel)"
+    r"(?:[._-](?:grads?|gradient))?$"
+)
+
+
+def module_of(name: str) -> str:
+    """The module whose parameter a gradient is of, by its name; "" of what is no gradient."""
+    match = _PARAMETER.match(name)
+    return match["module"] if match else ""
+
+
+def are_gradients(names: Sequence[str]) -> bool:
+    """Are these, for the most part, gradients of parameters?"""
+    return 2 * sum(bool(module_of(name)) for name in names) > len(names)
+
+
+# ---- sources
+
+
+def _by_counter(traces: Sequence[Trace]) -> list[Chain]:
+    """Numbers that count calls, in the names of all."""
+    if any(trace.counter < 0 for trace in traces):
+        return []
+    return [_grouped(range(len(traces)), lambda n: traces[n].counter)]
+
+
+def _by_entry(traces: Sequence[Trace]) -> list[Chain]:
+    """Places in a file, unless a sort may have made them."""
+    return [
+        [[n] for n in entries]
+        for entries in _files(traces)
+        if not _is_sorted([traces[n].name for n in entries])
+    ]
+
+
+def _by_sorted_entry(traces: Sequence[Trace]) -> list[Chain]:
+    """Places in a file by alphabet, where that may be chance."""
+    return [
+        [[n] for n in entries]
+        for entries in _files(traces)
+        if _is_sorted(names := [traces[n].name for n in entries]) and _choices(names) < _CHANCE
+    ]
+
+
+def _by_part(traces: Sequence[Trace]) -> list[Chain]:
+    """A module returns after its parts, as names nest."""
+    places: dict[str, list[int]] = defaultdict(list)
+    for n, trace in enumerate(traces):
+        places[trace.name].append(n)
+    parts: dict[str, list[int]] = defaultdict(list)
+    for n, trace in enumerate(traces):
+        for match in _INNER.finditer(trace.name):
+            whole = trace.name[: match.start()]
+            if whole in places:
+                parts[whole].append(n)
+    return [[inner, places[whole]] for whole, inner in parts.items()]
+
+
+_INNER = re.compile(r"[./]|(?<=\d)_")
+_NUMBER = re.compile(r"\d+")
+
+
+def _by_number(traces: Sequence[Trace]) -> list[Chain]:
+    """Layers by their numbers, compared as numbers; what convolutions stand beside as well."""
+    numbered: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    beside: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    with_convolutions = set()
+    for n, trace in enumerate(traces):
+        for match in _NUMBER.finditer(trace.name):
+            before = trace.name[: match.start()]
+            numbered[before][int(match[0])].append(n)
+            above = before.rstrip(_LETTERS)
+            if above != before:
+                beside[above][int(match[0])].append(n)
+                if before[len(above) :].lower() == "conv":
+                    with_convolutions.add(above)
+    chosen = [*numbered.values(), *(beside[above] for above in with_convolutions)]
+    return [[numbers[k] for k in sorted(numbers)] for numbers in chosen if len(numbers) > 1]
+
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_GIVEN = re.compile(r"^(\w*input_ids|\w*attention_mask|position_ids|pixel_values|inputs?)$")
+_TRUNK = (
+    re.compile(r"embed|(^|[._/-])(wte|wpe|stem|conv_in|patchify)([._/-]|$)"),
+    re.compile(r"^(?!.*(norm|ln_f|pool|head|classif)).*(transformer|encoder|decoder|backbone|trunk|block"
+               r"|layer|stage|features|body)"),
+    re.compile(r"(^|[._/-])(final\w*|norm|ln_f|post_layernorm|layer_?norm)([._/-]|$)"),
+    re.compile(r"pool"),
+    re.compile(r"(^|[._/-])(lm_head|head|classifier|classification|fc|logits|score|cls|proj_out|conv_out"
+               r"|output)([._/-]|$)"),
+)  # fmt: skip
+"""Roles around layers, in the order in which they run."""
+_TOWERS = (("encoder", "decoder"), ("down", "mid", "up"))
+
+
+def _by_role(traces: Sequence[Trace]) -> list[Chain]:
+    """Embeddings before layers before the last norm before the head; an encoder before its
+    decoder.
+    """
+    names = [trace.name.lower() for trace in traces]
+    firsts = [_NUMBER.search(name) for name in names]
+    heads = [name[: m.start()] if m else name for name, m in zip(names, firsts, strict=True)]
+    chains: list[Chain] = []
+    given = {n for n, name in enumerate(names) if _GIVEN.match(name)}
+    if given:
+        chains.append([sorted(given), [n for n in range(len(names)) if n not in given]])
+    towers = [
+        [
+            [n for n, head in enumerate(heads) if re.search(rf"(^|[._/-]){word}", head)]
+            for word in words
+        ]
+        for words in _TOWERS
+    ]
+    split = [[part for part in tower if part] for tower in towers if sum(map(bool, tower)) > 1]
+    chains += split
+    inside = {n for tower in split for part in tower for n in part}
+    groups = [part for tower in split for part in tower]
+    groups.append([n for n in range(len(names)) if n not in inside])
+    for group in groups:
+        roles: list[list[int]] = [[] for _ in _TRUNK]
+        for n in group:
+            role = next((k for k, words in enumerate(_TRUNK) if words.search(heads[n])), None)
+            if role is None and firsts[n] is not None:
+                role = 1
+            if role is not None and n not in given:
+                roles[role].append(n)
+        chains.append([role for role in roles if role])
+        if inside and roles[-1] and group is groups[-1]:
+            chains.append([sorted(inside), roles[-1]])
+    return chains
+
+
+_LAYER = tuple((stage, re.compile(rf"(^|\.)({words})$")) for stage, words in (
+    (0, r"input\.layernorm|pre\.attention\.\w+|(attn|attention|self\.attn)\.norm|ln\.attn"),
+    (3, r"(attn|attention)\.(o|out|wo|c\.proj|proj|dense|output\.dense|to\.out(\.0)?)"
+        r"(\.proj|\.lin)?|[ow]\.proj|out\.proj"),
+    (1, r"(q|k|v|qkv|query|key|value|query\.key\.value|c\.attn|in|w[qkv]|to\.[qkv])"
+        r"(\.proj|\.lin|\.norm)?"),
+    (2, r"rotary\w*|softmax|scores?|attention\.self|attn\.weights|context"),
+    (4, r"(attn|attention)\.output(\.layernorm)?|((self|cross)\.)?(attn|attention)|mixer"
+        r"|selfattention"),
+    (5, r"post\.attention\.layernorm|ffn\.norm|pre\.feedforward\.layernorm|mlp\.norm|ln\.mlp"),
+    (6, r"(fc\.?1|c\.fc|gate|up|gate\.up|w1|w3|wi(\.\d)?|linear\.?1|lin\.?1|dense\.h\.to\.4h)"
+        r"(\.proj)?|intermediate(\.dense)?"),
+    (7, r"act(\.fn)?|activation(\.fn)?|gelu|silu|intermediate\.act\.fn"),
+    (8, r"(fc\.?2|c\.proj|down|w2|wo|linear\.?2|lin\.?2|dense\.4h\.to\.h|output\.dense)(\.proj)?"),
+    (9, r"mlp|ffn|feed\.forward|output|output\.layernorm"),
+    (10, r"(norm|ln|layernorm|layer\.norm)\.?1"),
+    (11, r"(norm|ln|layernorm|layer\.norm)\.?2"),
+))  # fmt: skip
+"""Roles in a layer of a transformer. Whether the numbered norms (10, 11) stand before or behind is
+another matter in each model.
+"""
+_NORM_1, _NORM_2 = 10, 11
+
+
+def _in_layer(traces: Sequence[Trace]) -> list[Chain]:
+    """In a layer: attention before the MLP, projections in and out."""
+    layers: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    roles: dict[str, int | None] = {}
+    for n, trace in enumerate(traces):
+        match = _NUMBER.search(trace.name)
+        inner = trace.name[match.end() :] if match else ""
+        if inner not in roles:
+            words = re.sub(r"[/_-]", ".", inner).strip(".").lower()
+            roles[inner] = next((k for k, role in _LAYER if role.search(words)), None)
+        role = roles[inner]
+        if match and role is not None:
+            layers[trace.name[: match.end()]][role].append(n)
+    chains: list[Chain] = []
+    for stages in layers.values():
+        chain = [stages[k] for k in range(_NORM_1) if k in stages]
+        attention = [n for k in range(5) for n in stages.get(k, ())]
+        mlp = [n for k in range(6, _NORM_1) for n in stages.get(k, ())]
+        first, second = stages.get(_NORM_1, []), stages.get(_NORM_2, [])
+        chains += [
+            [group for group in groups if group]
+            for groups in (chain, [first, mlp], [[*attention, *first], second])
+        ]
+    return [chain for chain in chains if len(chain) > 1]
+
+
+def _by_time(traces: Sequence[Trace]) -> list[Chain]:
+    """When files were written, unless they were by alphabet, as a copy is."""
+    timed = [n for n, trace in enumerate(traces) if trace.time >= 0]
+    chain = _grouped(timed, lambda n: traces[n].time)
+    files = dict.fromkeys(traces[n].file for group in chain for n in sorted(group))
+    if len(chain) < 2 or (_is_sorted([*files]) and _choices([*files]) >= _CHANCE):
+        return []
+    return [chain]
+
+
+_SOURCES: tuple[Callable[[Sequence[Trace]], list[Chain]], ...] = (
+    _by_counter, _by_entry, _by_part, _by_number, _by_role, _in_layer, _by_sorted_entry, _by_time,
+)  # fmt: skip
+"""The strongest first."""
+
+_BY_NAME: tuple[Callable[[Sequence[Trace]], list[Chain]], ...] = (_by_number, _by_role, _in_layer)
+
+_CHANCE = 100.0
+"""Of so many orders one is that of the alphabet: then it is no chance."""
+
+
+def _files(traces: Sequence[Trace]) -> list[list[int]]:
+    """The tensors of each file that has an order, in it."""
+    files: dict[str, list[int]] = defaultdict(list)
+    for n, trace in enumerate(traces):
+        if trace.entry >= 0:
+            files[trace.file].append(n)
+    for entries in files.values():
+        entries.sort(key=lambda n: traces[n].entry)
+    return [entries for entries in files.values() if len(entries) > 1]
+
+
+def _grouped(nodes: Iterable[int], key: Callable[[int], int]) -> Chain:
+    groups: dict[int, list[int]] = defaultdict(list)
+    for node in nodes:
+        groups[key(node)].append(node)
+    return [groups[k] for k in sorted(groups)]
+
+
+def _is_sorted(names: Sequence[str]) -> bool:
+    return all(a <= b for a, b in itertools.pairwise(names))
+
+
+def _choices(names: Sequence[str]) -> float:
+    """In how many orders the modules of these names can stand, numbers aside."""
+    kids: dict[str, set[str]] = defaultdict(set)
+    for name in names:
+        above = ""
+        for part in re.split(r"[./]", _NUMBER.sub("*", name)):
+            kids[above].add(part)
+            above = f"{above}.{part}"
+    return math.exp(min(sum(math.lgamma(len(parts) + 1) for parts in kids.values()), 50))
