@@ -83,7 +83,13 @@ def is_named(layout: Layout, said: str, planted: str) -> bool:
     names = {planted, f"{layer}.{inner}"}
     if layout.keep == "layers":
         number = layer.removeprefix("layer_")
-        names = {layer, f"hidden_states_{number}", f"hidden_states.{number}", f"第{number}层"}
+        names = {
+            layer,
+            f"hidden_states_{number}",
+            f"hidden_states.{number}",
+            f"第{number}层",
+            f"1.{number}",
+        }
         return any(_squashed_words(said) == _squashed_words(name) for name in names)
     return any(squashed(name) in squashed(said) for name in names)
 

@@ -2,6 +2,7 @@
 tested in parts/test_torch_file.py.
 """
 
+import os
 import pickle
 
 import numpy as np
@@ -223,3 +224,58 @@ def test_quantised_tensors_cost_themselves(zipped, tmp_path):
     for name in quantised:
         with pytest.raises(ElementsMissing, match="_rebuild_qtensor is not read"):
             run.array(by_name[name])
+
+
+def stacked(fault=0.0):
+    """Outputs of layers with parts, by name, of which one is wrong."""
+    draw = torch.Generator().manual_seed(0)
+    made = {}
+    x = torch.randn(4, 16, generator=draw)
+    for layer in (2, 10):
+        for part in ("b", "a"):
+            x = torch.tanh(x @ torch.randn(16, 16, generator=draw) / 2)
+            x = x + fault * (layer == 2 and part == "b")
+            made[f"layer_{layer}", part] = x
+    return made
+
+
+def written_by_layer(folder, made):
+    folder.mkdir()
+    for layer in ("layer_2", "layer_10"):
+        torch.save({p: x for (k, p), x in made.items() if k == layer}, folder / f"{layer}.pt")
+
+
+def test_the_alphabet_of_files_is_no_order_of_layers(tmp_path):
+    written_by_layer(tmp_path / "ref", stacked())
+    written_by_layer(tmp_path / "bad", stacked(1.0))
+    for path in tmp_path.rglob("*.pt"):
+        os.utime(path, (0, 0))
+    result = whence.compare(str(tmp_path / "ref"), str(tmp_path / "bad"))
+    assert result.status != "same"
+    assert "layer_10" not in {finding.name.split(".")[0] for finding in result.findings}
+
+
+def test_of_several_first_differences_the_whole_is_named(tmp_path):
+    names = {"ref": 0.0, "bad": 1.0}
+    for name, fault in names.items():
+        made = {"layer_1.c": torch.ones(3, 4)} | {".".join(k): x for k, x in stacked(fault).items()}
+        (tmp_path / name).mkdir()
+        for key, x in made.items():
+            torch.save(x, tmp_path / name / f"{key}.pt")
+            os.utime(tmp_path / name / f"{key}.pt", (0, 0))
+    result = whence.compare(str(tmp_path / "ref"), str(tmp_path / "bad"))
+    assert [finding.name for finding in result.findings] == ["layer_2"]
+    assert "layer_2.a, layer_2.b" in result.findings[0].sentence
+
+
+@pytest.mark.parametrize(("bias", "status"), [(1e-8, "same"), (1.0, "different")])
+def test_a_gradient_that_cancels_is_measured_against_its_module(bias, status, tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    weights = {f"layers.{n}.fc.weight": torch.randn(8, 8, generator=draw) for n in range(3)}
+    for name in ("ref", "tgt"):
+        noise = bias * torch.randn(8, generator=draw)
+        (tmp_path / name).mkdir()
+        torch.save(weights | {"layers.1.fc.bias": noise}, tmp_path / name / "grads.pt")
+    result = whence.compare(str(tmp_path / "ref"), str(tmp_path / "tgt"))
+    assert result.status == status
+    assert all(finding.name.startswith("layers.1.fc") for finding in result.findings)

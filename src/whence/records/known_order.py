@@ -13,7 +13,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from whence.records.marks import Mark, has_mark, mark, mark_value
 from whence.records.run import Call
@@ -22,34 +22,42 @@ Chain = Sequence[Sequence[int]]
 """Groups of tensors: all of one were made before all of the next, in a group nothing is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(NamedTuple):
     """What a dump tells of when a tensor was made. name: dotted. counter: a number in its name.
 
-    file, entry: where it lies, entry -1 where the file says nothing of an order. time: when the
-    file was written, in ns. -1 or "": not known.
+    entry: its place in its file, where that may be an order. time: when the file was written, in
+    ns. -1 or "": not known.
     """
 
     name: str
     counter: int = -1
-    file: str = ""
     entry: int = -1
     time: int = -1
+    file: str = ""
 
     def note(self) -> str:
         """As a note of its call."""
-        return mark(Mark.UNORDERED, f": {self.counter} {self.entry} {self.time} {self.file}")
+        told = [f"{word} {number}" for word, number in zip(_WORDS, self[1:4]) if number >= 0]
+        told += [f"file {self.file}"] if self.file else []
+        return mark(Mark.UNORDERED, f": {', '.join(told)}" if told else "")
+
+
+_WORDS = ("number", "entry", "time")
+_NOTE = re.compile(
+    r"(?:: )?(?:number (\d{1,19}))?(?:, )?(?:entry (\d{1,19}))?(?:, )?(?:time (\d{1,19}))?"
+    r"(?:, )?(?:file (.*))?",
+    re.DOTALL,
+)
 
 
 def trace_of(call: Call) -> Trace:
     """What a call of a dump tells; where nothing else is said, its place among the calls counts."""
     if not has_mark(call, Mark.UNORDERED):
         return Trace(call.scope, call.order)
-    value = mark_value(call, Mark.UNORDERED).removeprefix(": ")
-    numbers = value.split(" ", 3)
-    if len(numbers) < 4:
+    match = _NOTE.fullmatch(mark_value(call, Mark.UNORDERED))
+    if match is None:
         return Trace(call.scope)
-    return Trace(call.scope, int(numbers[0]), numbers[3], int(numbers[1]), int(numbers[2]))
+    return Trace(call.scope, *(int(number or -1) for number in match.groups()[:3]), match[4] or "")
 
 
 class PartialOrder:
@@ -233,7 +241,7 @@ _TRUNK = (
     re.compile(r"(^|[._/-])(final\w*|norm|ln_f|post_layernorm|layer_?norm)([._/-]|$)"),
     re.compile(r"pool"),
     re.compile(r"(^|[._/-])(lm_head|head|classifier|classification|fc|logits|score|cls|proj_out|conv_out"
-               r"|output)([._/-]|$)"),
+               r"|output|last_hidden_state)([._/-]|$)"),
 )  # fmt: skip
 """Roles around layers, in the order in which they run."""
 _TOWERS = (("encoder", "decoder"), ("down", "mid", "up"))

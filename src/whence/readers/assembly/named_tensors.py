@@ -168,7 +168,7 @@ def of_files(
             building.lacks(Lack.DAMAGED, name, not_read(name, error))
     said = spoken_names.tell([item.file for item in tensors], [item.name for item in tensors])
     return [
-        replace(item, name=say.name, step=say.step, rank=say.rank)
+        replace(item, name=say.name, step=item.step or say.step, rank=say.rank)
         for item, say in zip(tensors, said, strict=True)
     ]
 
@@ -297,7 +297,7 @@ def _by_name(key: tuple[str, int]) -> tuple[Any, ...]:
 
 def _trace(item: Named) -> Trace:
     """What the last tensor of a call tells of when it was made."""
-    return Trace(_place(item)[0], item.counter, item.file, item.entry, item.modified_ns or -1)
+    return Trace(_place(item)[0], item.counter, item.entry, item.modified_ns or -1, item.file)
 
 
 def add_labels(building: Building, items: Sequence[Named], has_order: bool = True) -> None:

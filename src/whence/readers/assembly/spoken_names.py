@@ -46,8 +46,9 @@ _SIDES = {
 }  # fmt: skip
 _CLEAR = frozenset(("input", "inputs", "输入", "output", "outputs", "输出"))
 """Of these, words that mean a side wherever they end a name."""
-_SUFFIX = re.compile(
-    rf"(?:^|[._-])(?P<word>{'|'.join(_SIDES)})(?:[._-]?(?P<slot>\d{{1,4}}))?(?P<named>\.[A-Za-z]\w{{0,30}})?$"
+_SUFFIX = re.compile(rf"(?:^|[._-])(?P<word>{'|'.join(_SIDES)})(?:[._-]?(?P<slot>\d{{1,4}}))?$")
+_OF_ARGUMENT = re.compile(
+    rf"(?:^|[._-])(?P<word>{'|'.join(_SIDES)})\.(?P<slot>[A-Za-z][A-Za-z0-9_]{{0,30}})$"
 )
 _PREFIX = re.compile(rf"^(?P<word>{'|'.join(_SIDES)})[._-](?=.)")
 
@@ -149,14 +150,15 @@ def _numbered(marks: Sequence[Sequence[Mark]]) -> list[int]:
         return [next((key[kind] for kind in chosen if kind in key), 0) for key in keys]
     places = [_place_of(key) for key in keys]
     different = sorted(set(places))
-    first = int(bool(different[0]) and different[0][0][:2] == (-2, 1))
+    first = int(bool(different[0]) and different[0][0][:2] == (-2, "decode"))
     number = {place: n + first for n, place in enumerate(different)}
     return [number[place] for place in places]
 
 
-def _place_of(key: Mapping[tuple[int, str], int]) -> tuple[tuple[int, int, int], ...]:
+def _place_of(key: Mapping[tuple[int, str], int]) -> tuple[tuple[int, str, int], ...]:
     """Where marks stand among others: prefills before decodes, the outermost count first."""
-    return tuple(sorted((level, int(word == "decode"), n) for (level, word), n in key.items()))
+    words = {"prefill": ""}
+    return tuple(sorted((level, words.get(word, word), n) for (level, word), n in key.items()))
 
 
 def _names(
@@ -215,11 +217,13 @@ def sides(names: Sequence[str]) -> list[tuple[str, str, str]]:
 
 
 def _at_end(name: str, *, clear: bool = False) -> tuple[str, str, str] | None:
-    match = _SUFFIX.search(name, max(0, len(name) - 60))
-    if match is None or (clear and (match["word"] not in _CLEAR or match["named"])):
+    start = max(0, len(name) - 60)
+    match = _SUFFIX.search(name, start)
+    if match is None and not clear:
+        match = _OF_ARGUMENT.search(name, start)
+    if match is None or (clear and match["word"] not in _CLEAR):
         return None
-    slot = match["slot"] or (match["named"] or ".0").removeprefix(".")
-    return name[: match.start()], _SIDES[match["word"]], slot
+    return name[: match.start()], _SIDES[match["word"]], match["slot"] or "0"
 
 
 def _at_start(name: str) -> tuple[str, str, str] | None:

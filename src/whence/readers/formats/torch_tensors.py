@@ -6,14 +6,16 @@ Read without torch, and nothing in them is executed: see `encodings.torch_file`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from whence.readers.assembly import named_tensors
 from whence.readers.assembly.builder import Building
 from whence.readers.assembly.named_tensors import Named
 from whence.readers.encodings import torch_file
 from whence.readers.encodings.archive import File
+from whence.readers.encodings.pickle_values import TorchTensor, Unknown
 from whence.readers.source import Place
 from whence.records import Run
 
@@ -52,5 +54,26 @@ def _items(building: Building, file: File, name: str) -> Iterator[Named]:
     """The tensors of a file. name: of its only one, what the names of those in a container begin
     with.
     """
-    for inner, tensor in torch_file.tensors(torch_file.load(Path(file.name))):
-        yield named_tensors.of_torch(named_tensors.below(name, inner), tensor, ordered=bool(inner))
+    tree = torch_file.load(Path(file.name))
+    # fields of an object stand in the order of its class
+    is_object = isinstance(tree, Unknown)
+    for inner, tensor in (_fields if is_object else list)(torch_file.tensors(tree)):
+        is_ordered = bool(inner) and not is_object
+        yield named_tensors.of_torch(named_tensors.below(name, inner), tensor, ordered=is_ordered)
+
+
+def _fields(tensors: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """The tensors of an object once: it is pickled with its fields in several forms, of which some
+    have names.
+    """
+    by_tensor: dict[object, dict[str, Any]] = {}
+    for name, tensor in tensors:
+        is_read = isinstance(tensor, TorchTensor)
+        key = (tensor.storage.key, tensor.offset, tensor.shape) if is_read else id(tensor)
+        by_tensor.setdefault(key, {})[name] = tensor
+    return [
+        (name, tensor)
+        for names in by_tensor.values()
+        for name, tensor in names.items()
+        if not name.replace(".", "").isdecimal() or all(n[:1].isdecimal() for n in names)
+    ]

@@ -24,10 +24,12 @@ from whence.results import SlotPair, Verdict, VerdictKind
 _LEAST_SHARE = 10
 """Scales have one number for 16 codes or more: what has more is computed from as they are."""
 _SUSPECT = (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED)
-_CANCELLED, _CANCELLED_16, _OF_ALL = 0.3, 3e-2, 1e-3
+_CANCELLED, _OF_ALL = 0.3, 1e-3
 """Of the largest gradient of a module, and of all: a smaller one may be what is left of larger
-terms. Kernels of 16 bits add in 32, where a sum of many terms rounds often.
+terms.
 """
+_PASSES = 3
+"""Sums behind a gradient of 16 bits: the pass forward, the pass back, and that over the batch."""
 _NAMED = 4
 """So many labels are named where any of them may be to blame."""
 _StepKey = tuple[int, str, int]
@@ -183,12 +185,18 @@ class LabelJudge:
         largest = self._gradients.get((_step_of(label), module), 0.0) if module else 0.0
         if not error.value or not largest or not math.isfinite(error.value):
             return error
-        share = _CANCELLED_16 if is_half_roundoff(error.u) else _CANCELLED
-        terms = max(share * largest, _OF_ALL * self._gradients[_step_of(label), ""])
+        terms = max(_CANCELLED * largest, _OF_ALL * self._gradients[_step_of(label), ""])
         value = error.value * min(1.0, self._norm(slot) / terms)
         if value > judge.LIMITS.within(error.u):
             return error
         return dataclasses.replace(error, value=value)
+
+    def _is_rounded_gradient(self, label: Call, growth: judge.ErrorGrowth, u: float) -> bool:
+        """Is it a gradient of 16 bits that does not stand out from those before it?"""
+        is_gradient = bool(self._gradients) and bool(known_order.module_of(label.scope))
+        room, limits = _PASSES * judge.LIMITS.within(u), judge.LIMITS
+        is_near = growth.e_out <= room and growth.growth <= limits.growth
+        return is_gradient and is_half_roundoff(u) and is_near
 
     @functools.cached_property
     def _gradients(self) -> Mapping[tuple[_StepKey, str], float]:
@@ -236,6 +244,11 @@ class LabelJudge:
             )
         else:
             verdict = judge.judge_unseen(verdict, growth, u, errors_before or None, look)
+            if verdict.verdict == VerdictKind.UNDETERMINED and self._is_rounded_gradient(
+                label, growth, u
+            ):
+                why = f"{verdict.sentence}; within what 16 bits leave of a gradient"
+                verdict = verdict.withdrawn(VerdictKind.INHERITED, why)
         return self._tolerated(verdict, label, slots, growth.e_out)
 
     def _beside(self, label: Call, slots: Iterable[SlotPair]) -> Iterator[float]:

@@ -1,0 +1,64 @@
+"""What people write into names of files: steps, ranks, counters, inputs and outputs."""
+
+import pytest
+
+from whence.readers.assembly.spoken_names import counted, sides, tell
+
+
+@pytest.mark.parametrize(
+    ("paths", "inner", "said"),
+    [
+        (["step3/rank_1/fc.npy"], [""], [("fc", 3, 1)]),
+        (["fc_step0.npy", "fc_step1.npy"], ["", ""], [("fc", 0, 0), ("fc", 1, 0)]),
+        (["acts_step0.pt", "acts_step1.pt"], ["fc", "fc"], [("fc", 0, 0), ("fc", 1, 0)]),
+        (["iter_0000010/d.npz", "iter_0000020/d.npz"], ["a", "a"], [("a", 10, 0), ("a", 20, 0)]),
+        (["epoch1_batch0/a.pt", "epoch1_batch4/a.pt"], ["", ""], [("a", 0, 0), ("a", 4, 0)]),
+        (["epoch1_batch0/a.pt", "epoch0_batch4/a.pt"], ["", ""], [("a", 1, 0), ("a", 0, 0)]),
+        (["mp_rank_00/a.pt", "mp_rank_01/a.pt"], ["", ""], [("a", 0, 0), ("a", 0, 1)]),
+        (["dp0/tp1/a.pt", "dp1/tp0/a.pt"], ["", ""], [("a", 0, 0), ("a", 0, 1)]),
+        (["global_step5/dp1/a.pt"], [""], [("a", 5, 1)]),
+        (["a.rank1.step2.npy", "b.rank1.step2.npy"], ["", ""], [("a", 2, 1), ("b", 2, 1)]),
+        (["token_2_a.pt", "token_3_a.pt"], ["", ""], [("a", 2, 0), ("a", 3, 0)]),
+        (["第2步/a.npy", "第3步/a.npy"], ["", ""], [("a", 2, 0), ("a", 3, 0)]),
+        (["步骤1/a.npy", "步骤2/a.npy"], ["", ""], [("a", 1, 0), ("a", 2, 0)]),
+        (["fc.npz", "act.npz"], ["arr_0", "arr_0"], [("fc", 0, 0), ("act", 0, 0)]),
+        (["token_type.pt", "a_step.pt", "x.pt"], [""] * 3, [("token_type", 0, 0), ("a_step", 0, 0), ("x", 0, 0)]),
+        (["conv_token_1.pt", "b.pt", "c.pt"], [""] * 3, [("conv_token_1", 0, 0), ("b", 0, 0), ("c", 0, 0)]),
+    ],
+)  # fmt: skip
+def test_steps_and_ranks(paths, inner, said):
+    assert [tuple(one) for one in tell(paths, inner)] == said
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["a.inputs_0", "a.inputs_1", "a.outputs_0"], [("a", "input", "0"), ("a", "input", "1"), ("a", "output", "0")]),
+        (["4.Block-input.x", "4.Block-output.y"], [("4.Block", "input", "x"), ("4.Block", "output", "y")]),
+        (["inputs.a.b", "outputs.a.b"], [("a.b", "input", "0"), ("a.b", "output", "0")]),
+        (["a_in", "a_out"], [("a", "input", "0"), ("a", "output", "0")]),
+        (["层_输入", "层_输出"], [("层", "input", "0"), ("层", "output", "0")]),
+        (["a.output.dense_in", "a.output.dense_out"], [("a.output.dense", "input", "0"), ("a.output.dense", "output", "0")]),
+        (["bert.output", "bert.output.dense", "x"], [(n, "output", "0") for n in ("bert.output", "bert.output.dense", "x")]),
+        (["conv_in", "mid", "conv_out"], [(n, "output", "0") for n in ("conv_in", "mid", "conv_out")]),
+        (["input_layernorm", "mlp"], [(n, "output", "0") for n in ("input_layernorm", "mlp")]),
+    ],
+)  # fmt: skip
+def test_inputs_and_outputs(names, told):
+    assert sides(names) == told
+
+
+@pytest.mark.parametrize(
+    ("scopes", "told"),
+    [
+        (["003_a", "004_b"], [("a", 3), ("b", 4)]),
+        (["a_3", "b_4"], [("a", 3), ("b", 4)]),
+        (["dump_3_a", "dump_4_b"], [("a", 3), ("b", 4)]),
+        (["4.a", "4.a", "5.b"], [("a", 4), ("a", 4), ("b", 5)]),
+        (["layer_0", "layer_1"], None),
+        (["q_0", "k_0", "q_1", "k_1"], None),
+        (["0.fc", "0.act", "1.fc"], None),
+    ],
+)
+def test_counters(scopes, told):
+    assert counted([0] * len(scopes), scopes) == told
