@@ -154,23 +154,21 @@ def of_files(
             )
             for n, item in enumerate(items(building, only, ""))
         ]
-    tensors: list[Named] = []
+    tensors: list[tuple[Named, int, File, str]] = []
     for name in filter(is_ours, place.files):
         try:
             file = File(place.inside(name))
-            tensors += (
-                replace(
-                    item, entry=n if item.ordered else -1, modified_ns=file.modified_ns, file=name
-                )
-                for n, item in enumerate(items(building, file, ""))
-            )
+            tensors += ((item, n, file, name) for n, item in enumerate(items(building, file, "")))
         except UnreadableRun as error:
             building.lacks(Lack.DAMAGED, name, not_read(name, error))
-    said = spoken_names.tell([item.file for item in tensors], [item.name for item in tensors])
+    said = spoken_names.tell([name for *_, name in tensors], [item.name for item, *_ in tensors])
     return [
-        replace(item, name=say.name, step=item.step or say.step, rank=say.rank)
-        for item, say in zip(tensors, said, strict=True)
-    ]
+        replace(
+            item, name=say.name, step=item.step or say.step, rank=say.rank, file=name,
+            entry=n if item.ordered else -1, modified_ns=file.modified_ns,
+        )
+        for (item, n, file, name), say in zip(tensors, said, strict=True)
+    ]  # fmt: skip
 
 
 def placed(path: str, *, is_only: bool = False) -> tuple[str, int, int]:
@@ -257,8 +255,10 @@ class _Moment:
     def items(self, *, with_notes: bool) -> Iterator[Named]:
         """All of them, the inputs of a call before its outputs."""
         for node in self.known.order:
-            for item in self._calls[node] if node < len(self._calls) else ():
-                yield replace(item, note=self._traces[node].note()) if with_notes else item
+            if node < len(self._calls):
+                *others, last = self._calls[node]
+                yield from others
+                yield replace(last, note=self._traces[node].note()) if with_notes else last
 
     def _flow(self) -> list[known_order.Chain]:
         """Calls whose outputs are inputs of others, by content; [] where too much would have to be
@@ -316,12 +316,11 @@ def add_labels(building: Building, items: Sequence[Named], has_order: bool = Tru
             or slot in group.slots[kind]
             or (kind == "input" and group.slots["output"])
         ):
-            group = open_[item.step, item.rank, scope] = _Group(
-                item.step, item.rank, scope, item.note
-            )
+            group = open_[item.step, item.rank, scope] = _Group(item.step, item.rank, scope)
             calls.append(group)
         group.slots[kind][slot] = item
         group.arguments.update(item.arguments)
+        group.note = item.note or group.note
     handles: dict[tuple[int, int, str], int] = {}
     # which of them the whole was given and returned is not known either
     if not has_order and all(group.scope for group in calls):
@@ -359,7 +358,7 @@ def add_labels(building: Building, items: Sequence[Named], has_order: bool = Tru
             handles[*moment, group.scope] = handle
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Group:
     """The tensors of one call."""
 

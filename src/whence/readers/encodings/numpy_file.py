@@ -7,6 +7,7 @@ Source: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from dataclasses import dataclass, replace
 
@@ -61,17 +62,21 @@ def header(head: bytes, label: str) -> Header:
             f"{label}: a .npy header of version {head[6]} with {length} bytes cannot be read"
         )
     try:
-        # Python 2 wrote (3L, 4L).
-        fields = ast.literal_eval(
-            re.sub(r"(\d)L\b", r"\1", head[start : start + length].decode("latin1")).strip()
-        )
-        descr, fortran, shape = fields["descr"], fields["fortran_order"], fields["shape"]
+        descr, fortran, shape = _fields(head[start : start + length])
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
         raise UnreadableRun(f"{label}: its .npy header cannot be read") from error
     extents = limits.extents(shape, label)
     word, why = _word(descr)
     name = dtypes.of(np.empty(0, word)).name if word is not None else str(descr)[:40]
     return Header(name, extents, start + length, word, bool(fortran), why)
+
+
+@functools.lru_cache(maxsize=1024)
+def _fields(text: bytes) -> tuple[object, object, object]:
+    """descr, fortran_order and shape; the files of a folder share a few headers."""
+    # Python 2 wrote (3L, 4L).
+    fields = ast.literal_eval(re.sub(r"(\d)L\b", r"\1", text.decode("latin1")).strip())
+    return fields["descr"], fields["fortran_order"], fields["shape"]
 
 
 def array(header: Header, data: Bytes, label: str) -> Array:
