@@ -124,3 +124,20 @@ def test_what_the_kernel_makes_up_is_no_file(tmp_path):
     assert "b.npy" in {m.where for m in missing_of(open_run(tmp_path / "ref"))}
     with pytest.raises(whence.errors.UnreadableRun, match="neither a file nor a folder on a disk"):
         open_run("/proc/self/status")
+
+
+def test_tensors_of_several_formats_are_ordered_by_their_names(tmp_path):
+    draw = np.random.default_rng(0)
+    start = draw.standard_normal((4, 8))
+    weights = [draw.standard_normal((8, 8)) / 2 for _ in range(4)]
+    for name, fault in {"ref": 1.0, "bad": -1.0}.items():
+        (tmp_path / name).mkdir()
+        x, made = start, dict[str, np.ndarray]()
+        for n, weight in enumerate(weights):
+            x = np.tanh(x @ weight) * (fault if n == 1 else 1.0)
+            made[f"layers.{n}"] = x
+        np.savez(tmp_path / name / "acts.npz", **made)
+        save_file({"logits": x @ weights[0]}, tmp_path / name / "out.safetensors")
+        (tmp_path / name / "input_ids.pkl").write_bytes(pickle.dumps({"input_ids": start}))
+    result = whence.compare(tmp_path / "ref", tmp_path / "bad")
+    assert [finding.name for finding in result.findings] == ["layers.1"]

@@ -11,6 +11,7 @@ import msgspec
 from whence.readers.assembly import named_tensors
 from whence.readers.assembly.builder import Building
 from whence.records import Call, Dumped, Run
+from whence.records.known_order import Trace
 from whence.records.marks import Mark, has_mark, mark
 
 _BESIDE = "files"
@@ -68,7 +69,7 @@ class _Joining:
                 continue
             card, parent = self._card(part, call), handles.get(call.parent, -1)
             if is_labels:
-                card = msgspec.structs.replace(card, root=self._root)
+                card = msgspec.structs.replace(card, root=self._root, notes=self._notes(part, card))
                 if parent == -1 and card.scope and not self._has_order:
                     parent = self._root_of(card)
             key = (card.rank, card.root, card.step, card.micro, card.phase, card.scope, card.op)
@@ -87,6 +88,15 @@ class _Joining:
         return msgspec.structs.replace(
             call, scope=scope, step=call.step or part.step, rank=call.rank or part.rank
         )
+
+    def _notes(self, part: Part, card: Call) -> tuple[str, ...]:
+        """The notes of a label: its place among the tensors of its own part is all that is known
+        beside other parts.
+        """
+        if self._has_order or has_mark(card, Mark.UNORDERED):
+            return card.notes
+        trace = Trace(card.scope, entry=card.order, file=part.file or part.reader)
+        return (*card.notes, trace.note())
 
     def _root_of(self, card: Call) -> int:
         """What stands around the labels of a step and rank."""
