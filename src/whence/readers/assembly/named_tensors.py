@@ -192,7 +192,7 @@ def add(building: Building, items: Sequence[Named]) -> None:
     if is_checkpoint(item.name for item in items) and not _are_of_gradients(paths):
         add_weights(building, items)
     else:
-        add_labels(building, *in_order(_with_calls(items)))
+        add_labels(building, *in_order(items))
 
 
 def _are_of_gradients(paths: Sequence[str]) -> bool:
@@ -222,11 +222,11 @@ def _with_calls(items: Sequence[Named]) -> list[Named]:
 
 
 def in_order(items: Sequence[Named]) -> tuple[list[Named], bool]:
-    """Tensors that are of calls in the order in which they were made, and whether that order is
-    known; where it is not, with what is known of it as notes.
+    """Tensors with the calls that they are of, in the order in which they were made, and whether
+    that order is known; where it is not, with what is known of it as notes.
     """
     moments: dict[tuple[int, int], list[Named]] = {}
-    for item in items:
+    for item in _with_calls(items):
         moments.setdefault((item.step, item.rank), []).append(item)
     orders = [_Moment(moments[moment]) for moment in sorted(moments)]
     is_known = all(order.known.is_total for order in orders)
