@@ -2,7 +2,11 @@
 
 import pytest
 
+from whence.readers.assembly import named_tensors
+from whence.readers.assembly.builder import Building
+from whence.readers.assembly.named_tensors import Named
 from whence.readers.assembly.spoken_names import counted, sides, tell
+from whence.readers.source import Place
 
 
 @pytest.mark.parametrize(
@@ -62,3 +66,17 @@ def test_inputs_and_outputs(names, told):
 )
 def test_counters(scopes, told):
     assert counted([0] * len(scopes), scopes) == told
+
+
+def test_a_name_that_says_all_takes_the_place_of_that_of_its_file(tmp_path):
+    for name in ("a_0", "b_1"):
+        (tmp_path / f"{name}.x").write_bytes(b"x")
+    items = named_tensors.of_files(
+        Building(tmp_path, "x"),
+        Place(tmp_path),
+        lambda name: name.endswith(".x"),
+        lambda _building, file, _name: [
+            Named(f"fc.{file.size}", "int8", (), None, "x", is_whole=True)
+        ],
+    )
+    assert [item.name for item in items] == ["fc.1", "fc.1"]

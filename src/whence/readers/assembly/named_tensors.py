@@ -52,8 +52,9 @@ class Named:
     modified_ns: of its file. ordered: whether the file has its tensors in the order in which they
     were made. entry: its place in such a file, else -1. counter: a number of its call, -1 where it
     has none. place_in_call: scope, "input" or "output", and slot, where the dump states them.
-    arguments, note: of its call. file: relative to the dump. is_text: it holds words and no
-    numbers. options: others of `Building.tensor`.
+    is_whole: the name says all, that of its file nothing. arguments, note: of its call. file:
+    relative to the dump. is_text: it holds words and no numbers. options: others of
+    `Building.tensor`.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Named:
     stride: tuple[int, ...] = ()
     place_in_call: tuple[str, str, str] | None = None
     note: str = ""
+    is_whole: bool = False
     file: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     is_text: bool = False
@@ -161,7 +163,10 @@ def of_files(
             tensors += ((item, n, file, name) for n, item in enumerate(items(building, file, "")))
         except UnreadableRun as error:
             building.lacks(Lack.DAMAGED, name, not_read(name, error))
-    said = spoken_names.tell([name for *_, name in tensors], [item.name for item, *_ in tensors])
+    said = spoken_names.tell(
+        [_named_for(item, name) for item, *_, name in tensors],
+        ["" if item.is_whole else item.name for item, *_ in tensors],
+    )
     return [
         replace(
             item, name=say.name, step=item.step or say.step, rank=say.rank, file=name,
@@ -169,6 +174,12 @@ def of_files(
         )
         for (item, n, file, name), say in zip(tensors, said, strict=True)
     ]  # fmt: skip
+
+
+def _named_for(item: Named, path: str) -> str:
+    """The path of a tensor; where its own name says all, that stands for the file's."""
+    folder = path.rpartition("/")[0]
+    return f"{folder}/{item.name}._" if item.is_whole else path
 
 
 def placed(path: str, *, is_only: bool = False) -> tuple[str, int, int]:
