@@ -57,7 +57,8 @@ def trace_of(call: Call) -> Trace:
     match = _NOTE.fullmatch(mark_value(call, Mark.UNORDERED))
     if match is None:
         return Trace(call.scope)
-    return Trace(call.scope, *(int(number or -1) for number in match.groups()[:3]), match[4] or "")
+    counter, entry, time = (int(number or -1) for number in match.groups()[:3])
+    return Trace(call.scope, counter, entry, time, match[4] or "")
 
 
 class PartialOrder:
