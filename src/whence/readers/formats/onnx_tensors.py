@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
@@ -118,9 +119,10 @@ def _items(place: Place, building: Building, file: File, name: str) -> Iterator[
         tensor = onnx_tensor.parse(_view(file))
     except ValueError as error:
         raise UnreadableRun(f"{file.name} is no ONNX tensor: {error}") from error
+    item = _named(place, tensor, name)
     if file.name.endswith(".tensorproto") and tensor.name:
-        name = named_tensors.below(name.rpartition(".")[0], scope_of(tensor.name))
-    yield _named(place, tensor, name)
+        item = replace(item, name=scope_of(tensor.name), is_whole=True)
+    yield item
 
 
 def _named(place: Place, tensor: OnnxTensor, name: str) -> Named:
