@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import whence
@@ -35,3 +36,50 @@ def test_the_hook_names_a_fault(tmp_path):
     assert (result.status, result.findings[0].name) == ("different", "2")
     assert {row.step for row in result.rows} == {0, 1}
     assert whence.compare(tmp_path / "reference", tmp_path / "again").status == "same"
+
+
+def test_entries_that_were_sorted_are_no_order(tmp_path):
+    h5py, random = pytest.importorskip("h5py"), np.random.default_rng(0)
+    names = ["embed", *(f"layers.{k}.{part}" for k in range(12) for part in ("attn", "mlp"))]
+    tensors = {name: random.standard_normal((4, 8)).astype("f4") for name in names}
+    for side in ("reference", "target"):
+        with h5py.File(tmp_path / f"{side}.h5", "w") as file:
+            error, made = 0.0, {}
+            for name, tensor in tensors.items():
+                error = 0.1 if side == "target" and name == "layers.2.mlp" else 4 * error
+                made[name] = tensor + min(error, 0.8) * random.standard_normal((4, 8))
+            for name in sorted(made):
+                file[name] = made[name]
+    result = whence.compare(tmp_path / "reference.h5", tmp_path / "target.h5")
+    assert result.findings[0].name == "layers.2.mlp"
+
+
+def test_names_with_underscores_nest_where_modules_show_their_inputs(tmp_path):
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.norm = torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)
+
+        def forward(self, x):
+            return self.norm(x + torch.tanh(self.dense(x)))
+
+    for side in ("reference", "target"):
+        torch.manual_seed(0)
+        model, tensors = torch.nn.Sequential(Layer(), Layer()), {}
+
+        def hook(name, tensors=tensors):
+            def save(_module, given, made):
+                tensors[f"{name}_in"], tensors[f"{name}_out"] = given[0], made.clone()
+
+            return save
+
+        if side == "target":
+            model[1].dense.register_forward_hook(lambda _module, _given, made: 1.5 * made)
+        for name, module in model.named_modules():
+            if name:
+                module.register_forward_hook(hook(f"layer_{name}".replace(".", "_")))
+        with torch.no_grad():
+            model(torch.randn(3, 8))
+        torch.save(tensors, tmp_path / f"{side}.pt")
+    result = whence.compare(tmp_path / "reference.pt", tmp_path / "target.pt")
+    assert [finding.name for finding in result.findings] == ["layer_1_dense"]

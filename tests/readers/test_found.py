@@ -123,7 +123,11 @@ def test_a_broken_reader_of_another_package_is_named(tmp_path, tapes, points, mo
         ("x.bin", bytes(range(256)), "is raw bytes: .* give --shape x.bin=2x12x64:float32"),
         ("x.f32", bytes(range(256)), "bytes of no kind that is known; .* call it x.f32.bin"),
         ("x.dump", pickle.dumps([1.5]), "is a Python pickle; call it x.dump.pkl"),
-        ("x.log.gz", gzip.compress(b"text", mtime=0), "is packed by gzip; unpack it: gunzip x.log.gz"),
+        (
+            "x.log.gz",
+            gzip.compress(b"text", mtime=0),
+            "is packed by gzip; unpack it: gunzip x.log.gz",
+        ),
         ("w.gguf", b"GGUF\3\0\0\0", "is a model for llama.cpp; run it"),
         ("x.png", b"\x89PNG\r\n\x1a\n\0", "a picture, a document, a program; it holds no tensors"),
     ],

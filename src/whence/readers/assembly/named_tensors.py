@@ -339,12 +339,14 @@ def add_labels(building: Building, items: Sequence[Named], has_order: bool = Tru
             handles[step, rank, ""] = building.call(
                 "", kind="module", step=step, rank=rank, notes=(mark(Mark.UNORDERED),)
             )
-    for group in _nested(calls):
+    # names written with underscores for dots nest where modules show their inputs
+    mark_of_parts = "." if any("." in group.scope for group in calls) else "_"
+    for group in _nested(calls, mark_of_parts):
         moment = (group.step, group.rank)
         parent = next(
             (
                 handles[*moment, above]
-                for above in _above(group.scope)
+                for above in _above(group.scope, mark_of_parts)
                 if (*moment, above) in handles
             ),
             -1,
@@ -388,12 +390,12 @@ class _Group:
         return bool(self.slots["input"]) or not self.scope
 
 
-def _nested(calls: Sequence[_Group]) -> list[_Group]:
+def _nested(calls: Sequence[_Group], mark_of_parts: str) -> list[_Group]:
     """The calls, each module before the first that is part of it, as the names say."""
     first: dict[tuple[int, int, str], int] = {}
     starts: list[tuple[int, int, int]] = []
     for place, group in enumerate(calls):
-        for scope in (group.scope, *_above(group.scope)):
+        for scope in (group.scope, *_above(group.scope, mark_of_parts)):
             first.setdefault((group.step, group.rank, scope), place)
     moved: set[tuple[int, int, str]] = set()
     for place, group in enumerate(calls):
@@ -404,10 +406,11 @@ def _nested(calls: Sequence[_Group]) -> list[_Group]:
     return [calls[place] for _, _, place in sorted(starts)]
 
 
-def _above(scope: str) -> list[str]:
+def _above(scope: str, mark_of_parts: str) -> list[str]:
     """Names of the modules that this one is part of, the innermost first; the root last."""
-    parts = scope.split(".")
-    return [".".join(parts[:k]) for k in range(len(parts) - 1, 0, -1)] + ([""] if scope else [])
+    parts = scope.split(mark_of_parts)
+    above = [mark_of_parts.join(parts[:k]) for k in range(len(parts) - 1, 0, -1)]
+    return above + ([""] if scope else [])
 
 
 def add_weights(building: Building, items: Sequence[Named]) -> None:

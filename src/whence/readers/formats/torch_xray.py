@@ -26,6 +26,7 @@ from whence.readers.encodings import hdf5, limits
 from whence.readers.encodings.archive import bytes_of, words
 from whence.readers.source import Place
 from whence.records import Lack, Run
+from whence.records.known_order import Trace
 from whence.records.marks import Mark, mark
 
 LOOKS_LIKE = "an HDF5 file, or a folder with globalrank-*_localrank-*.h5"
@@ -161,14 +162,18 @@ def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, st
         ended = [call for call in calls if call.phase == phase]
         kinds = [_kind(call, calls[call]) for call in ended]
         # what only has a name holds nothing: it stands where it was made
+        are_labels = "label" in kinds
         parent = (
             [-1] * len(ended)
-            if "label" in kinds
+            if are_labels
             else call_order.parents([call.scope for call in ended])
         )
         handles: dict[int, int] = {}
         for place in call_order.begun(parent):
             call, slots = ended[place], calls[ended[place]]
+            notes = (mark(Mark.STORED_WIDER),) if call in unsaid else ()
+            if are_labels:  # whoever wrote them may have sorted them
+                notes += (Trace(call.scope, entry=place, file=file.name).note(),)
             handles[place] = building.call(
                 call.scope,
                 op_type=call.cls,
@@ -177,7 +182,7 @@ def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, st
                 phase=phase,
                 parent=handles.get(parent[place], -1),
                 kind=kinds[place],
-                notes=(mark(Mark.STORED_WIDER),) if call in unsaid else (),
+                notes=notes,
                 inputs=slots.get("input", {}),
                 outputs=slots.get("output", {}),
                 params=slots.get("param", {}),
