@@ -28,6 +28,9 @@ COMPOSED = mark(Mark.COMPOSED)
 operators looked at.
 """
 
+INNER = "output.inner."
+"""How slots begin of what operators inside made, beside what their module returns."""
+
 _UNWRITTEN = ("aten.empty", "aten.new_empty")
 _STRIDED = "aten.empty_strided.default"
 
@@ -78,6 +81,7 @@ class _Composer:
         self._group: dict[str, int] = {}
         self._members: dict[int, list[tuple[Any, int]]] = {}
         self._write_time: dict[int, int] = {}  # group -> operations before its last write
+        self._learned: dict[int, int] = {}  # record -> operations before it
         for ref in call.refs:
             if is_read(ref.slot):
                 self._learn(ref.record, {"slot": ref.slot})
@@ -86,6 +90,7 @@ class _Composer:
 
     def _learn(self, record: int, operand: Any, group: int | None = None) -> None:
         self._holder_of[record] = operand
+        self._learned[record] = len(self._operations)
         key = repr(operand)
         group = self._group.setdefault(key, len(self._group) if group is None else group)
         self._members.setdefault(group, []).append((operand, record))
@@ -240,10 +245,17 @@ class _Composer:
                 self._learn(ref.record, {"slot": f"{number}:{ref.slot}"})
 
     def _hand(self, slot: str, record: int) -> None:
-        if self._find(record) is None:
+        holder = self._find(record)
+        if holder is None:
             self._lost.append((slot, "made where no operator was recorded"))
+        elif slot.startswith(INNER) and self._is_written_since(holder, record):
+            self._lost.append((slot, "written over before its module returned"))
         else:
             self._outputs.append((slot, self._operand(record)))
+
+    def _is_written_since(self, operand: Any, record: int) -> bool:
+        group = self._group.get(repr(self._held(operand)), -1)
+        return self._write_time.get(group, 0) > self._learned.get(record, 0)
 
     def program(self) -> Program:
         """All of it."""

@@ -145,13 +145,15 @@ class ReplaySource:
         """What operators of a module make for operators of others, as those of a backward pass,
         beside what it returns.
         """
+        from whence.replay.composed import INNER
+
         shown = {r.record for r in call.refs if is_written(r.slot)}
         kids = (self.run.calls[k] for k in self.children(call.id))
         written = dict.fromkeys(
             r.record for k in kids if k.kind == "operator" for r in k.refs if is_written(r.slot)
         )
         return [
-            Ref(f"output.inner.{record}", record)
+            Ref(f"{INNER}{record}", record)
             for record in written
             if record not in shown and self._readers.get(record, {call.id}) != {call.id}
         ]
@@ -176,11 +178,18 @@ class ReplaySource:
             for r in k.slots("output")
             if r.record not in {i.record for i in k.slots("input")}  # it is its operand itself
         }
-        written = (_written_to(k, r.slot) for k in kids for r in k.refs if is_mutated(r.slot))
+        written = (
+            (_written_to(k, r.slot), r.record) for k in kids for r in k.refs if is_mutated(r.slot)
+        )
         return call.id in self._composed or any(
-            # of what is overwritten unread, nothing tells which tensor it is
-            record in views or (record >= 0 and self.run.records[record].why == OVERWRITTEN)
-            for record in written
+            # what is overwritten unread may be part of another tensor, which shows it instead
+            before in views
+            or (
+                before >= 0
+                and self.run.records[before].why == OVERWRITTEN
+                and after not in self._readers
+            )
+            for before, after in written
         )
 
     # ---- records

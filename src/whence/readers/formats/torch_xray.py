@@ -164,14 +164,12 @@ def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, st
         # what only has a name holds nothing: it stands where it was made
         are_labels = "label" in kinds
         parent = (
-            [-1] * len(ended)
-            if are_labels
-            else call_order.parents([call.scope for call in ended])
+            [-1] * len(ended) if are_labels else call_order.parents([call.scope for call in ended])
         )
         handles: dict[int, int] = {}
         for place in call_order.begun(parent):
             call, slots = ended[place], calls[ended[place]]
-            notes = (mark(Mark.STORED_WIDER),) if call in unsaid else ()
+            notes: tuple[str, ...] = (mark(Mark.STORED_WIDER),) if call in unsaid else ()
             if are_labels:  # whoever wrote them may have sorted them
                 notes += (Trace(call.scope, entry=place, file=file.name).note(),)
             handles[place] = building.call(
