@@ -170,8 +170,8 @@ def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, st
         for place in call_order.begun(parent):
             call, slots = ended[place], calls[ended[place]]
             notes: tuple[str, ...] = (mark(Mark.STORED_WIDER),) if call in unsaid else ()
-            if are_labels:  # whoever wrote them may have sorted them
-                notes += (Trace(call.scope, entry=place, file=file.name).note(),)
+            if are_labels:  # by address, where small ones fill gaps: hardly more than a time
+                notes += (Trace(call.scope, time=place, file=file.name).note(),)
             handles[place] = building.call(
                 call.scope,
                 op_type=call.cls,
