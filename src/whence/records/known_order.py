@@ -37,9 +37,9 @@ class Trace(NamedTuple):
 
     def note(self) -> str:
         """As a note of its call."""
-        told = [f"{word} {number}" for word, number in zip(_WORDS, self[1:4]) if number >= 0]
-        told += [f"file {self.file}"] if self.file else []
-        return mark(Mark.UNORDERED, f": {', '.join(told)}" if told else "")
+        parts = [f"{word} {number}" for word, number in zip(_WORDS, self[1:4]) if number >= 0]
+        parts += [f"file {self.file}"] if self.file else []
+        return mark(Mark.UNORDERED, f": {', '.join(parts)}" if parts else "")
 
 
 _WORDS = ("number", "entry", "time")
@@ -256,9 +256,9 @@ def _by_role(traces: Sequence[Trace]) -> list[Chain]:
     firsts = [_NUMBER.search(name) for name in names]
     heads = [name[: m.start()] if m else name for name, m in zip(names, firsts, strict=True)]
     chains: list[Chain] = []
-    given = {n for n, name in enumerate(names) if _GIVEN.match(name)}
-    if given:
-        chains.append([sorted(given), [n for n in range(len(names)) if n not in given]])
+    of_callers = {n for n, name in enumerate(names) if _GIVEN.match(name)}
+    if of_callers:
+        chains.append([sorted(of_callers), [n for n in range(len(names)) if n not in of_callers]])
     towers = [
         [
             [n for n, head in enumerate(heads) if re.search(rf"(^|[._/-]){word}", head)]
@@ -277,7 +277,7 @@ def _by_role(traces: Sequence[Trace]) -> list[Chain]:
             role = next((k for k, words in enumerate(_TRUNK) if words.search(heads[n])), None)
             if role is None and firsts[n] is not None:
                 role = 1
-            if role is not None and n not in given:
+            if role is not None and n not in of_callers:
                 roles[role].append(n)
         chains.append([role for role in roles if role])
         if inside and roles[-1] and group is groups[-1]:

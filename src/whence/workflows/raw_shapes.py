@@ -21,10 +21,10 @@ from whence.records import Dumped, Lack, Run, missing_of
 def forms_of(shapes: Iterable[str]) -> dict[str, Form]:
     """The forms that NAME=2x12x64:float32 says, by name. Raises UsageError."""
     forms: dict[str, Form] = {}
-    for said in shapes:
-        name, is_said, text = said.rpartition("=")
+    for shape_words in shapes:
+        name, is_said, text = shape_words.rpartition("=")
         if not is_said or not name:
-            raise UsageError(f"shape {said!r}: NAME=2x12x64:float32 is expected")
+            raise UsageError(f"shape {shape_words!r}: NAME=2x12x64:float32 is expected")
         forms[name] = raw_form.read(text)
     return forms
 
@@ -46,8 +46,8 @@ def with_shapes(runs: Sequence[Any], shapes: Sequence[str]) -> tuple[list[Any], 
             side.open(forms)
         if side.error is not None:
             raise side.error
-    said = [f"{name}={form.text}" for name, form in forms.items()]
-    return [side.run for side in sides], said
+    stated = [f"{name}={form.text}" for name, form in forms.items()]
+    return [side.run for side in sides], stated
 
 
 class _Side:

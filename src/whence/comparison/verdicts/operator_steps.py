@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -65,9 +66,14 @@ class OperatorSteps:
     def __init__(self, paired: PairedRuns, sides: BothSides) -> None:
         self._paired, self._sides = paired, sides
         self._right_gradients: dict[int, bool] = {}
-        read = [s for slots in paired.slots for s in slots.values() if is_read(s.reference_slot)]
+
+    @functools.cached_property
+    def _twins(self) -> dict[int, int]:
+        """The target's record of what calls of the reference read."""
+        slots = (slot for slots in self._paired.slots for slot in slots.values())
+        read = [slot for slot in slots if is_read(slot.reference_slot)]
         read.sort(key=lambda slot: is_param(slot.reference_slot))  # these say more
-        self._twins = {slot.reference_record: slot.target_record for slot in read}
+        return {slot.reference_record: slot.target_record for slot in read}
 
     @functools.cached_property
     def _source(self) -> ReplaySource:
@@ -110,35 +116,40 @@ class OperatorSteps:
         return self._right_gradients.get(k, False)
 
     def _gradients(self, k: int) -> list[tuple[Gradient, Gradient]]:
-        """Those of both runs. Raises KeyError."""
+        """Those of both runs. A parameter without one is left out where both runs leave it with the
+        same bits, as a gradient of zeros does. Raises KeyError.
+        """
         step, partner = self._steps[k]
         return [
-            (step.gradients[p], partner.gradients[self._twins[p]])
-            for p in step.after
-            if p in step.gradients or self._twins[p] in partner.gradients
+            (step.gradients[before], partner.gradients[twin])
+            for before, after in step.after.items()
+            if (twin := self._twins[before]) in partner.gradients
+            or before in step.gradients
+            or not self._sides.is_equal(SlotPair("", "", after, partner.after[twin]))
         ]
 
     def _is_changed_before(self, k: int) -> bool:
-        """Does code in front of a step leave gradients far apart that were made alike? The step
+        """Does code in front of a step leave gradients far apart that were all made alike? The step
         that takes them does not make up for it.
         """
         with contextlib.suppress(KeyError, ElementsMissing):
-            return any(
-                self._apart(a.taken, b.taken) > _FAR * self._apart(a.made, b.made)
-                for a, b in self._gradients(k)
-            )
+            pairs = self._gradients(k)
+            taken = self._apart((a.taken, b.taken) for a, b in pairs)
+            return taken > _FAR * self._apart((a.made, b.made) for a, b in pairs)
         return False
 
-    def _apart(self, reference_record: int, target_record: int) -> float:
-        """The relative error of a gradient, and at least the unit roundoff."""
-        reference = self._paired.reference.array(reference_record)
-        target = self._paired.target.array(target_record)
-        u = max(judge.unit_roundoff(dtypes.of(a).name) for a in (reference, target))
-        exact = reference.astype(np.float64)
-        size = float(np.linalg.norm(exact))
-        if reference.shape != target.shape or not size:
-            return u
-        return max(u, float(np.linalg.norm(target.astype(np.float64) - exact)) / size)
+    def _apart(self, records: Iterable[tuple[int, int]]) -> float:
+        """The relative error of all these gradients together, and at least the unit roundoff."""
+        error = size = u = 0.0
+        for reference_record, target_record in records:
+            reference = self._paired.reference.array(reference_record)
+            target = self._paired.target.array(target_record)
+            u = max(u, *(judge.unit_roundoff(dtypes.of(a).name) for a in (reference, target)))
+            if reference.shape == target.shape:
+                exact = reference.astype(np.float64)
+                error += float(np.sum((target.astype(np.float64) - exact) ** 2))
+                size += float(np.sum(exact**2))
+        return max(u, math.sqrt(error / size)) if size else u
 
     def _takes_right(self, k: int) -> bool:
         """Are the target's gradients of a step what the reference's calls make of the parameters
@@ -178,7 +189,7 @@ class OperatorSteps:
         reference's operators make of the target's gradients, each with whether these could be run.
         """
         regions = {c.order: c.id for c in self._paired.calls if c.phase == OPTIMIZER}
-        for k, (step, partner) in enumerate(self._steps):
+        for k, (step, partner) in enumerate(self._steps if regions else ()):
             number = regions.get(step.call.order, -1)
             if number not in self._paired.pair_of or all(
                 kid in self._paired.pair_of for kid in self._paired.kids.get(number, ())

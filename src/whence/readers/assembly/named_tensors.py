@@ -163,7 +163,7 @@ def of_files(
             tensors += ((item, n, file, name) for n, item in enumerate(items(building, file, "")))
         except UnreadableRun as error:
             building.lacks(Lack.DAMAGED, name, not_read(name, error))
-    said = spoken_names.tell(
+    spoken = spoken_names.tell(
         [_named_for(item, name) for item, *_, name in tensors],
         ["" if item.is_whole else item.name for item, *_ in tensors],
     )
@@ -172,7 +172,7 @@ def of_files(
             item, name=say.name, step=item.step or say.step, rank=say.rank, file=name,
             entry=n if item.ordered else -1, modified_ns=file.modified_ns,
         )
-        for (item, n, file, name), say in zip(tensors, said, strict=True)
+        for (item, n, file, name), say in zip(tensors, spoken, strict=True)
     ]  # fmt: skip
 
 
@@ -186,8 +186,8 @@ def placed(path: str, *, is_only: bool = False) -> tuple[str, int, int]:
     """(dotted name, step, rank) of a file in a tree. path: relative, with forward slashes. is_only:
     the only file of a dump adds no name.
     """
-    said = spoken_names.tell([path], ["all"] if is_only else [""])[0]
-    return said.name.removesuffix("all").removesuffix("."), said.step, said.rank
+    spoken = spoken_names.tell([path], ["all"] if is_only else [""])[0]
+    return spoken.name.removesuffix("all").removesuffix("."), spoken.step, spoken.rank
 
 
 def below(name: str, inner: str) -> str:
@@ -220,8 +220,8 @@ def is_checkpoint(names: Iterable[str]) -> bool:
 
 def _with_calls(items: Sequence[Named]) -> list[Named]:
     """The tensors with the calls that their names tell: scopes, sides, slots and counters."""
-    told = spoken_names.sides([item.name for item in items])
-    places = [item.place_in_call or place for item, place in zip(items, told, strict=True)]
+    spoken = spoken_names.sides([item.name for item in items])
+    places = [item.place_in_call or place for item, place in zip(items, spoken, strict=True)]
     scopes = [scope for scope, _, _ in places]
     counted = spoken_names.counted([(item.step, item.rank) for item in items], scopes)
     return [
@@ -275,12 +275,12 @@ class _Moment:
         """Calls whose outputs are inputs of others, by content; [] where too much would have to be
         read.
         """
-        told = [call if len(call) > 1 else [] for call in self._calls]
-        if sum(item.nbytes for call in told for item in call) > _FLOW_BYTES:
+        of_several = [call if len(call) > 1 else [] for call in self._calls]
+        if sum(item.nbytes for call in of_several for item in call) > _FLOW_BYTES:
             return []
         reads: list[dict[Hashable, None]] = []
         makers: dict[Hashable, list[int]] = {}
-        for node, call in enumerate(told):
+        for node, call in enumerate(of_several):
             contents = [(_place(item)[1], item.content()) for item in call]
             reads.append({content: None for side, content in contents if side == "input"})
             for side, content in contents:
@@ -315,11 +315,11 @@ def add_labels(building: Building, items: Sequence[Named], has_order: bool = Tru
     """Each name a call with that output; where names say which are inputs and outputs of a module,
     these are one call and nest.
     """
-    told = spoken_names.sides([item.name for item in items])
+    places = spoken_names.sides([item.name for item in items])
     calls: list[_Group] = []
     open_: dict[tuple[int, int, str], _Group] = {}
-    for item, told_place in zip(items, told, strict=True):
-        scope, kind, slot = item.place_in_call or told_place
+    for item, spoken_place in zip(items, places, strict=True):
+        scope, kind, slot = item.place_in_call or spoken_place
         group = open_.get((item.step, item.rank, scope))
         # An output ends a call: what comes in afterwards is the next one's.
         if (

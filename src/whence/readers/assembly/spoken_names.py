@@ -80,11 +80,11 @@ def tell(paths: Sequence[str], inner: Sequence[str]) -> list[Said]:
     pieces = [_pieces(path, name) for path, name in zip(paths, inner, strict=True)]
     common = _words_of_most(pieces)
     parted = [[_parted(piece, common) for piece in row] for row in pieces]
-    marks = [[mark for _, found in row for mark in found] for row in parted]
+    marks = [[mark for _, its_marks in row for mark in its_marks] for row in parted]
     steps = _numbered([[m for m in row if m.level != -1] for row in marks])
     ranks = _numbered([[m for m in row if m.level == -1] for row in marks])
     names = _names([[rest for rest, _ in row] for row in parted], inner, len(set(paths)))
-    return [Said(*said) for said in zip(names, steps, ranks, strict=True)]
+    return [Said(*row) for row in zip(names, steps, ranks, strict=True)]
 
 
 def _pieces(path: str, name: str) -> list[str]:
@@ -200,18 +200,20 @@ def sides(names: Sequence[str]) -> list[tuple[str, str, str]]:
     if all(at_end):
         return [side or (name, "output", "0") for side, name in zip(at_end, names, strict=True)]
     at_start = [_at_start(name) for name in names]
-    told = [side for side in at_start if side]
-    given = {side[0] for side in told if side[1] == "input"}
-    made = {side[0] for side in told if side[1] == "output"}
-    if 2 * len(told) > len(names) and 2 * len(given & made) >= max(len(given), len(made)):
+    with_sides = [side for side in at_start if side]
+    with_inputs = {side[0] for side in with_sides if side[1] == "input"}
+    with_outputs = {side[0] for side in with_sides if side[1] == "output"}
+    if 2 * len(with_sides) > len(names) and 2 * len(with_inputs & with_outputs) >= max(
+        len(with_inputs), len(with_outputs)
+    ):
         return [
-            side if side and side[0] in given & made else (name, "output", "0")
+            side if side and side[0] in with_inputs & with_outputs else (name, "output", "0")
             for side, name in zip(at_start, names, strict=True)
         ]
     clear = [_at_end(name, clear=True) for name in names]
-    given = {side[0] for side in clear if side and side[1] == "input"}
+    with_inputs = {side[0] for side in clear if side and side[1] == "input"}
     return [
-        side if side and (side[1] == "input" or side[0] in given) else (name, "output", "0")
+        side if side and (side[1] == "input" or side[0] in with_inputs) else (name, "output", "0")
         for side, name in zip(clear, names, strict=True)
     ]
 
@@ -254,17 +256,19 @@ def counted(moments: Sequence[Hashable], scopes: Sequence[str]) -> list[tuple[st
         matches = [pattern.search(scope) for scope in bare]
         if not scopes or not all(matches):
             continue
-        told = [
+        counted_names = [
             (scope[: m.start()] + scope[m.end() :], int(m["number"]))
             for scope, m in zip(bare, matches, strict=True)
             if m is not None
         ]
         names: dict[Hashable, set[str]] = defaultdict(set)
-        for moment, (name, number) in zip(moments, told, strict=True):
+        for moment, (name, number) in zip(moments, counted_names, strict=True):
             names[moment, number].add(name)
-        tells = len({name for name, _ in told}) > 1 and all(len(n) == 1 for n in names.values())
+        tells = len({name for name, _ in counted_names}) > 1 and all(
+            len(n) == 1 for n in names.values()
+        )
         if tells or (not place and not shared):
-            return told
+            return counted_names
     return None
 
 

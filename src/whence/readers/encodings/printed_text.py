@@ -67,8 +67,8 @@ def prints(text: str) -> Iterator[Print]:
         match = _OPENS.search(text, place)
         opens = match.start() if match is not None else len(text)
         if match is None:
-            told, step = _figures(text[start:].split("\n"), step)
-            yield from told
+            shown, step = _figures(text[start:].split("\n"), step)
+            yield from shown
             if text[start:].strip() and not text.endswith("\n"):
                 yield Print("the end", step, why="the text ends within a line: it may be cut off")
             return
@@ -83,10 +83,10 @@ def prints(text: str) -> Iterator[Print]:
         if wrapper and ends == len(text) and text[-1] not in ")>\n":
             block.why = "its print breaks off"
         lines = text[start : opens - len(wrapper[0] if wrapper else "")].split("\n")
-        told, step = _figures(lines[:-1], step)
-        yield from told
-        said = f"{lines[-1]} {wrapper[0] if wrapper else ''} {text[end:ends]}"
-        yield _described(block, _name(lines), step, said)
+        shown, step = _figures(lines[:-1], step)
+        yield from shown
+        surroundings = f"{lines[-1]} {wrapper[0] if wrapper else ''} {text[end:ends]}"
+        yield _described(block, _name(lines), step, surroundings)
         start = place = max(ends, opens + 1)
 
 
@@ -131,9 +131,9 @@ def _is_tensor(block: _Block, before: str) -> bool:
     return len(block.numbers) > 1 or any("." in number for number in block.numbers)
 
 
-def _described(block: _Block, name: str, step: int, said: str) -> Print:
+def _described(block: _Block, name: str, step: int, surroundings: str) -> Print:
     printed = Print(name, step, block.numbers, why=block.why)
-    if dtype := _DTYPE.search(said):
+    if dtype := _DTYPE.search(surroundings):
         printed.dtype = dtype[1].lower()
     if printed.why:
         return printed
@@ -143,7 +143,7 @@ def _described(block: _Block, name: str, step: int, said: str) -> Print:
     if not is_whole or any(len(lengths) > 1 for lengths in depths):
         printed.why = "rows of its print have different lengths"
     if block.is_part:
-        shape = _SHAPE.search(said)
+        shape = _SHAPE.search(surroundings)
         whole = tuple(int(n) for n in shape[1].split(",") if n.strip()) if shape else ()
         fits = len(whole) == len(printed.shape)
         printed.whole = whole if fits else (-1,)
@@ -167,19 +167,19 @@ def _cleaned(line: str) -> str:
 
 def _figures(lines: list[str], step: int) -> tuple[list[Print], int]:
     """(what lines between prints say of tensors, the step after them)."""
-    told: list[Print] = []
+    shown: list[Print] = []
     for line in lines:
         if match := _STEP.fullmatch(line.strip()):
             step = int(match[1])
-        found = list(_FIGURE.finditer(line)) if len(line) < 1000 else []
-        figures = {_ALIASES.get(m[1].lower(), m[1].lower()): m[2] for m in found}
+        matches = list(_FIGURE.finditer(line)) if len(line) < 1000 else []
+        figures = {_ALIASES.get(m[1].lower(), m[1].lower()): m[2] for m in matches}
         if len(figures) > 1 and not _OTHER_FIGURES.search(line):
-            name = _cleaned(line[: found[0].start()]) or "tensor"
+            name = _cleaned(line[: matches[0].start()]) or "tensor"
             shape = _SHAPE.search(line)
             whole = [int(n) for n in shape[1].split(",") if n.strip()] if shape else []
             extents = limits.extents(tuple(whole), "a line")
-            told.append(Print(name, step, shape=extents, figures=figures))
-    return told, step
+            shown.append(Print(name, step, shape=extents, figures=figures))
+    return shown, step
 
 
 def has_figures(text: str) -> bool:

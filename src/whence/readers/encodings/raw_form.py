@@ -55,10 +55,10 @@ def of_text(text: str, size: int) -> Form | None:
     if match is None:
         return None
     shape = tuple(map(int, match[1].split("x")))
-    said = next(
+    dtype = next(
         filter(None, map(_dtype, _WORD.findall(text[: match.start()] + text[match.end() :]))), ""
     )
-    return _sized(shape, said, size)
+    return _sized(shape, dtype, size)
 
 
 def of_value(value: Any, size: int) -> Form | None:
