@@ -265,3 +265,40 @@ def test_clipping_hides_no_wrong_scale(tmp_path):
 
     pair = (blocks(), drive_with(mean)), (blocks(), drive_with(lambda o, y: 2 * mean(o, y)))
     assert compared(tmp_path, *pair).status == "different"
+
+
+def test_a_step_of_other_operators_is_not_blamed_for_a_wrong_gradient(tmp_path):
+    def drive_with(foreach):
+        def drive(model):
+            steps = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=foreach)
+            for batch in torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(2)):
+                mean(model(batch), batch[:, :3]).backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01, foreach=foreach)
+                steps.step()
+                steps.zero_grad()
+
+        return drive
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 5 * gradient
+
+    class Plain(nn.Module):
+        def forward(self, x):
+            return x.clone()
+
+    class Wrong(nn.Module):
+        def forward(self, x):
+            return Scaled.apply(x)
+
+    reference, target = blocks(), blocks()
+    reference.insert(1, Plain())
+    target.insert(1, Wrong())
+    result = compared(tmp_path, (reference, drive_with(False)), (target, drive_with(True)))
+    assert result.status == "different"
+    assert "optimizer" not in {finding.phase for finding in result.findings}
