@@ -1,5 +1,7 @@
 """Gradients that one training makes of a batch at once, and the other of its parts or otherwise."""
 
+import contextlib
+
 import pytest
 
 pytest.importorskip("torch")
@@ -69,3 +71,59 @@ def test_gradients_without_a_backward_pass_are_held_to_the_step(tmp_path, factor
                 optimiser.step()
     result = whence.compare(tmp_path / "backward", tmp_path / "grad")
     assert (result.status == "same") == is_same
+
+
+def changed_between(path, change, level="modules"):
+    """Parameters after two steps of three micro-batches, with `change` after each backward pass."""
+    torch.manual_seed(0)
+    model, x = Two(), torch.randn(6, 4)
+    optimiser = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    with whence.capture(model, path, level=level) if path else contextlib.nullcontext():
+        for _ in range(2):
+            optimiser.zero_grad()
+            for part in x.chunk(3):
+                (model(part).square().mean() / 3).backward()
+                change(list(model.parameters()))
+            optimiser.step()
+    return list(model.parameters())
+
+
+def scaled(parameters):
+    for parameter in parameters:
+        parameter.grad.mul_(0.5)
+
+
+CHANGES = {
+    "norm": (lambda p: torch.nn.utils.clip_grad_norm_(p, 0.01), "clip_grad_norm_.max_norm"),
+    "value": (lambda p: torch.nn.utils.clip_grad_value_(p, 1e-3), "clip_grad_value_.clip_value"),
+    "scaled": (scaled, "mul_.Tensor"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_code_between_two_backward_passes_is_named(tmp_path, name):
+    change, words = CHANGES[name]
+    alone = changed_between(None, change)
+    assert all(map(torch.equal, alone, changed_between(tmp_path / "target", change)))
+    changed_between(tmp_path / "reference", lambda parameters: None)
+    result = whence.compare(tmp_path / "reference", tmp_path / "target")
+    first = result.findings[0]
+    assert (first.op_type, first.phase, first.step) == ("gradients", "backward", 0)
+    assert words in first.sentence
+
+
+def test_code_between_two_backward_passes_that_undoes_itself_is_none(tmp_path):
+    def undone(parameters):
+        for parameter in parameters:
+            parameter.grad.mul_(3.0).div_(3.0)
+
+    changed_between(tmp_path / "reference", lambda parameters: None)
+    changed_between(tmp_path / "target", undone)
+    assert whence.compare(tmp_path / "reference", tmp_path / "target").status == "same"
+
+
+def test_an_operator_between_two_backward_passes_is_named(tmp_path):
+    changed_between(tmp_path / "reference", lambda parameters: None, "op")
+    changed_between(tmp_path / "target", scaled, "op")
+    first = whence.compare(tmp_path / "reference", tmp_path / "target").findings[0]
+    assert "mul_, which only the target runs" in first.sentence

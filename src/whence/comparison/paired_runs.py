@@ -121,8 +121,9 @@ class PairedRuns:
     def maker(self, slot: SlotPair) -> Call | None:
         """The call of the target that left what a tensor was made of; None where none did."""
         if self._makers is None:
-            made_by = {r.record: c.id for c in self.target.calls for r in c.slots("output")}
-            self._makers = {r.record: c.id for c in self.target.calls for r in c.refs} | made_by
+            refs = [(c.id, ref) for c in self.target.calls for ref in c.refs]
+            made_by = {ref.record: call for call, ref in refs if is_written(ref.slot)}
+            self._makers = {ref.record: call for call, ref in refs} | made_by
             self._made_of = {
                 m.record: m.operands[0][1][0] for m in self.plan.made_target if m.operands
             }

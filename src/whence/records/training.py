@@ -9,7 +9,9 @@ from whence.records.slots import is_input, is_output
 LOSS = "loss"
 """`op` of the call from what models returned to what a backward pass begins at."""
 GRADIENTS = "gradients"
-"""`op` of the call from gradients that a backward pass left to those that an optimiser takes."""
+"""`op` of the call from gradients that a backward pass left to those that an optimiser takes, or
+that the next backward pass adds to: its `phase` says which.
+"""
 BACKWARD = "backward"
 """`phase` of the calls of a backward pass."""
 OPTIMIZER = "optimizer"
@@ -50,15 +52,13 @@ def backward_child(op: str) -> int | None:
 
 def is_left(phase: str, op: str, slot: str) -> bool:
     """Is a tensor of a call a gradient as a backward pass made or left it?"""
-    if op == GRADIENTS:
-        return is_input(slot)
     if phase != BACKWARD:
-        return False
-    return is_sum(op) or slot.startswith(("input.grad.", "output.grad."))
+        return op == GRADIENTS and is_input(slot)
+    return op == GRADIENTS or is_sum(op) or slot.startswith(("input.grad.", "output.grad."))
 
 
 def is_taken(phase: str, op: str, slot: str) -> bool:
     """Is a tensor of a call a gradient that an optimiser takes?"""
-    if op == GRADIENTS:
-        return is_output(slot)
-    return phase == OPTIMIZER and slot == TAKEN_GRADIENT
+    if phase != OPTIMIZER:
+        return False
+    return is_output(slot) if op == GRADIENTS else slot == TAKEN_GRADIENT

@@ -60,6 +60,10 @@ def formed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
                 )
             elif verdict.evidence == Evidence.REPLAY and (words := _used_alone(pair, paired)):
                 verdict = verdict.replace(sentence=f"{words}; {verdict.sentence}")
+            elif verdict.evidence == Evidence.TWO_DUMPS and (words := _made_alone(verdict, paired)):
+                verdict = verdict.replace(
+                    cause=CauseKind.SEMANTIC, sentence=f"{words}; {verdict.sentence}"
+                )
         if verdict.verdict in GUILTY and (words := _arguments(call, partner)):
             verdict = verdict.replace(sentence=f"{words}; {verdict.sentence}")
         out[key] = verdict
@@ -113,6 +117,17 @@ def _used_alone(pair: CallPair, paired: PairedRuns) -> str:
         if used:
             lone.append(_lone_inputs(used, side))
     return lone[0] if len(lone) == 1 else ""  # else one tensor under two names
+
+
+def _made_alone(verdict: Verdict, paired: PairedRuns) -> str:
+    """Which operator, that the target alone runs, made the tensor that a verdict is about, in
+    words; "" where a call with a partner did.
+    """
+    slot = paired.slot(verdict.pair, verdict.slot)
+    maker = paired.maker(slot) if slot is not None else None
+    if maker is None or maker.kind != "operator" or maker.id not in paired.plan.unmatched_target:
+        return ""
+    return f"{maker.op_type}, which only the target runs, made it"
 
 
 def not_passed(pair: CallPair, call: Call) -> str:

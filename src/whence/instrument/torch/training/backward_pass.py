@@ -46,7 +46,7 @@ from whence.instrument.torch.training.gradient_hooks import (
     SeenGradients,
     tensors_to_start_from,
 )
-from whence.instrument.torch.training.gradient_sums import GradientBefore, GradientSums
+from whence.instrument.torch.training.gradient_sums import GradientsBefore, GradientSums
 from whence.instrument.torch.training.loss_code import LossCode
 from whence.instrument.torch.training.sharded_parameters import ShardedParameters
 from whence.records import Ref
@@ -62,7 +62,7 @@ class _Pass(NamedTuple):
     seen: SeenGradients
     owners: NodeOwners
     checkpointed: _CheckpointedCalls
-    before: dict[int, GradientBefore]
+    before: GradientsBefore
     within: list[_PassWithin]
 
     def met(self) -> list[ForwardCall]:
@@ -233,7 +233,7 @@ class BackwardPasses:
         hooks = GradientHooks(roots, owners, seen, self._frames.guarded, casts)
         known = around.leaves()
         new = {identity: leaf for identity, leaf in hooks.leaves.items() if identity not in known}
-        around.before.update(self._sums.before(new))
+        around.before.each.update(self._sums.before(new).each)
         around.within.append(_PassWithin(hooks, seen, owners, rerun))
         return around.within[-1]
 

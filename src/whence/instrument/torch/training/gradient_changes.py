@@ -1,5 +1,6 @@
-"""Gradients between a backward pass and the optimiser's step: one call from those that the backward
-pass left to those that the optimiser takes, whether something changed them or not.
+"""Gradients between a backward pass and what takes them, the optimiser's step or the next backward
+pass, which adds to them: one call from those that the pass left to those that are taken, whether
+something changed them or not.
 
 What the program of the call does is recorded as it runs: clipping, a loss scaler that divides,
 gradients divided by the number of micro-batches, weight decay by hand. Only operators count that
@@ -64,6 +65,20 @@ class _Changed:
     def __init__(self, *, keep: bool) -> None:
         self.keep = keep
         self.placements: dict[str, Placement] = {}
+
+
+class TakenGradients(NamedTuple):
+    """What became of gradients until they are taken, as a call is written of it. expected: records
+    on their way that are one if the program is all that happened.
+    """
+
+    root: str
+    refs: tuple[Ref, ...]
+    placements: dict[str, Placement]
+    settings: dict[str, Any]
+    program: str
+    no_program: str
+    expected: list[tuple[Any, Any]]
 
 
 def _settled(expected: list[tuple[Any, Any]], call: Call) -> Call:
@@ -224,6 +239,8 @@ class GradientChanges:
         self._session, self._frames, self._registry = session, frames, registry
         self._writer, self._region = writer, region
         self._left: dict[int, _Left] = {}
+        # Parameters whose gradients a step has taken since a pass left them.
+        self._stepped: set[int] = set()
         self._settings: dict[str, Any] = {}
         self._code: _GradientCode | None = None
         self._is_new = False
@@ -310,6 +327,7 @@ class GradientChanges:
 
     def left(self, parameter: Any, path: str, gradient: Gradient) -> None:
         """A backward pass left this gradient."""
+        self._stepped.discard(id(parameter))
         self._left[id(parameter)] = _Left(
             weakref.ref(parameter),
             path,
@@ -328,7 +346,7 @@ class GradientChanges:
             self._region.begin(self._code)
 
     def stop_listening(self) -> None:
-        """What runs next is recorded in another way: keep what was recorded until now."""
+        """A model or a step is recorded next: keep what was recorded until now."""
         self._region.end(self._code)
 
     def _new_code(self) -> _GradientCode:
@@ -399,18 +417,33 @@ class GradientChanges:
             return True
         return bool(left.record == record)
 
-    def write(self, stepped: Sequence[tuple[ParameterName, Any]], region: Any) -> None:
+    def taken_by_pass(
+        self, parameters: Sequence[tuple[ParameterName, Any]]
+    ) -> TakenGradients | None:
+        """A backward pass is about to add to the gradients of these parameters: what became of
+        those that no step has taken since an earlier pass left them. None where there is none.
+        """
+        waiting = [named for named in parameters if id(named[1]) not in self._stepped]
+        return self._taken(waiting) if waiting else None
+
+    def write_step(self, stepped: Sequence[tuple[ParameterName, Any]], region: Any) -> None:
         """An optimiser is about to take the gradients of these parameters: write what became of
         them, in the call of its step.
         """
+        if region.selected and (taken := self._taken(stepped)) is not None:
+            self.write(taken, region)
+        self._stepped.update(id(parameter) for _, parameter in stepped)
+
+    def _taken(self, parameters: Sequence[tuple[ParameterName, Any]]) -> TakenGradients | None:
+        """What became of the gradients of these parameters; None where no pass left one."""
         known = {
             f"output.{left.path}": (left, parameter.grad)
-            for _, parameter in stepped
+            for _, parameter in parameters
             if (left := self._left_of(parameter)) is not None
             and left.dtype == NAMES.get(parameter.grad.dtype)
         }
-        if not known or not region.selected:
-            return
+        if not known:
+            return None
         changed = _Changed(keep=self._session.elements_on)
         inputs = [Ref(f"input.{left.path}", left.record, left.edge) for left, _ in known.values()]
         outputs, made, kept = [], [], {}
@@ -432,21 +465,33 @@ class GradientChanges:
         inputs += self._read_by(recording, {ref.slot for ref in inputs})
         changed.placements |= self._placed(inputs)
         written, no_program = self._writer.put_recording(recording, changed)
-        expected = self._expected
+        return TakenGradients(
+            parameters[0][0].root.name,
+            (*inputs, *outputs),
+            changed.placements,
+            dict(self._settings),
+            written,
+            no_program,
+            self._expected,
+        )
+
+    def write(self, taken: TakenGradients, region: Any) -> None:
+        """Write the call, as a part of a region: of the pass or the step that takes them."""
+        expected = taken.expected
         self._registry.call(
             part_of(
                 region,
                 self._session,
                 scope="",
-                root=stepped[0][0].root.name,
+                root=taken.root,
                 op=GRADIENTS,
                 occurrence=region.occurrence,
                 op_type=GRADIENTS,
-                refs=(*inputs, *outputs),
-                placements=changed.placements,
-                arguments=dict(self._settings),
-                program=written,
-                no_program=no_program,
+                refs=taken.refs,
+                placements=taken.placements,
+                arguments=taken.settings,
+                program=taken.program,
+                no_program=taken.no_program,
             ),
-            functools.partial(_settled, expected) if expected and written else None,
+            functools.partial(_settled, expected) if expected and taken.program else None,
         )

@@ -13,7 +13,7 @@ from whence.instrument.torch.program_cache import ProgramWriter
 from whence.instrument.torch.regions import part_of
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.training.forward_calls import Edge
-from whence.instrument.torch.training.gradient_changes import GradientChanges
+from whence.instrument.torch.training.gradient_changes import GradientChanges, TakenGradients
 from whence.instrument.torch.training.gradient_hooks import Gradient, SeenGradients
 from whence.instrument.torch.training.parameter_names import ParameterName, ParameterNames
 from whence.records import Operation, Placement, Program, Ref
@@ -39,6 +39,15 @@ class GradientBefore(NamedTuple):
     placement: Placement | None
 
 
+class GradientsBefore(NamedTuple):
+    """The gradients of parameters before a backward pass, by identity. taken: what became of those
+    that an earlier pass left, if one did.
+    """
+
+    each: dict[int, GradientBefore]
+    taken: TakenGradients | None
+
+
 class GradientSums:
     """Writes a call for each parameter: what there was and what calls sent, to what it has now. A
     run that adds nothing up has them too, so that one that forgets to, or to begin anew, stands
@@ -56,9 +65,10 @@ class GradientSums:
         self._session, self._registry, self._writer, self._names = session, registry, writer, names
         self._changes = changes
 
-    def before(self, leaves: Mapping[int, Any]) -> dict[int, GradientBefore]:
-        """Gradients that are there already, of the leaves of a graph by identity."""
+    def before(self, leaves: Mapping[int, Any]) -> GradientsBefore:
+        """Gradients that are there already, of the leaves of a graph."""
         before: dict[int, GradientBefore] = {}
+        parameters: list[tuple[ParameterName, Any]] = []
         for identity, reference in leaves.items():
             leaf = reference()
             if leaf is None or leaf.grad is None or (name := self._names.of(leaf)) is None:
@@ -68,18 +78,21 @@ class GradientSums:
             before[identity] = GradientBefore(
                 number, edge, form[0], summed.placements.get("input.sum")
             )
-        return before
+            parameters.append((name, leaf))
+        return GradientsBefore(before, self._changes.taken_by_pass(parameters))
 
     def write(
         self,
         leaves: Mapping[int, Any],
-        before: Mapping[int, GradientBefore],
+        before: GradientsBefore,
         seen: Sequence[SeenGradients],
         region: Any,
     ) -> None:
         """Write what the gradients are now. seen: of a pass, and of passes within it. region: the
         call of the backward pass.
         """
+        if before.taken is not None:
+            self._changes.write(before.taken, region)
         self._changes.clear()
         for identity, reference in leaves.items():
             leaf = reference()
@@ -92,8 +105,7 @@ class GradientSums:
             total, edge, form = self._registry.record_of(leaf.grad, "output.grad", summed)
             left = Gradient(total, edge, form[0], 0, summed.placements.get("output.grad"))
             self._changes.left(leaf, name.path, left)
-            start = before.get(identity)
-            self._write(summed, start, sent, left, region)
+            self._write(summed, before.each.get(identity), sent, left, region)
 
     def _write(
         self,

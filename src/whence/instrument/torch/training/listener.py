@@ -105,6 +105,7 @@ class Training:
 
     def model_begins(self) -> Training:
         """An outermost call begins; nothing of the listener is on the thread. Returns itself."""
+        self._changes.stop_listening()
         self.loss.model_begins()
         return self
 

@@ -148,7 +148,7 @@ class OptimizerSteps:
     def _write_changes(self) -> None:
         root = self._stepped[0][0].root
         region = self._regions.enter("optimizer", root, root.steps.get("", 0), 0, self._counts)
-        self._changes.write(self._stepped, region)
+        self._changes.write_step(self._stepped, region)
 
     def ended(self, optimizer: Any) -> None:
         """It has stepped."""
