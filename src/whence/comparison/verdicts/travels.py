@@ -24,6 +24,8 @@ from whence import align, dtypes, judge
 from whence.comparison.paired_runs import PairedCall
 from whence.comparison.replays.call_tree import REPLICAS
 from whence.comparison.replays.self_check import Threads
+from whence.comparison.verdicts import left_out_parameters
+from whence.comparison.verdicts.left_out_parameters import LeftOut
 from whence.comparison.verdicts.operator_steps import OperatorSteps
 from whence.comparison.verdicts.own_inputs import CallsOnOwnInputs
 from whence.comparison.verdicts.pair_errors import PairErrors
@@ -60,6 +62,7 @@ _CHANNELS, _ROWS = 512, 64  # whose order is looked for; that show it
 _FAR_OFF = 30.0  # times the limit by one copy that no further copies bring below it
 _WELL_WITHIN = 0.25  # of the limit; what is right comes to a tenth
 _FAR = 0.5  # power of the unit roundoff that no clean stretch with equal inputs comes near
+_CHANGED = VerdictKind.PARAM_DIFF, VerdictKind.OTHER_FORM
 
 
 class Outcome(enum.Enum):
@@ -174,7 +177,7 @@ class Neighbourhoods:
                 judged[key] = asked = self._after_asking(self._regions[key], verdict)
                 if asked.verdict in GUILTY:
                     standing.add(module)
-        return judged
+            return self._with_left_out(judged)
 
     def with_steps(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, Verdict]:
         """The verdicts, with one for every step of operators that nothing else explains."""
@@ -304,6 +307,74 @@ class Neighbourhoods:
             self._paired.calls[n].kind for n in (call.id, call.parent) if n >= 0
         )
 
+    # ---- parameters that a change of the others left out
+
+    def _with_left_out(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, Verdict]:
+        """The verdicts; where a stretch is right once a parameter is changed as its siblings were,
+        that parameter is the fault, and what else the stretch holds is another form.
+        """
+        out, changed, guilty = dict(verdicts), dict[int, dict[int, Array]](), list[int]()
+        for (number, _), verdict in verdicts.items():
+            call, kind = self._paired.calls[number], verdict.verdict
+            if self._sides is None or call.phase != "forward" or kind not in _CHANGED:
+                continue
+            patches = left_out_parameters.patches(self._paired, call)
+            if patches and not any(p.keys() == patches.keys() for p in changed.values()):
+                changed[number] = patches  # else the module is called again
+                guilty += [number] if kind == VerdictKind.PARAM_DIFF else []
+        for number in guilty:
+            for one in left_out_parameters.left_out(self._paired, self._paired.calls[number]):
+                inside = self._put_right(one, number, changed)
+                modules = {self._module(c): c for c in inside}
+                for key, verdict in verdicts.items():
+                    if verdict.verdict != VerdictKind.PARAM_DIFF:
+                        continue
+                    if (c := modules.get(self._module(key[0]))) == number:
+                        out[key] = verdict.replace(slot=one.slot, sentence=one.in_words)
+                    elif c is not None:
+                        scope = self._paired.calls[number].scope
+                        words = f"another form of {scope} and this, but for {param_name(one.slot)}"
+                        sentence = f"{words} of {scope}; {verdict.sentence}"
+                        out[key] = verdict.withdrawn(VerdictKind.OTHER_FORM, sentence)
+        return out
+
+    def _module(self, number: int) -> tuple[str, str, str, str]:
+        call = self._paired.calls[number]
+        return call.root, call.scope, call.phase, call.op
+
+    def _put_right(
+        self, one: LeftOut, number: int, changed: Mapping[int, dict[int, Array]]
+    ) -> list[int]:
+        """The suspects in the first stretch around a call whose results are the target's with the
+        target's parameters, and right with this one besides; none where there is no such stretch.
+        """
+        for around in self._paired_around(self._paired.calls[number].parent):
+            stretch = Stretch(self._paired.pair(self._paired.pair_of[around]), self._left(around))
+            inside = [c for c in changed if self._is_inside(c, stretch)]
+            if len(inside) > _SUSPECTS_TOGETHER or not stretch.left:
+                return []
+            patches = {r: array for c in inside for r, array in changed[c].items()}
+            with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
+                wide, working = self._dtypes(stretch)
+                stretch.plain = self._replayed(stretch, wide, {}, None)[0]
+                right = self._replayed(stretch, wide, {**patches, one.record: one.changed}, None)[0]
+                if self._is_apart(stretch, right):
+                    continue
+                stretch.copies = [
+                    self._replayed(stretch, working, {}, seed)[0]
+                    for seed in (None, *range(REPLICAS))
+                ]
+                own = self._replayed(stretch, wide, patches, None)[0]
+                if self._score(stretch, own) <= 1 and all(
+                    judge.whole(
+                        array, stretch.plain[record], [c[record] for c in stretch.copies]
+                    ).score
+                    <= _WELL_WITHIN
+                    for record, array in right.items()
+                ):
+                    return inside
+        return []
+
     # ---- the stretches around a suspect
 
     def _clean_around(self, number: int, suspect: int) -> Iterator[Stretch]:
@@ -353,9 +424,13 @@ class Neighbourhoods:
 
     def _around(self, number: int) -> Iterator[Stretch]:
         """The stretches from this call on that can be run, the smallest first."""
-        while number >= 0 and self._sides is not None:
+        return map(self._stretch, self._paired_around(number) if self._sides is not None else ())
+
+    def _paired_around(self, number: int) -> Iterator[int]:
+        """This call and those above it that have a partner."""
+        while number >= 0:
             if number in self._paired.pair_of:
-                yield self._stretch(number)
+                yield number
             number = self._paired.calls[number].parent
 
     # ---- one stretch
@@ -429,7 +504,7 @@ class Neighbourhoods:
         with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
             wide, working = self._dtypes(stretch)
             stretch.plain, stretch.computed = self._replayed(stretch, wide, {}, None)
-            if stretch.replaced and self._is_apart(stretch):
+            if stretch.replaced and self._is_apart(stretch, self._targets(stretch)):
                 return  # one of many pairs of suspects
             for seed in (None, *range(REPLICAS)):
                 left, computed = self._replayed(stretch, working, {}, seed)
@@ -439,11 +514,16 @@ class Neighbourhoods:
                     return  # noise would not make it clean
             stretch.score = self._score(stretch, stretch.plain)
 
-    def _is_apart(self, stretch: Stretch) -> bool:
-        """Are the target's results too far from those in wide arithmetic to ask for rounding?"""
+    def _targets(self, stretch: Stretch) -> Arrays:
+        """What the target has at the end of a stretch. Raises ElementsMissing."""
+        target = self._paired.target
+        return {record: target.array(p.target_record) for record, p in stretch.left.items()}
+
+    def _is_apart(self, stretch: Stretch, results: Arrays) -> bool:
+        """Are these too far from the results in wide arithmetic to ask for rounding?"""
         far = max((self._errors.of(p).u for p in stretch.left.values()), default=0.0) ** _FAR
-        for record, pair in stretch.left.items():
-            wide, target = stretch.plain[record], self._paired.target.array(pair.target_record)
+        for record, target in results.items():
+            wide = stretch.plain[record]
             if not dtypes.of(wide).is_floating or wide.shape != target.shape:
                 continue
             with np.errstate(all="ignore"):
@@ -456,9 +536,7 @@ class Neighbourhoods:
     def _dtypes(self, stretch: Stretch) -> tuple[str, str]:
         slots = self._paired.slots[stretch.pair.index]
         inputs = {s: p for s, p in slots.items() if is_input(s)}
-        produced = {
-            str(r): self._paired.target.array(p.target_record) for r, p in stretch.left.items()
-        }
+        produced = {str(record): array for record, array in self._targets(stretch).items()}
         outputs = {str(record): pair for record, pair in stretch.left.items()}
         assert self._sides is not None
         return self._sides.working_dtypes(inputs, outputs, produced)

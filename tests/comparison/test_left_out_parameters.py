@@ -1,0 +1,63 @@
+"""A change of parameters that computes the same, but for a parameter that it left out."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+import whence
+from whence.report import answer
+
+pytestmark = pytest.mark.torch
+
+
+def captured(path, change):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(12, 24), nn.LayerNorm(24), nn.Linear(24, 24), nn.Linear(24, 5))
+    with torch.no_grad():
+        model[1].bias.normal_()
+        change(model, torch.rand(24) + 0.5)
+        with whence.capture(model, path):
+            model(torch.randn(9, 12))
+
+
+def folded(model, factor):
+    model[1].weight.div_(factor)
+    model[2].weight.mul_(factor)
+
+
+def smoothed(model, factor):
+    model[2].weight.mul_(factor[:, None])
+    model[3].weight.div_(factor)
+
+
+def compared(path, change):
+    captured(path / "reference", lambda *_: None)
+    captured(path / "target", change)
+    return whence.compare(path / "reference", path / "target")
+
+
+@pytest.mark.parametrize(("change", "module", "behind"), [(folded, 1, 2), (smoothed, 2, 3)])
+def test_the_parameter_that_was_left_out_is_the_fault(tmp_path, change, module, behind):
+    result = compared(tmp_path, change)
+    assert [(f.name, f.slot) for f in result.findings] == [(str(module), "param.bias")]
+    assert "bias is not changed with it" in result.findings[0].sentence
+    assert f"OTHER FORM         {behind} " in answer.answer(result)
+
+
+def test_a_change_that_leaves_nothing_out_is_another_form(tmp_path):
+    def whole(model, factor):
+        folded(model, factor)
+        model[1].bias.div_(factor)
+
+    assert compared(tmp_path, whole).status == "same"
+
+
+def test_a_wrong_factor_behind_it_acquits_nothing(tmp_path):
+    def wrong(model, factor):
+        folded(model, factor)
+        model[2].weight[3] *= 1.01
+
+    assert "2" in {finding.name for finding in compared(tmp_path, wrong).findings}
