@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import whence
+from whence.comparison.verdicts.channel_factors import factor_in_words
 from whence.comparison.verdicts.step_gradients import StepGradients
-from whence.comparison.verdicts.travels import factor_in_words
 from whence.report.answer import answer
 
 torch = pytest.importorskip("torch")

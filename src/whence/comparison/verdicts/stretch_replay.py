@@ -4,15 +4,52 @@ in the place of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from whence.comparison.paired_runs import PairedCall
 from whence.comparison.replays.both_sides import BothSides
 from whence.comparison.replays.wired import WiredReplay
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.records import Call, Ref
 from whence.results import SlotPair
+
+WELL_WITHIN = 0.25  # of the limit; what is right comes to a tenth
+
+
+@dataclass(slots=True)
+class Stretch:
+    """A paired call and all that it calls, run on the target's inputs.
+
+    replaced: calls inside that run by the target's program and parameters.
+    left: the pairs of what it leaves, by record of the reference: its outputs, and what it or a
+    call inside it wrote in place. plain: what the reference makes of them, wide; copies: in the
+    target's dtypes, first without and then with noise. computed: of the suspects' tensors inside.
+    """
+
+    pair: PairedCall
+    left: dict[int, SlotPair]
+    replaced: frozenset[int] = frozenset()
+    plain: dict[int, Array] = field(default_factory=dict)
+    copies: list[dict[int, Array]] = field(default_factory=list)
+    computed: dict[int, Array] = field(default_factory=dict)
+    copies_computed: list[dict[int, Array]] = field(default_factory=list)
+    score: float = math.inf
+
+    @property
+    def is_clean(self) -> bool:
+        """Are the target's results at its end right?"""
+        return self.score <= 1
+
+    @property
+    def can_acquit(self) -> bool:
+        """Are they as right as rounding alone leaves them, and not at the edge of what may pass for
+        it? A fault that the rest of the stretch nearly drowns ends there.
+        """
+        return self.score <= WELL_WITHIN
 
 
 class StretchReplay(WiredReplay):

@@ -15,23 +15,27 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from whence import align, dtypes, judge
-from whence.comparison.paired_runs import PairedCall
 from whence.comparison.replays.call_tree import REPLICAS
 from whence.comparison.replays.self_check import Threads
-from whence.comparison.verdicts import left_out_parameters
-from whence.comparison.verdicts.left_out_parameters import LeftOut
+from whence.comparison.verdicts.channel_factors import (
+    Changed,
+    Uneven,
+    changed_parameters,
+    channel_order,
+    factor_in_words,
+    uneven_parameters,
+)
 from whence.comparison.verdicts.operator_steps import OperatorSteps
 from whence.comparison.verdicts.own_inputs import CallsOnOwnInputs
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.regions import RegionJudge
 from whence.comparison.verdicts.step_gradients import StepGradients
-from whence.comparison.verdicts.stretch_replay import StretchReplay
+from whence.comparison.verdicts.stretch_replay import WELL_WITHIN, Stretch, StretchReplay
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Region, Run
@@ -54,13 +58,10 @@ Arrays = Mapping[int, Array]
 
 _SUSPECTS_PER_STRETCH = 24  # each costs one run of it
 _SUSPECTS_TOGETHER = 6  # of which one or two may run by the target's programs
-_FEW, _ONE_FACTOR = 8, 1e-3  # elements that show a factor; how closely they follow it
 _TAKEN_BACK_AT_STEP = "another form: the gradients that the optimiser takes are right"
 _CLEARLY = 4.0  # times as far
 _TELLS = 0.5  # of the limit: what a tensor moves by that is told from rounding, clearly farther
-_CHANNELS, _ROWS = 512, 64  # whose order is looked for; that show it
 _FAR_OFF = 30.0  # times the limit by one copy that no further copies bring below it
-_WELL_WITHIN = 0.25  # of the limit; what is right comes to a tenth
 _FAR = 0.5  # power of the unit roundoff that no clean stretch with equal inputs comes near
 _CHANGED = VerdictKind.PARAM_DIFF, VerdictKind.OTHER_FORM
 
@@ -80,38 +81,6 @@ _STEP = (
     "make of the target's gradients"
 )
 _STEP_UNSEEN = "the step is written otherwise, and its operators cannot be run again"
-
-
-@dataclass(slots=True)
-class Stretch:
-    """A paired call and all that it calls, run on the target's inputs.
-
-    replaced: calls inside that run by the target's program and parameters.
-    left: the pairs of what it leaves, by record of the reference: its outputs, and what it or a
-    call inside it wrote in place. plain: what the reference makes of them, wide; copies: in the
-    target's dtypes, first without and then with noise. computed: of the suspects' tensors inside.
-    """
-
-    pair: PairedCall
-    left: dict[int, SlotPair]
-    replaced: frozenset[int] = frozenset()
-    plain: dict[int, Array] = field(default_factory=dict)
-    copies: list[dict[int, Array]] = field(default_factory=list)
-    computed: dict[int, Array] = field(default_factory=dict)
-    copies_computed: list[dict[int, Array]] = field(default_factory=list)
-    score: float = math.inf
-
-    @property
-    def is_clean(self) -> bool:
-        """Are the target's results at its end right?"""
-        return self.score <= 1
-
-    @property
-    def can_acquit(self) -> bool:
-        """Are they as right as rounding alone leaves them, and not at the edge of what may pass for
-        it? A fault that the rest of the stretch nearly drowns ends there.
-        """
-        return self.score <= _WELL_WITHIN
 
 
 class Neighbourhoods:
@@ -177,7 +146,7 @@ class Neighbourhoods:
                 judged[key] = asked = self._after_asking(self._regions[key], verdict)
                 if asked.verdict in GUILTY:
                     standing.add(module)
-            return self._with_left_out(judged)
+            return self._with_uneven(judged)
 
     def with_steps(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, Verdict]:
         """The verdicts, with one for every step of operators that nothing else explains."""
@@ -307,35 +276,37 @@ class Neighbourhoods:
             self._paired.calls[n].kind for n in (call.id, call.parent) if n >= 0
         )
 
-    # ---- parameters that a change of the others left out
+    # ---- parameters that do not follow a change of others
 
-    def _with_left_out(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, Verdict]:
-        """The verdicts; where a stretch is right once a parameter is changed as its siblings were,
-        that parameter is the fault, and what else the stretch holds is another form.
+    def _with_uneven(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, Verdict]:
+        """The verdicts; where a stretch is right once a parameter is changed as others were, that
+        parameter is the fault, and what else the stretch holds is another form.
         """
-        out, changed, guilty = dict(verdicts), dict[int, dict[int, Array]](), list[int]()
+        out, changed, guilty = dict(verdicts), dict[int, list[Changed]](), list[int]()
         for (number, _), verdict in verdicts.items():
             call, kind = self._paired.calls[number], verdict.verdict
             if self._sides is None or call.phase != "forward" or kind not in _CHANGED:
                 continue
-            patches = left_out_parameters.patches(self._paired, call)
-            if patches and not any(p.keys() == patches.keys() for p in changed.values()):
-                changed[number] = patches  # else the module is called again
+            own = changed_parameters(self._paired, call)
+            known = {one.record for each in changed.values() for one in each}
+            if any(one.record not in known for one in own):  # else the module is called again
+                changed[number] = own
                 guilty += [number] if kind == VerdictKind.PARAM_DIFF else []
+        every = [one for each in changed.values() for one in each]
         for number in guilty:
-            for one in left_out_parameters.left_out(self._paired, self._paired.calls[number]):
-                inside = self._put_right(one, number, changed)
-                modules = {self._module(c): c for c in inside}
+            call = self._paired.calls[number]
+            for uneven in uneven_parameters(self._paired, call, every):
+                modules = {self._module(c): c for c in self._put_right(uneven, number, changed)}
                 for key, verdict in verdicts.items():
-                    if verdict.verdict != VerdictKind.PARAM_DIFF:
+                    here = modules.get(self._module(key[0]))
+                    if verdict.verdict != VerdictKind.PARAM_DIFF or here is None:
                         continue
-                    if (c := modules.get(self._module(key[0]))) == number:
-                        out[key] = verdict.replace(slot=one.slot, sentence=one.in_words)
-                    elif c is not None:
-                        scope = self._paired.calls[number].scope
-                        words = f"another form of {scope} and this, but for {param_name(one.slot)}"
-                        sentence = f"{words} of {scope}; {verdict.sentence}"
-                        out[key] = verdict.withdrawn(VerdictKind.OTHER_FORM, sentence)
+                    if here == number:
+                        out[key] = verdict.replace(slot=uneven.slot, sentence=uneven.words)
+                        continue
+                    words = f"another form of {call.scope} and this, but for"
+                    sentence = f"{words} {param_name(uneven.slot)} there; {verdict.sentence}"
+                    out[key] = verdict.withdrawn(VerdictKind.OTHER_FORM, sentence)
         return out
 
     def _module(self, number: int) -> tuple[str, str, str, str]:
@@ -343,7 +314,7 @@ class Neighbourhoods:
         return call.root, call.scope, call.phase, call.op
 
     def _put_right(
-        self, one: LeftOut, number: int, changed: Mapping[int, dict[int, Array]]
+        self, uneven: Uneven, number: int, changed: Mapping[int, Sequence[Changed]]
     ) -> list[int]:
         """The suspects in the first stretch around a call whose results are the target's with the
         target's parameters, and right with this one besides; none where there is no such stretch.
@@ -353,27 +324,29 @@ class Neighbourhoods:
             inside = [c for c in changed if self._is_inside(c, stretch)]
             if len(inside) > _SUSPECTS_TOGETHER or not stretch.left:
                 return []
-            patches = {r: array for c in inside for r, array in changed[c].items()}
+            patches = {one.record: one.target for c in inside for one in changed[c]}
             with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
-                wide, working = self._dtypes(stretch)
-                stretch.plain = self._replayed(stretch, wide, {}, None)[0]
-                right = self._replayed(stretch, wide, {**patches, one.record: one.changed}, None)[0]
-                if self._is_apart(stretch, right):
-                    continue
-                stretch.copies = [
-                    self._replayed(stretch, working, {}, seed)[0]
-                    for seed in (None, *range(REPLICAS))
-                ]
-                own = self._replayed(stretch, wide, patches, None)[0]
-                if self._score(stretch, own) <= 1 and all(
-                    judge.whole(
-                        array, stretch.plain[record], [c[record] for c in stretch.copies]
-                    ).score
-                    <= _WELL_WITHIN
-                    for record, array in right.items()
-                ):
+                if self._is_right_with(stretch, patches, {uneven.record: uneven.changed}):
                     return inside
         return []
+
+    def _is_right_with(self, stretch: Stretch, own: Arrays, more: Arrays) -> bool:
+        """Are the results of a stretch the target's with these parameters, and right with more?
+        Raises ReplayRefused, ElementsMissing, KeyError.
+        """
+        wide, working = self._dtypes(stretch)
+        stretch.plain = self._replayed(stretch, wide, {}, None)[0]
+        right = self._replayed(stretch, wide, {**own, **more}, None)[0]
+        if self._is_apart(stretch, right):
+            return False
+        seeds = (None, *range(REPLICAS))
+        stretch.copies = [self._replayed(stretch, working, {}, seed)[0] for seed in seeds]
+        of_target = self._replayed(stretch, wide, own, None)[0]
+        return self._score(stretch, of_target) <= 1 and all(
+            judge.whole(array, stretch.plain[r], [copy[r] for copy in stretch.copies]).score
+            <= WELL_WITHIN
+            for r, array in right.items()
+        )
 
     # ---- the stretches around a suspect
 
@@ -651,15 +624,8 @@ class Neighbourhoods:
     def _is_in_another_order(self, stretch: Stretch, record: int, array: Array) -> bool:
         """Are these the channels that the reference makes, each once, in another order?"""
         made = stretch.computed.get(record)
-        if made is None or made.shape != array.shape or not 1 < array.shape[-1] <= _CHANNELS:
-            return False
-        if not dtypes.of(array).is_floating:
-            return False
-        own, other = (
-            a.reshape(-1, a.shape[-1])[:_ROWS].astype(np.float64).T for a in (made, array)
-        )
-        order = abs(other[:, None] - own[None]).sum(axis=-1).argmin(axis=1)
-        if len(set(order.tolist())) < len(order):
+        order = channel_order(made, array) if made is not None else None
+        if made is None or order is None:
             return False
         copies = [copy[record][..., order] for copy in stretch.copies_computed]
         return judge.whole(array, made[..., order], copies).score <= 1
@@ -796,26 +762,6 @@ def _around(result: Array, plain: Array, copies: Sequence[Arrays], record: int) 
         return arrays
     moved = result.astype(np.float64) - plain.astype(np.float64)
     return [a.astype(np.float64) + moved for a in arrays]
-
-
-def factor_in_words(reference: Array, target: Array) -> str:
-    """ "a factor of 2" or "a factor per channel" where that is how two tensors differ, else ""."""
-    if reference.shape != target.shape or reference.size < _FEW or not reference.ndim:
-        return ""
-    if reference.dtype.kind != "f" or not dtypes.of(target).is_floating:
-        return ""
-    r = reference.astype(np.float64).reshape(-1, reference.shape[-1])
-    t = target.astype(np.float64).reshape(r.shape)
-    with np.errstate(all="ignore"):
-        factors = (r * t).sum(axis=0) / (r * r).sum(axis=0)
-        is_factor = np.linalg.norm(t - factors * r) <= _ONE_FACTOR * np.linalg.norm(t)
-    if not is_factor or len(r) < 2:
-        return ""
-    if np.allclose(factors, 1.0, rtol=0, atol=_ONE_FACTOR):
-        return ""
-    if np.ptp(factors) <= _ONE_FACTOR * abs(factors).max():
-        return f"a factor of {factors.mean():.4g}"
-    return "a factor per channel"
 
 
 def _acquitted(

@@ -61,3 +61,15 @@ def test_a_wrong_factor_behind_it_acquits_nothing(tmp_path):
         model[2].weight[3] *= 1.01
 
     assert "2" in {finding.name for finding in compared(tmp_path, wrong).findings}
+
+
+def test_the_other_half_of_a_folding_is_the_fault_where_it_differs_besides(tmp_path):
+    def rounded(model, factor):
+        smoothed(model, factor)
+        model[2].bias.mul_(factor)
+        model[3].weight.copy_((model[3].weight * 32).round() / 32)
+
+    result = compared(tmp_path, rounded)
+    assert [(f.name, f.slot) for f in result.findings] == [("3", "param.weight")]
+    assert "differs from it besides" in result.findings[0].sentence
+    assert "OTHER FORM         2 " in answer.answer(result)
