@@ -8,7 +8,9 @@ import pytest
 import whence
 from whence.comparison.verdicts.channel_factors import factor_in_words
 from whence.comparison.verdicts.step_gradients import StepGradients
+from whence.comparison.verdicts.travels import Neighbourhoods
 from whence.report.answer import answer
+from whence.results import Evidence, Verdict, VerdictKind
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -256,6 +258,25 @@ def test_padding_on_the_other_side_is_no_fault(tmp_path, options, status):
                 attention_mask=torch.cat([(ones, zeros)[k] for k in order], 1),
             )
     assert whence.compare(tmp_path / "r", tmp_path / "t").status == status
+
+
+@pytest.mark.parametrize(("of_inner", "is_acquitted"), [(set(), False), (None, True)])
+def test_a_model_that_drowns_a_wrong_module_takes_nothing_back(of_inner, is_acquitted):
+    outer = SimpleNamespace(id=0, parent=-1, phase="forward")
+    inner = SimpleNamespace(id=1, parent=0, phase="forward")
+    calls, right = [outer, inner], {0: {"output.0"}, 1: of_inner}
+    neighbourhoods = SimpleNamespace(
+        _own_inputs=SimpleNamespace(right=lambda call, partner: right[call.id]),
+        _is_read=lambda call, slot: True,
+        _paired=SimpleNamespace(
+            calls=calls,
+            pair_of={0: 0, 1: 1},
+            pair=lambda index: SimpleNamespace(call=calls[index], partner=calls[index]),
+        ),
+    )
+    verdict = Verdict(1, VerdictKind.INTRODUCED, evidence=Evidence.TWO_DUMPS, slot="output.0")
+    is_cut = Neighbourhoods._is_cut_otherwise(neighbourhoods, inner, verdict)
+    assert is_cut == is_acquitted
 
 
 class Placed(Attention):

@@ -29,19 +29,19 @@ class CallsOnOwnInputs:
     def __init__(self, reference: Run, target: Run, source: ReplaySource) -> None:
         self._reference, self._target = reference, target
         self._source = ReplaySource(reference, source.allow, source.model)
-        self._right: dict[tuple[tuple[str, str, str], tuple[str, str, str]], set[str]] = {}
+        self._right: dict[tuple[tuple[str, str, str], tuple[str, str, str]], set[str] | None] = {}
 
-    def right(self, call: Call, partner: Call) -> set[str]:
+    def right(self, call: Call, partner: Call) -> set[str] | None:
         """The outputs of a module, or of an operator of it, that its target gives, in every call,
         as the reference's programs do on the same inputs, but for rounding. Empty where one is not
-        so, or where that cannot be run. call, partner: one of its calls and what it is paired with,
-        as aligned.
+        so, None where that cannot be run. call, partner: one of its calls and what it is paired
+        with, as aligned.
         """
         key = (call.root, call.scope, call.op), (partner.root, partner.scope, partner.op)
         if key not in self._right:
             calls = _forward_calls(self._reference, *key[0])
             partners = _forward_calls(self._target, *key[1])
-            self._right[key] = set()
+            self._right[key] = None
             with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
                 if len(calls) == len(partners) > 0:
                     self._right[key] = set.intersection(*map(self._right_of, calls, partners))

@@ -244,6 +244,8 @@ class Neighbourhoods:
             if number in self._paired.pair_of:
                 pair = self._paired.pair(self._paired.pair_of[number])
                 right = self._own_inputs.right(pair.call, pair.partner)
+                if right is not None and not right:
+                    return False  # what drowns it further on takes nothing back
                 if right and (number != call.id or verdict.slot in right or not is_own):
                     return True
             if number == call.id and not self._is_read(call, verdict.slot):
