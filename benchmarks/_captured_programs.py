@@ -89,15 +89,6 @@ def torch_training(capturing):
     return _bytes([*losses, *model.parameters()])
 
 
-def torch_windows(capturing):
-    """Every step is a window, a folder of its own; weights are written into each again."""
-    import torch
-
-    model, inputs = _net(), _inputs()
-    with capturing(model, window=1), torch.no_grad():
-        return _bytes([model(x) for x in inputs])
-
-
 def torch_logits(capturing):
     import torch
 
@@ -219,7 +210,6 @@ TORCH = {
     "torch modules, statistics only": torch_forward("modules", keep="stats"),
     "torch modules, large tensors": torch_large,
     "torch modules, last steps in memory": torch_ring,
-    "torch modules, windows of steps": torch_windows,
     "torch logits": torch_logits,
     "torch op": torch_forward("op"),
     "torch graph": torch_graph,

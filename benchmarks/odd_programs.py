@@ -4,7 +4,7 @@ theirs. Prints what differs, and how each run says it ended.
 
     python benchmarks/odd_programs.py [--levels modules,op,graph,logits] [NAME ...]
 
-`--levels` takes ring, windows and stats too. A program that lists its handlers sees that of
+`--levels` takes ring and stats too. A program that lists its handlers sees that of
 `--ring`, which writes before SIGTERM ends it.
 
 Every run is a process that is forked from this one, which has imported everything.
@@ -35,7 +35,7 @@ from whence.workflows.capture.capture import attach
 from whence.workflows.capture.setup import process_info
 
 LEVELS = ("modules", "op", "graph", "logits")
-OTHERS = {"ring": {"ring": 3}, "windows": {"window": 2}, "stats": {"keep": "stats"}}
+OTHERS = {"ring": {"ring": 3}, "stats": {"keep": "stats"}}
 """Ways to capture modules that are no levels, for --levels too."""
 TIMEOUT_S = 120
 ADDRESS = re.compile(rb"0x[0-9a-f]+|line \d+|pid \d+|process \d+")

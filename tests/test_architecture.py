@@ -128,7 +128,6 @@ FOLDERS = {
         {"wording", "patch_points", "process_group", "rungs", "arguments", "option_values"},
         {"step_choice"},
         {"options"},
-        {"window_ends"},
         {"selection"},
         {"session"},
         {"guard", "framework"},
@@ -206,7 +205,6 @@ FOLDERS = {
         {"reopen", "rerun", "feeding"},
         {"page", "repro", "repeat"},
         {"compare"},
-        {"watch_windows"},
         {
             "watch",
             "probe",

@@ -410,14 +410,6 @@ def _by_user_model(place: Place) -> Answers:
     yield from place.compare("ref", "tgt", to="alone")
 
 
-def _windows(place: Place) -> Answers:
-    """Runs in windows of steps, compared one after the other."""
-    place.once("ref", captured(language(), drive=_steps, window=2))
-    place.once("tgt", captured(language(_EPS), drive=_steps, window=2))
-    yield "show.txt", place.whence("show", "ref")
-    yield "watch.txt", place.whence("compare", "ref", "tgt", "--watch", "-o", "out/watched")
-
-
 def _nothing_kept(keep: str, change: Change | None = None) -> Record:
     return captured(language(change), keep=keep)
 
@@ -563,5 +555,4 @@ CASES: dict[str, Case] = {
     "ties": pair(_routed(turned=False), _routed(turned=True)),
     "patched": _patched,
     "user_model": _by_user_model,
-    "windows": _windows,
 }

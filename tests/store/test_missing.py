@@ -1,6 +1,5 @@
 """A run on disk says whether it is whole: its journals, its shards, its processes."""
 
-import contextlib
 import errno
 import json
 import shutil
@@ -12,13 +11,12 @@ import pytest
 
 import whence
 from whence import disk, store
-from whence.errors import ElementsMissing, StoreFailed
+from whence.errors import ElementsMissing
 from whence.records import Lack, Note, Ref, RunInfo, missing_of
 from whence.records.marks import STOPPED
 from whence.records.places import WRITTEN
 from whence.results import Status
 from whence.store.folder import PROCESS, update_info
-from whence.store.windowed import WindowedWriter
 
 
 def written(path, seed=0, count=6, close=True):
@@ -147,46 +145,9 @@ def test_what_is_taken_out_on_purpose_is_not_missing(tmp_path):
     assert kinds(run) == set()
 
 
-def captured_in_windows(path, fails):
-    """Two windows; fails: what the session does as the third begins."""
-    run = store.create(path, RunInfo(options={"window": 1}))
-    writer = WindowedWriter(run, steps=1)
-    for n in range(2):
-        hand.add(writer, hand.bits("float32", (8,), n), "float32")
-        writer.call(hand.call(n, Ref("output.0", n), step=n))
-        assert writer.count_step()
-        writer.begin_window()
-    with contextlib.suppress(StoreFailed):
-        fails(writer)
-    for _ in range(2):  # as a session does that failed, and then ends
-        with contextlib.suppress(StoreFailed):
-            writer.close()
-    for file in run.glob("w*/rank*/process.json"):
-        about = json.loads(file.read_bytes())
-        file.write_text(json.dumps({**about, "pid_started": 1}))  # its process has ended
-    return run
-
-
 def no_disk(writer):
     with mock.patch.object(disk.system, "write", side_effect=OSError(errno.EIO, "gone")):
         writer.close()
-
-
-@pytest.mark.parametrize(
-    "fails", [no_disk, lambda writer: writer.note(Note(STOPPED, "the reader is gone"))]
-)
-def test_windows_that_end_early_are_not_the_same(tmp_path, fails):
-    """Also where nothing was recorded in the last one, in neither run."""
-    runs = [captured_in_windows(tmp_path / name, fails) for name in "ab"]
-    whole = captured_in_windows(tmp_path / "whole", lambda _: None)
-    for pair in (runs, [whole, runs[0]], [runs[0], whole]):
-        answer = [*whence.watch(*pair, every=0.01)][-1]
-        assert answer.status == Status.UNDECIDED, answer.headline
-        assert "window 2 of the" in answer.headline
-        assert len(answer.windows) == 2
-    assert kinds(runs[0]) == {Lack.CUT}
-    assert kinds(whole) == set()
-    assert [*whence.watch(whole, whole, every=0.01)][-1].status == Status.SAME
 
 
 def test_a_capture_that_stopped_on_a_good_disk_is_not_whole(tmp_path):

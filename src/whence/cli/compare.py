@@ -157,16 +157,6 @@ _VIEWS = sorted(
         "Compare while the runs are still being written, until both have ended or a fault is "
         "certain.",
     ),
-    option(
-        "--stop",
-        "With --watch: at a certain fault, end the programs of yours that write the runs on this "
-        "host.",
-    ),
-    option(
-        "--discard",
-        "With --watch, of runs captured by `whence run --window`: delete each window of both runs "
-        "once it is compared, but for the first two that are not the same.",
-    ),
     "Many cores",
     option(
         "--engine",
@@ -204,8 +194,6 @@ def command(
     plan: bool,
     no_replay: bool,
     watch: bool,
-    stop: bool,
-    discard: bool,
     **how: Any,
 ) -> int:
     """Words -> `api.compare` -> report -> exit code. how: what it takes as it is."""
@@ -227,14 +215,10 @@ def command(
     _files.check(html, force)
     is_local = how["engine"] == "local"
     how |= {"replay": not no_replay, "program": how["program"] or None}
-    if stop and not watch:
-        raise click.UsageError("--stop ends programs that are watched; add --watch")
-    if discard and not watch:
-        raise click.UsageError("--discard deletes what a watch has compared; add --watch")
     if watch and (not is_local or how["resume"]):
         raise click.UsageError("--watch compares in this process; leave --engine, --resume out")
     if watch:
-        result = _watched(reference, target, output, stop=stop, discard=discard, **how)
+        result = _watched(reference, target, output, **how)
     else:
         if not is_local:  # what workers finish is kept there until the answer is
             how |= {"output": output, "force": True}
@@ -283,9 +267,7 @@ def _write_page(result: Comparison, output: str | None, html: str | None, force:
         api.report_html(output if is_there and output is not None else result, html, force=force)
 
 
-def _watched(
-    reference: str, target: str, output: str | None, *, stop: bool, **how: Any
-) -> Comparison:
+def _watched(reference: str, target: str, output: str | None, **how: Any) -> Comparison:
     """The last of the comparisons. Those before it are a line on stderr each; each lies in `output`
     until the next one does.
     """
@@ -296,14 +278,7 @@ def _watched(
 
     previous = None
     with _progress.shown() as line:
-
-        def tell_stopped(sentence: str) -> None:
-            line.close()
-            click.echo(f"whence: {clean(sentence)}", err=True)
-
-        for result in api.watch(
-            reference, target, tell=line.say, stop=tell_stopped if stop else False, **how
-        ):
+        for result in api.watch(reference, target, tell=line.say, **how):
             if previous is not None:
                 click.echo(f"{_so_far(previous)}: {clean(headline(previous))}", err=True)
             if output is not None:
@@ -318,9 +293,6 @@ def _watched(
 def _so_far(result: Comparison) -> str:
     """Of which steps a look of a watch speaks, and its status."""
     from whence.report.tables import count
-    from whence.report.windows import steps
 
-    if result.windows:
-        return f"{steps(result.windows[-1:])}: {result.windows[-1].status}; all so far"
     number = len({(row.rank, row.step) for row in result.rows})
     return f"after {count(number, 'step')}: {result.status}"

@@ -91,12 +91,6 @@ def _a_file(ctx: click.Context, argument: click.Parameter, word: str) -> list[An
         int,
     ),
     option("--ring-size SIZE", "Limit for what --ring keeps in memory.  [default: 1GB]"),
-    option(
-        "--window N",
-        "Begin a new folder in RUN every N steps, so that `whence compare --watch --discard` can "
-        "delete what it has compared.",
-        int,
-    ),
     "What is kept",
     option(
         "--keep",

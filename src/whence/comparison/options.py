@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from whence import align
-from whence.comparison.compared_tensors import ComparedTensors
 from whence.comparison.replays.user_model import Models
 from whence.engines import Engine
 from whence.judge.policy import Policy
@@ -20,9 +19,7 @@ class CompareOptions:
     are paired, as the user says. threads: for measuring; None takes all cores. model: the user's
     own, for calls of the reference without a usable program. views: of other tools, by name.
     stated: labels are paired because the program says so, and nothing tells what lies between
-    (`judge.stated`). engine: workers for what takes long; None does all in this process. compared:
-    what comparisons of earlier steps have judged, which is no finding of this one; what this one
-    judges is added.
+    (`judge.stated`). engine: workers for what takes long; None does all in this process.
     """
 
     replay: bool = True
@@ -44,6 +41,5 @@ class CompareOptions:
     partial: bool = False
     ignore: tuple[str, ...] = ()
     occurrences: bool = False
-    compared: ComparedTensors | None = field(default=None, compare=False)
     progress: Callable[[int, int, str], None] | None = field(default=None, compare=False)
     engine: Engine | None = field(default=None, compare=False)

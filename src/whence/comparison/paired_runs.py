@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -102,21 +102,6 @@ class PairedRuns:
     def is_equal(self, slot: SlotPair) -> bool:
         """Is a measured pair of tensors bitwise equal?"""
         return self.measured[slot.reference_record, slot.target_record].identical
-
-    def was_compared(self, slot: SlotPair) -> bool:
-        """Did an earlier comparison judge this pair of tensors, as `CompareOptions.compared` has
-        it?
-        """
-        compared = self._options.compared
-        a, b = self.records(slot)
-        return compared is not None and bool(a.hash) and (a.hash, b.hash) in compared
-
-    def differing_hashes(self) -> Iterator[tuple[str, str]]:
-        """Hashes of the pairs of tensors that differ, where both have one."""
-        for (a, b), measured in self.measured.items():
-            hashes = self.reference.records[a].hash, self.target.records[b].hash
-            if not measured.identical and all(hashes):
-                yield hashes
 
     def maker(self, slot: SlotPair) -> Call | None:
         """The call of the target that left what a tensor was made of; None where none did."""

@@ -170,8 +170,6 @@ def _compared_in_part(
 def _answered(context: Context, not_replayed: Sequence[str]) -> Comparison:
     with timed(context.timing, "judge"):
         verdicts = judge_regions(context)
-    if context.options.compared is not None:
-        context.options.compared.add(context.paired.differing_hashes())
     return assemble.comparison(context, verdicts, not_replayed)
 
 

@@ -57,8 +57,7 @@ class SharedArguments(TypedDict, total=False):
 class StepsArgument(SharedArguments, total=False):
     """steps: which steps are captured, "START:STOP" or a pair, the stop excluded, or several.
     every: one of so many too. when, when_file, for_steps: what has the next steps recorded. ring:
-    so many steps are kept in memory until something happens, in ring_size bytes. window: a folder
-    of its own for so many steps, which `watch` can delete once it is compared.
+    so many steps are kept in memory until something happens, in ring_size bytes.
     """
 
     steps: str | int | range | tuple[int, int | None] | Iterable[str] | None
@@ -68,7 +67,6 @@ class StepsArgument(SharedArguments, total=False):
     for_steps: int
     ring: int | None
     ring_size: str | int | None
-    window: int | None
 
 
 class ForceArgument(SharedArguments, total=False):

@@ -51,32 +51,30 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     "both", "input" or "output". steps: ranges of steps, () for all; every: one of so many too.
     when: conditions on loss and gradient norm, when_file: a file that appears, each of which has
     the next for_steps steps recorded. ring: so many steps are kept in memory, in ring_size bytes,
-    and written when a condition holds or the program fails. window: a folder of its own for so many
-    steps. ranks: None for all. keep: "full" elements, "stats" only, "none" topology only.
-    max_bytes: of elements per run; None is the smaller of 20 GB and a quarter of the free space,
-    resolved where the run is written. on_record: "module:function" called with (op type, name,
-    tensor), "" for none.
-    print_pattern: names to print live, None for no printing. seed, deterministic: see
-    `framework.set_determinism`. no_inputs: names whose elements are never kept, statistics
-    only. programs: record what leaf modules ran. gradients: record backward passes and steps of
-    optimisers. weights: checkpoint files parameters may be
-    referenced from instead of copied. force: replace an existing run. patch: points
-    (`capture.points`) whose outputs are replaced by those of the run `patch_from`; inject: a fault
-    to plant, or "". force_tokens: a run whose tokens the program goes on with, "" for its own.
-    These three change the program on purpose; without them nothing does. level: "modules"; "op":
-    every operator too, in the place of programs; "graph": what torch.compile makes too;
-    "logits": of every call of the model its tokens and logits alone; or "io": of sessions of ONNX
-    Runtime what they are given and return. positions: "last" token of a
-    row, or "all". samples: with level "op", so many calls of each operator keep their elements,
-    chosen by the seed, None for all. dedup: of equal operator calls (dtypes, shapes, strides,
-    arguments) only the first is written, and all are counted. logits_module: pattern of the module
-    inside that makes them, "" to find them in what the model returns. graph_mode: with level
-    "graph", "exact": what kernels leave, "deep": what every node computes, "fx": the graph run node
-    by node instead of inductor's code. graph_buffers: keep buffers too that no node of the graph
-    names. graph_anyway: mode "deep" even where it changes the result. rung: the stage of
-    torch.compile that a program is compiled to (docs/graph.md), or the level to which ONNX Runtime
-    optimises its graphs (docs/onnxruntime.md); "" for what it asks for itself.
-    disabled_optimizers: names of optimisers of ONNX Runtime that its sessions do without.
+    and written when a condition holds or the program fails. ranks: None for all. keep: "full"
+    elements, "stats" only, "none" topology only. max_bytes: of elements per run; None is the
+    smaller of 20 GB and a quarter of the free space, resolved where the run is written. on_record:
+    "module:function" called with (op type, name, tensor), "" for none. print_pattern: names to
+    print live, None for no printing. seed, deterministic: see `framework.set_determinism`.
+    no_inputs: names whose elements are never kept, statistics only. programs: record what leaf
+    modules ran. gradients: record backward passes and steps of optimisers. weights: checkpoint
+    files parameters may be referenced from instead of copied. force: replace an existing run.
+    patch: points (`capture.points`) whose outputs are replaced by those of the run `patch_from`;
+    inject: a fault to plant, or "". force_tokens: a run whose tokens the program goes on with, ""
+    for its own. These three change the program on purpose; without them nothing does. level:
+    "modules"; "op": every operator too, in the place of programs; "graph": what torch.compile makes
+    too; "logits": of every call of the model its tokens and logits alone; or "io": of sessions of
+    ONNX Runtime what they are given and return. positions: "last" token of a row, or "all".
+    samples: with level "op", so many calls of each operator keep their elements, chosen by the
+    seed, None for all. dedup: of equal operator calls (dtypes, shapes, strides, arguments) only the
+    first is written, and all are counted. logits_module: pattern of the module inside that makes
+    them, "" to find them in what the model returns. graph_mode: with level "graph", "exact": what
+    kernels leave, "deep": what every node computes, "fx": the graph run node by node instead of
+    inductor's code. graph_buffers: keep buffers too that no node of the graph names. graph_anyway:
+    mode "deep" even where it changes the result. rung: the stage of torch.compile that a program is
+    compiled to (docs/graph.md), or the level to which ONNX Runtime optimises its graphs
+    (docs/onnxruntime.md); "" for what it asks for itself. disabled_optimizers: names of optimisers
+    of ONNX Runtime that its sessions do without.
     """
 
     include: tuple[str, ...] = ()
@@ -119,7 +117,6 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     for_steps: int = 3
     ring: int | None = None
     ring_size: int | None = None
-    window: int | None = None
 
     @property
     def ranges(self) -> Ranges:
@@ -193,18 +190,13 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
     def _check_long_runs(self) -> None:
         conditions_of(self.when)
-        for name in ("every", "for_steps", "ring", "ring_size", "window"):
+        for name in ("every", "for_steps", "ring", "ring_size"):
             number = getattr(self, name)
             if number is not None and number < 1:
                 raise UsageError(f"{name}: {number} is less than 1")
         if self.ring_size is not None and self.ring is None:
             raise UsageError("ring_size bounds the ring: it needs ring, how many steps it keeps")
-        if self.window is not None and self.ring is not None:
-            raise UsageError(
-                "window writes every step, ring only the last ones before something happens: "
-                "choose one"
-            )
-        for name in ("when", "when_file", "ring", "window"):
+        for name in ("when", "when_file", "ring"):
             if not getattr(self, name):
                 continue
             if self.level != "modules":

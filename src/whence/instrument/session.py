@@ -27,7 +27,6 @@ import numpy as np
 
 from whence.errors import StoreFailed, UsageError
 from whence.frameworks import host
-from whence.instrument import window_ends
 from whence.instrument.options import CaptureOptions
 from whence.instrument.selection import Selector
 from whence.instrument.wording import (
@@ -276,8 +275,6 @@ class Session:
             self._tell(line.text)
         if self.step_ended is not None:
             self.step_ended(root, step)
-        if self.steps_are_calls:
-            window_ends.step_ended(self)
 
     # ---- what a listener hands over
 

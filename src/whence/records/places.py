@@ -6,9 +6,6 @@ import os
 
 from whence.errors import UsageError
 
-DELETED_WINDOWS = "deleted.json"
-"""The file of a run that says how many of its windows of steps were compared and deleted."""
-
 WRITTEN = "written_processes"
 """The setting of a run that says how many processes had a folder in it as its command ended."""
 

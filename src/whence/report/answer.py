@@ -14,7 +14,7 @@ from operator import attrgetter
 from whence.records import Lack
 from whence.records.marks import OBSERVER
 from whence.records.slots import input_name, is_drawn, is_input
-from whence.report import effect, evidence, generation, origin, windows
+from whence.report import effect, evidence, generation, origin
 from whence.report.document import Document, few, text
 from whence.report.tables import called_at, clean, count, listed, spaced, where
 from whence.results import (
@@ -81,8 +81,6 @@ def _answer(result: Comparison, output: str, occurrences: bool) -> Document:
     yield from generation.lines(result)
     if not logits_only:
         yield from evidence.lines(result)
-    if result.windows:
-        yield "  windows", windows.words(result.windows)
     if result.effect is not None:
         yield "  at the outputs", effect.words(result.effect)
     yield from _missing(result.missing)
@@ -130,8 +128,7 @@ def _next_line(step: NextStep) -> str:
 def written_to(result: Comparison, output: str) -> str:
     """The line that says where the files of a comparison lie."""
     tokens = ", generation.csv" if result.generation is not None else ""
-    by_window = ", windows.csv" if result.windows else ""
-    return f"written to {clean(output)}: summary.json, report.csv, report.json{tokens}{by_window}"
+    return f"written to {clean(output)}: summary.json, report.csv, report.json{tokens}"
 
 
 def cause_words(finding: Finding) -> str:

@@ -28,7 +28,6 @@ from whence.results.ranks import RankFinding
 from whence.results.rows import Row
 from whence.results.verdict import Evidence, Finding, Verdict
 from whence.results.views import ViewRow
-from whence.results.windows import ComparedWindow
 
 
 class Framed(Displayed):
@@ -387,8 +386,7 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     a fault would have been named. effect: what the differences come to at the outputs; None where
     nothing differs or no call is known to be a model's. next: experiments that take the answer
     further, the most telling first. ranks: what ranks of the target part in, and those of the
-    reference do not. windows: where the runs were compared by windows of steps, what each said; the
-    rest is then of all of them in numbers, and of one (`report.windows`) in rows and findings.
+    reference do not.
     missing: what either run lacks; where some of it is not accepted, the status is not `same`.
     """
 
@@ -432,7 +430,6 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     next: tuple[NextStep, ...] = ()
     undecided: Undecided | None = None
     ranks: tuple[RankFinding, ...] = ()
-    windows: tuple[ComparedWindow, ...] = ()
     missing: tuple[NotThere, ...] = ()
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from whence import disk
 from whence.disk import write_file
 from whence.errors import OutputExists, StoreFailed, UnknownVersion, UnreadableRun
 from whence.records import RunInfo
-from whence.records.places import DELETED_WINDOWS, refuse_url
+from whence.records.places import refuse_url
 from whence.regular_files import regular
 
 FORMAT = 1
@@ -35,7 +35,6 @@ STATUS = "status.json"
 PACKED = "packed.json"  # how the shards of a run are packed (`store.pack`)
 FOREIGN_SILENCE_S = 60.0
 PROCESS_FOLDER = re.compile(r"rank\d{5,}-[^/]+")
-WINDOW_FOLDER = re.compile(r"w\d{7,}")
 _MAX_JSON_BYTES = 64 << 20
 _DAMAGED = "it is damaged or was cut off: copy the run again, or capture it again"
 
@@ -267,13 +266,6 @@ def process_folders(run: Path) -> list[Path]:
     return [p for p in run.iterdir() if PROCESS_FOLDER.fullmatch(p.name) and p.is_dir()]
 
 
-def windows_of(run: Path) -> list[Path]:
-    """The windows of steps of a run, each a run of its own, in their order."""
-    names = (p for p in run.iterdir() if WINDOW_FOLDER.fullmatch(p.name) and not p.is_symlink())
-    windows = (p for p in names if is_run(p))
-    return sorted(windows, key=lambda path: int(path.name[1:]))
-
-
 def load_process(folder: Path) -> ProcessInfo:
     """process.json of a process folder. Raises UnreadableRun, UnknownVersion."""
     file = folder / PROCESS
@@ -331,12 +323,11 @@ def is_writing(folder: Path, info: ProcessInfo) -> bool:
 
 def delete_run(run: Path) -> None:
     """Delete what whence wrote of a run, and leave its folder. Raises OSError."""
-    for folder in (*process_folders(run), *windows_of(run)):
+    for folder in process_folders(run):
         folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)
     for leftover in run.glob(f"{RUN}.*.tmp"):
         leftover.unlink()
-    for name in (PACKED, DELETED_WINDOWS):
-        (run / name).unlink(missing_ok=True)
+    (run / PACKED).unlink(missing_ok=True)
     # last: an interrupted deletion is still recognised as a run and can be forced again
     (run / RUN).unlink()
 

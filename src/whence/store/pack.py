@@ -60,7 +60,6 @@ from whence.store.shards import (
     map_file,
     tensor_name,
 )
-from whence.store.windows import refuse_windows
 
 Tell = Callable[[int, int, str], None]
 _SHARD = re.compile(r"shard-(\d{5,})\.safetensors")
@@ -144,7 +143,6 @@ def pack(
     """
     source, final = Path(run.path), Path(out)
     refuse_packed(source, "packed again")
-    refuse_windows(source, "packs")
     if reference is not None:
         refuse_packed(Path(reference.path), "a reference")
     for path in [run.path, *([reference.path] if reference is not None else [])]:

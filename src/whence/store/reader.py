@@ -57,7 +57,6 @@ from whence.store.folder import (
     load_process,
     process_folders,
     shard_name,
-    windows_of,
 )
 from whence.store.index import INCREMENT, KEPT, NONE, Column
 from whence.store.journal import COLLECTIVE, NOTE, STEP
@@ -66,15 +65,13 @@ from whence.store.remote_run import Mirror, Mirrored, mirror, mirror_of
 from whence.store.remote_shard import FileRange, RemoteShard
 from whence.store.shards import Bytes, Shard, holds, map_file
 from whence.store.status import CLEAN, FAILED
-from whence.store.windows import deleted_windows
 
 T = TypeVar("T")
 _force = msgspec.structs.force_setattr
 
 
 def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> StoredRun:
-    """Open the run at `path`, a folder or a URL, or only the processes of some ranks. A run in
-    windows of steps is opened with all that are there, one behind the other.
+    """Open the run at `path`, a folder or a URL, or only the processes of some ranks.
 
     Raises UnreadableRun (nothing there, not a run, nothing captured) and UnknownVersion.
     """
@@ -82,8 +79,7 @@ def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> Store
     run = held.path if held is not None else Path(path)
     info = load_info(run)
     skipped: set[int] = set()
-    parts = [run] if process_folders(run) else windows_of(run)
-    processes, unborn = read_processes(parts, ranks, skipped)
+    processes, unborn = read_processes([run], ranks, skipped)
     processes.sort(key=lambda p: (p.info.rank, p.info.pid, p.folder.parent.name, p.folder.name))
     if not processes and skipped:
         raise UnreadableRun(
@@ -604,11 +600,6 @@ def _absent_ranks(
 
 def _emptiness(path: Path, processes: int, notes: Sequence[Note], ended: str) -> str:
     """What to say of a run with no call and no record."""
-    if deleted := deleted_windows(path):
-        return (
-            f"{path} has no window any more: {deleted} were compared and deleted (whence compare "
-            "--watch --discard); to look into one, capture again and leave --discard out"
-        )
     note_lines = "".join(f"\n  it says: {note.kind}: {note.text}" for note in notes[:10])
     return (
         f"{path} is an empty run: {processes} process folder(s), no call and no record"

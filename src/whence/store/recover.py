@@ -24,7 +24,6 @@ from whence.store.folder import (
     load_process,
     process_folders,
     shard_name,
-    windows_of,
 )
 from whence.store.index import INCREMENT, KEPT, Index
 from whence.store.index import load as load_index
@@ -67,8 +66,7 @@ def recover(path: str | Path, *, force: bool = False) -> tuple[Recovered, ...]:
     """
     run = Path(path)
     load_info(run)
-    parts = [run, *windows_of(run)]
-    folders = [each for part in parts for each in writable_folders(part, force=force)]
+    folders = writable_folders(run, force=force)
     try:
         return tuple(recover_process(folder, process) for folder, process in folders)
     except OSError as error:
@@ -101,7 +99,7 @@ def writable_folders(run: Path, *, force: bool) -> list[tuple[Path, ProcessInfo]
 
 def is_written(run: Path) -> bool:
     """Whether any process still writes the run."""
-    for folder in (f for part in (run, *windows_of(run)) for f in process_folders(part)):
+    for folder in process_folders(run):
         try:
             if read_status(folder).ended == RUNNING and is_writing(folder, load_process(folder)):
                 return True

@@ -39,7 +39,6 @@ from whence.store.journal import decode_call, decode_program
 from whence.store.recover import DAMAGED, recover_process, writable_folders
 from whence.store.shards import HEADER_BYTES, SHARD_BYTES, Bytes, Shard, ShardWriter, map_file
 from whence.store.status import leave_status, read_status
-from whence.store.windows import refuse_windows
 
 SCRUBBED = "scrubbed"
 _STAYS = (
@@ -73,7 +72,6 @@ def scrub(
     """
     run, names = Path(path), names or None
     about = load_info(run)
-    refuse_windows(run, "scrubs")
     if (run / PACKED).exists():
         raise UsageError(f"{run} is packed: whence unpack {run} -o RUN, and scrub that")
     folders = writable_folders(run, force=force)

@@ -8,8 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from whence.errors import StoreFailed
-from whence.records.places import DELETED_WINDOWS
-from whence.store.folder import RUN, is_run, process_folders, windows_of
+from whence.store.folder import RUN, is_run, process_folders
 
 
 class SetAside:
@@ -27,8 +26,7 @@ class SetAside:
         self._names: list[str] = []
         if not force or not is_run(self._run) or self._run.is_symlink() or self._place.exists():
             return
-        folders = *process_folders(self._run), *windows_of(self._run)
-        own = {RUN, DELETED_WINDOWS, *also, *(folder.name for folder in folders)}
+        own = {RUN, *also, *(folder.name for folder in process_folders(self._run))}
         names = [entry.name for entry in self._run.iterdir()]
         if not own.issuperset(names):
             return

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from whence.align import Aligned
-    from whence.comparison.compared_tensors import ComparedTensors
     from whence.engines import Engine
     from whence.judge.policy import Policy
     from whence.records import Run
@@ -60,7 +59,6 @@ def compare(
     workers: int | None = None,
     address: str | None = None,
     resume: bool = False,
-    compared: ComparedTensors | None = None,
     partial: bool = False,
     ignore: Sequence[str] = (),
     shape: Sequence[str] = (),
@@ -95,11 +93,10 @@ def compare(
     this machine, "ray" on a cluster (docs/large-runs.md); the answer is the same. workers: how many
     of them, default one a core. address: of a running Ray cluster; None starts Ray on this machine.
     resume: go on with what workers finished for the same comparison before it was stopped, which
-    lies in `output`. compared: of windows of steps, what was judged in those before (`watch` keeps
-    it). partial: runs that ended early, lack ranks, are still being written or hold files that
-    cannot be read may be `same` in what is there. ignore: patterns of file names, relative to a
-    run, that need not be read for it. shape: NAME=2x12x64:float32, of files of raw bytes. Raises
-    UnreadableRun, UsageError, OutputExists; MissingDependency without Ray.
+    lies in `output`. partial: runs that ended early, lack ranks, are still being written or hold
+    files that cannot be read may be `same` in what is there. ignore: patterns of file names,
+    relative to a run, that need not be read for it. shape: NAME=2x12x64:float32, of files of raw
+    bytes. Raises UnreadableRun, UsageError, OutputExists; MissingDependency without Ray.
     """
     arguments = dict(locals())
     from whence.align import load_map
@@ -128,7 +125,6 @@ def compare(
         check_output(place, force, resume=resume)
     if html is not None:
         check_replaceable(html, force)
-    _refuse_windows(reference, target)
     (reference, target), arguments["shape"] = with_shapes((reference, target), shape)
     runs = _both_opened(reference, target)
     third_run = _opened(third) if third is not None else None
@@ -172,7 +168,7 @@ _REMEMBERED = ("mapping", "match", "allow", "policy", "model", "shape")
 """What `reopen` compares the two runs with again: `Comparison.asked`."""
 _NOT_OF_FIGURES = (
     *("reference", "target", "output", "force", "view", "occurrences", "html", "progress"),
-    *("engine", "workers", "address", "resume", "compared"),
+    *("engine", "workers", "address", "resume"),
 )
 """Arguments that change no figure: comparisons that differ in these alone go on with the work of
 one another.
@@ -192,20 +188,6 @@ def _check(arguments: Mapping[str, Any], view_names: Sequence[str]) -> None:
         raise UsageError(f"view {unknown[0]!r}: {', '.join(views())}")
     if not 0.0 <= arguments["min_coverage"] <= 1.0:
         raise UsageError(f"min_coverage {arguments['min_coverage']}: a share between 0 and 1")
-
-
-def _refuse_windows(*runs: Any) -> None:
-    """Raise UsageError for a run in windows of steps, each of which is a run of its own."""
-    from whence.store.folder import is_run, windows_of
-
-    for run in runs:
-        if isinstance(run, (str, os.PathLike)) and is_run(Path(run)):
-            windows = windows_of(Path(run))
-            if windows:
-                raise UsageError(
-                    f"{os.fspath(run)} is captured in windows of steps: --watch (whence.watch) "
-                    f"compares them one by one; one alone is a run too: {windows[0]}"
-                )
 
 
 def _both_opened(reference: Any, target: Any) -> tuple[Run, Run]:

@@ -103,7 +103,7 @@ def _of_others(folder: Path) -> Path | None:
     """A file of somebody else where one of a comparison would go."""
     from whence.report.own_files import is_own
 
-    files = [folder / f"{name}.csv" for name in ("report", "generation", "windows", *views())]
+    files = [folder / f"{name}.csv" for name in ("report", "generation", *views())]
     files += [folder / "summary.json", folder / "report.json"]
     there = [file for file in files if os.path.lexists(file)]
     return there[0] if there and not is_own(files[-1]) else None
@@ -129,7 +129,6 @@ def _write_files(result: Comparison, folder: Path) -> None:
     from whence.report.generation import generation_csv
     from whence.report.summary import summary
     from whence.report.views import view_csv
-    from whence.report.windows import windows_csv
 
     try:
         disk.make_folders(folder)
@@ -139,8 +138,6 @@ def _write_files(result: Comparison, folder: Path) -> None:
         }
         if result.generation is not None:
             parts["generation.csv"] = [generation_csv(result)]
-        if result.windows:
-            parts["windows.csv"] = [windows_csv(result.windows)]
         parts |= {f"{view}.csv": [view_csv(view, rows)] for view, rows in result.views.items()}
         # last: a comparison is read from it
         disk.write_together(folder, parts | {"report.json": everything_json(result)})

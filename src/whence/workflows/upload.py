@@ -22,12 +22,10 @@ def upload(run: str | os.PathLike[str], url: str, *, force: bool = False) -> int
     """
     from whence import store
     from whence.store.upload import Upload
-    from whence.store.windows import refuse_windows
 
     path = Path(os.fspath(run))
     if not store.is_run(path):
         raise UnreadableRun(f"{path} is no run: there is nothing to upload")
-    refuse_windows(path, "uploads")
     return Upload(path, url, force=force).finish()
 
 

@@ -81,8 +81,6 @@ class RootInputs:
                 is_produced = slot.reference_record in self.paired.written
                 if not is_input(slot.reference_slot) or is_produced:
                     continue
-                if self.paired.was_compared(slot):
-                    continue
                 a, b = self._records(slot)
                 error = self._error_of(slot)
                 limit = max(2 * judge.roundoff(a, b), judge.LIMITS.spread * error.spread)

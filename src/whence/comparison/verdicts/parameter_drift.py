@@ -71,7 +71,7 @@ class ParameterDrifts:
             is_made_before = slot.reference_record in made_before
             if not is_made_before and given.get(name, True):
                 continue
-            if slot.reference_record in self._paired.written or self._paired.was_compared(slot):
+            if slot.reference_record in self._paired.written:
                 continue
             error = self._errors.of(slot)
             largest = self._largest_before(pair.call, slot)

@@ -51,7 +51,7 @@ class Parameters:
         is_first = self._first.setdefault(key, records) == records
         if not is_first or slot.reference_record in self.made_before:
             return False
-        return not self.paired.was_compared(slot) and not self.difference(slot).is_rounding
+        return not self.difference(slot).is_rounding
 
     @functools.cached_property
     def made_before(self) -> Set[int]:
@@ -170,7 +170,7 @@ class Parameters:
             (slot.reference_record, slot.target_record): slot
             for pair in self.paired.plan.pairs
             for slot in pair.slots
-            if is_param(slot.reference_slot) and not self.paired.was_compared(slot)
+            if is_param(slot.reference_slot)
         }
 
     def _are_all_held_in(self, dtype: str) -> bool:

@@ -16,7 +16,6 @@ from whence.instrument.launch.child_process import EndedProcess
 from whence.instrument.options import CaptureOptions
 from whence.instrument.wording import counted, size
 from whence.records import Run
-from whence.records.places import DELETED_WINDOWS
 
 RUN_FILE = "run.json"
 LOG = "launch.jsonl"
@@ -111,9 +110,6 @@ def conclude(
                 f"whence: {counted(len(processes.errors), 'process', 'processes')} could not be "
                 f"captured, see {shown}/{ERRORS}"
             )
-        return ended.exit_code
-    if Path(path, DELETED_WINDOWS).exists():
-        tell(f"whence: {problem}")
         return ended.exit_code
     if options.waits and processes.attached and not (processes.errors or outcome.reasons):
         discard()

@@ -88,7 +88,7 @@ def around_calls(act: AroundCall) -> AbstractContextManager[None]:
 def _gate(session: Session, around: Surroundings, changes: Interventions | None) -> StepGate | None:
     """Which steps are recorded, None where all are seen: those that are changed, too."""
     options = session.options
-    if changes is not None or not (options.ranges or options.waits or options.window):
+    if changes is not None or not (options.ranges or options.waits):
         return None
     from whence.instrument.step_choice.gate import gate_of
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from whence.instrument import window_ends
 from whence.instrument.call_frames import Args, CallFrames, Kwargs
 from whence.instrument.guard import keep_ring, put_back
 from whence.instrument.session import Session
@@ -164,7 +163,6 @@ class GatedSteps:
         if self._ring is not None:
             self._registry.staging.drain()
         self._gate.step_ended()
-        window_ends.step_ended(self._session, self._registry.staging.drain)
 
     def _terminated(self) -> None:
         with self._frames.lock:

@@ -44,7 +44,6 @@ def run_command(
     or OutputExists before anything was started, StoreFailed where the run could not be uploaded.
     """
     from whence import store
-    from whence.errors import UsageError
     from whence.instrument.launch import launcher
     from whence.instrument.options import make
     from whence.workflows.capture.bare import Bare
@@ -79,11 +78,6 @@ def run_command(
         return code
 
     if store.is_url(run_path):
-        if chosen.window is not None:
-            raise UsageError(
-                "windows of steps are folders of this machine, to be compared and deleted there: "
-                f"leave --window out, or give a folder in the place of {run_path}"
-            )
         return uploaded(run_path, chosen.force, capture, tell or say)
     return capture(run_path)
 

@@ -176,12 +176,6 @@ def open_session(
     limit = options.max_bytes if options.max_bytes is not None else default_max_bytes(folder)
 
     def writer(rank: int) -> Any:
-        if options.window is not None:
-            from whence.store.windowed import WindowedWriter
-
-            return WindowedWriter(
-                folder, rank, steps=options.window, max_bytes=limit, finishing=finishing(folder)
-            )
         made = store.Writer(folder, rank, finishing=finishing(folder))
         if options.ring is None:
             return made
