@@ -146,8 +146,6 @@ class Session:
         self._sizes = _StepSizes(max_bytes)
         # called with (root, step) when all of a step is written
         self.step_ended: Callable[[str, int], None] | None = None
-        # False where a listener itself says when a step has ended: one of a training
-        self.steps_are_calls = True
         self.calls, self.records, self.begun = 0, 0, False
 
     @property

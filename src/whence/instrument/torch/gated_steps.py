@@ -60,7 +60,6 @@ class GatedSteps:
         self._termination = BeforeTermination(self._terminated)
         self._before: tuple[bool, bool] | None = None
         session.selector.leave_steps()
-        session.steps_are_calls = False
 
     def install(self) -> None:
         """Begin to listen: to values and signals."""
