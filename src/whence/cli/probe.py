@@ -20,8 +20,8 @@ from typing import Any
 
 import click
 
-from whence.cli import _answers, _files
-from whence.cli._options import COUNT, HERE, TEXT_OR_JSON, option, verb
+from whence.cli import _answers
+from whence.cli._options import COUNT, TEXT_OR_JSON, option, verb
 
 
 @verb(
@@ -56,8 +56,6 @@ from whence.cli._options import COUNT, HERE, TEXT_OR_JSON, option, verb
     option("--call N", "Ask about the N-th outermost call of a model, from 1.", COUNT),
     option("--now", "Ask right after the call, not when CMD ends."),
     option("--twice", "Run CMD in two processes one after the other, and compare both."),
-    option("--html FILE", "Also write the answer as a page.", HERE),
-    option("--force", "Replace FILE."),
     option(
         "--to ...",
         "With --only precision: a type that modules may compute in; more than once for several.",
@@ -73,15 +71,10 @@ from whence.cli._options import COUNT, HERE, TEXT_OR_JSON, option, verb
     TEXT_OR_JSON,
     program="whence probe -- python infer.py",
 )
-def command(form: str, html: str | None, force: bool, **options: Any) -> int:
+def command(form: str, **options: Any) -> int:
     """Words -> `api.probe_command` -> report -> exit code."""
     from whence import api
     from whence.report.probe import probed_text
 
-    _files.check(html, force)
     result = api.probe_command(tell=lambda line: click.echo(f"whence: {line}", err=True), **options)
-    if html is not None:
-        from whence.report.html.probed import probed_html
-
-        _files.write(html, probed_html(result), force)
     return _answers.told(result, form, probed_text)

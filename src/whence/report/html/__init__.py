@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+import html
 from pathlib import Path
 
 import orjson
@@ -34,31 +34,21 @@ _UNDRAWN = (
 def page_html(page: Page) -> str:
     """The page as HTML, in UTF-8 without a character that ends its data early."""
     content = payload(page)
-    return filled(clean(content["title"]), content, scripts=_SCRIPTS, noscript=_UNDRAWN)
-
-
-def filled(
-    title: str, data: object, *, scripts: Sequence[str], body: str = "", noscript: str = ""
-) -> str:
-    """A page that needs nothing else. data: for its scripts, as plain values. scripts: names of
-    files of `js/`, in order. body: HTML that is there without any script, its text escaped already.
-    """
     style = (_HERE / "style.css").read_text(encoding="utf-8")
     script = (
         '"use strict";\n(() => {\n'
-        + "\n".join((_HERE / "js" / f"{name}.js").read_text(encoding="utf-8") for name in scripts)
+        + "\n".join((_HERE / "js" / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
         + "\n})();\n"
     )
     allowed = f"script-src 'sha256-{_digest(script)}'; style-src 'sha256-{_digest(style)}'"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     parts = {
         "POLICY": policy,
-        "TITLE": escaped(title),
+        "TITLE": html.escape(clean(content["title"]), quote=False),
         "STYLE": style,
-        "DATA": _embedded(data),
+        "DATA": _embedded(content),
         "SCRIPT": script,
-        "BODY": body,
-        "NOSCRIPT": escaped(noscript),
+        "NOSCRIPT": _UNDRAWN,
     }
     pieces = (_HERE / "page.html").read_text(encoding="utf-8").split("@@")
     return "".join(parts.get(piece, piece) for piece in pieces)
@@ -74,10 +64,3 @@ def _embedded(data: object) -> str:
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text
-
-
-def escaped(words: str) -> str:
-    """Text as HTML."""
-    for sign, name in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
-        words = words.replace(sign, name)
-    return words
