@@ -221,7 +221,7 @@ def _diverge(fault: str, *, halves: bool = False) -> Case:
         place.once("again", _training(halves=True))
         place.once("tgt", _training(fault, halves=halves))
         words = ("diverge", "ref", "tgt", "--repeat", "again")
-        yield "diverge.txt", place.whence(*words, "--plot", "out/loss.svg")
+        yield "diverge.txt", place.whence(*words)
         yield "diverge.json", place.whence(*words, "--format", "json")
 
     return case

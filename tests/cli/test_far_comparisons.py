@@ -236,7 +236,6 @@ WRITTEN = {
     "junit",
     "html",
     "plots",
-    "plot",
     "parquet",
     "keep",
     "destination",

@@ -4,7 +4,7 @@
     whence run --keep stats -o runs/ref -- python train.py
     whence run --keep stats -o runs/new -- python train_new.py
     whence diverge runs/ref runs/new
-    whence diverge runs/ref runs/new --repeat runs/again --plot loss.svg
+    whence diverge runs/ref runs/new --repeat runs/again
 
 REFERENCE and TARGET are runs of a training; statistics are enough. Of each step that both have, the
 batch, settings, random numbers, outputs, gradients, parameters and the optimiser's state are
@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from whence.cli import _answers, _files
-from whence.cli._options import HERE, PATH, TEXT_OR_JSON, argument, option, verb
+from whence.cli import _answers
+from whence.cli._options import PATH, TEXT_OR_JSON, argument, option, verb
 
 
 @verb(
@@ -31,19 +31,11 @@ from whence.cli._options import HERE, PATH, TEXT_OR_JSON, argument, option, verb
         "A run of the reference with other threads or kernels; repeatable.",
         PATH,
     ),
-    option("--plot FILE.svg", "Draw losses and drift.", HERE),
-    option("--force", "Replace FILE.svg."),
     TEXT_OR_JSON,
 )
-def command(plot: str | None, force: bool, form: str, **options: Any) -> int:
+def command(form: str, **options: Any) -> int:
     """Words -> `api.diverge` -> report -> exit code."""
     from whence import api
     from whence.report.diverge import diverged_text
 
-    _files.check(plot, force)
-    result = api.diverge(**options)
-    if plot is not None:
-        from whence.report.diverge_plot import diverged_svg
-
-        _files.write(plot, diverged_svg(result), force)
-    return _answers.told(result, form, diverged_text)
+    return _answers.told(api.diverge(**options), form, diverged_text)
