@@ -47,7 +47,7 @@ from whence.cli._options import HERE, PATH, argument, option, verb
     "Other forms",
     option(
         "--plots DIR",
-        "Write the main plots as PNG and SVG to this new folder (needs matplotlib).",
+        "Write the error along the run as PNG and SVG to this new folder (needs matplotlib).",
         HERE,
     ),
     option("--parquet FILE", "Write a table of it as a Parquet file (needs pyarrow).", HERE),
@@ -97,12 +97,7 @@ def command(
             rows = api.to_parquet(chosen, parquet, table=table)
             lines.append(f"written to {tables.clean(parquet)}: {tables.count(rows, 'row')}")
         if plots is not None:
-            files = api.plots(
-                chosen,
-                plots,
-                tell=lambda text: click.echo(f"note: {tables.clean(text)}", err=True),
-                **how,
-            )
+            files = api.plots(chosen, plots, force=force)
             lines.append(f"written to {tables.clean(plots)}: {tables.count(len(files), 'file')}")
         if output is not None:
             page = api.report_html(chosen, output, tokens=tokens, **how)

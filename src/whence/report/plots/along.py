@@ -1,13 +1,16 @@
-"""The error along the whole run."""
+"""The error along the whole run, and its files."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whence import disk, extras
 from whence.report.answer import headline
+from whence.report.own_files import MARK, check_replaceable
 from whence.report.plots.style import (
     BAND,
     BAND_EDGE,
@@ -15,6 +18,7 @@ from whence.report.plots.style import (
     LINE,
     NAME_WIDTH,
     POINTS,
+    RC,
     SOFT,
     STYLES,
     Style,
@@ -30,6 +34,32 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NAMED = 6  # findings with their name in a plot
+_NAME = "error-along-the-run"
+
+
+def write(page: Page, folder: Path) -> list[Path]:
+    """Write the plot as PNG and SVG, where the page has calls; returns the files. Raises
+    MissingDependency, OutputExists for a file of somebody else, OSError.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise extras.missing("matplotlib", "a plot", error) from error
+    files = [folder / f"{_NAME}.{form}" for form in ("png", "svg")] if page.calls else []
+    for file in files:
+        check_replaceable(file, force=True)
+    disk.make_folders(folder)
+    with mpl.rc_context({**mpl.rcParamsDefault, **RC, "backend": "agg"}):
+        figure = Figure(figsize=(9.0, 4.2), layout="constrained")
+        if files:
+            along(page, figure)
+        for path in files:
+            is_svg = path.suffix == ".svg"
+            metadata = {"Date": None, "Creator": MARK} if is_svg else {"Software": MARK}
+            with disk.whole_file(path) as content:
+                figure.savefig(content, format=path.suffix[1:], dpi=200, metadata=metadata)
+    return files
 
 
 def along(page: Page, figure: Figure) -> None:

@@ -1,17 +1,15 @@
-"""How plots look: colours, shapes of verdicts, texts, and pictures of numbers."""
+"""How plots look: colours, shapes of verdicts, texts."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from whence.report.tables import HEAD, clean, shortened
 from whence.results import VerdictKind
 from whence.results.page import PageCall
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    pass
 
 INK, SOFT, LINE, BAND, BAND_EDGE = "#1d1f23", "#5d636d", "#d5d7db", "#d9e6f1", "#7fa3c4"
 POINTS = 5000  # beyond these an SVG holds an image of them
@@ -83,28 +81,3 @@ def is_shown(call: PageCall) -> bool:
     stands out.
     """
     return call.leaf or call.verdict not in _QUIET
-
-
-def draw_values(
-    axes: Axes, values: Sequence[Sequence[float | None]], extent: tuple[float, float, float, float]
-) -> Any:
-    """A picture of numbers >= 0 in log colours that stay apart in grey; zeros are white, unknown
-    ones grey. None when none is above 0.
-    """
-    from matplotlib.colors import LogNorm
-
-    positive = [v for row in values for v in row if v and math.isfinite(v)]
-    axes.set_facecolor(LINE)
-    axes.grid(False)
-    white = [[1.0 if v == 0 else math.nan for v in row] for row in values]
-    axes.imshow(
-        white, cmap="gray", vmin=0, vmax=1, aspect="auto", extent=extent, interpolation="nearest"
-    )
-    if not positive:
-        return None
-    low, high = min(positive), max(positive)
-    filled = [[v if v and math.isfinite(v) else math.nan for v in row] for row in values]
-    norm = LogNorm(max(low, high * 1e-9), high if high > low else high * 1.01)
-    return axes.imshow(
-        filled, cmap="cividis_r", norm=norm, aspect="auto", extent=extent, interpolation="nearest"
-    )

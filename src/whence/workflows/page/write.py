@@ -75,18 +75,11 @@ def plots(
     comparison: str | os.PathLike[str] | Comparison,
     folder: str | os.PathLike[str],
     *,
-    details: int = _DETAILS,
     force: bool = False,
-    progress: Callable[[int, int, str], None] = lambda *_: None,
-    tell: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
-    """Write the main plots of a comparison into a folder, each as PNG and SVG, and return the
-    files.
+    """Write the error along the run into a folder, as PNG and SVG, and return the files.
 
-    comparison, details, progress: as `report_html` takes them. The error along the run, of the
-    first findings histogram, error against magnitude, quantiles and heatmap, and where there are
-    several steps or ranks the error by these and by layer. tell: called with what is missing, and
-    why. Raises UnreadableRun, UsageError, OutputExists, StoreFailed, MissingDependency without
+    Raises UnreadableRun, UsageError, OutputExists, StoreFailed, MissingDependency without
     matplotlib.
     """
     from whence.report.plots import write as write_plots
@@ -98,11 +91,8 @@ def plots(
         raise OutputExists(
             f"{place} exists and is not empty; --force writes into it, or choose another folder"
         )
-    shown_page = page(comparison, details=details, progress=progress)
-    for sentence in shown_page.missing:
-        tell(sentence)
     try:
-        return write_plots(shown_page, place)
+        return write_plots(page(comparison, details=0), place)
     except OSError as error:
         raise StoreFailed(f"cannot write plots to {place}: {error.strerror or error}") from error
 
