@@ -212,7 +212,6 @@ FOLDERS = {
             "doctor",
             "export_check",
             "two_models",
-            "live",
             "msit_report",
             "trace",
             "weights",

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         begin_dump,
         compare,
         compare_labels,
-        compare_live,
         convert,
         diff_results,
         doctor,
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
     from whence.api import watch as watch
 
 __all__ = [
-    "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compare_live", "compile",
+    "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compile",
     "convert", "diff_results", "diverge", "doctor", "end_dump", "export_check", "generate_tests",
     "label", "ladder", "load_comparison", "locate", "map_weights", "nans", "narrow", "new_id",
     "open_run", "pack", "probe", "ranges", "ranks", "record", "recording", "relocate",

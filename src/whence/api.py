@@ -35,7 +35,6 @@ from whence.workflows.export_check import export_check
 from whence.workflows.faults import fault_sites, planted
 from whence.workflows.ladder.ladder import ladder, ladder_command
 from whence.workflows.latest import keep_latest, latest
-from whence.workflows.live import compare_live
 from whence.workflows.locate.locate import locate
 from whence.workflows.maintenance import recover, scrub, warmup
 from whence.workflows.msit_report import cmp_report
@@ -83,7 +82,6 @@ __all__ = [
     "cmp_report",
     "compare",
     "compare_labels",
-    "compare_live",
     "comparison_tables",
     "compile",
     "compile_backend",

@@ -632,15 +632,6 @@ def test_a_torch_model_has_no_level_io(tmp_path):
         pass
 
 
-def test_a_session_is_not_compared_live():
-    session = session_of(zoo.dense()[0])
-    with (
-        pytest.raises(UsageError, match=r"of type InferenceSession: .* capture others with"),
-        whence.compare_live(session, session),
-    ):
-        pass
-
-
 def everything(path):
     """A listener for every session of this process."""
     from whence import store

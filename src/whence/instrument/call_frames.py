@@ -99,37 +99,6 @@ class Switch(Protocol):
     def asleep(self) -> bool: ...
 
 
-class _UntilOff:
-    """Calls are looked at until `active` is False."""
-
-    active = True
-    asleep = False
-
-
-class WrappedCalls(Protocol):
-    """The function through which every module of a framework is called, as a listener wraps it."""
-
-    def wrap(self) -> None: ...
-    def unwrap(self) -> None: ...
-
-
-@contextlib.contextmanager
-def while_wrapped(
-    wrapped: Callable[[Switch, Callable[..., Any]], WrappedCalls], act: Callable[..., Any]
-) -> Iterator[None]:
-    """While the block runs, `act` is called in the place of every module. wrapped: makes the
-    wrapper of a framework.
-    """
-    switch = _UntilOff()
-    calls = wrapped(switch, act)
-    calls.wrap()
-    try:
-        yield
-    finally:
-        switch.active = False  # only then a wrapper is taken off
-        calls.unwrap()
-
-
 class Looks:
     """What the listener's own code looks at, and has looked at before the program goes on.
 
@@ -204,12 +173,10 @@ class CallFrames:
         self.thread.busy = True
 
     @contextlib.contextmanager
-    def aside(self, *, aside: bool = True) -> Iterator[None]:
-        """What this thread calls inside is not listened to; with aside=False it is, in the middle
-        of such a block.
-        """
+    def aside(self) -> Iterator[None]:
+        """What this thread calls inside is not listened to."""
         thread = self.thread
-        before, thread.busy = thread.busy, aside
+        before, thread.busy = thread.busy, True
         try:
             yield
         finally:

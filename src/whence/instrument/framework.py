@@ -8,7 +8,6 @@ import importlib
 import random
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, cast
 
 from whence import extras
@@ -37,10 +36,6 @@ class Surroundings(NamedTuple):
     lasting: bool = False
 
 
-AroundCall = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
-"""(how it is called, model, arguments, named arguments) -> what the call returns."""
-
-
 class Listening(Protocol):
     """A listener of one capture."""
 
@@ -54,9 +49,6 @@ class Listening(Protocol):
 
     def abandon(self) -> None:
         """Stop without writing anything more: in a forked child."""
-
-    def aside(self, *, aside: bool = True) -> AbstractContextManager[None]:
-        """What this thread calls inside is not listened to; aside=False: it is again."""
 
 
 class Stage(Protocol):
@@ -95,11 +87,6 @@ class Framework(Protocol):
 
     def stage(self, options: CaptureOptions) -> Stage:
         """What compiles or optimises differently, as options ask. Of frameworks in `RUNGS`."""
-
-    def around_calls(self, act: AroundCall) -> AbstractContextManager[None]:
-        """While the block runs, every module of the framework is called by `act`. Engines, whose
-        models are only listened to, have none.
-        """
 
 
 def framework(name: str) -> Framework:

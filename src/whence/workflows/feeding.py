@@ -26,40 +26,19 @@ def called(model: Any, inputs: Any) -> Any:
     the dtype of its parameters where these have one alone. The caller's are never written. Raises
     UsageError for a tensor that the framework cannot hold, and whatever the model raises.
     """
-    return called_with(model, *_arguments(inputs))
-
-
-def called_with(
-    model: Any,
-    positional: tuple[Any, ...],
-    named: Mapping[str, Any],
-    *,
-    gradients: bool = False,
-    around: contextlib.AbstractContextManager[Any] | None = None,
-) -> Any:
-    """`called`, with arguments as a call has them. Objects in them are copied too, with the tensors
-    that they hold (a key/value cache). gradients: as the program has them switched. around: entered
-    for the call alone, not for the copies.
-    """
-    of_framework = _paddle if paddle_models.owns(model) else _torch
-    adapt, scope = of_framework(model, gradients)
-    args, kwargs = _mapped(positional, adapt), _mapped(named, adapt)
+    adapt, scope = (_paddle if paddle_models.owns(model) else _torch)(model)
+    is_named = isinstance(inputs, Mapping)
+    positional = () if is_named else inputs if type(inputs) is tuple else (inputs,)
+    args, kwargs = _mapped(positional, adapt), _mapped(inputs if is_named else {}, adapt)
     with scope:
         if not hasattr(model, "register_output_hook"):
-            with around or contextlib.nullcontext():
-                return model(*args, **kwargs)
+            return model(*args, **kwargs)
         if kwargs:
             raise UsageError(
                 "a Paddle predictor takes its inputs in order, not by name "
                 f"({', '.join(kwargs)}): give a tuple"
             )
         return model.run(list(args))
-
-
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (inputs if type(inputs) is tuple else (inputs,)), {}
 
 
 def _mapped(value: Any, adapt: Callable[[Any], Any]) -> Any:
@@ -70,29 +49,7 @@ def _mapped(value: Any, adapt: Callable[[Any], Any]) -> Any:
         return {key: _mapped(item, adapt) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_mapped(item, adapt) for item in value)
-    twin = copy.deepcopy(value)
-    _adapt_inside(twin, adapt, set())
-    return twin
-
-
-def _adapt_inside(item: Any, adapt: Callable[[Any], Any], seen: set[int]) -> None:
-    """Make every tensor that an object of our own holds, at any depth, the model's own."""
-    if id(item) in seen:
-        return
-    seen.add(id(item))
-    if isinstance(item, dict):
-        places: Any = [(item, key, value) for key, value in item.items()]
-    elif isinstance(item, list):
-        places = [(item, at, value) for at, value in enumerate(item)]
-    elif type(item).__module__ != "builtins" and hasattr(item, "__dict__"):
-        places = [(vars(item), name, value) for name, value in vars(item).items()]
-    else:
-        return
-    for holder, key, value in places:
-        if _is_torch(value) or _is_paddle(value):
-            holder[key] = adapt(value)
-        elif not isinstance(value, type):
-            _adapt_inside(value, adapt, seen)
+    return copy.deepcopy(value)
 
 
 def _is_torch(value: Any) -> bool:
@@ -114,7 +71,7 @@ def _host(value: Any) -> Any:
 
 
 def _torch(
-    model: Any, gradients: bool
+    model: Any,
 ) -> tuple[Callable[[Any], Any], contextlib.AbstractContextManager[Any]]:
     import torch
 
@@ -138,15 +95,14 @@ def _torch(
             if kind not in ("cpu", "meta")
             else {"devices": []}
         )
-        switched = torch.set_grad_enabled(gradients and torch.is_grad_enabled())
-        with switched, torch.random.fork_rng(**generators):
+        with torch.no_grad(), torch.random.fork_rng(**generators):
             yield
 
     return own, scope()
 
 
 def _paddle(
-    model: Any, gradients: bool
+    model: Any,
 ) -> tuple[Callable[[Any], Any], contextlib.AbstractContextManager[Any]]:
     import paddle
 
@@ -178,7 +134,7 @@ def _paddle(
     def scope() -> Iterator[None]:
         state = paddle.get_rng_state()
         try:
-            with paddle.set_grad_enabled(gradients and paddle.is_grad_enabled()):
+            with paddle.no_grad():
                 yield
         finally:
             paddle.set_rng_state(state)

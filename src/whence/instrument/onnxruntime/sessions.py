@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -97,10 +96,6 @@ class Listener:
         self._wrappers.put_back()
         with self._wrappers.own():
             self._registry.close()
-
-    def aside(self, *, aside: bool = True) -> AbstractContextManager[None]:
-        """A session is called by whoever holds it, never inside of another model."""
-        return nullcontext()
 
     def abandon(self) -> None:
         """Stop without writing anything more: in a forked child, whose files belong to the

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import msgspec
@@ -111,10 +110,6 @@ class Listener:
         with self._wrappers.own():
             self._registry.close()
         self._sources.clear()
-
-    def aside(self, *, aside: bool = True) -> AbstractContextManager[None]:
-        """A model is called by whoever holds it, never inside of another one."""
-        return nullcontext()
 
     def abandon(self) -> None:
         """Stop without writing anything more: in a forked child, whose files belong to the

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from whence.errors import UsageError
 
 if TYPE_CHECKING:
-    from whence.instrument.framework import AroundCall, Listening, Surroundings
+    from whence.instrument.framework import Listening, Surroundings
     from whence.instrument.options import CaptureOptions
     from whence.instrument.session import Session
 
@@ -76,14 +74,6 @@ def listener(session: Session, model: Any, around: Surroundings) -> Listening:
     return _Both(session, listeners)
 
 
-def around_calls(act: AroundCall) -> AbstractContextManager[None]:
-    """While the block runs, every layer is called by `act`."""
-    from whence.instrument.call_frames import while_wrapped
-    from whence.instrument.paddle.layer_calls import LayerCalls
-
-    return while_wrapped(LayerCalls, act)
-
-
 class _Both:
     """The listeners of one capture, as one."""
 
@@ -104,11 +94,3 @@ class _Both:
         """Stop without writing anything more."""
         for listener in reversed(self._listeners):
             listener.abandon()
-
-    @contextmanager
-    def aside(self, *, aside: bool = True) -> Iterator[None]:
-        """What this thread calls inside is not listened to; aside=False: it is again."""
-        with ExitStack() as stack:
-            for listener in self._listeners:
-                stack.enter_context(listener.aside(aside=aside))
-            yield

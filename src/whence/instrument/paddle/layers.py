@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
@@ -78,10 +77,6 @@ class Listener:
         self._roots.clear()
         if self.changes is not None and not self.session.failed:
             self.changes.finish()
-
-    def aside(self, *, aside: bool = True) -> AbstractContextManager[None]:
-        """What this thread calls inside is not listened to; aside=False: it is again."""
-        return self.frames.aside(aside=aside)
 
     def abandon(self) -> None:
         """Stop without writing anything more: in a forked child, whose files belong to the

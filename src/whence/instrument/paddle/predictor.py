@@ -19,7 +19,6 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
@@ -127,10 +126,6 @@ class Listener:
         self._watched.clear()
         if self.changes is not None and not self.session.failed:
             self.changes.finish()
-
-    def aside(self, *, aside: bool = True) -> AbstractContextManager[None]:
-        """A predictor is called by whoever holds it, never inside of another model."""
-        return nullcontext()
 
     def abandon(self) -> None:
         """Stop without writing anything more: in a forked child, whose files belong to the

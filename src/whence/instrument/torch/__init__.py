@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from whence.instrument.framework import AroundCall, Stage, Surroundings
+    from whence.instrument.framework import Stage, Surroundings
     from whence.instrument.options import CaptureOptions
     from whence.instrument.session import Session
     from whence.instrument.step_choice.gate import StepGate
@@ -75,14 +74,6 @@ def listener(session: Session, model: Any, around: Surroundings) -> Listener:
     if level == "logits":
         return LogitsListener(session, model, **how)
     return Listener(session, model, gate=_gate(session, around, how["changes"]), **how)
-
-
-def around_calls(act: AroundCall) -> AbstractContextManager[None]:
-    """While the block runs, every module is called by `act`."""
-    from whence.instrument.call_frames import while_wrapped
-    from whence.instrument.torch.module_calls import ModuleCalls
-
-    return while_wrapped(ModuleCalls, act)
 
 
 def _gate(session: Session, around: Surroundings, changes: Interventions | None) -> StepGate | None:

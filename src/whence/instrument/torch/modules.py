@@ -21,7 +21,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any, Protocol
 
@@ -162,10 +162,6 @@ class Listener:
         self.programs.close()
         self.modules.clear()
         self.tensors.clear()
-
-    def aside(self, *, aside: bool = True) -> AbstractContextManager[None]:
-        """What this thread calls inside is not listened to; aside=False: it is again."""
-        return self.frames.aside(aside=aside)
 
     def drain(self) -> None:
         """Wait until what was seen so far is written."""

@@ -60,19 +60,6 @@ def capture(
     A failing disk ends the capture with a note, never the program. Raises UsageError, OutputExists,
     StoreFailed before the block is entered.
     """
-    with listening(model, path, on_record=on_record, **options) as listener:
-        yield listener.session
-
-
-@contextmanager
-def listening(
-    model: Any,
-    path: str | os.PathLike[str],
-    *,
-    on_record: Callable[[str, str, Any], Any] | None = None,
-    **options: Unpack[CaptureArguments],
-) -> Iterator[Listening]:
-    """`capture`, with its listener: it can look aside while something else is called."""
     from whence import store
     from whence.instrument.framework import check, owner_of, set_determinism
     from whence.instrument.guard import keep_ring
@@ -99,7 +86,7 @@ def listening(
         listener = listener_of(name, session, model, folder)
         listener.install()
         labelled = labels.taking(session, folder)
-        yield listener
+        yield session
     except (Exception, KeyboardInterrupt, SystemExit) as error:  # the program's own
         if listener is not None:
             listener.remove()
