@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 from by_hand_store import add, bits, call, new, same
-from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import whence
@@ -251,59 +250,7 @@ def test_refusals(pair, tmp_path):
         api.scrub(str(small))
     with pytest.raises(UsageError, match="whence pack"):
         api.unpack(target, tmp_path / "again")
-    with pytest.raises(UsageError, match="--against"):
-        api.pack(target, tmp_path / "smaller", keep="differing")
     assert not list(tmp_path.glob(".*"))
-
-
-def test_only_what_differs_is_kept(tmp_path):
-    """The answer stays the same: what is equal is known by its hash."""
-    arrays = np.random.default_rng(5).standard_normal((6, 5000)).astype(np.float32)
-    reference, target = tmp_path / "ref", tmp_path / "tgt"
-    for path in (reference, target):
-        with store.Writer(new(path)) as writer:
-            for number, array in enumerate(arrays):
-                x = noisy(array, 1) if path == target and number == 3 else array
-                refs = (Ref("output.0", add(writer, x, "float32")),)
-                writer.call(call(number, *refs, scope=f"l{number}"))
-    result = api.pack(target, tmp_path / "small", against=reference, keep="differing")
-    assert result.dropped == 5
-    run = store.open_run(tmp_path / "small")
-    assert same(run.array(3), store.open_run(target).array(3))
-    assert all(a.hash == b.hash for a, b in zip(run.records, store.open_run(target).records))
-    with pytest.raises(ElementsMissing, match="whence pack"):
-        run.array(0)
-    assert any("5 tensors have none" in note.text for note in run.notes)
-    api.unpack(tmp_path / "small", tmp_path / "again")
-    equal_readable(run, store.open_run(tmp_path / "again"))
-    answers = [whence.compare(str(reference), str(run)) for run in (target, tmp_path / "small")]
-    assert answers[0].counts == answers[1].counts
-    assert answers[0].status == answers[1].status
-
-
-def equal_readable(one, other):
-    assert list(one.records) == list(other.records)
-    for record in one.records:
-        if record.elements is not None:
-            assert same(one.array(record.id), other.array(record.id))
-
-
-def test_every_second_step_is_kept_with_what_its_caches_grew_from(pair, tmp_path):
-    reference, target = pair
-    api.pack(target, tmp_path / "small", against=reference, keep_every=2)
-    run, whole = store.open_run(tmp_path / "small"), store.open_run(target)
-    for one in whole.calls:
-        for ref in one.refs:
-            if one.step % 2 == 0 or ref.slot == "param.weight":
-                assert same(run.array(ref.record), whole.array(ref.record))
-            elif ref.slot == "output.0":
-                with pytest.raises(ElementsMissing, match="every 2th step"):
-                    run.array(ref.record)
-    api.unpack(tmp_path / "small", tmp_path / "again")
-    equal_readable(run, store.open_run(tmp_path / "again"))
-    for shard in (tmp_path / "again").glob("rank*/shard-*.safetensors"):
-        with safe_open(shard, "np") as opened:
-            assert any(name.startswith("record.") for name in opened.keys())  # noqa: SIM118
 
 
 def damaged(small, change):

@@ -2,8 +2,7 @@
 
 \b
     whence pack runs/tgt --against runs/ref
-    whence pack runs/tgt --against runs/ref --keep differing -o small
-    whence pack small --against /elsewhere/ref
+    whence pack runs/tgt.packed --against /elsewhere/ref
 
 No bit is lost. Every command opens the packed run as it is while the reference can be found, and
 `whence unpack` makes the run again, byte for byte. The run itself stays; delete it when you like.
@@ -12,12 +11,10 @@ Of a run that is packed already, --against says where the reference lies now.
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from whence.cli import _answers, _progress
-from whence.cli._options import COUNT, HERE, PATH, argument, option, verb
+from whence.cli._options import HERE, PATH, argument, option, verb
 
 
 @verb(
@@ -28,21 +25,8 @@ from whence.cli._options import COUNT, HERE, PATH, argument, option, verb
         PATH,
     ),
     option("-o, --output DIR", "New folder.  [default: RUN.packed]", HERE),
-    option(
-        "--keep",
-        "differing: drop the elements of calls whose tensors all equal the reference's; hashes "
-        "and statistics stay.",
-        ("all", "differing"),
-        default="all",
-    ),
-    option(
-        "--keep-every N",
-        "Keep the elements of every N-th step only; hashes and statistics stay.",
-        COUNT,
-        default=1,
-    ),
 )
-def command(run: str, output: str | None, against: str | None, **options: Any) -> None:
+def command(run: str, output: str | None, against: str | None) -> None:
     """Words -> `api.pack`, or `api.relocate`."""
     from whence import api
     from whence.report.pack import packed, relocated
@@ -52,5 +36,5 @@ def command(run: str, output: str | None, against: str | None, **options: Any) -
         click.echo(relocated(run, against))
         return
     with _progress.shown() as line:
-        result = api.pack(run, output, against=against, progress=line.count, **options)
+        result = api.pack(run, output, against=against, progress=line.count)
     _answers.say(packed(result, against or ""))

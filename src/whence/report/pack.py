@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from whence.report.tables import clean, count, size
+from whence.report.tables import clean, size
 
 
 def state(packing: Any) -> str:
     """That a run is packed: against what, how much it takes, and what it needs to be read."""
     sizes = f"tensors take {size(packing.packed_nbytes)} in place of {size(packing.nbytes)}"
-    kept = f"; {clean(packing.kept)}" if packing.kept else ""
     if packing.problem:
-        return f"this run is packed: {sizes}{kept}. {clean(packing.problem)}"
+        return f"this run is packed: {sizes}. {clean(packing.problem)}"
     against = f" against {clean(packing.found)}" if packing.found else ", each tensor alone"
-    return f"this run is packed{against}: {sizes}{kept}"
+    return f"this run is packed{against}: {sizes}"
 
 
 def relocated(run: str, reference: str) -> str:
@@ -29,8 +28,6 @@ def packed(result: Any, against: str) -> list[str]:
         f"written to {clean(result.path)}: tensors take {size(result.packed_nbytes)} in place of "
         f"{size(result.nbytes)}, {ratio:.1f} times less"
     ]
-    if result.dropped:
-        lines.append(f"elements of {count(result.dropped, 'tensor')} were not kept")
     if against:
         lines.append(f"it is read with {clean(against)}, which has to stay as it is")
     return lines

@@ -9,7 +9,7 @@ from whence.store.discard import discard, reasons
 from whence.store.external import Candidates, find_external
 from whence.store.folder import FORMAT, ProcessInfo, create, is_run, update_info
 from whence.store.mistaken import what_instead
-from whence.store.pack import Dropping, Packed, is_packed, pack, packing_state, relocate, unpack
+from whence.store.pack import Packed, is_packed, pack, packing_state, relocate, unpack
 from whence.store.reader import StoredRun, announce, open_run, some_calls, some_records
 from whence.store.recover import Recovered, is_written, recover
 from whence.store.same_lines import differing_tensors, say_the_same
@@ -20,7 +20,6 @@ from whence.store.writer import Writer
 __all__ = [
     "FORMAT",
     "Candidates",
-    "Dropping",
     "Packed",
     "ProcessInfo",
     "Recovered",

@@ -1,8 +1,5 @@
 """Pack a run: its shards become small, as steps from those of a reference run. Everything else of
 it stays byte for byte, and so do the shards once they are unpacked.
-
-A layout says which pieces lie where in the shards that a packed run stands for: where they lay,
-or closed up where elements were dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ import os
 import re
 import shutil
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,10 +19,7 @@ import numpy as np
 from whence import disk
 from whence.dtypes import DTYPES
 from whence.errors import ElementsMissing, OutputExists, StoreFailed, UnreadableRun, UsageError
-from whence.records import Note
-from whence.store import index_builder, journal
-from whence.store.dropping import lines_without, replace_journal
-from whence.store.folder import JOURNAL, PACKED, is_run, process_folders, shard_name
+from whence.store.folder import PACKED, is_run, process_folders, shard_name
 from whence.store.index import INCREMENT, KEPT, Column, Index
 from whence.store.packed_reference import (
     PackedReference,
@@ -50,15 +44,8 @@ from whence.store.reader import StoredRun
 from whence.store.recover import is_written
 from whence.store.remote_run import mirror_of
 from whence.store.shards import (
-    ALIGN,
-    DIRECT_BYTES,
-    HEADER_BYTES,
-    PAGE,
-    SHARD_BYTES,
     Bytes,
-    Header,
     map_file,
-    tensor_name,
 )
 
 Tell = Callable[[int, int, str], None]
@@ -67,24 +54,11 @@ _PACKED_SHARD = re.compile(r"shard-(\d{5,})\.packed")
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """What packing a run came to. nbytes, packed_nbytes: of its shards before and after. dropped:
-    records whose elements were not kept.
-    """
+    """What packing a run came to. nbytes, packed_nbytes: of its shards before and after."""
 
     path: str
     nbytes: int
     packed_nbytes: int
-    dropped: int = 0
-
-
-class Dropping(NamedTuple):
-    """Of every record of a run whether its elements are dropped; why, as each of them says; and
-    what is kept, as the run says.
-    """
-
-    records: Column
-    why: str
-    kept: str
 
 
 def is_packed(path: str | Path) -> bool:
@@ -115,7 +89,6 @@ def packing_state(run: StoredRun) -> PackingState | None:
         problem.replace(str(folder), run.path),
         packing.nbytes,
         sum(sizes),
-        packing.kept,
     )
 
 
@@ -131,7 +104,6 @@ def pack(
     *,
     reference: StoredRun | None = None,
     partners: Column | None = None,
-    dropping: Dropping | None = None,
     tell: Tell | None = None,
 ) -> Packed:
     """Write a run packed to the new folder `out`.
@@ -158,11 +130,11 @@ def pack(
         for number, reader in enumerate(run.readers):
             if tell is not None:
                 tell(number, len(run.readers), reader.folder.name)
-            sizes = _pack_process(reader, unfinished / reader.folder.name, bases, dropping)
+            sizes = _pack_process(reader, unfinished / reader.folder.name, bases)
             before, after = before + sizes[0], after + sizes[1]
         save_packing(
             unfinished,
-            Packing(bases.identity(final), before, dropping.kept if dropping is not None else ""),
+            Packing(bases.identity(final), before),
         )
         if final.exists():
             final.rmdir()  # an empty folder
@@ -173,7 +145,7 @@ def pack(
         ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return Packed(str(final), before, after, int(dropping.records.sum()) if dropping else 0)
+    return Packed(str(final), before, after)
 
 
 def unpack(path: str | Path, out: str | Path, *, reference: str | Path | None = None) -> Packed:
@@ -334,28 +306,10 @@ class _Bases:
         return identify(Path(self._reference.path), folders, packed)
 
 
-def _pack_process(
-    reader: ProcessReader, folder: Path, bases: _Bases, dropping: Dropping | None
-) -> tuple[int, int]:
+def _pack_process(reader: ProcessReader, folder: Path, bases: _Bases) -> tuple[int, int]:
     """Pack the shards of one process into its copied folder. Returns bytes before and after."""
-    first, index = reader.record_base, reader.index
-    chosen = None
-    if dropping is not None:
-        chosen = dropping.records[first : first + reader.records]
-    pieces = _Pieces(reader, bases)
-    shards: _Shards
-    if chosen is None or not chosen.any():
-        shards = _as_they_are(reader.folder, index, pieces.at)
-    else:
-        shards, moved = _closed_up(index, chosen, pieces.at, reader.info.header_bytes)
-        source = map_file(reader.folder / JOURNAL)
-        assert dropping is not None
-        note = journal.encoder.encode(Note("packed", dropping.kept)) + b"\n"
-        lines = lines_without(source, index, chosen, moved, dropping.why)
-        replace_journal(folder, _and(lines, note))
-        index_builder.build(map_file(folder / JOURNAL)).save(folder)
     after = 0
-    for shard in shards:
+    for shard in _shards(reader.folder, reader.index, _Pieces(reader, bases).at):
         file = folder / packed_name(shard.number)
         try:
             write_packed(file, shard.head, shard.data_bytes, iter(shard.pieces), bases.piece)
@@ -366,11 +320,6 @@ def _pack_process(
         after += file.stat().st_size
     before = sum(file.stat().st_size for file in reader.folder.glob("shard-*.safetensors"))
     return before, after
-
-
-def _and(lines: Iterator[bytes | memoryview], last: bytes) -> Iterator[bytes | memoryview]:
-    yield from lines
-    yield last
 
 
 class _Pieces:
@@ -414,10 +363,7 @@ class ShardPlan(NamedTuple):
     pieces: list[Piece]
 
 
-_Shards = Iterable[ShardPlan]
-
-
-def _as_they_are(folder: Path, index: Index, at: _At) -> _Shards:
+def _shards(folder: Path, index: Index, at: _At) -> Iterator[ShardPlan]:
     """The shards of a process folder. What lies between the tensors is a piece of its own, unless
     it is a few zeros.
     """
@@ -453,52 +399,6 @@ def _gap(data: Bytes, start: int, stop: int) -> list[Piece]:
     if between.size < MOST_GAP_BYTES and not between.any():
         return []
     return [Piece(start, between.size, 1, None, lambda: between)]
-
-
-def _closed_up(
-    index: Index, dropped: Column, at: _At, header_bytes: int
-) -> tuple[list[ShardPlan], dict[tuple[int, int], tuple[int, int]]]:
-    """Shards of what stays when the elements of some records are dropped, and where each piece is
-    moved to: old (shard, offset) -> new.
-    """
-    columns, reserved = index.columns, header_bytes or HEADER_BYTES
-    plans: list[ShardPlan] = []
-    moved: dict[tuple[int, int], tuple[int, int]] = {}
-    header, pieces = Header(), list[Piece]()
-
-    def finish() -> None:
-        if pieces:
-            head = np.frombuffer(header.encode(reserved), np.uint8)
-            plans.append(ShardPlan(len(plans), head, header.end, [*pieces]))
-            pieces.clear()
-
-    for record in _stored(index).tolist():
-        place = int(columns["shard"][record]), int(columns["offset"][record])
-        if dropped[record] or place in moved:
-            continue
-        nbytes = int(columns["nbytes"][record])
-        is_crowded = header.nbytes * 10 > (reserved - 8) * 9
-        if is_crowded or (header.end and header.end + nbytes > SHARD_BYTES):
-            finish()
-            header = Header()
-        unit = PAGE if nbytes >= DIRECT_BYTES else ALIGN
-        start = (header.end + unit - 1) & -unit
-        shape = index.stored_shape(record)
-        if shape is None:
-            raise StoreFailed(f"record {record} is damaged: its shape is not that of its bytes")
-        grown = bool(columns["elements"][record] == INCREMENT)
-        header.add(
-            tensor_name(record, increment=grown),
-            index.names[columns["dtype"][record]],
-            shape,
-            start,
-            nbytes,
-            columns["hash"][record].tobytes(),
-        )
-        pieces.append(at(record, start))
-        moved[place] = len(plans), start
-    finish()
-    return plans, moved
 
 
 def _stored(index: Index) -> Column:

@@ -47,19 +47,18 @@ class ReferenceIdentity(msgspec.Struct, frozen=True):
 
 class Packing(msgspec.Struct, frozen=True):
     """packed.json: how a run is packed. reference: None where its tensors are compressed alone.
-    nbytes: of its shards before. kept: what elements were kept, in words, "" for all.
+    nbytes: of its shards before.
     """
 
     reference: ReferenceIdentity | None
     nbytes: int
-    kept: str = ""
     format: int = FORMAT
 
 
 class PackingState(msgspec.Struct, frozen=True):
     """How a run is packed, and whether it can be read. reference: the path that it says, "" where
     tensors are compressed alone. found: where that run was found, "" for nowhere. problem: why not,
-    and what to do. nbytes, packed_nbytes: of its shards before and now. kept: as `Packing`.
+    and what to do. nbytes, packed_nbytes: of its shards before and now.
     """
 
     reference: str
@@ -67,7 +66,6 @@ class PackingState(msgspec.Struct, frozen=True):
     problem: str
     nbytes: int
     packed_nbytes: int
-    kept: str
 
 
 def load_packing(run: Path) -> Packing | None:

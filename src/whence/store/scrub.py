@@ -8,22 +8,23 @@ that a comparison pairs by (scopes, operators, slots) stay.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
 import numpy as np
+import xxhash
 
 from whence import disk
 from whence.disk import write_file
 from whence.errors import StoreFailed, UnreadableRun, UsageError
-from whence.records import RunInfo
+from whence.records import Elements, Increment, Kept, RunInfo
 from whence.store import index_builder
 from whence.store import journal as journal_file
-from whence.store.dropping import lines_without, replace_journal, with_dependents
 from whence.store.folder import (
+    INDEX,
     JOURNAL,
     PACKED,
     PROCESS,
@@ -35,10 +36,10 @@ from whence.store.folder import (
     shard_name,
 )
 from whence.store.index import EXTERNAL, NONE, Column, Index
-from whence.store.journal import decode_call, decode_program
+from whence.store.journal import decode_call, decode_program, decode_record, encoder
 from whence.store.recover import DAMAGED, recover_process, writable_folders
 from whence.store.shards import HEADER_BYTES, SHARD_BYTES, Bytes, Shard, ShardWriter, map_file
-from whence.store.status import leave_status, read_status
+from whence.store.status import Ended, leave_status, read_status
 
 SCRUBBED = "scrubbed"
 _STAYS = (
@@ -150,12 +151,12 @@ def _scrub_process(
         status = read_status(folder)
         error = anonymous.text(status.error)
         leave_status(folder, msgspec.structs.replace(status, error=error))
-    chosen = with_dependents(columns, chosen) & (columns["elements"] != NONE)
+    chosen = _with_dependents(columns, chosen) & (columns["elements"] != NONE)
     _delete_unreferenced(folder, columns["shard"])  # of a scrub that was interrupted
     if chosen.any() or anonymous is not None:
         moved = _move(folder, process, index, chosen)
-        lines = lines_without(journal, index, chosen, moved, SCRUBBED)
-        replace_journal(
+        lines = _lines_without(journal, index, chosen, moved, SCRUBBED)
+        _replace_journal(
             folder, lines if anonymous is None else (anonymous.line(bytes(raw)) for raw in lines)
         )
         journal = map_file(folder / JOURNAL)
@@ -474,3 +475,77 @@ def _telling(argument: str) -> Iterable[str]:
         # bfloat16, 1e-5
         if len(word) >= _LEAST_WORD and not re.fullmatch(r"-*[a-z]+\d{0,3}|[-+\d.e]+", word):
             yield word
+
+
+_Places = Mapping[tuple[int, int], tuple[int, int]]
+"""Old (shard, offset) -> new (shard, offset)."""
+
+
+def _with_dependents(columns: dict[str, Column], chosen: Column) -> Column:
+    """Also the records that share stored bytes with a chosen one, and the increments that follow
+    one.
+    """
+    place = np.stack([columns["shard"], columns["offset"]], axis=1)
+    stored = (columns["shard"] >= 0) & (columns["nbytes"] > 0)
+    _, group = np.unique(place, axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    base = columns["base"]
+    while True:
+        hit = np.zeros(int(group.max()) + 1 if group.size else 0, bool)
+        hit[group[chosen & stored]] = True
+        wider = chosen | (stored & hit[group]) | ((base >= 0) & chosen[base])
+        if np.array_equal(wider, chosen):
+            return wider
+        chosen = wider
+
+
+def _lines_without(
+    journal: Bytes, index: Index, dropped: Column, moved: _Places, why: str
+) -> Iterator[bytes | memoryview]:
+    """The lines of a journal in which these records have no elements, for the reason `why`, and
+    others lie where they were moved to.
+    """
+    places = {int(line): record for record, line in enumerate(index.records_at)}
+    for number in range(index.columns["line_kind"].size):
+        start, end = index.span(number)
+        raw = journal[start:end].data
+        record = places.get(number)
+        if record is None:
+            yield raw
+            continue
+        line = decode_record(raw)
+        if dropped[record]:
+            yield encoder.encode(msgspec.structs.replace(line, elements=None, why=why)) + b"\n"
+        elif (
+            isinstance(line.elements, Kept | Increment)
+            and (line.elements.shard, line.elements.offset) in moved
+        ):
+            moved_line = msgspec.structs.replace(line, elements=_moved(line.elements, moved))
+            yield encoder.encode(moved_line) + b"\n"
+        else:
+            yield raw
+
+
+def _replace_journal(folder: Path, lines: Iterable[bytes | memoryview]) -> None:
+    """Replace the journal of a process folder, and take away its index. From that moment on what is
+    gone from it is gone for every reader. Raises OSError.
+    """
+    status, count, digest = read_status(folder), 0, xxhash.xxh3_128()
+    is_stated = status.lines >= 0
+    with disk.whole_file(folder / JOURNAL) as file:
+        for line in lines:
+            file.write(line)
+            digest.update(line)
+            count += 1
+        file.flush()
+        disk.system.sync(file.fileno())
+        (folder / INDEX).unlink(missing_ok=True)
+        if is_stated:  # until the other journal stands, neither is told to be whole
+            leave_status(folder, Ended(status.ended, status.error))
+    if is_stated:
+        leave_status(folder, Ended(status.ended, status.error, count, digest.hexdigest()))
+
+
+def _moved(place: Kept | Increment, moved: _Places) -> Elements:
+    shard, offset = moved[place.shard, place.offset]
+    return msgspec.structs.replace(place, shard=shard, offset=offset)

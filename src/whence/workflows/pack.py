@@ -1,6 +1,4 @@
-"""Pack a run against another one, with all of its elements or with those that a policy keeps; and
-back.
-"""
+"""Pack a run against another one, and back."""
 
 from __future__ import annotations
 
@@ -15,14 +13,12 @@ from whence.errors import UsageError, WhenceError
 
 if TYPE_CHECKING:
     from whence.records import Run
-    from whence.store import Dropping, Packed, StoredRun
+    from whence.store import Packed, StoredRun
     from whence.store.packed_reference import PackingState
 
 Column = np.ndarray[Any, np.dtype[Any]]
 _KEY = ("rank", "root", "phase", "scope", "op", "step", "micro", "occurrence")
 _ENOUGH = 0.5  # of the bytes: where names pair fewer, the runs are aligned
-DIFFERING = "differing"
-"""The policy that keeps the tensors of calls in which anything differs from the reference."""
 
 
 def pack(
@@ -30,18 +26,13 @@ def pack(
     output: str | os.PathLike[str] | None = None,
     *,
     against: str | os.PathLike[str] | None = None,
-    keep: str = "all",
-    keep_every: int = 1,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Packed:
     """Write a run with its tensors as differences from those of a reference run; no bit is lost
     (docs/large-runs.md). Every command opens it as it is while the reference can be found.
 
     target: a run. output: a new folder; TARGET.packed where it is None. against: the run that
-    tensors are packed against; None compresses each alone. keep: "all", or "differing": of calls
-    whose tensors all equal those of the reference, and that are not called by one in which
-    something differs, the elements are dropped. keep_every: elements of
-    other steps than each N-th are dropped. Hashes and statistics stay. Raises UnreadableRun,
+    tensors are packed against; None compresses each alone. Raises UnreadableRun,
     UsageError (it is packed already, among others), OutputExists, StoreFailed, MissingDependency.
     """
     from whence import store
@@ -56,11 +47,8 @@ def pack(
     if reference is not None and Path(reference.path).resolve() == path.resolve():
         raise UsageError(f"{path} cannot be packed against itself")
     partners = _partners(reference, run) if reference is not None else None
-    dropping = _dropping(run, reference, partners, keep, keep_every)
     out = Path(os.fspath(output)) if output is not None else path.with_name(f"{path.name}.packed")
-    return store.pack(
-        run, out, reference=reference, partners=partners, dropping=dropping, tell=progress
-    )
+    return store.pack(run, out, reference=reference, partners=partners, tell=progress)
 
 
 def is_packed(run: str | os.PathLike[str]) -> bool:
@@ -171,74 +159,3 @@ def _align(reference: StoredRun, target: StoredRun, partners: Column) -> None:
             record, partner = slot.target_record, slot.reference_record
             if record < partners.size and partner < len(reference.records):
                 partners[record] = partner if partners[record] < 0 else partners[record]
-
-
-def _dropping(
-    run: StoredRun,
-    reference: StoredRun | None,
-    partners: Column | None,
-    keep: str,
-    keep_every: int,
-) -> Dropping | None:
-    """Which elements a policy drops; None where it keeps all."""
-    from whence.store import Dropping
-
-    if keep not in ("all", DIFFERING):
-        raise UsageError(f"keep={keep!r}: there are 'all' and {DIFFERING!r}")
-    if keep_every < 1:
-        raise UsageError(f"keep_every={keep_every}: it is a number of steps, at least 1")
-    wanted, words = np.ones(len(run.calls), bool), []
-    if keep == DIFFERING:
-        if reference is None or partners is None:
-            raise UsageError("what differs shows against a run only: name one (--against REF)")
-        wanted &= _differing_calls(run, reference, partners)
-        words.append(f"of calls in which a tensor differs from {reference.path}")
-    if keep_every > 1:
-        wanted &= run.column("step") % keep_every == 0
-        words.append(f"of every {keep_every}th step")
-    if not words:
-        return None
-    kept = _kept(run, wanted)
-    dropped = ~kept & (run.column("elements") != 0)
-    text = f"only elements {' and '.join(words)} were kept, by whence pack"
-    return Dropping(dropped, f"not kept: {text}", f"{text}: {int(dropped.sum())} tensors have none")
-
-
-def _differing_calls(run: StoredRun, reference: StoredRun, partners: Column) -> Column:
-    """The calls with a tensor whose hash or type is not its partner's, or is not known, and those
-    that such a call makes.
-    """
-    hashes, others = run.column("hash"), reference.column("hash")
-    dtypes, other_dtypes = run.column("dtype"), reference.column("dtype")
-    has = partners >= 0
-    equal = np.zeros(partners.size, bool)
-    paired, partner_of = np.flatnonzero(has), partners[has]
-    equal[paired] = (
-        (hashes[paired] == others[partner_of]).all(axis=1)
-        & hashes[paired].any(axis=1)
-        & (dtypes[paired] == other_dtypes[partner_of])
-    )
-    differing = np.zeros(len(run.calls), bool)
-    np.logical_or.at(differing, run.column("ref_call"), ~equal[run.column("ref_record")])
-    # The code of a call between its children is replayed from what these returned.
-    parents = run.parents()
-    return differing | ((parents >= 0) & differing[parents])
-
-
-def _kept(run: StoredRun, wanted: Column) -> Column:
-    """Records that a wanted call refers to, or none at all does, and what these are made of."""
-    calls, records = run.column("ref_call"), run.column("ref_record")
-    kept = np.ones(len(run.records), bool)
-    kept[records] = False
-    kept[records[wanted[calls]]] = True
-    base = run.column("base")
-    for record in range(kept.size - 1, -1, -1):  # an increment stands behind what it continues
-        if kept[record] and base[record] >= 0:
-            kept[base[record]] = True
-    place = np.stack([run.column("shard"), run.column("offset")], axis=1)
-    stored = (place[:, 0] >= 0) & (run.column("nbytes") > 0)
-    _, group = np.unique(place, axis=0, return_inverse=True)
-    group = group.reshape(-1)
-    shared = np.zeros(int(group.max()) + 1 if group.size else 0, bool)
-    shared[group[kept & stored]] = True
-    return kept | (stored & shared[group])
