@@ -55,7 +55,6 @@ from whence.cli._options import COUNT, TEXT_OR_JSON, option, verb
     ),
     option("--call N", "Ask about the N-th outermost call of a model, from 1.", COUNT),
     option("--now", "Ask right after the call, not when CMD ends."),
-    option("--twice", "Run CMD in two processes one after the other, and compare both."),
     option(
         "--to ...",
         "With --only precision: a type that modules may compute in; more than once for several.",

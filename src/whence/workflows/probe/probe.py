@@ -29,14 +29,12 @@ if TYPE_CHECKING:
 _ATTACH = "whence.api:attach_probe"
 _DECLARED = ("packed", "not-packed", "flip", "shift")
 _QUESTION, _ANSWER, _PROBLEM = "probe.json", "answer-{}.json", "problem-{}.txt"
-_LEFT = "call-{}.pt"
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a program is asked: properties, () for those asked by default; whether it is causal;
     what else should hold; the number of the call, None for the first of the largest model; now:
-    during the program, not at its end. leave: ask nothing, but leave what a second process compares
-    its call with. request: of `precision`.
+    during the program, not at its end. request: of `precision`.
     """
 
     properties: tuple[str, ...] = ()
@@ -44,7 +42,6 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     declare: tuple[str, ...] = ()
     call: int | None = None
     now: bool = False
-    leave: bool = False
     request: PrecisionRequest = PrecisionRequest()
 
 
@@ -140,14 +137,13 @@ def _check_declared(declare: Collection[str]) -> None:
 def probe_command(
     command: Sequence[str],
     *,
-    twice: bool = False,
     to: Sequence[str] = DEFAULT_TYPES,
     budget: float = DEFAULT_BUDGET,
     tell: Callable[[str], None] | None = None,
     **asked: Any,
 ) -> Probed:
     """Run a command, and ask the largest model that it calls. Its output goes where it goes
-    without us. twice: run it a first time, and compare its call with that of the second. to,
+    without us. to,
     budget: as of `probe`. asked: properties, causal, declare, of `probe`; call, the number of the
     outermost call to ask about, from 1, None for the first one of the model; now, ask during the
     program, not at its end. Raises
@@ -164,10 +160,8 @@ def probe_command(
         interpreter.check(found, os.environ)
     with tempfile.TemporaryDirectory(prefix="whence-probe-") as folder:
         environment = launcher.child_environment(os.environ, folder, make(), _ATTACH)
-        for leave in (True, False) if twice else (False,):
-            content = msgspec.json.encode(msgspec.structs.replace(question, leave=leave))
-            (Path(folder) / _QUESTION).write_bytes(content)
-            ended = child_process.execute(command, environment)
+        (Path(folder) / _QUESTION).write_bytes(msgspec.json.encode(question))
+        ended = child_process.execute(command, environment)
         processes = outcome.collect(folder)
         answers = [
             msgspec.json.decode(path.read_bytes(), type=Probed)
@@ -228,22 +222,17 @@ def attach_probe(options: CaptureOptions, run_path: str, framework: str) -> None
 
 def _answer(call: KeptCall, question: Question, folder: Path) -> None:
     """Ask, and leave the answer for the process that waits; whatever goes wrong is left too."""
-    from whence.workflows.probe.torch.probing import Recorded, leave, probed
+    from whence.workflows.probe.torch.probing import probed
 
-    other = min(folder.glob(_LEFT.format("*")), default=None)
-    recorded = Recorded(call.surroundings, call.returned, other)
-    arguments = call.args, call.kwargs
     try:
-        if question.leave:
-            leave(folder / _LEFT.format(os.getpid()), call.model, arguments, recorded)
-            return
         result = probed(
             call.model,
-            arguments,
+            (call.args, call.kwargs),
             properties=question.properties or BY_DEFAULT,
             causal=question.causal,
             declare=question.declare,
-            recorded=recorded,
+            surroundings=call.surroundings,
+            returned=call.returned,
             request=question.request,
         )
     except WhenceError as error:

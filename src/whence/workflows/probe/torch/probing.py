@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from whence.results.precision import PrecisionRequest
 from whence.results.probe import BY_DEFAULT, Held, Probed, Property, PropertyAnswer
 from whence.results.verdict import Status
-from whence.workflows.probe.torch import elsewhere
 from whence.workflows.probe.torch.batch import batch
 from whence.workflows.probe.torch.causality import causality
 from whence.workflows.probe.torch.chunking import chunking
@@ -21,7 +19,7 @@ from whence.workflows.probe.torch.equivariance import equivariance
 from whence.workflows.probe.torch.health.asking import health
 from whence.workflows.probe.torch.inputs import CallInputs
 from whence.workflows.probe.torch.judging import Judge
-from whence.workflows.probe.torch.outputs import Outputs, flattened
+from whence.workflows.probe.torch.outputs import flattened
 from whence.workflows.probe.torch.packing import packing
 from whence.workflows.probe.torch.padding import padding
 from whence.workflows.probe.torch.precision.asking import precision
@@ -33,24 +31,6 @@ from whence.workflows.probe.torch.surroundings import Surroundings
 _WARN = "transformers"
 
 
-class Recorded(NamedTuple):
-    """What is known of the program's own call: what it ran in, what it gave, and a file that
-    another process left of the same call.
-    """
-
-    surroundings: Surroundings | None = None
-    returned: Any = None
-    other: Path | None = None
-
-
-def leave(path: Path, model: Any, call: tuple[Any, Any], recorded: Recorded) -> None:
-    """Write what another process compares its own call with. Raises whatever the model raises."""
-    inputs = CallInputs(model, *call)
-    judge = Judge(Subject(model, recorded.surroundings))
-    with _eager(), _quiet():
-        elsewhere.write(path, judge, inputs, flattened(recorded.returned))
-
-
 def probed(
     model: Any,
     call: tuple[tuple[Any, ...], dict[str, Any]],
@@ -58,27 +38,25 @@ def probed(
     properties: Collection[str] = BY_DEFAULT,
     causal: bool | None = None,
     declare: Collection[str] = (),
-    recorded: Recorded | None = None,
+    surroundings: Surroundings | None = None,
+    returned: Any = None,
     request: PrecisionRequest | None = None,
     others: Sequence[tuple[tuple[Any, ...], dict[str, Any]]] = (),
 ) -> Probed:
-    """Ask a model on one call. call: its positional and named arguments. recorded: what else is
-    known of it. request: of `precision`. others: further calls of the same kind, for its plans.
-    Raises UsageError where the call holds nothing to change, and whatever the model raises on its
-    own inputs.
+    """Ask a model on one call. call: its positional and named arguments. surroundings, returned: of
+    the program's own call, what it ran in and what it gave, None where that is not known. request:
+    of `precision`. others: further calls of the same kind, for its plans. Raises UsageError where
+    the call holds nothing to change, and whatever the model raises on its own inputs.
     """
     inputs = CallInputs(model, *call)
-    recorded = recorded or Recorded()
-    judge = Judge(Subject(model, recorded.surroundings))
-    returned: Outputs | None = None
-    if recorded.returned is not None:
-        returned = flattened(recorded.returned)
+    judge = Judge(Subject(model, surroundings))
+    outputs = flattened(returned) if returned is not None else None
     ask: dict[Property, Callable[[], PropertyAnswer]] = {
         Property.CAUSALITY: lambda: causality(judge, inputs, causal),
         Property.PADDING: lambda: padding(judge, inputs),
         Property.BATCH: lambda: batch(judge, inputs),
         Property.CHUNKING: lambda: chunking(judge, inputs, causal),
-        Property.REPEAT: lambda: repeat(judge, inputs, returned, recorded.other),
+        Property.REPEAT: lambda: repeat(judge, inputs, outputs),
         Property.PACKING: lambda: packing(judge, inputs, declare),
         Property.EQUIVARIANCE: lambda: equivariance(judge, inputs, declare),
         Property.SENSITIVITY: lambda: sensitivity(judge, inputs),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from whence.results.probe import (
     SpreadShare,
     Variant,
 )
-from whence.workflows.probe.torch import elsewhere
 from whence.workflows.probe.torch.answering import answer
 from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
 from whence.workflows.probe.torch.judging import Judge, compared_outputs, traced
@@ -36,11 +34,9 @@ _FILLS = (0.0, 7.0)
 _SEED = 20_011
 
 
-def repeat(
-    judge: Judge, inputs: CallInputs, returned: Outputs | None, other: Path | None = None
-) -> PropertyAnswer:
+def repeat(judge: Judge, inputs: CallInputs, returned: Outputs | None) -> PropertyAnswer:
     """Call the model again, in ways that may not matter. returned: what the program's own call
-    gave, None where it is not known. other: file that another process left of the same call.
+    gave, None where it is not known.
     """
     memory = _memory(judge, inputs)
     again = judge.variant("when called again", inputs, inputs.changed(), _ALL)
@@ -53,17 +49,12 @@ def repeat(
         variants += _laid_out(judge, inputs)
         if returned is not None:
             variants += _as_returned(judge, inputs, returned)
-    if returned is not None and other is not None:
-        variants.append(elsewhere.compare(other, judge, inputs, returned))
     broken = [v for held in (Held.VIOLATED, Held.OBSERVED) for v in variants if v.held == held]
     cause = ""
     if broken:
         judged = broken[0].in_float64 is not None
         cause = f"another result {broken[0].name}" if judged else broken[0].why
     result = answer(Property.REPEAT, variants, cause=cause)
-    last = variants[-1]
-    if last.name == elsewhere.NAME and last.held == Held.UNKNOWN and not broken:  # it was asked for
-        result = replace(result, held=Held.UNKNOWN, why=f"{last.name}: {last.why}")
     return replace(result, shares=_shares(judge, inputs, on_threads))
 
 
