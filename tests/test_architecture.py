@@ -192,7 +192,6 @@ FOLDERS = {
         {"saved"},
         {
             "capture",
-            "contents",
             "query",
             "faults",
             "convert",

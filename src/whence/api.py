@@ -27,7 +27,6 @@ from whence.workflows.compare_labels import (
     run_labels,
     write_labels,
 )
-from whence.workflows.contents import contents
 from whence.workflows.convert import convert, formats
 from whence.workflows.diverge.diverge import diverge
 from whence.workflows.doctor import doctor, doctor_command
@@ -85,7 +84,6 @@ __all__ = [
     "comparison_tables",
     "compile",
     "compile_backend",
-    "contents",
     "convert",
     "determine",
     "diff_results",

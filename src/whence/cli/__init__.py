@@ -184,12 +184,9 @@ def _help_of_all(ctx: click.Context, option: click.Parameter, given: bool) -> No
 )
 @click.pass_context
 def group(ctx: click.Context, debug: bool) -> None:
-    """From which operator does the error come? Compares two runs of one neural network.
-
-    Without a command: what lies in this folder, and what one could do next.
-    """
+    """From which operator does the error come? Compares two runs of one neural network."""
     if ctx.invoked_subcommand is None:
-        click.echo(_folder_overview(ctx))
+        click.echo(ctx.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -302,17 +299,3 @@ def _tell(text: str) -> None:
         click.echo("\n".join(tables.clean(line) for line in text.split("\n")), err=True)
     except OSError:
         return
-
-
-def _folder_overview(ctx: click.Context) -> str:
-    """What lies in the working folder and what one could do with it; the help where there is
-    nothing.
-    """
-    from whence import api
-    from whence.cli._answers import width
-    from whence.report.contents import folder_contents
-
-    contents = api.contents()
-    if not (contents.runs or contents.comparisons or contents.last):
-        return ctx.get_help()
-    return folder_contents(contents, lambda name: not Path(name).exists(), width()).rstrip("\n")

@@ -20,12 +20,11 @@ from whence import disk
 from whence.errors import UnreadableRun
 
 if TYPE_CHECKING:
-    from whence.results import Comparison, LastComparison
+    from whence.results import Comparison
 
 _FOLDER = "comparisons"
 _MOST_FILES = 32
 _MOST_SECONDS = 30 * 86_400
-_MOST_HEAD = 1 << 16
 _MOST_ROWS = 1_000_000  # of a comparison that is kept without being asked to: some 300 MB
 
 
@@ -51,7 +50,6 @@ def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None
     head = orjson.dumps(
         {
             "folder": _place(output) if output is not None else None,
-            "status": result.status,
             "reference": result.reference,
             "target": result.target,
             "why": (why := _too_large(result) if output is None else ""),
@@ -109,27 +107,6 @@ def latest() -> tuple[Comparison | str, str]:
             f"the last comparison ({file}) cannot be read: {error}; compare again"
         ) from error
     return result, f"{result.reference} against {result.target}, made {age}"
-
-
-def last_known() -> LastComparison | None:
-    """What `latest` would take, by the first line of its file; None where there is none."""
-    import orjson
-
-    from whence.results import LastComparison
-
-    try:
-        file = _file()
-        if file is None:
-            return None
-        with file.open("rb") as opened:
-            head = orjson.loads(opened.readline(_MOST_HEAD))
-        path, status, reference, target = (
-            str(head.get(name) or "") for name in ("folder", "status", "reference", "target")
-        )
-        age_s = max(0.0, time.time() - file.stat().st_mtime)
-        return LastComparison(path, status, reference, target, age_s)
-    except (OSError, ValueError, AttributeError):
-        return None
 
 
 def _file() -> Path | None:
