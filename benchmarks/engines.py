@@ -138,14 +138,15 @@ def compare(where: Path, engine: str, workers: int) -> dict[str, Any]:
 
 
 def killed(where: Path, engine: str, workers: int) -> dict[str, Any]:
-    """The command, of which a worker is killed once a first task is done."""
+    """The command, of which a worker is killed once it works."""
     out = where / "killed"
     words = ["--no-replay", "--engine", engine, "--workers", str(workers), "-o", str(out)]
     command = [sys.executable, "-m", "whence", "compare", str(where / "a"), str(where / "b")]
     process = subprocess.Popen([*command, *words, "--force"], stdout=subprocess.DEVNULL, env=_env())
-    while process.poll() is None and not (out / "unfinished.journal").exists():
-        time.sleep(0.01)
-    pids = [pid for pid, words in below(process.pid) if is_worker(words) and "IDLE" not in words]
+    pids: list[int] = []
+    while process.poll() is None and not pids:
+        time.sleep(0.5)
+        pids = [pid for pid, w in below(process.pid) if is_worker(w) and "IDLE" not in w]
     for pid in pids[:1]:
         os.kill(pid, signal.SIGKILL)
     code = process.wait()

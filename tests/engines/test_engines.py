@@ -4,9 +4,7 @@ takes nothing with it.
 
 import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +21,7 @@ from whence.engines import Task, processes, task
 from whence.errors import UsageError
 from whence.records import Call, Ref, RunInfo
 from whence.records.missing import Lack
+from whence.workflows import latest
 
 
 def compared(runs, out, **how):
@@ -210,8 +209,6 @@ def test_stopping_early_ends_the_workers(runs, many_tasks):
         ({"engine": "processes", "workers": 0}, "workers 0"),
         ({"engine": "processes", "address": "auto"}, "of a Ray cluster"),
         ({"workers": 2}, "local uses threads"),
-        ({"engine": "processes", "resume": True}, "-o CMP"),
-        ({"resume": True, "output": "out"}, "--engine processes"),
     ],
 )
 def test_options_that_cannot_be(runs, how, words):
@@ -219,9 +216,9 @@ def test_options_that_cannot_be(runs, how, words):
         whence.compare(runs / "a", runs / "b", **how)
 
 
-@pytest.mark.parametrize("options", [("--engine", "processes"), ("--resume",)])
-def test_the_command_line_watches_in_its_own_process(runs, tmp_path, options):
-    done = run_whence(tmp_path, "compare", runs / "a", runs / "b", "--watch", *options)
+def test_the_command_line_watches_in_its_own_process(runs, tmp_path):
+    words = ("--watch", "--engine", "processes")
+    done = run_whence(tmp_path, "compare", runs / "a", runs / "b", *words)
     assert done.returncode == 3
     assert "--watch compares in this process" in done.stderr
 
@@ -232,34 +229,19 @@ def test_ray_says_how_to_get_it(runs, monkeypatch):
         whence.compare(runs / "a", runs / "b", engine="ray")
 
 
-@pytest.mark.slow
-def test_ctrl_c_ends_the_workers_and_keeps_what_they_finished(runs, tmp_path):
-    """The command in a process of its own, which gets the signal as from a terminal."""
-    code = (
-        "import sys, time\n"
-        "from whence.comparison.tasks import measuring\n"
-        "from whence.engines import kept\n"
-        "from whence import cli\n"
-        "measuring.TASK_BYTES = 8 << 10\n"
-        "add = kept.Journal.add\n"
-        "kept.Journal.add = lambda *a: (add(*a), print('done', flush=True), time.sleep(60))\n"
-        "sys.exit(cli.execute(sys.argv[1:]))\n"
-    )
-    words = ["compare", "a", "b", "--no-replay", "--engine", "processes", "--workers", "2"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *words, "-o", str(tmp_path / "out")],
-        cwd=runs,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "done\n"
-    time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "whence: interrupted" in errors
-    assert [p.name for p in (tmp_path / "out").iterdir()] == ["unfinished.journal"]
+def test_a_huge_comparison_is_kept_only_where_it_is_asked_for(runs, tmp_path, monkeypatch):
+    """Of a million rows the report takes 300 MB; the cache folder of the user is not for that."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(latest, "_MOST_ROWS", 10)
+    done = run_whence(tmp_path, "compare", runs / "a", runs / "b", "--no-replay")
+    assert "it has 40 rows, too many to keep unasked" in done.stderr
+    (kept_file,) = (tmp_path / "cache" / "whence" / "comparisons").iterdir()
+    assert kept_file.stat().st_size < 1000
+    report = run_whence(tmp_path, "report", "-o", "page.html")
+    assert report.returncode == 3
+    assert "was not kept: it has 40 rows" in report.stderr
+    run_whence(tmp_path, "compare", runs / "a", runs / "b", "--no-replay", "-o", "cmp")
+    assert run_whence(tmp_path, "report", "-o", "page.html").returncode == 0
 
 
 needs_ray = pytest.mark.skipif(not extras.is_here("ray"), reason="ray is not installed")

@@ -68,8 +68,6 @@ def test_what_lies_there_is_kept(bucket, runs):
         whence.compare(*runs, output=f"{bucket}/run", force=True)
     with pytest.raises(UnreadableRun, match="is a run, not a comparison"):
         whence.load_comparison(f"{bucket}/run")
-    with pytest.raises(StoreFailed, match="--resume"):
-        whence.compare(*runs, output=f"{bucket}/c", engine="processes", resume=True)
 
 
 def test_nothing_is_lost_where_the_upload_fails(tmp_path, bucket, runs, monkeypatch):

@@ -176,10 +176,6 @@ _VIEWS = sorted(
         "Of a running Ray cluster (auto, HOST:PORT, ray://HOST:PORT).  [default: Ray here]",
         rare=True,
     ),
-    option(
-        "--resume",
-        "Go on with what workers finished in -o CMP before the same comparison was stopped.",
-    ),
 )
 def command(
     reference: str,
@@ -211,24 +207,22 @@ def command(
     if how["view"] and output is None:
         raise click.UsageError("--view writes CMP/NAME.csv; name the folder with -o CMP")
     if output is not None:
-        api.check_output(output, force, resume=how["resume"])
+        api.check_output(output, force)
     _files.check(html, force)
     is_local = how["engine"] == "local"
     how |= {"replay": not no_replay, "program": how["program"] or None}
-    if watch and (not is_local or how["resume"]):
-        raise click.UsageError("--watch compares in this process; leave --engine, --resume out")
+    if watch and not is_local:
+        raise click.UsageError("--watch compares in this process; leave --engine out")
     if watch:
         result = _watched(reference, target, output, **how)
     else:
-        if not is_local:  # what workers finish is kept there until the answer is
-            how |= {"output": output, "force": True}
         with _progress.shown() as line:
             result = api.compare(reference, target, progress=line.count, **how)
     _answers.put(
         _answers.said(result, form, annotations, occurrences=how["occurrences"], output=output)
     )
     _answers.all_of(
-        lambda: _write(result, output, form, is_written=not is_local),
+        lambda: _write(result, output, form),
         lambda: _answers.junit(result, junit),
         lambda: _write_page(result, output, html, force),
     )
@@ -249,13 +243,12 @@ def _plan(reference: str, target: str, form: str, **how: Any) -> int:
     return 0
 
 
-def _write(result: Comparison, output: str | None, form: str, *, is_written: bool) -> None:
+def _write(result: Comparison, output: str | None, form: str) -> None:
     from whence import api
     from whence.report.answer import written_to
 
     if output is not None:
-        if not is_written:
-            api.write(result, output)
+        api.write(result, output)
         click.echo(written_to(result, output), err=form != "text")
 
 

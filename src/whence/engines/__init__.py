@@ -7,7 +7,6 @@ read the runs themselves.
 
 from __future__ import annotations
 
-from whence.engines.kept import Journal, Kept
 from whence.engines.processes import Processes
 from whence.engines.ray_cluster import RayCluster
 from whence.engines.task import Engine, Outcome, Task, perform
@@ -15,7 +14,7 @@ from whence.errors import UsageError
 
 ENGINES = ("local", "processes", "ray")
 
-__all__ = ["ENGINES", "Engine", "Journal", "Outcome", "Task", "create", "perform"]
+__all__ = ["ENGINES", "Engine", "Outcome", "Task", "create", "perform"]
 
 
 def create(
@@ -23,12 +22,11 @@ def create(
     *,
     workers: int | None = None,
     address: str | None = None,
-    journal: Journal | None = None,
 ) -> Engine | None:
     """The engine of this name; None for "local", which needs no workers.
 
     workers: default one a core, of Ray all that the cluster has. address: of a running Ray cluster;
-    None starts Ray on this machine. journal: keeps what was finished. Raises UsageError, and
+    None starts Ray on this machine. Raises UsageError, and
     MissingDependency where Ray is not installed.
     """
     if name not in ENGINES:
@@ -43,5 +41,4 @@ def create(
                 "workers (--workers) is for engine processes or ray; local uses threads"
             )
         return None
-    engine: Engine = Processes(workers) if name == "processes" else RayCluster(workers, address)
-    return engine if journal is None else Kept(engine, journal)
+    return Processes(workers) if name == "processes" else RayCluster(workers, address)

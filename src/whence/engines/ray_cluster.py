@@ -101,7 +101,7 @@ class RayCluster:
             return Outcome(number, error=gave_up(how))
         except (exceptions.LocalRayletDiedError, exceptions.RaySystemError) as gone:
             raise EngineFailed(
-                f"Ray ended while it measured ({in_words(gone)}); with -o CMP, --resume goes on"
+                f"Ray ended while it measured ({in_words(gone)}); compare again"
             ) from gone
         except exceptions.RayError as refused:
             return Outcome(number, error=in_words(refused))

@@ -1,31 +1,24 @@
-"""Compare two runs and keep the answer: a Comparison in memory, and its files in a folder.
-
-The workers of a comparison start with it and end with it; what they finished is kept until the
-answer is written.
-"""
+"""Compare two runs and keep the answer: a Comparison in memory, and its files in a folder."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import xxhash
 
-from whence._version import __version__
 from whence.errors import UsageError
-from whence.workflows.saved import UNFINISHED, as_run, check_output, load_policy, views, write
+from whence.workflows.saved import as_run, check_output, load_policy, views, write
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
     from whence.align import Aligned
-    from whence.engines import Engine
     from whence.judge.policy import Policy
     from whence.records import Run
     from whence.results import Comparison
@@ -58,7 +51,6 @@ def compare(
     engine: str = "local",
     workers: int | None = None,
     address: str | None = None,
-    resume: bool = False,
     partial: bool = False,
     ignore: Sequence[str] = (),
     shape: Sequence[str] = (),
@@ -92,8 +84,7 @@ def compare(
     differ are measured and calls are replayed: "local" in this process, "processes" in processes of
     this machine, "ray" on a cluster (docs/large-runs.md); the answer is the same. workers: how many
     of them, default one a core. address: of a running Ray cluster; None starts Ray on this machine.
-    resume: go on with what workers finished for the same comparison before it was stopped, which
-    lies in `output`. partial: runs that ended early, lack ranks, are still being written or hold
+    partial: runs that ended early, lack ranks, are still being written or hold
     files that cannot be read may be `same` in what is there. ignore: patterns of file names,
     relative to a run, that need not be read for it. shape: NAME=2x12x64:float32, of files of raw
     bytes. Raises UnreadableRun, UsageError, OutputExists; MissingDependency without Ray.
@@ -106,6 +97,7 @@ def compare(
     from whence.comparison.prepare import partial_prints
     from whence.comparison.programs import program_flow, programs
     from whence.comparison.replays import user_model
+    from whence.engines import create
     from whence.report.own_files import check_replaceable
     from whence.workflows import notebook_progress
     from whence.workflows.raw_shapes import with_shapes
@@ -119,10 +111,9 @@ def compare(
     _check_again(reference, again)
     declared = load_policy(policy) if isinstance(policy, (str, os.PathLike)) else policy
     place = os.fspath(output) if output is not None else None
-    chosen = Workers(engine, workers, address, resume)
-    chosen.check(place)
+    workers_engine = create(engine, workers=workers, address=address)
     if place is not None:
-        check_output(place, force, resume=resume)
+        check_output(place, force)
     if html is not None:
         check_replaceable(html, force)
     (reference, target), arguments["shape"] = with_shapes((reference, target), shape)
@@ -130,10 +121,9 @@ def compare(
     third_run = _opened(third) if third is not None else None
     a, b, program_files = programs.apply_programs(*runs, programs.open_programs(program, _opened))
     a, b = partial_prints.alike(*program_flow.with_agreeing_inputs(a, b))
-    figures_of = {n: value for n, value in arguments.items() if n not in _NOT_OF_FIGURES}
     with (
         notebook_progress.counting(progress) as count,
-        _started_workers(chosen, place, (a, b), figures_of) as engine_of_tasks,
+        closing(workers_engine) if workers_engine is not None else nullcontext(),
     ):
         values = {n: arguments[n] for n in CompareOptions.__slots__ if n in arguments} | {
             "policy": declared,
@@ -141,7 +131,7 @@ def compare(
             "model": user_model.read(model) if model is not None else None,
             "views": view_names,
             "progress": count,
-            "engine": engine_of_tasks,
+            "engine": workers_engine,
             "ignore": tuple(ignore),
         }
         options = CompareOptions(**values)
@@ -166,13 +156,6 @@ def compare(
 
 _REMEMBERED = ("mapping", "match", "allow", "policy", "model", "shape")
 """What `reopen` compares the two runs with again: `Comparison.asked`."""
-_NOT_OF_FIGURES = (
-    *("reference", "target", "output", "force", "view", "occurrences", "html", "progress"),
-    *("engine", "workers", "address", "resume"),
-)
-"""Arguments that change no figure: comparisons that differ in these alone go on with the work of
-one another.
-"""
 
 
 def _check(arguments: Mapping[str, Any], view_names: Sequence[str]) -> None:
@@ -262,96 +245,3 @@ def _check_again(
                 "again: that is the reference itself, which shows nothing about repetition; "
                 "capture the program once more"
             )
-
-
-class Workers(msgspec.Struct, frozen=True):
-    """What the caller chose. engine: "local", "processes" or "ray". resume: go on with what lies in
-    the folder.
-    """
-
-    engine: str = "local"
-    workers: int | None = None
-    address: str | None = None
-    resume: bool = False
-
-    def check(self, output: str | None) -> None:
-        """Raise UsageError where that cannot be."""
-        from whence.engines import create
-        from whence.errors import UsageError
-
-        create(self.engine, workers=self.workers, address=self.address)
-        if self.resume and output is None:
-            raise UsageError("resume (--resume) needs the folder of the comparison: -o CMP")
-        if self.resume and self.engine == "local":
-            raise UsageError("resume (--resume) is for engine processes or ray: --engine processes")
-
-
-@contextmanager
-def _started_workers(
-    chosen: Workers, output: str | None, runs: tuple[Run, Run], options: Mapping[str, object]
-) -> Iterator[Engine | None]:
-    """The engine, for a block that ends with the answer written.
-
-    options: all that the figures depend on. Raises UsageError where `resume` finds tasks of another
-    comparison.
-    """
-    from whence.engines import Journal, create
-    from whence.store import is_url
-
-    if chosen.engine == "local":
-        yield None
-        return
-    journal = None
-    # What workers finish is kept beside the answer; a URL takes no file that grows.
-    if output is not None and not is_url(output):
-        about = {
-            "whence": __version__,
-            "reference": _run_in_words(runs[0]),
-            "target": _run_in_words(runs[1]),
-        }
-        about |= {name: _worker_option(value) for name, value in options.items()}
-        journal = Journal(Path(output) / UNFINISHED, about, resume=chosen.resume)
-    engine = create(chosen.engine, workers=chosen.workers, address=chosen.address, journal=journal)
-    assert engine is not None
-    try:
-        yield engine
-    finally:
-        engine.close()
-    if journal is not None and not getattr(engine, "has_failed", False):
-        journal.remove()
-
-
-def _worker_option(value: object) -> str:
-    """An option in words: of a file its path, of a run where it lies."""
-    if isinstance(value, (str, os.PathLike)):
-        return os.fspath(value)
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(_worker_option, value))
-    if value is None or isinstance(value, (bool, int, float)):
-        return str(value)
-    return str(getattr(value, "path", type(value).__name__))
-
-
-def _run_in_words(run: Run) -> str:
-    """What tells a run from another one: where it lies, and a digest of its tensors and calls, or
-    of its files' names, sizes and times.
-    """
-    from whence.records.places import absolute
-    from whence.store import StoredRun
-
-    digest = xxhash.xxh3_64()
-    if isinstance(run, StoredRun):
-        for process in run.readers:
-            digest.update(process.folder.name.encode())
-            digest.update(process.index.columns["hash"].data)
-            digest.update(process.said["line_digest"].data)
-    else:
-        place = Path(run.path)
-        for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
-            if file.is_file():
-                status = file.stat()
-                digest.update(
-                    f"{file.relative_to(place)} {status.st_size} {status.st_mtime_ns}\n".encode()
-                )
-    counts = f"{len(run.calls)} calls, {len(run.records)} tensors"
-    return f"{absolute(run.path)} ({counts}, {digest.hexdigest()})"

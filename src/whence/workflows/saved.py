@@ -54,21 +54,16 @@ def free_output(base: str) -> Path:
     return path
 
 
-UNFINISHED = "unfinished.journal"
-"""In the folder of a comparison: what its workers finished, until it is done."""
-
-
-def check_output(output: str | Path, force: bool, *, resume: bool = False) -> None:
+def check_output(output: str | Path, force: bool) -> None:
     """Raise OutputExists when a comparison cannot go into this folder, or to this URL; called
-    before anything is computed. resume: what a comparison left there that was not finished may be
-    gone on with.
+    before anything is computed.
     """
     from whence import store
 
     if isinstance(output, str) and store.is_url(output):
         from whence.workflows.saved_at_url import check_output_at
 
-        check_output_at(output, force=force, resume=resume)
+        check_output_at(output, force=force)
         return
     folder = Path(output)
     store.refuse_url(folder, "what this command compares is written to a folder of this machine")
@@ -78,13 +73,7 @@ def check_output(output: str | Path, force: bool, *, resume: bool = False) -> No
         raise OutputExists(
             f"cannot write a comparison to {folder}: it is a file; choose another -o"
         )
-    is_unfinished = (folder / UNFINISHED).is_file()
-    if any(folder.iterdir()) and not force and not (resume and is_unfinished):
-        if is_unfinished:
-            raise OutputExists(
-                f"{folder} holds a comparison that was not finished; --resume goes on with it, "
-                "--force starts anew"
-            )
+    if any(folder.iterdir()) and not force:
         if (folder / "summary.json").exists():
             raise OutputExists(
                 f"{folder} already holds a comparison; --force replaces it, or choose another -o"
@@ -92,7 +81,7 @@ def check_output(output: str | Path, force: bool, *, resume: bool = False) -> No
         raise OutputExists(
             f"{folder} already holds files; --force writes beside them, or choose another -o"
         )
-    if not is_unfinished and (strange := _of_others(folder)):
+    if strange := _of_others(folder):
         raise OutputExists(
             f"{strange} is not of a comparison that whence wrote, and --force replaces nothing "
             "else; choose another -o"

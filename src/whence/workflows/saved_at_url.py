@@ -16,15 +16,10 @@ from whence.workflows.upload import spool_folder
 REPORT = "report.json"
 
 
-def check_output_at(url: str, *, force: bool, resume: bool) -> None:
+def check_output_at(url: str, *, force: bool) -> None:
     """Raise OutputExists where a comparison or a run lies at the URL, StoreFailed where the store
     cannot be reached.
     """
-    if resume:
-        raise StoreFailed(
-            f"--resume needs what was left in a folder of this machine, and {url} is a URL: choose "
-            "a folder, and copy it there when it is done"
-        )
     place = Place(url)
     try:
         if place.exists(RUN):
