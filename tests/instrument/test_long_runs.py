@@ -2,8 +2,6 @@
 program computes what it computes without a capture.
 """
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -239,29 +237,6 @@ def test_who_does_not_listen_cannot_be_asked(tmp_path):
     assert done.returncode == 3 and "--when asked" in done.stderr
     assert command(tmp_path, "trigger", "nowhere").returncode == 3
     assert command(tmp_path, "trigger", "run", "--on", "--off").returncode == 3
-
-
-def test_a_signal_records_steps(tmp_path):
-    def sends(step):
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
-    run = captured(tmp_path / "run", 9, {"after": sends}, when="signal", for_steps=2)
-    assert steps_of(run) == [5, 6] or steps_of(run) == [4, 5]
-    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
-
-
-def test_a_handler_of_the_program_stays(tmp_path):
-    got = []
-    signal.signal(signal.SIGUSR1, lambda *_: got.append(1))
-    send = {"after": lambda step: os.kill(os.getpid(), signal.SIGUSR1)}
-    try:
-        with pytest.raises(UnreadableRun, match="SIGUSR1 is not listened to"):
-            captured(tmp_path / "run", 4, send, when="signal")
-    finally:
-        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    assert len(got) == 4
 
 
 SCRIPT = """

@@ -62,7 +62,6 @@ def test_what_holds_no_step_is_refused(text):
         ("norm spike", Condition(Kind.SPIKE, Quantity.NORM)),
         ("loss > 10", Condition(Kind.ABOVE, Quantity.LOSS, 10.0)),
         ("norm>1e3", Condition(Kind.ABOVE, Quantity.NORM, 1000.0)),
-        ("signal", Condition(Kind.SIGNAL)),
         ("asked", Condition(Kind.ASKED)),
     ],
 )
@@ -183,15 +182,6 @@ def test_a_ring_is_written_for_nan_and_spikes(tmp_path):
     assert recorded(made, 6, {2: math.nan}) == [3, 4, 5]
     assert (ring.ended, ring.written) == (6, 1)
     assert told == ["loss is nan: recording the next 3 steps; written: 2 steps before"]
-
-
-def test_a_file_that_appears_records_steps(tmp_path):
-    made, _ = gate(tmp_path, when_file=str(tmp_path / "now"), for_steps=1)
-    made._file._looked = made._control._looked = -1e9
-    assert recorded(made, 2) == []
-    (tmp_path / "now").touch()
-    made._file._looked = -1e9
-    assert recorded(made, 3) == [1]
 
 
 def test_requests_switch_on_and_off(tmp_path):

@@ -74,14 +74,8 @@ def _a_file(ctx: click.Context, argument: click.Parameter, word: str) -> list[An
     "Long runs",
     option(
         "--when CONDITION ...",
-        "Record the next steps when this holds: nan, spike, 'loss > 10', 'norm > 100', signal "
-        "(SIGUSR1), asked (whence trigger); repeatable.",
-    ),
-    option(
-        "--when-file FILE",
-        "Record the next steps when this file appears or changes.",
-        PATH,
-        default="",
+        "Record the next steps when this holds: nan, spike, 'loss > 10', 'norm > 100', asked "
+        "(whence trigger); repeatable.",
     ),
     option("--for-steps K", "How many steps are recorded each time.  [default: 3]", int),
     option(

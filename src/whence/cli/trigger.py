@@ -6,7 +6,7 @@
     whence trigger runs/ref --on           record every step from now on
     whence trigger runs/ref --off          record nothing any more, and keep no ring
 
-RUN is being written by `whence run` or `whence.capture` with --steps, --every, --when, --when-file
+RUN is being written by `whence run` or `whence.capture` with --steps, --every, --when
 or --ring; --when asked waits for this command alone. Every process of the run looks between two
 steps. What a ring keeps is written first.
 

@@ -56,14 +56,13 @@ class SharedArguments(TypedDict, total=False):
 
 class StepsArgument(SharedArguments, total=False):
     """steps: which steps are captured, "START:STOP" or a pair, the stop excluded, or several.
-    every: one of so many too. when, when_file, for_steps: what has the next steps recorded. ring:
+    every: one of so many too. when, for_steps: what has the next steps recorded. ring:
     so many steps are kept in memory until something happens, in ring_size bytes.
     """
 
     steps: str | int | range | tuple[int, int | None] | Iterable[str] | None
     every: int | None
     when: str | Iterable[str]
-    when_file: str | os.PathLike[str]
     for_steps: int
     ring: int | None
     ring_size: str | int | None

@@ -49,7 +49,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     patterns on the class name. max_depth: calls nested deeper than this are left out, the root is
     depth 0. ids: tree numbers ("3", "7_1") with their subtrees, or without when no_children. slots:
     "both", "input" or "output". steps: ranges of steps, () for all; every: one of so many too.
-    when: conditions on loss and gradient norm, when_file: a file that appears, each of which has
+    when: conditions on loss and gradient norm, each of which has
     the next for_steps steps recorded. ring: so many steps are kept in memory, in ring_size bytes,
     and written when a condition holds or the program fails. ranks: None for all. keep: "full"
     elements, "stats" only, "none" topology only. max_bytes: of elements per run; None is the
@@ -113,7 +113,6 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     gradients: bool = True
     every: int | None = None
     when: tuple[str, ...] = ()
-    when_file: str = ""
     for_steps: int = 3
     ring: int | None = None
     ring_size: int | None = None
@@ -126,7 +125,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     @property
     def waits(self) -> bool:
         """May a program run for long before anything is recorded, or nothing be recorded at all?"""
-        return bool(self.when or self.when_file or self.ring)
+        return bool(self.when or self.ring)
 
     def __post_init__(self) -> None:
         self._check_texts()
@@ -196,7 +195,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
                 raise UsageError(f"{name}: {number} is less than 1")
         if self.ring_size is not None and self.ring is None:
             raise UsageError("ring_size bounds the ring: it needs ring, how many steps it keeps")
-        for name in ("when", "when_file", "ring"):
+        for name in ("when", "ring"):
             if not getattr(self, name):
                 continue
             if self.level != "modules":
@@ -352,7 +351,6 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "max_bytes": _size,
     "ring_size": _size,
     "patch_from": _path,
-    "when_file": _path,
     "force_tokens": _path,
 }
 """How code and the command line give an option -> the value of its field."""

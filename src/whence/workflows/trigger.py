@@ -7,7 +7,7 @@ from pathlib import Path
 
 from whence.errors import StoreFailed, UsageError
 
-_LISTENS = ("steps", "every", "when", "when_file", "ring")
+_LISTENS = ("steps", "every", "when", "ring")
 
 
 def trigger(
@@ -30,7 +30,7 @@ def trigger(
     if not any(name in about.options for name in _LISTENS):
         raise UsageError(
             f"{path} records every step and listens to nobody: capture it with --when asked, or "
-            "with --steps, --every, --when-file or --ring"
+            "with --steps, --every or --ring"
         )
     if about.finished or (process_folders(path) and not store.is_written(path)):
         raise UsageError(f"no process writes {path} (any more): there is nobody to ask")

@@ -33,14 +33,11 @@ class Quantity(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """When a condition holds. SIGNAL: when the process gets SIGUSR1. ASKED: when `whence trigger`
-    asks.
-    """
+    """When a condition holds. ASKED: when `whence trigger` asks."""
 
     NAN = "nan"
     SPIKE = "spike"
     ABOVE = ">"
-    SIGNAL = "signal"
     ASKED = "asked"
 
 
@@ -54,20 +51,20 @@ class Condition(msgspec.Struct, frozen=True):
 
 _GRAMMAR = re.compile(
     r"(?:(?P<quantity>loss|norm)\s+)?(?P<kind>nan|spike)"
-    r"|(?P<alone>signal|asked)"
+    r"|(?P<alone>asked)"
     r"|(?P<of>loss|norm)\s*>\s*(?P<limit>[-+.\deE]+)"
 )
 
 
 def parse_condition(text: str) -> Condition:
-    """Read "nan", "spike", "loss nan", "norm spike", "loss > 10", "norm > 100", "signal" or
-    "asked". Raises UsageError.
+    """Read "nan", "spike", "loss nan", "norm spike", "loss > 10", "norm > 100" or "asked". Raises
+    UsageError.
     """
     match = _GRAMMAR.fullmatch(text.strip().lower())
     if match is None:
         raise UsageError(
             f"when: {text!r} is no condition; write nan, spike (each also after loss or norm), "
-            "loss > NUMBER, norm > NUMBER, signal or asked"
+            "loss > NUMBER, norm > NUMBER or asked"
         )
     if match["alone"]:
         return Condition(Kind(match["alone"]))
@@ -114,7 +111,7 @@ class Watcher:
     """
 
     def __init__(self, conditions: Iterable[Condition]) -> None:
-        self._conditions = [c for c in conditions if c.kind not in (Kind.SIGNAL, Kind.ASKED)]
+        self._conditions = [c for c in conditions if c.kind is not Kind.ASKED]
         self._usual: dict[tuple[Quantity, int], _Usual] = {}
         self._held: set[Condition] = set()
         self._holds: dict[Condition, str] = {}

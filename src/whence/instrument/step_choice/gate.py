@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from whence.instrument.step_choice.conditions import Condition, Kind, Watcher, conditions_of
-from whence.instrument.step_choice.requests import NAME, Asked, RequestFile, RequestSignal
+from whence.instrument.step_choice.conditions import Condition, Watcher, conditions_of
+from whence.instrument.step_choice.requests import NAME, Asked, RequestFile
 from whence.instrument.step_choice.windows import Ranges, holds
 from whence.instrument.wording import counted
 
@@ -27,13 +27,12 @@ class Ring(Protocol):
 
 class Choice(NamedTuple):
     """What the user asked for. ranges: steps known before; conditions: on loss, norm, or asked for;
-    file: of the user's, "" for none; following: how many steps each of them records. ring: are the
+    following: how many steps each of them records. ring: are the
     last steps kept?
     """
 
     ranges: Ranges
     conditions: tuple[Condition, ...]
-    file: str
     following: int
     ring: bool
 
@@ -48,12 +47,9 @@ class StepGate:
     def __init__(self, choice: Choice, control: str, tell: Callable[[str], None]) -> None:
         self._choice, self._tell = choice, tell
         self.watcher = Watcher(choice.conditions)
-        kinds = {condition.kind for condition in choice.conditions}
         self._control = RequestFile(control)
-        self._file = RequestFile(choice.file) if choice.file else None
-        self.signal = RequestSignal() if Kind.SIGNAL in kinds else None
         # Steps that something has to happen for are the only ones, unless ranges are given too.
-        self._planned = bool(choice.ranges) or not (choice.conditions or choice.file or choice.ring)
+        self._planned = bool(choice.ranges) or not (choice.conditions or choice.ring)
         self._left = 0.0
         self._off = False
         self.ring: Ring | None = None
@@ -82,10 +78,6 @@ class StepGate:
         why = self.watcher.step_ended()
         if why and not self._off:
             self._happened(why, self._choice.following)
-        if self.signal is not None and self.signal.take():
-            self._happened("SIGUSR1 came", self._choice.following, asked=True)
-        if self._file is not None and self._file.take():
-            self._happened(f"{self._choice.file} appeared", self._choice.following, asked=True)
         if self._control.take():
             self._asked()
 
@@ -120,8 +112,6 @@ class Options(Protocol):
     @property
     def when(self) -> tuple[str, ...]: ...
     @property
-    def when_file(self) -> str: ...
-    @property
     def for_steps(self) -> int: ...
     @property
     def ring(self) -> int | None: ...
@@ -133,7 +123,5 @@ def gate_of(options: Options, folder: str, tell: Callable[[str], None]) -> StepG
     """
     has_ring = options.ring is not None
     texts = options.when or (("nan", "spike") if has_ring else ())
-    choice = Choice(
-        options.ranges, conditions_of(texts), options.when_file, options.for_steps, has_ring
-    )
+    choice = Choice(options.ranges, conditions_of(texts), options.for_steps, has_ring)
     return StepGate(choice, str(Path(folder) / NAME), tell)

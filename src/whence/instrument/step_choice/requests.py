@@ -1,5 +1,5 @@
 """Asks a process that is captured to record now, or to stop: through a small file that it looks at
-between steps, or a signal.
+between steps.
 """
 
 from __future__ import annotations
@@ -7,11 +7,8 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-import signal
-import threading
 import time
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 
@@ -70,50 +67,7 @@ class RequestFile:
             self._path.unlink()
 
     def request(self) -> Request:
-        """What stands in it; a file of the user's asks for steps, whatever it holds."""
+        """What stands in it; one that cannot be read asks for steps."""
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             return msgspec.json.decode(self._path.read_bytes(), type=Request)
         return Request()
-
-
-class RequestSignal:
-    """SIGUSR1, where the program leaves it to what the system does. Only the main thread can
-    install it.
-    """
-
-    def __init__(self) -> None:
-        self._came = False
-        self._process = os.getpid()
-        self._number = getattr(signal, "SIGUSR1", None)
-
-    def install(self) -> bool:
-        """Begin to listen. False where the program has a handler of its own, or cannot have one."""
-        if (
-            self._number is None
-            or threading.current_thread() is not threading.main_thread()
-            or signal.getsignal(self._number) is not signal.SIG_DFL
-        ):
-            return False
-        signal.signal(self._number, self._handle)
-        return True
-
-    def remove(self) -> None:
-        """Stop listening."""
-        if (
-            self._number is not None
-            and threading.current_thread() is threading.main_thread()
-            and signal.getsignal(self._number) == self._handle
-        ):
-            signal.signal(self._number, signal.SIG_DFL)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() == self._process:
-            self._came = True
-        else:  # a forked child: as if there were no handler
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-    def take(self) -> bool:
-        """Has it come since it was asked last?"""
-        came, self._came = self._came, False
-        return came

@@ -64,9 +64,6 @@ class GatedSteps:
     def install(self) -> None:
         """Begin to listen: to values and signals."""
         self._values.install()
-        if self._gate.signal is not None and not self._gate.signal.install():
-            text = "SIGUSR1 is not listened to: the program handles it, or it came from a thread"
-            self._session.note("trigger", text, aloud=True)
         if self._session.options.ring is not None:
             self._termination.install()
 
@@ -75,8 +72,6 @@ class GatedSteps:
         self._gate.close()
         self._values.remove()
         self._termination.remove()
-        if self._gate.signal is not None:
-            self._gate.signal.remove()
 
     # ---- outermost calls
 
