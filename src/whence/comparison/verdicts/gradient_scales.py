@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from whence.comparison.paired_runs import PairedRuns
-from whence.comparison.programs.loss_scalers import OperandKey, operand_key, scaler_settings
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Operation, Run
@@ -32,6 +31,10 @@ with batch norms under autocast leaves 0.24. More, and their scale says little.
 """
 _CARRIES = 0.1
 """What is left of the gradient of one parameter whose scale is known."""
+
+
+_OperandKey = tuple[str, Any]
+"""An operand as it can be looked up."""
 
 
 class Fit(NamedTuple):
@@ -135,15 +138,15 @@ def _factors(run: Run, call: Call) -> dict[str, float]:
     """By slot of a gradient, the product of the numbers that a call first multiplies it by: those
     that its code has, and the settings of a loss scaler. Raises ElementsMissing.
     """
-    settings = scaler_settings(run, call)
+    settings = _scaler_settings(run, call)
     program = run.programs.get(call.program)
     if program is None:
         inverse = settings.get(INVERSE_SCALE, 1.0) / settings.get(GRAD_SCALE, 1.0)
         return {ref.slot: inverse for ref in call.slots("input")}
-    scaled: dict[OperandKey, tuple[str, float]] = {
+    scaled: dict[_OperandKey, tuple[str, float]] = {
         ("in", place): (slot, 1.0) for place, slot in enumerate(program.inputs)
     }
-    numbers: dict[OperandKey, float] = {
+    numbers: dict[_OperandKey, float] = {
         ("in", place): settings[slot]
         for place, slot in enumerate(program.inputs)
         if slot in settings
@@ -163,8 +166,8 @@ _DIVIDE = {"div", "div_", "_foreach_div", "_foreach_div_"}
 
 
 def _multiplied(
-    operation: Operation, numbers: Mapping[OperandKey, float]
-) -> Iterator[tuple[int, OperandKey, float]]:
+    operation: Operation, numbers: Mapping[_OperandKey, float]
+) -> Iterator[tuple[int, _OperandKey, float]]:
     """(number of its output, operand, number that it is multiplied by) of an operation that
     multiplies or divides tensors by one number. numbers: operands that are one.
     """
@@ -173,9 +176,28 @@ def _multiplied(
         return
     values, by = operation.args
     if isinstance(by, dict):
-        by = numbers.get(operand_key(by))
+        by = numbers.get(_operand_key(by))
     if not isinstance(by, (int, float)) or not by:
         return
     number = 1 / by if name in _DIVIDE else float(by)
     for output, value in enumerate(values if isinstance(values, (list, tuple)) else [values]):
-        yield output, operand_key(value), number
+        yield output, _operand_key(value), number
+
+
+def _operand_key(value: Any) -> _OperandKey:
+    """An input of a program or the result of an operation, as it can be looked up; ("", None) for
+    anything else.
+    """
+    kind = next(iter(value), "") if isinstance(value, dict) else ""
+    if kind not in ("in", "op"):
+        return "", None
+    return kind, tuple(value[kind]) if kind == "op" else value[kind]
+
+
+def _scaler_settings(run: Run, call: Call) -> dict[str, float]:
+    """What the loss scaler of a call of `gradients` is set to, by slot. Raises ElementsMissing."""
+    return {
+        ref.slot: float(run.array(ref.record).reshape(-1)[0])
+        for ref in call.refs
+        if is_of_loss_scaler(ref.slot)
+    }

@@ -5,16 +5,13 @@ step. What the optimiser takes is the same, so nothing computes something else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from whence.comparison.paired_runs import PairedRuns
-from whence.comparison.programs.loss_scalers import scaler_settings, without_scaler
 from whence.comparison.verdicts.gradient_scales import fit, gradients_of_steps
-from whence.errors import ElementsMissing
-from whence.records import Call, Program, Run
+from whence.records import Call, Run
 from whence.records.slots import is_of_child, is_of_loss_scaler, is_output, split_child
 from whence.records.training import BACKWARD, GRADIENTS, LOSS, OPTIMIZER
-from whence.results import GUILTY, CauseKind, Evidence, SlotPair, Verdict, VerdictKind
+from whence.results import GUILTY, Evidence, SlotPair, Verdict, VerdictKind
 
 Verdicts = dict[tuple[int, int], Verdict]
 
@@ -32,7 +29,6 @@ def undone(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
 
     Gradients before they are clipped count: clipping takes any scale out.
     """
-    verdicts = _with_scalers(verdicts, paired)
     suspects = {
         key: verdict
         for key, verdict in verdicts.items()
@@ -67,7 +63,7 @@ def undone(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
                 numbers={**verdict.numbers, _UNDONE: factor},
             )
     for key, verdict in out.items():
-        if words := _of_skipped(paired.calls[key[0]], verdict, skipped):
+        if words := _of_skipped(paired, paired.calls[key[0]], verdict, skipped):
             out[key] = verdict.withdrawn(VerdictKind.UNDETERMINED, f"{words}; {verdict.sentence}")
     for key in taken:
         call, verdict = paired.calls[key[0]], verdicts[key]
@@ -86,50 +82,18 @@ def _micro_batch(call: Call) -> tuple[int, str, int, int]:
     return call.rank, call.root, call.step, call.micro
 
 
-def _with_scalers(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
-    """The verdicts, without those of gradients that were changed alike but for the operations of a
-    loss scaler, which one of the runs lacks or has in another place.
-
-    The target's own operators have to give what it recorded: `semantic` says so.
-    """
-    out = dict(verdicts)
-    for key, verdict in verdicts.items():
-        call = paired.calls[key[0]]
-        if call.op != GRADIENTS or verdict.cause != CauseKind.SEMANTIC:
-            continue
-        partner = paired.target.calls[paired.plan.pairs[verdict.pair].target]
-        if _scaler_slots(call) == _scaler_slots(partner):
-            continue
-        programs = _without_scaler(paired.reference, call), _without_scaler(paired.target, partner)
-        if None not in programs and _operations(programs[0]) == _operations(programs[1]):
-            words = "the same operations once the scale of the loss scaler is out"
-            out[key] = verdict.withdrawn(VerdictKind.NOISE, f"{words}; {verdict.sentence}")
-    return out
+def _is_scaled_otherwise(paired: PairedRuns, call: Call, verdict: Verdict) -> bool:
+    """Has one run alone a loss scaler whose scale it takes out of these gradients?"""
+    partner = paired.pair(verdict.pair).partner
+    scalers = [
+        {ref.slot for ref in side.refs if is_of_loss_scaler(ref.slot)} for side in (call, partner)
+    ]
+    return call.op == GRADIENTS and scalers[0] != scalers[1]
 
 
-def _scaler_slots(call: Call) -> set[str]:
-    return {ref.slot for ref in call.refs if is_of_loss_scaler(ref.slot)}
-
-
-def _without_scaler(run: Run, call: Call) -> Program | None:
-    """The program of a call of `gradients` without a scaler's operations, None where there is none
-    that is known.
-    """
-    program = run.programs.get(call.program)
-    if program is None:
-        return None
-    try:
-        return without_scaler(program, scaler_settings(run, call))
-    except ElementsMissing:
-        return None
-
-
-def _operations(program: Program | None) -> Any:
-    """What a program computes, whatever its dtypes."""
-    return program and (program.operations, program.inputs, program.outputs)
-
-
-def _of_skipped(call: Call, verdict: Verdict, skipped: set[tuple[int, str, int]]) -> str:
+def _of_skipped(
+    paired: PairedRuns, call: Call, verdict: Verdict, skipped: set[tuple[int, str, int]]
+) -> str:
     """Why a guilty verdict proves nothing where one run left steps out, "" where it proves
     something.
     """
@@ -140,7 +104,9 @@ def _of_skipped(call: Call, verdict: Verdict, skipped: set[tuple[int, str, int]]
     before = any(
         (rank, root) == (call.rank, call.root) and step < call.step for rank, root, step in skipped
     )
-    if before and call.phase == OPTIMIZER and verdict.evidence != Evidence.REPLAY:
+    is_known = verdict.evidence == Evidence.REPLAY
+    is_known = is_known and not _is_scaled_otherwise(paired, call, verdict)
+    if before and call.phase == OPTIMIZER and not is_known:
         return "a loss scaler left an earlier step out of one run, so that its optimiser is behind"
     return ""
 
