@@ -6,7 +6,6 @@ import pytest
 from differing_runs import write
 
 from whence.comparison.tasks import measuring
-from whence.comparison.verdicts import replays_ahead
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +20,5 @@ def runs(tmp_path_factory):
 def many_tasks(monkeypatch):
     """What is little data otherwise is several tasks, and enough for compiled passes."""
     monkeypatch.setattr(measuring, "TASK_BYTES", 8 << 10)
-    monkeypatch.setattr(replays_ahead, "LEAST_BYTES", 0)
     measure = importlib.import_module("whence.metrics.measure")  # not the function
     monkeypatch.setattr(measure, "KERNELS_FROM_BYTES", 0)

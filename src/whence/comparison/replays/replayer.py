@@ -27,7 +27,7 @@ from whence.comparison.replays.program_run import (
 )
 from whence.comparison.replays.self_check import Threads
 from whence.comparison.replays.semantics import PLAIN, ReplayResult, Semantics
-from whence.comparison.replays.side import ReplaySource, Trust
+from whence.comparison.replays.side import ReplaySource
 from whence.comparison.replays.tied_choices import ChoiceHints
 from whence.comparison.replays.whole_call import WholeCall
 from whence.dtypes import Array
@@ -119,26 +119,9 @@ class Replayer:
         # By call of the target, what programs chose: a backward pass runs the operators again.
         self._choices: defaultdict[Hashable, dict[int, Any]] = defaultdict(dict)
         self._sides: defaultdict[Hashable, dict[Any, Any]] = defaultdict(dict)
-        self._ahead: dict[int, ReplayResult] = {}
-
-    def made_choices(self, request: ReplayRequest) -> bool:
-        """Did a replay of this call note what its program chose, for later ones?"""
-        key = _call_key(request.partner)
-        return bool(self._choices.get(key) or self._sides.get(key))
-
-    def take(self, results: Mapping[int, ReplayResult], trust: Mapping[str, Trust]) -> None:
-        """Take figures that another process made, by call, and what it knows of their programs."""
-        for program, known in trust.items():
-            with contextlib.suppress(ReplayRefused):  # as it did there
-                self.reference.take(program, known)
-        self._ahead.update(results)
 
     def figures(self, request: ReplayRequest) -> ReplayResult:
         """Figures of one paired call, for every output of its program that the target has."""
-        ahead = self._ahead.pop(request.call.id, None)
-        if ahead is not None and request.semantics is PLAIN:
-            self.refused.update(set(ahead.refused.values()))
-            return ahead
         has_code = request.call.program or request.semantics.program or self.reference.model
         # torch is imported only where there is something to run.
         with Threads(1) if has_code else contextlib.nullcontext():

@@ -37,18 +37,6 @@ if TYPE_CHECKING:
 _CHECKS = 3
 
 
-class Trust(msgspec.Struct, frozen=True):
-    """What is known of a program. confirmed: by call, why it does not reproduce what that recorded,
-    and by how many times rounding.
-    """
-
-    has_reproduced: bool
-    tried: int
-    why: str
-    note: str
-    confirmed: dict[int, tuple[str, float]]
-
-
 class ReplaySource:
     """A run with its programs, each loaded once and used only after it reproduced its own
     recording.
@@ -307,29 +295,6 @@ class ReplaySource:
         return [
             f"{text} ({count} program{'s' if count > 1 else ''})" for text, count in notes.items()
         ]
-
-    def trust(self, program: str) -> Trust:
-        """What is known of a program by now."""
-        loaded = self._loaded.get(program)
-        return Trust(
-            program in self._reproduced,
-            self._tried[program],
-            self._why.get(program, ""),
-            loaded.check_note if loaded is not None else "",
-            {call: known for (call, of), known in self._confirmed.items() if of == program},
-        )
-
-    def take(self, program: str, trust: Trust) -> None:
-        """Know of a program what another process found out. Raises ReplayRefused where it cannot be
-        loaded.
-        """
-        self.edited(self.run.programs[program]).check_note = trust.note
-        self._confirmed |= {(call, program): known for call, known in trust.confirmed.items()}
-        if trust.has_reproduced:
-            self._reproduced.add(program)
-        if trust.tried:
-            self._tried[program] = trust.tried
-            self._why[program] = trust.why
 
     def load(self, call: Call) -> Any:
         """The program of a call, ready to run, trusted or not."""

@@ -21,7 +21,6 @@ from whence.comparison.verdicts.region_evidence import (
     SegmentEvidenceCollector,
 )
 from whence.comparison.verdicts.repeated_runs import RepeatedRuns
-from whence.comparison.verdicts.replays_ahead import replay_ahead
 from whence.comparison.verdicts.segments import SegmentJudge
 from whence.comparison.verdicts.siblings import blame_those_that_stand_out
 from whence.comparison.verdicts.sparse_target.judge import SparseTargetJudge
@@ -50,7 +49,7 @@ class RegionJudge:
         tell: Callable[[int, int, str], None],
     ) -> None:
         self.errors, self.paired = errors, errors.paired
-        self._regions, self._options, self._tell = regions, options, tell
+        self._regions, self._tell = regions, tell
         self.parameters = parameters = Parameters(self.paired)
         self.unseen = UnseenInputs(errors)
         self._indices = Indices(errors)
@@ -102,7 +101,6 @@ class RegionJudge:
             return not self.replays.sampling.first(call), call.scope
 
         leaves = sorted((item for item in regions if item[0].stretch < 0), key=order)
-        self._replay_ahead(index for _, index in leaves)
         for number, (region, index) in enumerate(leaves):
             self._tell(number + 1, len(leaves), "judging")
             verdicts[region.call, -1] = self._unless_partial(self._leaf(index), index)
@@ -110,18 +108,6 @@ class RegionJudge:
         guilty = [call for (call, _), verdict in verdicts.items() if verdict.verdict in GUILTY]
         for index in self.replays.widen(guilty):
             verdicts[self.paired.plan.pairs[index].reference, -1] = self._leaf(index)
-
-    def _replay_ahead(self, indices: Iterable[int]) -> None:
-        """Have workers replay what will be asked for."""
-        if self._options.engine is None or self.replays.replayer is None:
-            return
-        evidence = filter(None, map(self._leaves.collect, indices))
-        pairs = [
-            e.pair
-            for e in evidence
-            if not e.leaf.is_settled and not self.replays.reason_to_postpone(e)
-        ]
-        replay_ahead(self.paired, self.replays.replayer, self.parameters, self._options, pairs)
 
     def _judge_segments(
         self, regions: Iterable[tuple[Region, int]], verdicts: dict[tuple[int, int], Verdict]
