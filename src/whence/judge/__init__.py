@@ -31,7 +31,7 @@ from whence.judge.parameters import compare as parameters
 from whence.judge.power import without_visible
 from whence.judge.precision import filled_otherwise, partly, roundoff
 from whence.judge.random_numbers import chance_bits, misdrawn
-from whence.judge.replay_error import ReplayError, less_suspect
+from whence.judge.replay_error import ReplayError, highest, less_suspect
 from whence.judge.replay_error import measure as local
 from whence.judge.scaled_codes import error_of_scaled
 from whence.judge.statistics_drift import drift, parted
@@ -71,6 +71,7 @@ __all__ = [
     "forms_of",
     "formula_difference",
     "grow",
+    "highest",
     "is_filled",
     "is_held_in",
     "is_one_element",

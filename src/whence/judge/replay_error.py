@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -160,6 +161,11 @@ class ReplayError:
         }
         total = sum(parts.values())
         return {name: part / total for name, part in parts.items()} if 0 < total < math.inf else {}
+
+
+def highest(errors: Mapping[str, ReplayError]) -> float:
+    """The largest score of any output."""
+    return max(error.score for error in errors.values())
 
 
 def measure(

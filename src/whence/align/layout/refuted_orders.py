@@ -6,6 +6,8 @@ Rows in another order beside a bias in the given one are a fault of the weight.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from whence.align.layout.distances import resembles
@@ -125,7 +127,7 @@ def is_read_unmoved(state: LayoutState, call: int, places: Order) -> bool:
     """
     if any(_receives_moved(state, reader, places) for reader in _later_siblings(state, call)):
         return True
-    frontier = _outputs(state, call)
+    frontier = _tensors(state, call, is_output)
     visited = set(frontier)
     while frontier:
         tensors = frontier.pop()
@@ -136,7 +138,10 @@ def is_read_unmoved(state: LayoutState, call: int, places: Order) -> bool:
                 for s in slots
             ):
                 continue
-            outputs, parameters = _outputs(state, reader), _parameters(state, reader)
+            outputs, parameters = (
+                _tensors(state, reader, is_output),
+                _tensors(state, reader, is_param),
+            )
             if any(state.resemble(pair) for pair in outputs):
                 continue
             if _keeps_columns(state, parameters, outputs, places):
@@ -162,7 +167,7 @@ def _receives_moved(state: LayoutState, reader: int, places: Order) -> bool:
     """Does code between modules hand the channels on in this order to parameters that did not
     move?
     """
-    outputs, parameters = _outputs(state, reader), _parameters(state, reader)
+    outputs, parameters = _tensors(state, reader, is_output), _tensors(state, reader, is_param)
     if not _keeps_columns(state, parameters, outputs, places):
         return False
     # A matrix has its channels last, a filter in front of its places, a vector either way.
@@ -185,19 +190,12 @@ def _receives_moved(state: LayoutState, reader: int, places: Order) -> bool:
     return False
 
 
-def _parameters(state: LayoutState, call: int) -> list[TensorPair]:
+def _tensors(state: LayoutState, call: int, is_meant: Callable[[str], bool]) -> list[TensorPair]:
+    """The pairs of tensors of a call in such slots."""
     return [
         (s.reference_record, s.target_record)
         for s in state.pairs[call].slots
-        if is_param(s.reference_slot)
-    ]
-
-
-def _outputs(state: LayoutState, call: int) -> list[TensorPair]:
-    return [
-        (s.reference_record, s.target_record)
-        for s in state.pairs[call].slots
-        if is_output(s.reference_slot)
+        if is_meant(s.reference_slot)
     ]
 
 

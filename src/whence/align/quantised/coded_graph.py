@@ -83,7 +83,7 @@ class CodedSide:
             step = plain_calls(calls[step_of(root)], self.values, ends, self.decoded)
             self.rounded |= step.rounded
             plain[root.id] = step.calls
-        run = DecodedRun(self.run, self.made, None)
+        run = DecodedRun(self.run, self.made)
         for root in roots:
             yield CodedGraph(self, run, root, calls[step_of(root)], plain[root.id])
 
@@ -113,7 +113,7 @@ class CodedSide:
             elif call.id not in members:
                 begun.append(call)
         calls, new_ids = renumbered(begun)
-        run = DecodedRun(with_programs(self.run, calls, programs), self.made, None)
+        run = DecodedRun(with_programs(self.run, calls, programs), self.made)
         return run, [new_ids[first + n] for n in range(len(parts))]
 
     def _as_taken(self, part: Stretch, record: int) -> Coded:

@@ -12,7 +12,7 @@ import numpy as np
 
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Looked, Over, Record, Run
+from whence.records import Looked, Over, Record, Run
 from whence.records.quantised import Grid, numbers
 from whence.records.storage import Sketch, Statistics
 
@@ -32,13 +32,11 @@ class DecodedRun(Over):
     has them. Elements are made when they are asked for.
     """
 
-    def __init__(self, base: Run, made: Sequence[Decoded], calls: Sequence[Call] | None) -> None:
+    def __init__(self, base: Run, made: Sequence[Decoded]) -> None:
         self._first, self._made = len(base.records), made
         self._held: OrderedDict[int, Array] = OrderedDict()
         self._bytes = 0
-        super().__init__(
-            base, calls, Looked(self._first + len(made), functools.cache(self._record))
-        )
+        super().__init__(base, None, Looked(self._first + len(made), functools.cache(self._record)))
 
     def array(self, record: int) -> Array:
         """Elements of a record, read-only. Raises ElementsMissing."""

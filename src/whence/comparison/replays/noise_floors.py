@@ -56,7 +56,7 @@ class Measurement:
 
     def is_suspect(self) -> bool:
         """Is an error so large that another floor has to explain it?"""
-        return _highest(self.errors) > judge.LIMITS.suspect
+        return judge.highest(self.errors) > judge.LIMITS.suspect
 
     def against(
         self, wide: Mapping[str, Array], working: Mapping[str, Array], *, written_out: bool = False
@@ -109,7 +109,7 @@ def rounded_once(measurement: Measurement) -> None:
         slot: judge.rounded(wide[slot], dtypes.of(output).name) for slot, output in produced.items()
     }
     errors = measurement.against(wide, rounded)
-    if _highest(errors) <= judge.LIMITS.suspect:
+    if judge.highest(errors) <= judge.LIMITS.suspect:
         measurement.errors, measurement.quick = errors, True
 
 
@@ -167,7 +167,7 @@ def other_sides(measurement: Measurement) -> None:
     levels = sides.levels()
     errors = run.with_jumps(levels, lambda: _in_roundings(measurement, wide))
     is_settled = not sides.is_open and not _is_half(measurement.produced)
-    if is_settled or _highest(errors) < _highest(measurement.errors):
+    if is_settled or judge.highest(errors) < judge.highest(measurement.errors):
         measurement.wide, measurement.errors, measurement.sides = wide, errors, sides
 
 
@@ -264,7 +264,7 @@ def measure(measurement: Measurement) -> ReplayErrors:
     choosing, errors = measurement.run.choosing, measurement.errors
     if choosing is not None:
         errors = choosing.with_choices(errors)
-    if measurement.sides is not None and _highest(errors) <= 1:
+    if measurement.sides is not None and judge.highest(errors) <= 1:
         sides = measurement.sides.described()
         errors = {
             slot: dataclasses.replace(error, choices=(*error.choices, *sides))
@@ -275,16 +275,12 @@ def measure(measurement: Measurement) -> ReplayErrors:
 
 def _in_roundings(measurement: Measurement, wide: Mapping[str, Array]) -> ReplayErrors:
     errors = measurement.against(wide, measurement.run.working())
-    if _highest(errors) <= judge.LIMITS.suspect:
+    if judge.highest(errors) <= judge.LIMITS.suspect:
         return errors
     # A fused operator rounds once, a correct target may round in between: the noisier of both
     # floors counts.
     stepwise = measurement.against(wide, measurement.run.working(stepwise=True), written_out=True)
     return {slot: judge.less_suspect(error, stepwise[slot]) for slot, error in errors.items()}
-
-
-def _highest(errors: Mapping[str, judge.ReplayError]) -> float:
-    return max(error.score for error in errors.values())
 
 
 def _is_half(produced: Mapping[str, Array]) -> bool:

@@ -107,16 +107,16 @@ class Choosing:
         """
         if self._force(self._known()):
             wide, errors = self._nearer(wide, errors, measure)
-        if _worst(errors) > 1 and self._force(self._in_place()):
+        if judge.highest(errors) > 1 and self._force(self._in_place()):
             wide, errors = self._nearer(wide, errors, measure)
         for _ in range(_PASSES):
             if not self._force(self._seen.shown() or self._seen.proposals()):
                 break
             wide, errors = self._nearer(wide, errors, measure)
-        if _worst(errors) > 1 and self._force(self._seen.proposals() | self._seen.shown()):
+        if judge.highest(errors) > 1 and self._force(self._seen.proposals() | self._seen.shown()):
             wide, errors = self._nearer(wide, errors, measure)
         for follow in (self._follow_rows, self._follow_hidden):
-            if _worst(errors) > 1:
+            if judge.highest(errors) > 1:
                 wide, errors = follow(wide, errors, measure)
         self._shared.update(
             (place, choice.used)
@@ -388,14 +388,10 @@ def settled(
     return choosing.figures(first, measured, measure)[1]
 
 
-def _worst(figures: Figures) -> float:
-    return max(local.score for local in figures.values())
-
-
 def _badness(figures: Figures) -> tuple[float, float, float]:
     """The order of figures: by score, number of wrong elements, size of the error."""
     return (
-        _worst(figures),
+        judge.highest(figures),
         sum(local.integer_mismatch + local.mismatch for local in figures.values()),
         max(local.rho for local in figures.values()),
     )

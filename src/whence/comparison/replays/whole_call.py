@@ -145,15 +145,15 @@ class WholeCall:
             produced,
             {},
         )
-        if _highest(errors) <= judge.LIMITS.suspect and not sides.differ():
+        if judge.highest(errors) <= judge.LIMITS.suspect and not sides.differ():
             return errors
         wide = sides.follow()
         levels = sides.levels()
         copies = [self._run(self._working, records, seed, levels) for seed in _SEEDS]
         followed = measured(wide, copies)
-        if sides.is_open and not _highest(followed) < _highest(errors):
+        if sides.is_open and not judge.highest(followed) < judge.highest(errors):
             return errors
-        described = sides.described() if _highest(followed) <= 1 else ()
+        described = sides.described() if judge.highest(followed) <= 1 else ()
         return {s: dataclasses.replace(e, choices=described) for s, e in followed.items()}
 
     def _run(
@@ -239,7 +239,3 @@ class WholeCall:
 def _made(produced: Mapping[str, Array], slot: str, runs: Sequence[Mapping[str, Array]]) -> bool:
     """Did every run make a tensor of this shape?"""
     return all(slot in run and run[slot].shape == produced[slot].shape for run in runs)
-
-
-def _highest(errors: Mapping[str, judge.ReplayError]) -> float:
-    return max(error.score for error in errors.values())

@@ -19,6 +19,7 @@ from whence.replay.export.trace import Piece, Step, Trace, Value, numbers, overl
 from whence.replay.export.ways import Way, run_as
 
 # runs of consecutive operators that are tried at every place; longer ones are bisected
+_SECONDS = 60.0  # after which no further piece is tried
 _LONGEST = 3
 
 
@@ -78,15 +79,12 @@ class Drill:
     """Looks for the fewest consecutive operators of a trace that are wrong when they are run a
     given way.
 
-    results: numbers of what is judged of the whole. seconds: after so long no further piece is
-    tried.
+    results: numbers of what is judged of the whole.
     """
 
-    def __init__(
-        self, trace: Trace, results: Sequence[int], way: Way, *, seconds: float = 60.0
-    ) -> None:
+    def __init__(self, trace: Trace, results: Sequence[int], way: Way) -> None:
         self.trace, self.results, self.way = trace, tuple(results), way
-        self._until = time.monotonic() + seconds
+        self._until = time.monotonic() + _SECONDS
         self.tried = 0
         self.failed_to_run = 0
 

@@ -9,9 +9,10 @@ from whence.replay.onnx_translation.writer import Value, Writer, Writes
 _REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
-def counted_from_start(w: Writer, place: int, extent: int) -> Value:
-    """The numbers of an input, of which negative ones count from the end."""
-    return w.do("remainder.Scalar", w.cast(w(place), "int64"), extent) if extent else w(place)
+def _counted_from_start(w: Writer, axis: int) -> Value:
+    """Numbers along an axis of the first input, of which negative ones count from the end."""
+    extent = w.extent(0, axis)
+    return w.do("remainder.Scalar", w.cast(w(1), "int64"), extent) if extent else w(1)
 
 
 def gathered(w: Writer, data: Value, axis: int, indices: Value) -> Value:
@@ -25,7 +26,7 @@ def _gather(w: Writer) -> Value:
 
 def _gather_elements(w: Writer) -> Value:
     axis = w.axis(w.whole("axis", 0), w.rank(0))
-    return w.do("gather.default", w(0), axis, counted_from_start(w, 1, w.extent(0, axis)))
+    return w.do("gather.default", w(0), axis, _counted_from_start(w, axis))
 
 
 def _columns(w: Writer, count: int) -> list[Value]:
@@ -53,7 +54,7 @@ def _put(w: Writer, data: Value, axis: int, indices: Value, updates: Value) -> V
 
 def _scatter_elements(w: Writer) -> Value:
     axis = w.axis(w.whole("axis", 0), w.rank(0))
-    return _put(w, w(0), axis, counted_from_start(w, 1, w.extent(0, axis)), w(2))
+    return _put(w, w(0), axis, _counted_from_start(w, axis), w(2))
 
 
 def _scatter_nd(w: Writer) -> Value:
