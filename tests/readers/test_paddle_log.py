@@ -740,3 +740,23 @@ def test_harmful_logs(tmp_path, text):
     folder.mkdir()
     (folder / "x.log").write_text(text)
     assert survives("", folder / "x.log") is not None
+
+
+def test_a_finding_names_the_lines_of_both_logs(tmp_path):
+    """Of prints and of blocks, whatever stands before, between and inside them."""
+    import whence
+
+    other = printed(np.float32([[1.5, 2.25], [-3, 5]]))
+    head = f"{GLOG.format(1, 'a.cc:1')}begins\n\nscale a {BODY}\nscale b {BODY}\r\n"
+    ref, tgt = tmp_path / "ref.log", tmp_path / "tgt.log"
+    ref.write_text(f"{head}{vlog_matrix('qk', np.ones(3))}\nscale c {BODY}\n")
+    tgt.write_text(f"one line more\n{head}{vlog_matrix('qk', np.ones(3))}\nscale c {other}\n")
+    run = open_run(tgt)
+    files = {c.scope: run.records[c.slots("output")[0].record].file for c in run.calls if c.scope}
+    lines = tgt.read_text().split("\n")
+    for name, mark in (("a", "scale a"), ("b", "scale b"), ("qk", "1.0"), ("c", "scale c")):
+        file, row = files[name].split(",")
+        assert file == "tgt.log" and mark in lines[int(row) - 1].replace("1,", "1.0,"), name
+    (finding,) = whence.compare(ref, tgt).findings
+    row = int(finding.printed_at[0].rpartition(":")[2])
+    assert finding.printed_at == (f"ref.log:{row}", f"tgt.log:{row + 1}")

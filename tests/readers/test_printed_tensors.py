@@ -189,3 +189,12 @@ def _text(folder, text):
     (folder / "big").mkdir(exist_ok=True)
     (folder / "big" / "z.log").write_text(text)
     return folder / "big" / "z.log"
+
+
+def test_a_print_is_found_again_by_its_line(tmp_path):
+    x = torch.tensor(ARRAY)
+    text = f"starts\n\nlayers.0: {x}\nbetween\nlayers.1 = {x * 2}\nlayers.2 {x.tolist()}\n"
+    lines = text.split("\n")
+    for name, (_, record, _) in read(tmp_path / "x.log", text).items():
+        file, row = record.file.split(",")
+        assert file == "x.log" and lines[int(row) - 1].startswith(name)

@@ -224,6 +224,7 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Document:
     call += f" #{finding.occurrence}" if finding.occurrence else ""
     yield title, spaced(finding.name, call, evidence.part_of_call(finding), _where(finding, result))
     yield "  called at", called_at(finding.source)
+    yield "  printed at", ", ".join(finding.printed_at)
     sure = "" if first and evidence.says_how_sure(result) else f" ({evidence.confidence(finding)})"
     title = "  cause" if finding.cause in CAUSES else "  verdict"
     yield title, f"{cause_words(finding)}{sure}"

@@ -194,7 +194,8 @@ class Finding(Displayed, msgspec.Struct, frozen=True, omit_defaults=True):
 
     operator: which operator inside it ("aten.mul.Tensor"), "" where that is not known. side: whose
     error it is. phase: of an operator that is not of the forward pass ("backward", "recompute",
-    "optimizer").
+    "optimizer"). printed_at: line of the tensor in the texts of the reference and of the target,
+    where both are logs ("ref.log:2354").
     """
 
     name: str
@@ -219,6 +220,7 @@ class Finding(Displayed, msgspec.Struct, frozen=True, omit_defaults=True):
     operator: str = ""
     side: str = "target"
     phase: str = ""
+    printed_at: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _as_words(self)

@@ -30,6 +30,7 @@ def with_worst(finding: Finding, paired: PairedRuns) -> Finding:
     slot = slot or next((s for s in slots.values() if is_output(s.reference_slot)), None)
     if slot is None:
         return finding
+    finding = msgspec.structs.replace(finding, printed_at=_printed_at(paired, slot))
     measured = paired.measured[slot.reference_record, slot.target_record]
     arrays = paired.arrays(slot)
     place = measured.max_abs_index
@@ -50,6 +51,19 @@ def with_worst(finding: Finding, paired: PairedRuns) -> Finding:
         numbers={**finding.numbers, **numbers},
         sentence=finding.sentence + since,
     )
+
+
+def _printed_at(paired: PairedRuns, slot: SlotPair) -> tuple[str, ...]:
+    """The line in both logs, () where a side is no log."""
+    sides = (paired.reference, slot.reference_record), (paired.target, slot.target_record)
+    lines = [
+        f"{name}:{row}"
+        for run, record in sides
+        if 0 <= record < len(run.records)
+        for name, _, row in (run.records[record].file.rpartition(","),)
+        if row.isdigit()
+    ]
+    return tuple(lines) if len(lines) == len(sides) else ()
 
 
 def _with_layout(finding: Finding, paired: PairedRuns) -> Finding:

@@ -53,8 +53,8 @@ class Named:
     were made. entry: its place in such a file, else -1. counter: a number of its call, -1 where it
     has none. place_in_call: scope, "input" or "output", and slot, where the dump states them.
     is_whole: the name says all, that of its file nothing. arguments, note: of its call. file:
-    relative to the dump. is_text: it holds words and no numbers. options: others of
-    `Building.tensor`.
+    relative to the dump; row: its line there, 0 where it is no text. is_text: it holds words and no
+    numbers. options: others of `Building.tensor`.
     """
 
     name: str
@@ -73,6 +73,7 @@ class Named:
     note: str = ""
     is_whole: bool = False
     file: str = ""
+    row: int = 0
     arguments: Mapping[str, Any] = field(default_factory=dict)
     is_text: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -84,7 +85,7 @@ class Named:
             self.load,
             why=self.why,
             stride=self.stride,
-            file="" if self.is_text else self.file,
+            file="" if self.is_text else f"{self.file},{self.row}" if self.row else self.file,
             **self.options,
         )
 
@@ -152,7 +153,9 @@ def of_files(
         only = File(place.path)
         return [
             replace(
-                item, entry=n if item.ordered else -1, file="" if item.load else place.path.name
+                item,
+                entry=n if item.ordered else -1,
+                file=place.path.name if item.row or item.load is None else "",
             )
             for n, item in enumerate(items(building, only, ""))
         ]

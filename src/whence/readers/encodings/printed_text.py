@@ -48,6 +48,7 @@ class Print:
 
     numbers: as printed. shape: of those. whole: of the tensor, (-1,) where the text leaves
     elements out and does not say how many. figures: in place of numbers. why: it cannot be read.
+    row: its line, from 1, where it has numbers.
     """
 
     name: str
@@ -58,11 +59,12 @@ class Print:
     dtype: str = ""
     figures: dict[str, str] = field(default_factory=dict)
     why: str = ""
+    row: int = 0
 
 
 def prints(text: str) -> Iterator[Print]:
     """Every print of a text, in its order. Each character is looked at a few times."""
-    step, start, place = 0, 0, 0
+    step, start, place, row = 0, 0, 0, 1
     while True:
         match = _OPENS.search(text, place)
         opens = match.start() if match is not None else len(text)
@@ -86,8 +88,12 @@ def prints(text: str) -> Iterator[Print]:
         shown, step = _figures(lines[:-1], step)
         yield from shown
         surroundings = f"{lines[-1]} {wrapper[0] if wrapper else ''} {text[end:ends]}"
-        yield _described(block, _name(lines), step, surroundings)
-        start = place = max(ends, opens + 1)
+        printed = _described(block, _name(lines), step, surroundings)
+        printed.row = row + len(lines) - 1
+        yield printed
+        place = max(ends, opens + 1)
+        row += text.count("\n", start, place)
+        start = place
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from whence.display import listed
-from whence.dtypes import Array
+from whence.dtypes import DTYPES, Array
 from whence.readers.assembly.builder import Building
 from whence.readers.paddle import printed as paddle_print
 from whence.readers.paddle.log_scan import PRECISION, TABLE, LogScan, Point
@@ -77,7 +77,7 @@ def open_run(place: Place) -> Run:
             position, outputs, inputs = next(edges)
         if step != current:
             latest, current = {}, step
-        record = _record(building, text, point)
+        record = _record(building, text, point, file=f"{place.path.name},{point.row}")
         sources = _sources(point, makers, latest)
         is_open = bool(scan.edges) and sources is None
         building.call(
@@ -125,7 +125,7 @@ def _sources(
     return records
 
 
-def _record(building: Building, text: mmap.mmap, point: Point) -> int:
+def _record(building: Building, text: mmap.mmap, point: Point, file: str) -> int:
     printed = point.printed
     if printed is not None:
 
@@ -140,11 +140,15 @@ def _record(building: Building, text: mmap.mmap, point: Point) -> int:
             quantum=printed.quantum,
             whole=printed.whole,
             device=printed.device,
+            file="" if printed.why or printed.dtype not in DTYPES else file,
         )
     if point.values is not None:
         values = point.values
         return building.array(
-            values, quantum=point.quantum, whole=(-1,) if values.size >= _BLOCK_VALUES else ()
+            values,
+            quantum=point.quantum,
+            whole=(-1,) if values.size >= _BLOCK_VALUES else (),
+            file=file,
         )
     count = point.statistics.count if point.statistics is not None else 0
     why = "the tensor checker writes figures, no elements"

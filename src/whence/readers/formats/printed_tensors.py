@@ -93,7 +93,7 @@ def _named(printed: Print, name: str) -> Named:
     array = values.array
     options = {"quantum": values.step, "whole": printed.whole}
     return Named(name, dtypes.of(array).name, array.shape, lambda: array, step=printed.step,
-                 ordered=True, options=options)  # fmt: skip
+                 ordered=True, row=printed.row, options=options)  # fmt: skip
 
 
 def _statistics(printed: Print) -> Statistics:

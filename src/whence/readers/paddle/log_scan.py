@@ -60,7 +60,9 @@ def _stated(line: bytes) -> re.Match[bytes] | None:
 
 @dataclass(slots=True)
 class Point:
-    """Something a log shows of a tensor. first_name: the name it had before its layout changed."""
+    """Something a log shows of a tensor. first_name: the name it had before its layout changed.
+    row: the line of the log, from 1.
+    """
 
     name: str
     op_type: str
@@ -74,6 +76,7 @@ class Point:
     notes: tuple[str, ...] = ()
     step: int = -1
     first_name: str = ""
+    row: int = 0
 
 
 @dataclass(slots=True)
@@ -85,6 +88,7 @@ class LogScan:
     operators by dtype. stated: lines that say that a tensor is a nullptr or initialized, by
     (tensor, state). step: the last line that begins a step, from 0. words, line, label: what may
     name the next tensor: words in front of its print, the line before it, the label of a block.
+    row: the line that is read, from 1.
     """
 
     points: list[Point] = field(default_factory=list)
@@ -96,6 +100,7 @@ class LogScan:
     words: list[bytes] = field(default_factory=list)
     line: bytes = b""
     label: bytes = b""
+    row: int = 1
 
     def read(self, text: mmap.mmap) -> None:
         """Read a log."""
@@ -107,6 +112,7 @@ class LogScan:
             limit = following.start() if following is not None else len(text)
             printed = paddle_print.read(text, header, limit)
             self._add_print(text, printed)
+            self.row += text[header.start() : printed.end].count(b"\n")
             end, header = printed.end, following
         self._between(text, end, len(text), is_before_header=False)
 
@@ -155,6 +161,7 @@ class LogScan:
             printed,
             step=self.step,
             notes=(mark(Mark.MEMORY_ORDER),) if in_memory_order else (),
+            row=self.row,
         )
 
     def _between(self, text: mmap.mmap, start: int, end: int, *, is_before_header: bool) -> None:
@@ -176,8 +183,10 @@ class LogScan:
         else:
             line, _, prefix = text.rpartition(b"\n")
             lines = [line] if line.strip() else []
-        for line in lines:
+        first = self.row
+        for self.row, line in enumerate(lines, first):
             self._line(line.rstrip(b"\r"))
+        self.row = first + text.count(b"\n")
         if prefix.strip():
             prefix = _ANSI.sub(b"", prefix)
             log = paddle_print.GLOG.search(prefix)
@@ -237,6 +246,7 @@ class LogScan:
                 quantum=quantum,
                 step=self.step,
                 notes=(mark(Mark.LOGGED),),
+                row=self.row,
             )
         )
         return True
