@@ -138,3 +138,24 @@ def test_a_parameter_under_two_names_is_no_missing_one(findings):
 def test_a_parameter_that_changes_nothing_is_no_fault(findings, side):
     full, lacking = nn.LayerNorm(8), nn.LayerNorm(8, elementwise_affine=False)
     assert not findings(*((full, lacking) if side == "reference" else (lacking, full)))
+
+
+def test_a_kernel_of_several_operators_is_not_blamed_for_how_it_numbers_what_it_reads():
+    """In a dump without programs; one input that is gone is still told."""
+    import numpy as np
+
+    from whence.readers.assembly.builder import Building
+
+    x = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
+
+    def dump(names, change):
+        run = Building("dump", "ge")
+        run.call("a", outputs=[run.array(x)])
+        inputs = {name: run.array(x[:, int(name) :]) for name in names}
+        run.call("norm", inputs=inputs, outputs=[run.array(np.tanh(x) * change)])
+        return run.run()
+
+    (fused,) = whence.compare(dump("01", 1), dump("234", 1.1)).findings
+    assert (str(fused.verdict), str(fused.cause)) == ("introduced", "")
+    (lost,) = whence.compare(dump("01", 1), dump("1", 1.1)).findings
+    assert "`0` is not passed in the target" in lost.sentence

@@ -16,6 +16,7 @@ from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers import Place, open_run
 from whence.readers.ascend.graph_text import graphs
 from whence.readers.formats import ge
+from whence.records import missing_of
 
 DATA = Path(__file__).parents[1] / "data" / "ascend"
 TIME = 1706596912161941
@@ -422,6 +423,15 @@ def test_a_graph_that_cannot_be_read_is_told_and_the_tensors_are_there(tmp_path)
     run = open_run(dump)
     assert len(run.records) == 28
     assert any("dynamo_original" in n.text for n in run.notes)
+
+
+def test_a_graph_that_torch_printed_is_no_damage(tmp_path):
+    run = one(tmp_path, outputs=[af.plain("output", _rand(2, 3))])
+    name = "dynamo_original_graph_model__0_inference_0_rank_0_pid_1_ts_1.txt"
+    (tmp_path / "dump" / name).write_text(
+        "class <lambda>(torch.nn.Module):\n    def forward(self, x):\n"
+    )
+    assert missing_of(open_run(tmp_path / "dump")) == missing_of(run) == ()
 
 
 def test_graph_text_with_marks_in_strings(tmp_path):

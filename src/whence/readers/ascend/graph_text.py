@@ -20,6 +20,7 @@ Message = dict[str, list[Any]]
 
 _BYTES = 1 << 30  # of one graph file
 _DEPTH = 64  # of messages in messages
+_TORCHS = re.compile(r"\s*class \S+\(torch\.nn\.Module\):")
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)|(?P<name>[A-Za-z_][\w.\-/]*)|(?P<number>[-+]?[0-9.][\w.+\-]*|-inf\b|-nan\b)"""
     r"""|(?P<string>"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+')|(?P<mark>[{}<>\[\]:,;])"""
@@ -209,6 +210,8 @@ def messages(path: Path) -> list[tuple[str, list[Message]]]:
         raise UnreadableRun(f"{path.name} is binary, not the text of a graph")
     text = data.decode("utf-8", "backslashreplace")
     del data
+    if _TORCHS.match(text):
+        return []  # a graph of FX as torch prints it: what is dumped is called as its nodes
     if path.suffix == ".json":
         try:
             message = json.loads(text)
