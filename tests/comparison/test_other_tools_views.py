@@ -27,7 +27,7 @@ ACLCMP = (
     "mean_relative_error,relative_euclidean_distance,cmp_fail_reason"
 )
 XRAY = "Index,Status,Module (Bench/Target),Cosine,RMSE,IsClose (%),Max Err (t),GtNum"
-OWN = "whence_call,whence_verdict,whence_rel_l2,whence_max_abs_err,whence_note"
+OWN = "whence_call,whence_verdict,whence_status,whence_rel_l2,whence_max_abs_err,whence_note"
 
 
 def dump(name, change=1.0, drop=(), more=()):
@@ -68,6 +68,7 @@ def test_columns_stand_in_the_tools_order_and_ours_behind_them(view, header):
         "'=c.output.0",
     ]
     assert [r["whence_verdict"] for r in rows][2:4] == ["introduced", "introduced"]
+    assert [r["whence_status"] for r in rows] == ["", "", "", "Fail", "", ""]
 
 
 def test_msit_has_the_files_figures_and_running_numbers(tmp_path):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from whence.records.slots import is_input, is_param
 from whence.report.tables import cell, csv_text
-from whence.results import Shown, ViewRow
+from whence.results import GUILTY, Shown, VerdictKind, ViewRow
 
 Cell = str | float | int | None
 Columns = dict[str, Callable[[int, ViewRow], Cell]]
@@ -71,9 +72,21 @@ def table(columns: Columns, rows: Iterable[ViewRow]) -> str:
     return csv_text([columns, *cells])
 
 
+def status(row: ViewRow) -> str:
+    """`Fail` where the fault is, empty where none is, `Unknown` where that cannot be told: as the
+    verdict has it, whatever the tool's own tolerance says.
+    """
+    if row.verdict in GUILTY:
+        is_meant = is_param(row.slot) == (row.verdict == VerdictKind.PARAM_DIFF)
+        return "Fail" if is_meant and not is_input(row.slot) and row.rel_l2 != 0.0 else ""
+    is_open = row.verdict in ("", VerdictKind.UNDETERMINED) or row.rel_l2 is None
+    return "Unknown" if is_open else ""
+
+
 OWN: Columns = {
     "whence_call": either(name),
     "whence_verdict": lambda _, row: row.verdict,
+    "whence_status": lambda _, row: status(row),
     "whence_rel_l2": lambda _, row: row.rel_l2,
     "whence_max_abs_err": lambda _, row: row.max_abs_err,
     "whence_note": lambda _, row: row.note,
