@@ -138,6 +138,13 @@ def test_logits_of_torch_against_the_last_layer_of_a_library(tmp_path, monkeypat
     (report,) = tmp_path.glob("ait_cmp_report_??????????????.csv")
     rows = list(csv.DictReader(report.read_text().splitlines()))
     assert [row["token_id"] for row in rows] == list("0123")
+    for row in rows:
+        token = row["token_id"]
+        assert Path(row["golden_data_path"]) == Path(
+            "torch_dump", golden.name, token, "root.head", "output.pth"
+        )
+        file = Path("ait_dump", "tensors", mine.name, token, f"{last}_Linear/after/outtensor0.bin")
+        assert Path(row["my_data_path"]) == file and file.exists()
     for row in rows[:1]:
         a = (
             torch.load(golden / row["token_id"] / "root.head" / "output.pth", weights_only=True)[

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,8 @@ def cmp_report(
     if show is not None:
         show(result)
     path = Path(output) / f"{tool}_cmp_report_{time.strftime('%Y%m%d%H%M%S', time.gmtime())}.csv"
+    folders = _folder(reference), _folder(target)
+    rows = [_with_files(row, *folders) for row in rows]
     try:
         disk.make_folders(path.parent)
         disk.write_file(path, view_csv("msit", rows))
@@ -76,6 +79,49 @@ def _kind(path: str) -> str:
     if info.options.get("level") == "graph":
         return "FX" if info.options.get("graph_mode") == "fx" else "GE"
     return {"fx": "FX", "ge": "GE", "atb": "ATB"}.get(info.kind, "Torch")
+
+
+def _folder(path: str) -> tuple[Path, Collection[str]]:
+    """Where the tool's own files of a dump lie, in the run or around it; and its models."""
+    from whence.readers.opening import open_run
+
+    run = open_run(path)
+    place = Path(run.path)
+    roots = {call.root for call in run.calls}
+    return place.parent if place.name == "whence-run" else place, roots
+
+
+def _with_files(row: ViewRow, *folders: tuple[Path, Collection[str]]) -> ViewRow:
+    """With the tool's own files of tensors that the row is about."""
+    sides = [
+        msgspec.structs.replace(side, path=side.path or _file(side, *folder))
+        if side is not None
+        else None
+        for side, folder in zip((row.reference, row.target), folders, strict=True)
+    ]
+    return msgspec.structs.replace(row, reference=sides[0], target=sides[1])
+
+
+def _file(side: Shown, folder: Path, roots: Collection[str]) -> str:
+    """The file that holds a tensor of a run, in the layout that msit or ATB would give it; "" where
+    there is none, or several could be meant.
+    """
+    kind, _, place = side.slot.partition(".")
+    token, op_type = side.step, glob.escape(side.op_type)
+    call = "root" if side.name in roots else f"root.{glob.escape(side.name)}"
+    when, stem = ("after", "outtensor") if kind == "output" else ("before", "intensor")
+    number = "0" if place == "logits" else place
+    patterns = (
+        f"{token}/{call}/{kind}_{place}.pth",
+        f"{token}/{'root.*' if place == 'logits' else call}/{kind}.pth",
+        f"weights/{call}.{place}.pth",
+        f"{token}/**/*_{op_type}/{when}/{stem}{number}.bin",
+    )
+    for pattern in patterns:
+        files = list(folder.glob(pattern))
+        if len(files) == 1:
+            return str(files[0])
+    return ""
 
 
 def _of_logits(reference: str, target: str) -> Sequence[ViewRow]:
