@@ -217,6 +217,7 @@ FOLDERS = {
             "compare_labels",
             "upgrade",
             "pack",
+            "commits",
         },
         {"ladder"},
     ],

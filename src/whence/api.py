@@ -20,6 +20,7 @@ from whence.workflows.capture.labels import (
     take_label,
     task,
 )
+from whence.workflows.commits import commits
 from whence.workflows.compare import align_runs, compare
 from whence.workflows.compare_labels import (
     compare_labels,
@@ -79,6 +80,7 @@ __all__ = [
     "check_output",
     "chosen_operators",
     "cmp_report",
+    "commits",
     "compare",
     "compare_labels",
     "comparison_tables",

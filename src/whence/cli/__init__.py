@@ -30,7 +30,16 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 GROUPS = {
     "Capture": ("run", "trigger"),
-    "Compare": ("compare", "diverge", "tokens", "labels", "ladder", "upgrade", "export-check"),
+    "Compare": (
+        "compare",
+        "diverge",
+        "tokens",
+        "labels",
+        "ladder",
+        "commits",
+        "upgrade",
+        "export-check",
+    ),
     "One run": ("probe", "repeat", "nans", "ranges", "ranks"),
     "Inspect": ("show", "report", "query", "trace", "repro", "locate", "align", "map-weights"),
     "Operators": ("ops",),
@@ -208,7 +217,8 @@ def execute(arguments: list[str]) -> int:
         group.main(arguments, prog_name="whence")
     code = _execute(arguments)
     # For git bisect everything that is no answer means "skip this commit"; 3 would mean "bad".
-    return BISECT_SKIP if code == USAGE and "--bisect" in arguments else code
+    is_asked = "--bisect" in arguments and "commits" not in arguments[:2]
+    return BISECT_SKIP if code == USAGE and is_asked else code
 
 
 def _execute(arguments: list[str]) -> int:

@@ -1,0 +1,249 @@
+"""One command on two commits of a repository: captured on both, compared, and the commit between
+them that changed the results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypedDict, Unpack
+
+import msgspec
+
+from whence.errors import CaptureError, UsageError
+from whence.results import Comparison, Status, TokenComparison
+
+_ANY_EXIT_CODE = range(256)
+
+
+class Side(NamedTuple):
+    """A commit: what was given, git's line about it ("" of a folder), the run, and the exit code of
+    the command there.
+    """
+
+    given: str
+    commit: str
+    run: str
+    exit_code: int
+
+
+class Commits(NamedTuple):
+    """What two commits compute. texts: of the file that the command wrote on both. broken_by: git's
+    line about the first commit that is different, "" where nobody searched. skipped: those about
+    commits that could not be judged, of which one may be the first.
+    """
+
+    first: Side
+    second: Side
+    comparison: Comparison
+    texts: TokenComparison | None = None
+    broken_by: str = ""
+    skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Files(TypedDict, total=False):
+    """texts: a file of answers that the command writes; expected: another that the answers of both
+    commits are compared with. links: what git does not keep, which every checkout gets as a link.
+    """
+
+    texts: str
+    expected: str
+    links: Sequence[str]
+
+
+def commits(
+    first: str,
+    second: str,
+    command: Sequence[str],
+    *,
+    output: str,
+    bisect: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
+    **files: Unpack[Files],
+) -> Commits:
+    """Run `command` on two commits of the repository around this folder, or in two folders, and
+    compare what it computes.
+
+    output: a new folder for the runs. A commit is checked out beside the repository, which is not
+    touched, and removed again. bisect: name the first commit behind `first` that is different.
+    files: fields of `Files`. Raises UsageError for what is no commit or folder, CaptureError where
+    the command computes nothing, OutputExists.
+    """
+    from whence.workflows.compare import compare
+    from whence.workflows.rerun import workplace
+    from whence.workflows.tokens.tokens import tokens
+
+    texts, expected = files.get("texts", ""), files.get("expected", "")
+    work = _Work(command, files.get("links", ()), texts, tell)
+    shas = work.commit(first), work.commit(second)
+    between = work.between(*shas) if bisect else []
+    with workplace(output, "commits") as place:
+        sides = tuple(
+            work.captured(given, sha, place / name)
+            for given, sha, name in zip((first, second), shas, ("first", "second"), strict=True)
+        )
+        result = compare(*(side.run for side in sides))
+        answers = None
+        if texts:
+            made = [f"{side.run}-{Path(texts).name}" for side in sides]
+            pairs = [(expected, file) for file in made]
+            answers = tokens(before=pairs[0], after=pairs[1]) if expected else tokens(*made)
+        broken_by, skipped = None, list[str]()
+        if between and result.status == Status.DIFFERENT:
+
+            def status(sha: str) -> str:
+                try:
+                    run = work.captured(sha, sha, place / sha[:12]).run
+                except CaptureError:
+                    return Status.UNDECIDED
+                return compare(sides[0].run, run).status
+
+            broken_by, skipped = first_different(between, status)
+    return Commits(
+        sides[0],
+        sides[1],
+        work.from_checkouts(result),
+        answers,
+        work.named(broken_by) if broken_by else "",
+        tuple(map(work.named, skipped)),
+        work.notes(shas),
+    )
+
+
+def first_different(between: Sequence[str], status: Callable[[str], str]) -> tuple[str, list[str]]:
+    """(the first of some commits that is different, those before it that could not be judged). The
+    last is different.
+    """
+    same, different = -1, len(between) - 1
+    skipped: set[int] = set()
+    while open_ := [n for n in range(same + 1, different) if n not in skipped]:
+        middle = open_[len(open_) // 2]
+        match status(between[middle]):
+            case Status.SAME:
+                same = middle
+            case Status.DIFFERENT:
+                different = middle
+            case _:
+                skipped.add(middle)
+    return between[different], [between[n] for n in sorted(skipped) if same < n < different]
+
+
+class _Work:
+    """Checkouts of the repository around this folder, and a command that runs in them."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        links: Sequence[str],
+        texts: str,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._command, self._links = tuple(command), links
+        self._texts, self._tell = texts, tell
+        top = self._git("rev-parse", "--show-toplevel", check=False)
+        self._top = Path(top) if top else Path.cwd()
+        self._has_git = bool(top)
+        self._checkouts: list[Path] = []
+
+    def _git(self, *words: str, check: bool = True) -> str:
+        """What git says; "" for a failure that is none. Raises UsageError."""
+        try:
+            done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+        except FileNotFoundError as error:
+            raise UsageError("git is not installed, or not in PATH") from error
+        if done.returncode and check:
+            raise UsageError(f"git {words[0]} failed: {done.stderr.strip() or done.returncode}")
+        return "" if done.returncode else done.stdout.strip()
+
+    def commit(self, given: str) -> str:
+        """The number of a commit, "" of a folder. Raises UsageError for what is neither."""
+        sha = self._git("rev-parse", "--verify", "--quiet", f"{given}^{{commit}}", check=False)
+        if sha or Path(given).is_dir():
+            return sha
+        where = f"of {self._top}" if self._has_git else "here: this folder is in no repository"
+        raise UsageError(f"{given!r} is no commit {where}, and no folder")
+
+    def between(self, first: str, second: str) -> list[str]:
+        """The commits behind `first` up to `second`, along first parents. Raises UsageError."""
+        if not first or not second:
+            raise UsageError("--bisect takes two commits, no folders")
+        listed_ = self._git("rev-list", "--first-parent", "--reverse", f"{first}..{second}")
+        if not listed_ or self._git("merge-base", first, second) != first:
+            raise UsageError(f"--bisect: {first[:12]} is no ancestor of {second[:12]}")
+        return listed_.split()
+
+    def named(self, sha: str) -> str:
+        """A commit as git shows it in a line."""
+        return self._git("show", "--no-patch", "--format=%h %s (%an, %as)", sha)
+
+    def notes(self, shas: Sequence[str]) -> tuple[str, ...]:
+        """What neither run has seen."""
+        if not any(shas) or not self._git("status", "--porcelain", "--untracked-files=no"):
+            return ()
+        return ("the working tree has changes that are in no commit; a folder in place of a "
+                "commit (.) takes them too",)  # fmt: skip
+
+    def captured(self, given: str, sha: str, run: Path) -> Side:
+        """Run the command there and keep what it computes, and its file of texts. Raises
+        CaptureError where it computes nothing, UsageError without that file.
+        """
+        from whence.readers.opening import open_run
+        from whence.workflows.rerun import Command
+
+        self._tell(f"running {self._command[0]} ... on {given}")
+        with self._checkout(sha) if sha else contextlib.nullcontext(Path(given)) as folder:
+            top = Path(folder).absolute()
+            place = top / Path.cwd().relative_to(self._top) if sha else top
+            paths = [str(top), str(top / "src"), os.environ.get("PYTHONPATH", "")]
+            variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+            program = Command(
+                self._command, str(place), exit_codes=_ANY_EXIT_CODE, variables=variables
+            )
+            program.capture(run)
+            if self._texts:
+                file = place / self._texts
+                if not file.is_file():
+                    raise UsageError(f"the command wrote no {self._texts} on {given}")
+                shutil.copyfile(file, f"{run}-{file.name}")
+        code = open_run(str(run)).info.settings.get("exit_code", 0)
+        return Side(given, self.named(sha) if sha else "", str(run), code)
+
+    @contextlib.contextmanager
+    def _checkout(self, sha: str) -> Iterator[Path]:
+        """A working tree of a commit, which is removed again, after Ctrl-C too."""
+        with tempfile.TemporaryDirectory(prefix="whence-commits-") as outer:
+            folder = Path(outer).resolve() / sha[:12]
+            self._checkouts.append(folder)
+            try:
+                self._git("worktree", "add", "--detach", str(folder), sha)
+                for link in self._links:
+                    source = Path(link).absolute()
+                    if not source.exists():
+                        raise UsageError(f"--link {link} is not there")
+                    place = folder / source.relative_to(self._top)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    place.symlink_to(source)
+                yield folder
+            finally:
+                self._git("worktree", "remove", "--force", str(folder), check=False)
+                self._git("worktree", "prune", check=False)
+
+    def from_checkouts(self, result: Comparison) -> Comparison:
+        """With lines of source named from the top of the checkouts, which are gone; nothing can
+        run there again.
+        """
+
+        def line(source: str) -> str:
+            for folder in self._checkouts:
+                source = source.replace(f"{folder}/", "")
+            return source
+
+        findings = [msgspec.structs.replace(f, source=line(f.source)) for f in result.findings]
+        steps = [step for step in result.next if "whence locate" not in step.command]
+        return msgspec.structs.replace(result, findings=tuple(findings), next=tuple(steps))
