@@ -288,3 +288,20 @@ def test_a_line_with_words_to_fill_in_comes_last_and_does_not_look_typed():
     lines = [line for line in answer(result).splitlines() if "COMMAND" in line]
     assert lines
     assert all("# fill in: " in line for line in lines)
+
+
+@pytest.mark.torch
+def test_logits_alone_ask_for_the_layers_up_to_the_first_bad_token(tmp_path):
+    torch = pytest.importorskip("torch")
+    for name, factor in (("ref", 1.0), ("tgt", 1.2)):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Embedding(16, 8), torch.nn.Linear(8, 16)).eval()
+        with torch.no_grad(), api.capture(net, tmp_path / name, level="logits"):
+            ids = torch.tensor([[1, 2]])
+            for token in range(4):
+                if token == 2:
+                    net[1].weight *= factor
+                ids = torch.cat([ids, net(ids)[:, -1:].argmax(-1)], 1)
+    lines = [s.command for s in steps_of(tmp_path / "ref", tmp_path / "tgt")]
+    (again,) = [line for line in lines if "--keep full" in line]
+    assert again.count("--keep full --steps :3 -o ") == 2

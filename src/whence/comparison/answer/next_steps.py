@@ -156,9 +156,11 @@ def _capture_operators(answer: AnsweredRuns) -> Iterator[NextStep]:
 
 
 def _capture_modules(answer: AnsweredRuns) -> Iterator[NextStep]:
-    """Of logits alone: every module, which says where they differ first."""
+    """Of logits alone: every module up to the first bad token, to see where they differ first."""
     if _is_of_logits(answer.result) and are_captures(answer):
-        yield captured_again(answer, _FULL, "which module makes the difference, if one does")
+        steps = ("--steps", f":{answer.first.step + 1}") if answer.first is not None else ()
+        options = (*_FULL, *steps)
+        yield captured_again(answer, options, "which module makes the difference, if one does")
 
 
 def _is_of_logits(result: Comparison) -> bool:
