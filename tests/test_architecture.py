@@ -218,6 +218,7 @@ FOLDERS = {
             "upgrade",
             "pack",
             "commits",
+            "check_operators",
         },
         {"ladder"},
     ],

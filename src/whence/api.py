@@ -20,6 +20,7 @@ from whence.workflows.capture.labels import (
     take_label,
     task,
 )
+from whence.workflows.check_operators import check_operators
 from whence.workflows.commits import commits
 from whence.workflows.compare import align_runs, compare
 from whence.workflows.compare_labels import (
@@ -77,6 +78,7 @@ __all__ = [
     "auto_diff",
     "begin_dump",
     "capture",
+    "check_operators",
     "check_output",
     "chosen_operators",
     "cmp_report",

@@ -5,6 +5,7 @@
     whence xray compare gpu.h5 xpu.h5 result.csv
     whence xray jprof --cpu_init --blacklist --factory=load dump.json
     whence xray summary_diff_check xpu.csv gpu.csv result.csv
+    whence xray check gpu_debug/proc_7 xpu_debug/proc_9
 """
 
 from __future__ import annotations
@@ -122,8 +123,7 @@ def jprof_command(dump: str, cpu_init: bool, blacklist: bool, factory: str, forc
         raise click.UsageError(
             f"{dump} does not exist; end_dump of torch_xray writes xray_debug/proc_<pid>/dump.json"
         )
-    folder = Path(dump).parent if Path(dump).suffix == ".json" else Path(dump)
-    run, output = folder / "dump", Path("pytests")
+    run, output = _run_of(dump), Path("pytests")
     _same_as(f"whence ops generate {run} -o {output} --factory {factory}")
     result = api.generate_tests(
         run, output, factory=factory, cpu_init=cpu_init, keep_trivial=not blacklist, force=force
@@ -151,6 +151,42 @@ def diff_command(target: str, reference: str, output: str, force: bool) -> int:
     result = api.diff_results(reference, target)
     _files.write(Path(output), tested_csv(result, xray=True), force)
     return _answers.told(result, "text", tested_text)
+
+
+@below(
+    command,
+    "check",
+    argument("reference", "GPU"),
+    argument("target", "XPU"),
+    option("-o, --output DIR", "A new folder for tests and tables.", HERE, default="xray_check"),
+    option("--device NAME", "Where the tests of XPU run.", default="cpu"),
+)
+def check_command(reference: str, target: str, output: str, device: str) -> int:
+    """Compare two dumps of operators (begin_dump), and what their tests measure: jprof, pytest and
+    summary_diff_check in one.
+
+    GPU or XPU may be the table (.csv) that the tests wrote on another machine. Into DIR: pytests,
+    their tables, result.csv. Exit code: 0 the same, 1 different, 2 undecided.
+    """
+    from whence import api
+    from whence.report.answer import answer
+    from whence.report.operator_diff import tested_csv, tested_text
+
+    sides = [p if p.endswith(".csv") else str(_run_of(p)) for p in (reference, target)]
+    result = api.check_operators(sides[0], sides[1], output, device=device)
+    if result.recorded is not None:
+        _answers.put(answer(result.recorded))
+        _answers.kept(result.recorded)
+    _files.write(Path(output) / "result.csv", tested_csv(result.tested, xray=True), False)
+    code = _answers.told(result.tested, "text", tested_text)
+    codes = {code, CODES[result.recorded.status] if result.recorded is not None else 0}
+    return next(worst for worst in (1, 2, 0) if worst in codes)
+
+
+def _run_of(dump: str) -> Path:
+    """The run of a dump: of its folder, or of the dump.json in it."""
+    folder = Path(dump).parent if Path(dump).suffix == ".json" else Path(dump)
+    return folder / "dump" if (folder / "dump").is_dir() else folder
 
 
 def _same_as(line: str) -> None:
