@@ -1,5 +1,6 @@
 """The hook of docs/howto/by-hand.md, as a user pastes it."""
 
+import os
 import re
 from pathlib import Path
 
@@ -83,3 +84,16 @@ def test_names_with_underscores_nest_where_modules_show_their_inputs(tmp_path):
         torch.save(tensors, tmp_path / f"{side}.pt")
     result = whence.compare(tmp_path / "reference.pt", tmp_path / "target.pt")
     assert [finding.name for finding in result.findings] == ["layer_1_dense"]
+
+
+@pytest.mark.parametrize("prefix", ["", "pid_1."])
+def test_first_differences_with_nothing_in_common_name_no_part(prefix, tmp_path):
+    tensor = np.random.default_rng(0).standard_normal((4, 8)).astype("f4")
+    for side, factor in (("reference", 1), ("target", -1)):
+        (tmp_path / side).mkdir()
+        for name, sign in (("bn.a", factor), ("gate.b", factor), ("z.c", 1)):
+            np.save(tmp_path / side / f"{prefix}{name}.npy", sign * tensor)
+        for path in (tmp_path / side).iterdir():
+            os.utime(path, (1, 1))
+    result = whence.compare(tmp_path / "reference", tmp_path / "target")
+    assert result.status == "undecided"

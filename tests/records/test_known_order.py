@@ -80,6 +80,19 @@ def test_times_order_as_far_as_they_differ_and_not_against_names():
     assert against == {("layers.0", "layers.1")}
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["embed_0", "norm_0", "linear_0", "norm_1", "linear_1"],
+        ["stem[0]", "stem[1]", "stem", "blocks[0].conv", "fc"],
+        ["layers.0.mlp.gate_proj", "layers.0.mlp.act_fn", "layers.0.mlp.up_proj", "layers.0.mlp"],
+    ],
+)
+def test_times_are_believed_beside_counts_of_classes_brackets_and_gates(names):
+    times = [*range(len(names))]
+    assert told(names, file=names[::-1], time=times)[1].order == times
+
+
 def test_counters_are_the_order():
     pairs, order = told(["layers.1", "layers.0", "x"], counter=[0, 1, 2])
     assert order.is_total

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -138,6 +138,10 @@ def known(
     in.
     """
     order = PartialOrder(len(traces))
+    traces, other = (
+        [trace._replace(name=_INDEX.sub(r".\1", trace.name).strip(".")) for trace in side]
+        for side in (traces, other)
+    )
     if are_gradients([trace.name for trace in traces]):
         modules = [Trace(module_of(trace.name)) for trace in traces]
         for by_name in _BY_NAME:
@@ -152,6 +156,7 @@ def known(
     return order
 
 
+_INDEX = re.compile(r"\[(\d+)\]")
 _PARAMETER = re.compile(
     r"^(?:(?:d|grads?|gradients?)[._-])?(?P<module>.*?)[._-]?(?<![A-Za-z])(?:weight|bias|gamma|beta|kernel)"
     r"(?:[._-](?:grads?|gradient))?$"
@@ -211,7 +216,7 @@ def _by_part(traces: Sequence[Trace]) -> list[Chain]:
     return [[inner, places[whole]] for whole, inner in parts.items()]
 
 
-_INNER = re.compile(r"[./]|(?<=\d)_")
+_INNER = re.compile(r"[./]|(?<=\d)[_-]")
 _NUMBER = re.compile(r"\d+")
 
 
@@ -234,6 +239,7 @@ def _by_number(traces: Sequence[Trace]) -> list[Chain]:
 
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_COUNTED = re.compile(r"\D+[_-]\d+")
 _GIVEN = re.compile(r"^(\w*input_ids|\w*attention_mask|position_ids|pixel_values|inputs?)$")
 _TRUNK = (
     re.compile(r"embed|(^|[._/-])(wte|wpe|stem|conv_in|patchify)([._/-]|$)"),
@@ -256,6 +262,10 @@ def _by_role(traces: Sequence[Trace]) -> list[Chain]:
     firsts = [_NUMBER.search(name) for name in names]
     heads = [name[: m.start()] if m else name for name, m in zip(names, firsts, strict=True)]
     chains: list[Chain] = []
+    # linear_3, norm_7: of one class each, counted
+    of_classes = Counter(
+        head for name, head in zip(names, heads, strict=True) if _COUNTED.fullmatch(name)
+    )
     of_callers = {n for n, name in enumerate(names) if _GIVEN.match(name)}
     if of_callers:
         chains.append([sorted(of_callers), [n for n in range(len(names)) if n not in of_callers]])
@@ -275,7 +285,7 @@ def _by_role(traces: Sequence[Trace]) -> list[Chain]:
         roles: list[list[int]] = [[] for _ in _TRUNK]
         for n in group:
             role = next((k for k, words in enumerate(_TRUNK) if words.search(heads[n])), None)
-            if role is None and firsts[n] is not None:
+            if firsts[n] is not None and (role is None or (role and of_classes[heads[n]] > 1)):
                 role = 1
             if role is not None and n not in of_callers:
                 roles[role].append(n)
@@ -295,8 +305,9 @@ _LAYER = tuple((stage, re.compile(rf"(^|\.)({words})$")) for stage, words in (
     (4, r"(attn|attention)\.output(\.layernorm)?|((self|cross)\.)?(attn|attention)|mixer"
         r"|selfattention"),
     (5, r"post\.attention\.layernorm|ffn\.norm|pre\.feedforward\.layernorm|mlp\.norm|ln\.mlp"),
-    (6, r"(fc\.?1|c\.fc|gate|up|gate\.up|w1|w3|wi(\.\d)?|linear\.?1|lin\.?1|dense\.h\.to\.4h)"
+    (6, r"(fc\.?1|c\.fc|gate|gate\.up|w1|wi(\.\d)?|linear\.?1|lin\.?1|dense\.h\.to\.4h)"
         r"(\.proj)?|intermediate(\.dense)?"),
+    (12, r"(up|w3)(\.proj)?"),
     (7, r"act(\.fn)?|activation(\.fn)?|gelu|silu|intermediate\.act\.fn"),
     (8, r"(fc\.?2|c\.proj|down|w2|wo|linear\.?2|lin\.?2|dense\.4h\.to\.h|output\.dense)(\.proj)?"),
     (9, r"mlp|ffn|feed\.forward|output|output\.layernorm"),
@@ -304,9 +315,9 @@ _LAYER = tuple((stage, re.compile(rf"(^|\.)({words})$")) for stage, words in (
     (11, r"(norm|ln|layernorm|layer\.norm)\.?2"),
 ))  # fmt: skip
 """Roles in a layer of a transformer. Whether the numbered norms (10, 11) stand before or behind is
-another matter in each model.
+another matter in each model, and whether the activation (7) waits for the second gate (12).
 """
-_NORM_1, _NORM_2 = 10, 11
+_NORM_1, _NORM_2, _UP = 10, 11, 12
 
 
 def _in_layer(traces: Sequence[Trace]) -> list[Chain]:
@@ -326,11 +337,19 @@ def _in_layer(traces: Sequence[Trace]) -> list[Chain]:
     for stages in layers.values():
         chain = [stages[k] for k in range(_NORM_1) if k in stages]
         attention = [n for k in range(5) for n in stages.get(k, ())]
-        mlp = [n for k in range(6, _NORM_1) for n in stages.get(k, ())]
-        first, second = stages.get(_NORM_1, []), stages.get(_NORM_2, [])
+        mlp = [n for k in (*range(6, _NORM_1), _UP) for n in stages.get(k, ())]
+        first, second, up = (stages.get(k, []) for k in (_NORM_1, _NORM_2, _UP))
+        before_up, behind_up = (
+            [n for k in ks for n in stages.get(k, ())] for ks in ((*range(6),), (8, 9))
+        )
         chains += [
             [group for group in groups if group]
-            for groups in (chain, [first, mlp], [[*attention, *first], second])
+            for groups in (
+                chain,
+                [first, mlp],
+                [[*attention, *first], second],
+                [before_up, up, behind_up],
+            )
         ]
     return [chain for chain in chains if len(chain) > 1]
 

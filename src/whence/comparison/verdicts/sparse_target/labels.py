@@ -165,7 +165,8 @@ class LabelJudge:
             if is_behind:
                 suspects.add(node)
         if len(firsts) > 1:
-            verdicts |= _together([labels[node] for node in firsts], verdicts)
+            everything = _common([label.scope for label in labels])
+            verdicts |= _together([labels[node] for node in firsts], verdicts, everything)
         return verdicts
 
     def _partner(self, label: Call) -> Call:
@@ -286,12 +287,15 @@ class LabelJudge:
         return verdict
 
 
-def _together(firsts: Sequence[Call], verdicts: Mapping[int, Verdict]) -> dict[int, Verdict]:
+def _together(
+    firsts: Sequence[Call], verdicts: Mapping[int, Verdict], everything: str
+) -> dict[int, Verdict]:
     """Verdicts of the first labels that differ, of which none is known to be before the others: one
-    of what they all are parts of, where one of them is wrong and there is such a whole.
+    of what they all are parts of, where one of them is wrong and there is such a whole. everything:
+    what all names begin with, no such whole.
     """
     names = [label.scope for label in firsts]
-    whole = _common(names)
+    whole = _common(names).removeprefix(everything) and _common(names)
     wrong = [label.id for label in firsts if verdicts[label.id].verdict == VerdictKind.INTRODUCED]
     listed = ", ".join(names[:_NAMED]) + (
         f" and {len(names) - _NAMED} more" if names[_NAMED:] else ""
@@ -315,7 +319,7 @@ def _common(names: Sequence[str]) -> str:
     many = sum(
         1 for _ in itertools.takewhile(lambda same: len(set(same)) == 1, zip(*parts, strict=False))
     )
-    return "".join(parts[0][: many - (many + 1) % 2])
+    return "".join(parts[0][: many - (many % 2 == 0)]) if many else ""
 
 
 def size_in_words(value: float | None) -> str:
