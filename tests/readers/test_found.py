@@ -121,7 +121,7 @@ def test_a_broken_reader_of_another_package_is_named(tmp_path, tapes, points, mo
             "is a text in which no tensor is known; print name",
         ),
         ("x.bin", bytes(range(256)), "is raw bytes: .* give --shape x.bin=2x12x64:float32"),
-        ("x.f32", bytes(range(256)), "bytes of no kind that is known; .* call it x.f32.bin"),
+        ("x.tensor", bytes(range(256)), "bytes of no kind that is known; .* call it x.tensor.bin"),
         ("x.dump", pickle.dumps([1.5]), "is a Python pickle; call it x.dump.pkl"),
         (
             "x.log.gz",

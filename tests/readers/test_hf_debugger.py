@@ -13,9 +13,8 @@ import pytest
 
 import whence
 from readers import hostile
-from whence.errors import UnreadableRun
 from whence.readers import open_run
-from whence.readers.encodings import torch_print
+from whence.readers.encodings import printed_text
 
 DATA = Path(__file__).parents[1] / "data" / "hf_debugger"
 
@@ -157,16 +156,17 @@ def test_prints_of_torch(shape, dtype):
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     tensor = (torch.randn(shape) * 50).to(getattr(torch, dtype))
-    printed = torch_print.parse(str(tensor), dtype)
+    printed = next(printed_text.prints(str(tensor) + "\n"))
+    values = printed.values(dtype)
     want = tensor.float().numpy()
     if tensor.numel() > 1000:
         rows, columns = ([0, 1, 2, -3, -2, -1] for _ in range(2))
         want = want[np.ix_(rows, columns)]
-        assert printed.is_part
+        assert printed.whole
     if 0 not in shape:
-        assert printed.array.shape == want.shape
-        assert np.abs(printed.array.astype(np.float32) - want).max() <= max(
-            printed.quantum, 0.3 if dtype == "bfloat16" else 0.0
+        assert values.array.shape == want.shape
+        assert np.abs(values.array.astype(np.float32) - want).max() <= max(
+            values.step, 0.3 if dtype == "bfloat16" else 0.0
         )
 
 
@@ -174,8 +174,8 @@ def test_prints_of_torch(shape, dtype):
     "text", ["tensor([[1, 2], [3]])", "tensor(" + "[" * 1000, "tensor([1, 2", "]"]
 )
 def test_prints_that_are_none_are_refused(text):
-    with pytest.raises((UnreadableRun, ValueError)):
-        torch_print.parse(text, "float32")
+    with pytest.raises((StopIteration, ValueError)):
+        next(printed_text.prints(f"{text}\n")).values()
 
 
 def test_names_that_lead_outside_are_not_followed(tmp_path):

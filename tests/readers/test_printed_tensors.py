@@ -81,6 +81,28 @@ def test_what_other_libraries_print(tmp_path):
     assert held(values["after_jax"]).dtype.name == "bfloat16"
 
 
+# As tensorflow 2.21 and mindspore 2.10 print these numbers.
+POWERS = (
+    "tf.Tensor(\n[[-3.3157203e+00  2.8511673e-02]\n [-2.4095178e-03 -6.1176640e-01]], "
+    "shape=(2, 2), dtype=float32)",
+    "[[-3.3157203e+00  2.8511673e-02]\n [-2.4095178e-03 -6.1176640e-01]]",
+    "Tensor(shape=[2, 2], dtype=Float32, value=\n[[-3.31572032e+00,  2.85116732e-02],\n"
+    " [-2.40951776e-03, -6.11766398e-01]])",
+    "<tf.Variable 'Variable:0' shape=(2, 2) dtype=float32, numpy=\narray([[-3.3157203e+00,  "
+    "2.8511673e-02],\n       [-2.4095178e-03, -6.1176640e-01]], dtype=float32)>",
+)
+
+
+def test_powers_of_ten_are_no_more_digits(tmp_path):
+    text = "".join(f"print_{place} {printed}\n" for place, printed in enumerate(POWERS))
+    values = read(tmp_path / "x.log", text)
+    expected = np.array([[-3.3157203, 0.028511673], [-0.0024095178, -0.6117664]], np.float32)
+    assert len(values) == len(POWERS)
+    for entry in values.values():
+        assert held(entry).dtype == np.float32 and entry[1].quantum == 0
+        np.testing.assert_array_equal(held(entry), expected)
+
+
 def test_a_print_that_leaves_elements_out_is_never_the_same(tmp_path):
     big = torch.tensor(DRAW.standard_normal((40, 50)))
     values = read(tmp_path / "x.log", f"a {big}\nb {big.shape} {big}\n")

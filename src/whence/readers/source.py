@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +12,12 @@ from whence.errors import UnreadableRun
 from whence.readers.encodings import limits
 from whence.readers.encodings.raw_form import Forms
 from whence.regular_files import is_regular
+
+
+def suffix_of(name: str) -> str:
+    """The end of a name of a file, with its dot, in small letters."""
+    last = name.rpartition("/")[2]
+    return last[last.rfind(".") :].lower() if "." in last else ""
 
 
 class Place:
@@ -178,15 +184,19 @@ class Place:
             place._above = self, name
         return place
 
-    def peek(self, name: str) -> Place | None:
-        """The file called `name` in this folder, to look at its first bytes: a reader does not want
-        it yet. None where it leads outside or cannot be read.
+    def shows(self, name: str, suffixes: Container[str], sniff: Callable[[Place], bool]) -> bool:
+        """Whether the file called `name` in this folder ends so, and its first bytes are of a kind.
+        A reader does not want it yet.
         """
         path = self._root / name
         try:
-            return Place(path, forms=self.forms) if self._holds(name, path) else None
+            return (
+                suffix_of(name) in suffixes
+                and self._holds(name, path)
+                and sniff(Place(path, forms=self.forms))
+            )
         except UnreadableRun:
-            return None
+            return False
 
     def leave(self, name: str) -> None:
         """Say that a reader knows a file without which no tensor is lost: it holds nothing else, or

@@ -25,6 +25,12 @@ from whence.readers.source import Place
         (["token_2_a.pt", "token_3_a.pt"], ["", ""], [("a", 2, 0), ("a", 3, 0)]),
         (["第2步/a.npy", "第3步/a.npy"], ["", ""], [("a", 2, 0), ("a", 3, 0)]),
         (["步骤1/a.npy", "步骤2/a.npy"], ["", ""], [("a", 1, 0), ("a", 2, 0)]),
+        (["l.0.a-0.f32", "l.0.a-1.f32", "l.1.a-0.f32", "l.1.a-1.f32"], [""] * 4,
+         [("l.0.a", 0, 0), ("l.0.a", 1, 0), ("l.1.a", 0, 0), ("l.1.a", 1, 0)]),
+        (["q_0.npy", "q_1.npy", "k_0.npy", "k_1.npy"], [""] * 4,
+         [("q_0", 0, 0), ("q_1", 0, 0), ("k_0", 0, 0), ("k_1", 0, 0)]),
+        (["etape_1/a.npy", "etape_2/a.npy"], ["", ""], [("a", 1, 0), ("a", 2, 0)]),
+        (["inputs.pt"], ["a"], [("a.input", 0, 0)]),
         (["fc.npz", "act.npz"], ["arr_0", "arr_0"], [("fc", 0, 0), ("act", 0, 0)]),
         (["token_type.pt", "a_step.pt", "x.pt"], [""] * 3, [("token_type", 0, 0), ("a_step", 0, 0), ("x", 0, 0)]),
         (["conv_token_1.pt", "b.pt", "c.pt"], [""] * 3, [("conv_token_1", 0, 0), ("b", 0, 0), ("c", 0, 0)]),
@@ -37,6 +43,10 @@ def test_steps_and_ranks(paths, inner, said):
 @pytest.mark.parametrize(
     ("names", "told"),
     [
+        (["A.IN", "A.OUT"], [("A", "input", "0"), ("A", "output", "0")]),
+        (["a.input", "b.input"], [("a.input", "output", "0"), ("b.input", "output", "0")]),
+        (["l_1.in.x", "l_1.out.x", "l_1.in.y", "l_1.out.y"],
+         [("l_1.x", "input", "0"), ("l_1.x", "output", "0"), ("l_1.y", "input", "0"), ("l_1.y", "output", "0")]),
         (["a.inputs_0", "a.inputs_1", "a.outputs_0"], [("a", "input", "0"), ("a", "input", "1"), ("a", "output", "0")]),
         (["4.Block-input.x", "4.Block-output.y"], [("4.Block", "input", "x"), ("4.Block", "output", "y")]),
         (["inputs.a.b", "outputs.a.b"], [("a.b", "input", "0"), ("a.b", "output", "0")]),
@@ -75,8 +85,6 @@ def test_a_name_that_says_all_takes_the_place_of_that_of_its_file(tmp_path):
         Building(tmp_path, "x"),
         Place(tmp_path),
         lambda name: name.endswith(".x"),
-        lambda _building, file, _name: [
-            Named(f"fc.{file.size}", "int8", (), None, "x", is_whole=True)
-        ],
+        lambda _building, file: [Named(f"fc.{file.size}", "int8", (), None, "x", is_whole=True)],
     )
     assert [item.name for item in items] == ["fc.1", "fc.1"]

@@ -108,7 +108,7 @@ class Named:
         return self.shape, self.dtype, xxhash.xxh3_128_digest(elements.data)
 
 
-Items = Callable[[Building, File, str], Iterable[Named]]
+Items = Callable[[Building, File], Iterable[Named]]
 
 
 def of_torch(name: str, tensor: TorchTensor | Unknown, **fields: Any) -> Named:
@@ -146,8 +146,8 @@ def of_files(
     """The tensors of a file, or of every file of a folder that is one of ours by its name; in the
     order of the dump, as far as it has one.
 
-    items: the tensors of one file, given the prefix of their names. A file that cannot be read is
-    lacking. Raises UnreadableRun when a single file cannot be read.
+    items: the tensors of one file. A file that cannot be read is lacking. Raises UnreadableRun when
+    a single file cannot be read.
     """
     if not place.is_folder:
         only = File(place.path)
@@ -157,13 +157,13 @@ def of_files(
                 entry=n if item.ordered else -1,
                 file=place.path.name if item.row or item.load is None else "",
             )
-            for n, item in enumerate(items(building, only, ""))
+            for n, item in enumerate(items(building, only))
         ]
     tensors: list[tuple[Named, int, File, str]] = []
     for name in filter(is_ours, place.files):
         try:
             file = File(place.inside(name))
-            tensors += ((item, n, file, name) for n, item in enumerate(items(building, file, "")))
+            tensors += ((item, n, file, name) for n, item in enumerate(items(building, file)))
         except UnreadableRun as error:
             building.lacks(Lack.DAMAGED, name, not_read(name, error))
     spoken = spoken_names.tell(
@@ -203,10 +203,13 @@ def add(building: Building, items: Sequence[Named]) -> None:
     weights; the dump's name tells.
     """
     paths = [PurePosixPath(building.path).name, *(item.file for item in items)]
-    if is_checkpoint(item.name for item in items) and not _are_of_gradients(paths):
-        add_weights(building, items)
-    else:
-        add_labels(building, *in_order(items))
+    held = [item for item in items if not spoken_names.is_made(item.name)]
+    if not is_checkpoint(item.name for item in held) or _are_of_gradients(paths):
+        held = []
+    add_weights(building, held)
+    kept = set(map(id, held))
+    if made := [item for item in items if id(item) not in kept]:
+        add_labels(building, *in_order(made))
 
 
 def _are_of_gradients(paths: Sequence[str]) -> bool:
@@ -318,11 +321,10 @@ def add_labels(building: Building, items: Sequence[Named], has_order: bool = Tru
     """Each name a call with that output; where names say which are inputs and outputs of a module,
     these are one call and nest.
     """
-    places = spoken_names.sides([item.name for item in items])
     calls: list[_Group] = []
     open_: dict[tuple[int, int, str], _Group] = {}
-    for item, spoken_place in zip(items, places, strict=True):
-        scope, kind, slot = item.place_in_call or spoken_place
+    for item in items:
+        scope, kind, slot = _place(item)
         group = open_.get((item.step, item.rank, scope))
         # An output ends a call: what comes in afterwards is the next one's.
         if (

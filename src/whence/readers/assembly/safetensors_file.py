@@ -15,7 +15,6 @@ import orjson
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
-from whence.readers.assembly import named_tensors
 from whence.readers.assembly.builder import Building
 from whence.readers.assembly.named_tensors import Named
 from whence.readers.encodings import limits
@@ -27,14 +26,13 @@ HEADER_BYTES = 100_000_000  # what the format allows
 _DTYPES = {d.safetensors: d for d in reversed(dtypes.DTYPES.values())}
 
 
-def tensors_of(building: Building, file: File, name: str) -> Iterator[Named]:
+def tensors_of(building: Building, file: File) -> Iterator[Named]:
     """The tensors of a file, in the order of their elements. Raises UnreadableRun when its header
     cannot be read.
     """
     header, start = _header(file)
     promised = start + max(map(_end, header.values()), default=0)
     for inner, entry in sorted(header.items(), key=lambda item: _begin(item[1])):
-        full_name = named_tensors.below(name, inner)
         try:
             shape = limits.extents(entry["shape"], inner)
             begin, end = limits.extents(entry["data_offsets"], inner)
@@ -43,15 +41,15 @@ def tensors_of(building: Building, file: File, name: str) -> Iterator[Named]:
             building.lacks(
                 Lack.DAMAGED,
                 file.name,
-                f"{full_name} is not read: its entry in the header of {file.name} makes no sense",
+                f"{inner} is not read: its entry in the header of {file.name} makes no sense",
             )
             continue
         kind = _DTYPES.get(code)
         if kind is None:
-            yield Named(full_name, code, shape, None, f"dtype {code} is not known to whence")
+            yield Named(inner, code, shape, None, f"dtype {code} is not known to whence")
             continue
         yield Named(
-            full_name,
+            inner,
             kind.name,
             shape,
             partial(_load, file, kind, shape, start + begin, start + end, promised),

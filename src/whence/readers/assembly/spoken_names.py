@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 _STEP_WORDS = (
     "epoch|轮次?",
-    "(?:global_?)?step|iter(?:ation)?|步骤?|迭代",
+    "(?:global_?)?step|iter(?:ation)?|[eé]tape|schritt|步骤?|迭代",
     "batch|sample|prompt|request|批次?",
     "micro(?:_?batch)?|mb",
-    "pass|forward|fwd|turn",
+    "pass|forward|fwd|turn|call",
     "tok(?:en)?|词",
 )
 """Of what is counted, the outermost first."""
@@ -36,21 +36,26 @@ _MARK = "(?:" + "|".join(
 _AT_START = re.compile(_MARK + r"(?:$|[._-])", re.IGNORECASE)
 _AT_END = re.compile(r"(?:^|[._-])" + _MARK + "$", re.IGNORECASE)
 _ANY = re.compile("|".join((*_STEP_WORDS, _RANK_WORDS, "第", "prefill|decode")), re.IGNORECASE)
+_CALL = re.compile(r"(.+)[._-](\d{1,4})")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _PLACE = re.compile(r"(?:arr_)?(\d{1,4})")
 
 _SIDES = {
     "input": "input", "inputs": "input", "输入": "input", "in": "input", "args": "input",
+    "entree": "input", "entrée": "input", "eingang": "input",
     "output": "output", "outputs": "output", "输出": "output", "out": "output",
-    "result": "output", "ret": "output",
+    "result": "output", "ret": "output", "sortie": "output", "ausgang": "output",
 }  # fmt: skip
 _CLEAR = frozenset(("input", "inputs", "输入", "output", "outputs", "输出"))
 """Of these, words that mean a side wherever they end a name."""
-_SUFFIX = re.compile(rf"(?:^|[._-])(?P<word>{'|'.join(_SIDES)})(?:[._-]?(?P<slot>\d{{1,4}}))?$")
-_OF_ARGUMENT = re.compile(
-    rf"(?:^|[._-])(?P<word>{'|'.join(_SIDES)})\.(?P<slot>[A-Za-z][A-Za-z0-9_]{{0,30}})$"
+_MADE = re.compile(
+    r"(?:act(?:ivation)?s?|hidden(?:_states?)?|features?|taps?|intermediates?|激活)\.|.*\.grad$",
+    re.IGNORECASE,
 )
-_PREFIX = re.compile(rf"^(?P<word>{'|'.join(_SIDES)})[._-](?=.)")
+_SIDE = rf"(?P<word>(?i:{'|'.join(_SIDES)}))"
+_SUFFIX = re.compile(rf"(?:^|[._-]){_SIDE}(?:[._-]?(?P<slot>\d{{1,4}}))?$")
+_OF_ARGUMENT = re.compile(rf"(?:^|[._-]){_SIDE}\.(?P<slot>[A-Za-z][A-Za-z0-9_]{{0,30}})$")
+_PREFIX = re.compile(rf"^{_SIDE}[._-](?=.)|(?<=\.)(?P<inner>(?i:{'|'.join(_SIDES)}))\.")
 
 
 class Mark(NamedTuple):
@@ -78,9 +83,14 @@ def tell(paths: Sequence[str], inner: Sequence[str]) -> list[Said]:
     tensor.
     """
     pieces = [_pieces(path, name) for path, name in zip(paths, inner, strict=True)]
+    calls = _calls_behind([row[-1] for row in pieces])
+    pieces = [[*row[:-1], name] for row, (name, _) in zip(pieces, calls, strict=True)]
     common = _words_of_most(pieces)
     parted = [[_parted(piece, common) for piece in row] for row in pieces]
-    marks = [[mark for _, its_marks in row for mark in its_marks] for row in parted]
+    marks = [
+        [mark for _, its_marks in row for mark in its_marks] + call
+        for row, (_, call) in zip(parted, calls, strict=True)
+    ]
     steps = _numbered([[m for m in row if m.level != -1] for row in marks])
     ranks = _numbered([[m for m in row if m.level == -1] for row in marks])
     names = _names([[rest for rest, _ in row] for row in parted], inner, len(set(paths)))
@@ -92,6 +102,21 @@ def _pieces(path: str, name: str) -> list[str]:
     *folders, last = path.split("/")
     stem, dot, _ = last.rpartition(".")
     return [*folders, stem if dot and stem else last, *([name] if name else [])]
+
+
+def _calls_behind(names: Sequence[str]) -> list[tuple[str, list[Mark]]]:
+    """(name without the number of its call, that) of names such as `layers.3.mlp-1`: the same
+    several numbers behind every name, most of which have another of their own.
+    """
+    matches = [_CALL.fullmatch(name) for name in names]
+    numbers: dict[str, set[str]] = defaultdict(set)
+    for match in filter(None, matches):
+        numbers[match[1]].add(match[2])
+    several = set(map(frozenset, numbers.values()))
+    own = sum(any(map(str.isdigit, name)) for name in numbers)
+    if not all(matches) or len(several) != 1 or len(*several) < 2 or 2 * own <= len(numbers):
+        return [(name, []) for name in names]
+    return [(m[1], [Mark(4, "call", int(m[2]))]) for m in matches if m is not None]
 
 
 def _words_of_most(pieces: Sequence[Sequence[str]]) -> frozenset[str]:
@@ -177,8 +202,12 @@ def _names(
         tails.append(row[cut] if name else "")
     is_told = all(tails)
     if is_told and len(set(heads)) == 1 and (files > 1 or "/" not in heads[0]):
+        if _SIDES.get(heads[0].lower()) == "input":
+            tails = [f"{tail}.input" for tail in tails]
         heads = [""] * len(heads)
-    elif is_told and len(set(tails)) == 1 and tails[0] not in _SIDES and len(set(heads)) > 1:
+    elif (
+        is_told and len(set(tails)) == 1 and tails[0].lower() not in _SIDES and len(set(heads)) > 1
+    ):
         tails = [""] * len(tails)
     elif is_told and len(set(heads)) > 1 and all(map(_PLACE.fullmatch, tails)):
         tails = [f"output.{tail.removeprefix('arr_')}" for tail in tails]
@@ -192,12 +221,14 @@ def sides(names: Sequence[str]) -> list[tuple[str, str, str]]:
     """(scope, "input" or "output", slot) of each name: `layers.0.mlp.input.1` is input 1 of
     layers.0.mlp. What says nothing is an output under its whole name.
 
-    Words at the end, or else at the beginning (folders), tell where every name has one. Where some
-    have, an input is one by a clear word, and an output is one whose module has an input: BERT has
-    modules called output.
+    Words at the end, or else at the beginning or as folders, tell where every name has one. Where
+    some have, an input is one by a clear word, and an output is one whose module has an input: BERT
+    has modules called output. Inputs alone are judged one after the other, under their whole names.
     """
     at_end = [_at_end(name) for name in names]
-    if all(at_end):
+    if all(side and side[0] and side[1] == "input" for side in at_end):
+        return [(name, "output", "0") for name in names]  # what was recorded, in its order
+    if all(at_end) and not _are_folders(filter(None, at_end)):
         return [side or (name, "output", "0") for side, name in zip(at_end, names, strict=True)]
     at_start = [_at_start(name) for name in names]
     with_sides = [side for side in at_start if side]
@@ -218,19 +249,39 @@ def sides(names: Sequence[str]) -> list[tuple[str, str, str]]:
     ]
 
 
+def _are_folders(sides: Iterable[tuple[str, str, str]]) -> bool:
+    """Do sides stand in front of modules, the same several on both: `layer_0.in.conv1`?"""
+    slots: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for scope, side, slot in sides:
+        slots[scope, side].update([slot] * slot[:1].isalpha())
+    return any(
+        len(named & slots.get((s, "output"), set())) > 1
+        for (s, side), named in slots.items()
+        if side == "input"
+    )
+
+
+def is_made(name: str) -> bool:
+    """Does a name say that its tensor is no weight: `activations.x`, `x.output.0`, `x.grad`?"""
+    return bool(_MADE.match(name)) or _at_end(name, clear=True) is not None
+
+
 def _at_end(name: str, *, clear: bool = False) -> tuple[str, str, str] | None:
     start = max(0, len(name) - 60)
     match = _SUFFIX.search(name, start)
     if match is None and not clear:
         match = _OF_ARGUMENT.search(name, start)
-    if match is None or (clear and match["word"] not in _CLEAR):
+    if match is None or (clear and match["word"].lower() not in _CLEAR):
         return None
-    return name[: match.start()], _SIDES[match["word"]], match["slot"] or "0"
+    return name[: match.start()], _SIDES[match["word"].lower()], match["slot"] or "0"
 
 
 def _at_start(name: str) -> tuple[str, str, str] | None:
-    match = _PREFIX.match(name)
-    return (name[match.end() :], _SIDES[match["word"]], "0") if match else None
+    match = _PREFIX.search(name)
+    if match is None:
+        return None
+    word = match["word"] or match["inner"]
+    return name[: match.start()] + name[match.end() :], _SIDES[word.lower()], "0"
 
 
 # ---- counters

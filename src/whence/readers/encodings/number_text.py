@@ -86,7 +86,7 @@ class Values:
         wide = np.array([float(text) for text in texts], np.float64).reshape(shape)
         with np.errstate(over="ignore"):
             narrow = wide.astype(np.float32)
-        is_narrow = not (digits.is_exact or digits.last >= _EXACT) or np.array_equal(
+        is_narrow = (digits.kept or digits.last) < _EXACT or np.array_equal(
             narrow, wide, equal_nan=True
         )
         return cls(narrow if is_narrow else wide, digits.step(wide))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from whence.readers.encodings import limits
-from whence.readers.encodings.number_text import NUMBER
+from whence.readers.encodings.number_text import NUMBER, Digits, Values
 
 MARK = re.compile(
     r"\b[tT]ensor\(\s*[\[\d-]|\b[Aa]rray\(\s*[\[\d-]|\bTensor\(shape=\[[^\n]{0,90}value="
@@ -35,8 +35,10 @@ _LOG = re.compile(
 )
 _STEP = re.compile(r"[-=#>* ]*(?:step|iteration|iter)[ :=#]*(\d{1,9})[-=#<*: ]*", re.IGNORECASE)
 _FIGURE = re.compile(
-    rf"\b(mean|avg|std|min|max|norm|l2|l2_norm)\b[\"']?\s?[=:]?\s?\(?({NUMBER})\b", re.IGNORECASE
+    rf"\b(mean|avg|std|min|max|norm|l2|l2_norm)\b[\"']?\s?[=:]?\s?(?:tensor)?\(?({NUMBER})\b",
+    re.IGNORECASE,
 )
+_OF_FIGURE = re.compile(r"\b(?:mean|avg|std|min|max|norm)\b[\"']?\s?[=:]\s?$", re.IGNORECASE)
 _ALIASES = {"avg": "mean", "l2": "norm", "l2_norm": "norm"}
 _OTHER_FIGURES = re.compile(r"time|latency|\bms\b|sec|loss|throughput|memory|/s\b", re.IGNORECASE)
 _NAME_CHARS = 200
@@ -61,6 +63,13 @@ class Print:
     why: str = ""
     row: int = 0
 
+    def values(self, dtype: str = "") -> Values:
+        """Its numbers, as the text says that they are. Raises ValueError where they are none."""
+        if self.why:
+            raise ValueError(self.why)
+        values = Values.of(self.numbers, self.shape, Digits.of(self.numbers))
+        return values.shaped(self.shape, dtype)
+
 
 def prints(text: str) -> Iterator[Print]:
     """Every print of a text, in its order. Each character is looked at a few times."""
@@ -77,7 +86,8 @@ def prints(text: str) -> Iterator[Print]:
         before = text[max(start, opens - 2000) : opens]
         wrapper = _WRAPPER.search(before)
         block, end = _block(text, opens)
-        if not wrapper and not _is_tensor(block, before):
+        is_figure = wrapper and not block.lengths and _OF_FIGURE.search(before[: wrapper.start()])
+        if is_figure or not (wrapper or _is_tensor(block, before)):
             place = max(end, opens + 1)
             continue
         tail = _TAIL.match(text, end)
@@ -168,7 +178,7 @@ def _cleaned(line: str) -> str:
     text = _DTYPE.sub(" ", _SHAPE.sub(" ", line.replace("torch.Size", "size")[-_NAME_CHARS:]))
     while (rest := _LOG.sub("", text.lstrip())) != text:
         text = rest
-    return "_".join(text.strip(" \t:=,|>-()[]'\"*#").split())
+    return "_".join(text.strip(" \t:=,|>-()[]{}'\"*#").split())
 
 
 def _figures(lines: list[str], step: int) -> tuple[list[Print], int]:
@@ -180,7 +190,8 @@ def _figures(lines: list[str], step: int) -> tuple[list[Print], int]:
         matches = list(_FIGURE.finditer(line)) if len(line) < 1000 else []
         figures = {_ALIASES.get(m[1].lower(), m[1].lower()): m[2] for m in matches}
         if len(figures) > 1 and not _OTHER_FIGURES.search(line):
-            name = _cleaned(line[: matches[0].start()]) or "tensor"
+            before = line[: matches[0].start()]
+            name = _cleaned(before.rpartition("{")[0] or before) or "tensor"
             shape = _SHAPE.search(line)
             whole = [int(n) for n in shape[1].split(",") if n.strip()] if shape else []
             extents = limits.extents(tuple(whole), "a line")

@@ -13,8 +13,6 @@ from whence import dtypes
 from whence.errors import UnreadableRun, UsageError
 from whence.readers.encodings import limits
 
-SUFFIXES = frozenset((".bin", ".raw", ".dat"))
-"""Of names of files that hold elements and nothing else."""
 _SHAPES = ("shape", "dims", "dimensions", "size", "sizes")
 _DTYPES = ("dtype", "data_type", "type", "datatype")
 _SHORT = {
@@ -22,6 +20,8 @@ _SHORT = {
     "fp16": "float16", "half": "float16", "bf16": "bfloat16", "double": "float64", "i64": "int64",
     "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8", "int": "int32", "long": "int64",
 }  # fmt: skip
+SUFFIXES = frozenset((".bin", ".raw", ".dat", *(f".{word}" for word in (*_SHORT, *dtypes.DTYPES))))
+"""Of names of files that hold elements and nothing else."""
 _OF_NAME = re.compile(r"(?<![a-zA-Z0-9])(\d{1,9}(?:x\d{1,9})+)(?![a-zA-Z0-9])")
 _WORD = re.compile(r"[a-zA-Z]+\d*(?:_e\dm\d(?:fn)?)?")
 _COUNTED = re.compile(r"(\d{1,12}): [-+.\deEnaif]{1,40}\n?$")

@@ -19,9 +19,10 @@ from whence import dtypes
 from whence.errors import UnreadableRun, WhenceError
 from whence.readers.assembly import named_tensors, safetensors_file
 from whence.readers.assembly.builder import Building
-from whence.readers.encodings import limits, torch_print
+from whence.readers.encodings import limits, printed_text
 from whence.readers.encodings.archive import File
 from whence.readers.encodings.json_file import json_of
+from whence.readers.encodings.number_text import Digits, Values
 from whence.readers.source import Place
 from whence.records import Lack, Run, Statistics
 
@@ -127,7 +128,7 @@ class _Tree:
         name = f"{self.root}_outputs.safetensors"
         if name not in self.place.names:
             return {}
-        items = safetensors_file.tensors_of(self.building, File(self.place.inside(name)), "")
+        items = safetensors_file.tensors_of(self.building, File(self.place.inside(name)))
         return {
             str(slot): replace(item, file=name).record(self.building)
             for slot, item in enumerate(items)
@@ -167,22 +168,19 @@ class _Tree:
         figures: tuple[Statistics | None, float],
     ) -> int:
         try:
-            printed = torch_print.parse(text, dtype)
-        except (UnreadableRun, ValueError, OverflowError) as error:
+            printed = next(printed_text.prints(f"{text}\n"))
+            values = printed.values(dtype)
+        except (StopIteration, ValueError, OverflowError) as error:
+            why, (statistics, quantum) = f"its print cannot be read: {error}", figures
             return self.building.tensor(
-                dtype,
-                shape,
-                why=f"its print cannot be read: {error}",
-                statistics=figures[0],
-                quantum=figures[1],
+                dtype, shape, why=why, statistics=statistics, quantum=quantum
             )
-        if printed.array.shape == shape:
-            return self.building.array(printed.array, quantum=printed.quantum)
-        if not printed.is_part:
-            return self.building.tensor(
-                dtype, shape, why=f"its print shows {printed.array.shape}, its shape is {shape}"
-            )
-        return self.building.array(printed.array, quantum=printed.quantum, whole=shape)
+        array = values.array
+        if array.shape != shape and not printed.whole:
+            why = f"its print shows {array.shape}, its shape is {shape}"
+            return self.building.tensor(dtype, shape, why=why)
+        whole = {} if array.shape == shape else {"whole": shape}
+        return self.building.array(array, quantum=values.step, **whole)
 
     def _beside(self, name: str, dtype: str, shape: tuple[int, ...]) -> int:
         self.remaining[name] -= 1
@@ -197,7 +195,7 @@ class _Tree:
             item = next(
                 (
                     item
-                    for item in safetensors_file.tensors_of(self.building, File(path), "")
+                    for item in safetensors_file.tensors_of(self.building, File(path))
                     if item.name == "data"
                 ),
                 None,
@@ -261,14 +259,14 @@ def _figures(tensor: dict[str, Any], count: int) -> tuple[Statistics | None, flo
     """(statistics, step of their last digit) that stand beside a tensor. torch divides by n - 1,
     whence by n.
     """
-    values: dict[str, float] = {}
-    quantum = 0.0
+    texts: dict[str, str] = {}
     for key in ("min", "max", "mean", "std"):
         text = re.search(r"tensor\(([-+.\deE]+|nan|[-+]?inf)", str(tensor.get(key, ""))[:100])
         if text is None:
             return None, 0.0
-        values[key] = float(text[1])
-        quantum = max(quantum, torch_print.step(text[1]))
+        texts[key] = text[1]
+    values = {key: float(text) for key, text in texts.items()}
+    quantum = Values.of([*texts.values()], (len(texts),), Digits.of([*texts.values()])).step
     if not count or not all(map(math.isfinite, values.values())):
         return None, 0.0
     std = values["std"] * math.sqrt((count - 1) / count)

@@ -47,25 +47,20 @@ def _is_ours(name: str) -> bool:
     return name.lower().endswith((".npy", ".npz"))
 
 
-def _items(building: Building, file: File, name: str) -> Iterator[Named]:
-    """The arrays of a file. name: of its only one, what the names of those in an archive begin
-    with.
-    """
+def _items(building: Building, file: File) -> Iterator[Named]:
+    """The arrays of a file."""
     if file.head(2) != b"PK":
         header = numpy_file.header(file.head(numpy_file.HEAD_BYTES), file.name)
-        yield from _array(header, name, lambda: file.part(0, file.size), file.name)
+        yield from _array(header, "", lambda: file.part(0, file.size), file.name)
         return
     for entry, info in file.entries().items():
-        full_name, label = (
-            named_tensors.below(name, entry.removesuffix(".npy").replace("/", ".")),
-            f"{file.name}: {entry}",
-        )
+        name, label = entry.removesuffix(".npy").replace("/", "."), f"{file.name}: {entry}"
         try:
             header = numpy_file.header(bytes(file.entry(info, numpy_file.HEAD_BYTES)), label)
         except (UnreadableRun, ElementsMissing) as error:
-            building.lacks(Lack.DAMAGED, file.name, f"{full_name} is not read: {error}")
+            building.lacks(Lack.DAMAGED, file.name, f"{name} is not read: {error}")
             continue
-        yield from _array(header, full_name, partial(file.entry, info), label, ordered=True)
+        yield from _array(header, name, partial(file.entry, info), label, ordered=True)
 
 
 def _array(

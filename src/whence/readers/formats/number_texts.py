@@ -30,6 +30,7 @@ LOOSE = True
 _LARGEST = 256 << 20  # bytes of a text that is parsed
 _JSON = (".json", ".jsonl", ".ndjson")
 _TABLES = (".csv", ".tsv", ".txt", ".dat", ".out", ".log", "")
+_NAMED = frozenset((*_JSON, *_TABLES)) - {""}
 # Settings and measurements of time hold lists of numbers too.
 _SETTINGS = re.compile(
     r"config|settings|tokenizer|vocab|index|requirements|manifest|shapes?\.|meta"
@@ -67,11 +68,7 @@ def open_run(place: Place) -> Run:
 
 
 def _is_ours(place: Place, name: str) -> bool:
-    suffix = name[name.rfind(".") :].lower() if "." in name else ""
-    if not suffix or suffix not in (*_JSON, *_TABLES):
-        return False
-    file = place.peek(name)
-    return file is not None and sniff(file)
+    return place.shows(name, _NAMED, sniff)
 
 
 def _is_table(place: Place) -> bool:
@@ -104,7 +101,7 @@ def _cells(row: str) -> list[str]:
     return cells if all(map(_CELL.fullmatch, cells)) else []
 
 
-def _items(building: Building, file: File, name: str) -> Iterator[Named]:
+def _items(building: Building, file: File) -> Iterator[Named]:
     if file.size > _LARGEST:
         raise UnreadableRun(
             f"{file.name} has {file.size} bytes of text; save it as .npy, which is read as it lies"
@@ -115,7 +112,7 @@ def _items(building: Building, file: File, name: str) -> Iterator[Named]:
             raise ValueError("it holds zeros")
         read = _lists if text.lstrip()[:1] in (b"[", b"{") else _table
         for inner, values in torch_file.tensors(read(text.decode("utf-8"))):
-            yield _named(values, named_tensors.below(name, inner), is_ordered=bool(inner))
+            yield _named(values, inner, is_ordered=bool(inner))
     except (ValueError, RecursionError) as error:
         raise UnreadableRun(f"{file.name} is no whole text of numbers: {error}") from error
 

@@ -50,8 +50,7 @@ def _has_sets(place: Place) -> bool:
 
 
 def _is_loose(place: Place, name: str) -> bool:
-    file = place.peek(name) if name.endswith(_SUFFIXES) else None
-    return file is not None and sniff(file)
+    return place.shows(name, _SUFFIXES, sniff)
 
 
 def open_run(place: Place) -> Run:
@@ -113,13 +112,13 @@ def _data_sets(building: Building, place: Place) -> None:
         building.call("", kind="label", step=step, inputs=slots["input"], outputs=slots["output"])
 
 
-def _items(place: Place, building: Building, file: File, name: str) -> Iterator[Named]:
+def _items(place: Place, building: Building, file: File) -> Iterator[Named]:
     """The tensor of a file; names of files that ONNX Runtime writes have lost what is no letter."""
     try:
         tensor = onnx_tensor.parse(_view(file))
     except ValueError as error:
         raise UnreadableRun(f"{file.name} is no ONNX tensor: {error}") from error
-    item = _named(place, tensor, name)
+    item = _named(place, tensor, "")
     if file.name.endswith(".tensorproto") and tensor.name:
         item = replace(item, name=scope_of(tensor.name), is_whole=True)
     yield item

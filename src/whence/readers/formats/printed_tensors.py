@@ -18,7 +18,7 @@ from whence.readers.encodings import limits, printed_text
 from whence.readers.encodings.archive import File
 from whence.readers.encodings.number_text import Digits, Values
 from whence.readers.encodings.printed_text import Print
-from whence.readers.source import Place
+from whence.readers.source import Place, suffix_of
 from whence.readers.unread import TENSOR_SUFFIXES
 from whence.records import Run, Statistics
 
@@ -33,7 +33,7 @@ _FAR_BYTES = 4 << 20  # how far into a log its first tensor may stand
 
 def sniff(place: Place) -> bool:
     if place.is_folder:
-        suffixes = {_suffix(name) for name in place.files}
+        suffixes = set(map(suffix_of, place.files))
         is_all = not place.hidden and not suffixes & TENSOR_SUFFIXES  # else a log beside a dump
         return is_all and any(_is_ours(place, name) for name in place.files)
     if place.suffix not in _TEXTS or b"\0" in place.head:
@@ -51,29 +51,22 @@ def open_run(place: Place) -> Run:
     return building.run()
 
 
-def _suffix(name: str) -> str:
-    last = name.rpartition("/")[2]
-    return last[last.rfind(".") :].lower() if "." in last else ""
-
-
 def _is_ours(place: Place, name: str) -> bool:
-    file = place.peek(name) if _suffix(name) in _TEXTS else None
-    return file is not None and sniff(file)
+    return place.shows(name, _TEXTS, sniff)
 
 
-def _items(building: Building, file: File, name: str) -> Iterator[Named]:
+def _items(building: Building, file: File) -> Iterator[Named]:
     if file.size > _LARGEST:
         raise UnreadableRun(f"{file.name} has {file.size} bytes; give the part of one step")
     text = bytes(file.part(0, file.size)).decode("utf-8", "replace")
     if "\0" in text:
         raise UnreadableRun(f"{file.name} holds zeros: it was not written to its end")
     for printed in printed_text.prints(text):
-        inner = "" if name and printed.name == "tensor" else printed.name
-        yield _named(printed, named_tensors.below(name, inner))
+        yield _named(printed)
 
 
-def _named(printed: Print, name: str) -> Named:
-    dtype = printed.dtype if printed.dtype in dtypes.DTYPES else ""
+def _named(printed: Print) -> Named:
+    name, dtype = printed.name, printed.dtype if printed.dtype in dtypes.DTYPES else ""
     if printed.figures:
         why = "the text has its figures, no elements"
         texts = list(printed.figures.values())
@@ -81,14 +74,10 @@ def _named(printed: Print, name: str) -> Named:
         options: dict[str, Any] = {"statistics": _statistics(printed), "quantum": step}
         return Named(name, dtype or "float32", printed.shape, None, why, printed.step,
                      ordered=True, is_text=True, options=options)  # fmt: skip
-    why, values = printed.why, None
-    if not why:
-        try:
-            digits = Digits.of(printed.numbers)
-            values = Values.of(printed.numbers, printed.shape, digits).shaped(printed.shape, dtype)
-        except ValueError as error:
-            why = f"its print holds what is no number: {str(error)[:80]}"
-    if values is None:
+    try:
+        values = printed.values(dtype)
+    except ValueError as error:
+        why = printed.why or f"its print holds what is no number: {str(error)[:80]}"
         return Named(name, dtype or "float32", (), None, why, printed.step, ordered=True)
     array = values.array
     options = {"quantum": values.step, "whole": printed.whole}

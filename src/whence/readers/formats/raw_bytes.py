@@ -1,5 +1,5 @@
-"""Raw bytes of tensors (`array.tofile`): .bin, .raw and .dat whose dtype and shape are told by
-something else.
+"""Raw bytes of tensors (`array.tofile`): .bin, .raw, .dat or .f32, whose dtype and shape are told
+by something else.
 
 By whoever opens them (`--shape`, the other run); by a file beside them (x.json or x.txt for x.bin,
 or one for all: shapes.json, manifest.json, ...); by their own name (x_2x12x64_float32.bin). The
@@ -50,17 +50,17 @@ def open_run(place: Place) -> Run:
     return building.run()
 
 
-def _items(forms: _Forms, building: Building, file: File, name: str) -> Iterator[Named]:
+def _items(forms: _Forms, building: Building, file: File) -> Iterator[Named]:
     form = forms.of(str(PurePosixPath(str(file.source)).relative_to(forms.root)))
     assert form is not None  # is asked for those alone that have one
     kind = dtypes.named(form.dtype)
     nbytes, shape = limits.count(form.shape) * kind.itemsize, form.shape
     if nbytes != file.size:
         why = f"{form.dtype} {shape} needs {nbytes} bytes, {file.name} has {file.size}"
-        yield Named(name, form.dtype, shape, None, why)
+        yield Named("", form.dtype, shape, None, why)
         return
     yield Named(
-        name, form.dtype, shape, lambda: words(file.part(0, nbytes), kind.numpy).reshape(shape)
+        "", form.dtype, shape, lambda: words(file.part(0, nbytes), kind.numpy).reshape(shape)
     )
 
 
@@ -83,7 +83,7 @@ class _Forms:
             next((f for n, f in self._told.items() if any(fnmatch(c, n) for c in called)), None)
             or next(filter(None, (self._of_file(beside, size) for beside in _beside(pure))), None)
             or next(filter(None, (self._of_index(pure, size, index) for index in _FOR_ALL)), None)
-            or raw_form.of_text(pure.stem, size)
+            or raw_form.of_text(pure.name, size)
         )
 
     def _of_file(self, name: PurePosixPath, size: int) -> Form | None:

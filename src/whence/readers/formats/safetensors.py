@@ -81,7 +81,7 @@ class _Elements:
         file, _, tensor = name.partition(",")
         if file not in self._files:
             items = safetensors_file.tensors_of(
-                Building(self._place.path, "safetensors"), File(self._place.inside(file)), ""
+                Building(self._place.path, "safetensors"), File(self._place.inside(file))
             )
             self._files[file] = {item.name: item for item in items}
         item = self._files[file].get(tensor)

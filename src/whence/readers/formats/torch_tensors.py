@@ -50,16 +50,31 @@ def _is_ours(name: str) -> bool:
     )
 
 
-def _items(building: Building, file: File, name: str) -> Iterator[Named]:
-    """The tensors of a file. name: of its only one, what the names of those in a container begin
-    with.
-    """
+def _items(building: Building, file: File) -> Iterator[Named]:
+    """The tensors of a file."""
     tree = torch_file.load(Path(file.name))
     # fields of an object stand in the order of its class
     is_object = isinstance(tree, Unknown)
+    results = _results(tree)
     for inner, tensor in (_fields if is_object else list)(torch_file.tensors(tree)):
-        is_ordered = bool(inner) and not is_object
-        yield named_tensors.of_torch(named_tensors.below(name, inner), tensor, ordered=is_ordered)
+        is_ordered = bool(inner) and not is_object and id(tensor) not in results
+        yield named_tensors.of_torch(inner, tensor, ordered=is_ordered)
+
+
+def _results(tree: Any) -> set[int]:
+    """Tensors that were put beside one container of most others ({"logits": ..., "taps": {...}}):
+    their place tells nothing of when they were made.
+    """
+    parts = _parts(tree)
+    single = {id(part) for part in parts if isinstance(part, TorchTensor)}
+    most = max((sum(isinstance(p, TorchTensor) for p in _parts(c)) for c in parts), default=0)
+    return single if most > max(len(single), len(parts) - 1) else set()
+
+
+def _parts(node: Any) -> list[Any]:
+    if isinstance(node, dict):
+        return list(node.values())
+    return list(node) if isinstance(node, (list, tuple)) else []
 
 
 def _fields(tensors: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
