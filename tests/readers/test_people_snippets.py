@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import whence
+from whence.readers import open_run
 
 WIDTH, TOKENS, LAYERS = 16, 5, 12
 FAULT = 2  # the layer whose mlp.down is wrong
@@ -225,3 +226,15 @@ def test_a_snippet_leads_to_the_fault_and_is_silent_otherwise(
     assert (faulty.status, faulty.findings[0].name) == ("different", name)
     clean = whence.compare(tmp_path / "reference", tmp_path / "rounding")
     assert clean.status == ("undecided" if "printed_figures" in snippet.__name__ else "same")
+
+
+def test_modules_called_as_activations_are_do_not_part_a_checkpoint(tmp_path: Path) -> None:
+    weights = {
+        f"features.{n}.{part}": torch.ones(8) for n in range(3) for part in ("weight", "bias")
+    }
+    torch.save(
+        weights | {"activation.weight": torch.ones(1), "scale": torch.ones(1)}, tmp_path / "a.pt"
+    )
+    run = open_run(tmp_path / "a.pt")
+    slots = [ref.slot for call in run.calls for ref in call.refs]
+    assert len(slots) == 8 and all(slot.startswith("param.") for slot in slots)

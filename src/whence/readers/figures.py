@@ -32,6 +32,7 @@ from whence.records import (
 )
 from whence.records.slots import is_written
 
+_PIECES = 100  # of the records, for each thread
 _TELLING = 8  # elements from which on equal content is no coincidence
 _SHOWN_BYTES = 4 << 30
 # of elements; below, loading the compiled pass costs more than it saves
@@ -50,8 +51,16 @@ class MeasuredRun(Over):
 
     def __init__(self, base: ForeignRun, threads: int | None = None) -> None:
         kernels = True if _nbytes(base) > _KERNELS_FROM_BYTES else None
-        with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
-            records = list(pool.map(lambda record: _described(base, record, kernels), base.records))
+        threads = threads or os.cpu_count() or 1
+        at_once = 1 + len(base.records) // (_PIECES * threads)
+
+        def described(start: int) -> list[Record]:
+            piece = base.records[start : start + at_once]
+            return [_described(base, record, kernels) for record in piece]
+
+        with ThreadPoolExecutor(threads) as pool:
+            pieces = pool.map(described, range(0, len(base.records), at_once))
+            records = [record for piece in pieces for record in piece]
         super().__init__(base, _joined(base.calls, records), records)
         self._damaged = _damaged(base, records)
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
+import msgspec
 import numpy as np
 import xxhash
+from msgspec.structs import replace
 
 from whence import dtypes
 from whence.errors import UnreadableRun
@@ -44,8 +46,7 @@ _FLOW_BYTES = 1 << 30
 """Elements of a dump that are read to see which tensors are inputs of which calls."""
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(msgspec.Struct, frozen=True):
     """A tensor with a name. name: dotted. dtype, shape, load, why, stride: as `Building.tensor`
     takes them.
 
@@ -74,9 +75,9 @@ class Named:
     is_whole: bool = False
     file: str = ""
     row: int = 0
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = {}
     is_text: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = {}
 
     def record(self, building: Building) -> int:
         return building.tensor(
@@ -203,13 +204,13 @@ def add(building: Building, items: Sequence[Named]) -> None:
     weights; the dump's name tells.
     """
     paths = [PurePosixPath(building.path).name, *(item.file for item in items)]
-    held = [item for item in items if not spoken_names.is_made(item.name)]
-    if not is_checkpoint(item.name for item in held) or _are_of_gradients(paths):
-        held = []
-    add_weights(building, held)
-    kept = set(map(id, held))
-    if made := [item for item in items if id(item) not in kept]:
-        add_labels(building, *in_order(made))
+    weights = [item for item in items if not spoken_names.is_activation(item.name)]
+    if not is_checkpoint(item.name for item in weights) or _are_of_gradients(paths):
+        weights = []
+    add_weights(building, weights)
+    is_weight = set(map(id, weights)).__contains__
+    if labels := [item for item in items if not is_weight(id(item))]:
+        add_labels(building, *in_order(labels))
 
 
 def _are_of_gradients(paths: Sequence[str]) -> bool:

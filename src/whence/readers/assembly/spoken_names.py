@@ -48,8 +48,9 @@ _SIDES = {
 }  # fmt: skip
 _CLEAR = frozenset(("input", "inputs", "输入", "output", "outputs", "输出"))
 """Of these, words that mean a side wherever they end a name."""
-_MADE = re.compile(
-    r"(?:act(?:ivation)?s?|hidden(?:_states?)?|features?|taps?|intermediates?|激活)\.|.*\.grad$",
+_ACTIVATION = re.compile(
+    r"(?:act(?:ivation)?s?|hidden(?:_states?)?|features?|taps?|intermediates?|激活)\."
+    r"(?!.*(?:weight|bias|running_\w+|num_batches_tracked)$)|.*\.grad$",
     re.IGNORECASE,
 )
 _SIDE = rf"(?P<word>(?i:{'|'.join(_SIDES)}))"
@@ -261,9 +262,9 @@ def _are_folders(sides: Iterable[tuple[str, str, str]]) -> bool:
     )
 
 
-def is_made(name: str) -> bool:
+def is_activation(name: str) -> bool:
     """Does a name say that its tensor is no weight: `activations.x`, `x.output.0`, `x.grad`?"""
-    return bool(_MADE.match(name)) or _at_end(name, clear=True) is not None
+    return bool(_ACTIVATION.match(name)) or _at_end(name, clear=True) is not None
 
 
 def _at_end(name: str, *, clear: bool = False) -> tuple[str, str, str] | None:

@@ -11,9 +11,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
+
+from msgspec.structs import replace
 
 from whence import dtypes
 from whence.errors import UnreadableRun, WhenceError

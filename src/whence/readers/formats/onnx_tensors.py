@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
+
+from msgspec.structs import replace
 
 from whence.errors import UnreadableRun
 from whence.frameworks.onnx_names import scope_of

@@ -68,7 +68,7 @@ class _Forms:
     """What is told of the raw files of a place; each describing file is read once."""
 
     def __init__(self, place: Place) -> None:
-        self._told = place.forms
+        self._stated = place.forms
         self.root = place.path if place.is_folder else place.path.parent
         self._texts: dict[PurePosixPath, Any] = {}
 
@@ -80,7 +80,7 @@ class _Forms:
         size = (self.root / name).stat().st_size
         called = (name, pure.name, pure.stem, named_tensors.placed(name)[0])
         return (
-            next((f for n, f in self._told.items() if any(fnmatch(c, n) for c in called)), None)
+            next((f for n, f in self._stated.items() if any(fnmatch(c, n) for c in called)), None)
             or next(filter(None, (self._of_file(beside, size) for beside in _beside(pure))), None)
             or next(filter(None, (self._of_index(pure, size, index) for index in _FOR_ALL)), None)
             or raw_form.of_text(pure.name, size)
@@ -94,14 +94,14 @@ class _Forms:
         tree = self._read(pure.with_name(index))
         names = {pure.name, pure.stem}
         if isinstance(tree, dict):
-            told = next((tree[name] for name in (pure.name, pure.stem) if name in tree), None)
-            if told is not None:
-                return raw_form.of_value(told, size)
+            own = next((tree[name] for name in (pure.name, pure.stem) if name in tree), None)
+            if own is not None:
+                return raw_form.of_value(own, size)
             tree = next((part for part in tree.values() if isinstance(part, (list, dict))), None)
         entries = list(tree.values()) if isinstance(tree, dict) else tree
         for entry in entries if isinstance(entries, list) else ():
-            said = entry.values() if isinstance(entry, dict) else ()
-            if any(isinstance(v, str) and PurePosixPath(v).name in names for v in said):
+            values = entry.values() if isinstance(entry, dict) else ()
+            if any(isinstance(v, str) and PurePosixPath(v).name in names for v in values):
                 return raw_form.of_value(entry, size)
         return None
 
