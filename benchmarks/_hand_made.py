@@ -245,7 +245,7 @@ def model_of(subject: str, change: str = "") -> nn.Module:
     model = SUBJECTS[subject].build().eval()
     if change in FAULTS:
         place = model.get_submodule(SUBJECTS[subject].faults[change])
-        place.register_forward_hook(lambda _m, _given, made: FAULTS[change](made))
+        place.register_forward_hook(lambda _module, _inputs, output: FAULTS[change](output))
     if change == "kernel":
         for module in model.modules():
             if isinstance(module, nn.Linear):
@@ -255,8 +255,8 @@ def model_of(subject: str, change: str = "") -> nn.Module:
 
 def _in_halves(x: Tensor, linear: nn.Linear) -> Tensor:
     half = x.shape[-1] // 2
-    made = x[..., half:] @ linear.weight[:, half:].T + x[..., :half] @ linear.weight[:, :half].T
-    return made if linear.bias is None else made + linear.bias
+    product = x[..., half:] @ linear.weight[:, half:].T + x[..., :half] @ linear.weight[:, :half].T
+    return product if linear.bias is None else product + linear.bias
 
 
 def batch_of(subject: str, seed: int) -> Tensor:
@@ -273,9 +273,9 @@ def taps_of(subject: str, change: str, steps: int, ranks: int) -> list[Tap]:
     now = [0, 0]
 
     def hook(name: str) -> Callable[[Any, Any, Any], None]:
-        def see(_module: Any, given: Any, made: Any) -> None:
-            outputs = made if isinstance(made, tuple) else (made,)
-            kept = [tuple(t.detach().clone() for t in side) for side in (given, outputs)]
+        def see(_module: Any, inputs: Any, output: Any) -> None:
+            outputs = output if isinstance(output, tuple) else (output,)
+            kept = [tuple(t.detach().clone() for t in side) for side in (inputs, outputs)]
             taps.append(Tap(name, *now, 0, *kept))
 
         return see
@@ -324,8 +324,8 @@ def gradients_of(subject: str, change: str) -> dict[str, Tensor]:
     if change == "bfloat16" and x.is_floating_point():
         x = x.bfloat16()
     for part, part_goal in zip(x.chunk(parts), goal.chunk(parts), strict=True):
-        made = model(part).float().flatten(0, -2)
-        (F.cross_entropy(made, part_goal.flatten()) / parts).backward()
+        scores = model(part).float().flatten(0, -2)
+        (F.cross_entropy(scores, part_goal.flatten()) / parts).backward()
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
@@ -401,8 +401,8 @@ class Layout:
 
     def make_gradients(self, folder: Path, subject: str, change: str) -> None:
         """The dump of a model's gradients."""
-        made = gradients_of(subject, change).items()
-        self.write(folder, [Tap(name, 0, 0, n, (), (g,)) for n, (name, g) in enumerate(made)])
+        gradients = gradients_of(subject, change).items()
+        self.write(folder, [Tap(name, 0, 0, n, (), (g,)) for n, (name, g) in enumerate(gradients)])
         self._touch(folder)
 
     def _kept(self, taps: list[Tap], subject: str) -> list[Tap]:
@@ -435,12 +435,12 @@ def each(
     return write
 
 
-def sides(way: Way, given: Names, made: Names) -> Callable[[Path, list[Tap]], None]:
+def sides(way: Way, input_names: Names, output_names: Names) -> Callable[[Path, list[Tap]], None]:
     """One file a tensor: inputs and outputs. Names have {} where the place in the tuple goes."""
 
     def write(folder: Path, taps: list[Tap]) -> None:
         for tap in taps:
-            for names, tensors in ((given, tap.inputs), (made, tap.outputs)):
+            for names, tensors in ((input_names, tap.inputs), (output_names, tap.outputs)):
                 for place, tensor in enumerate(tensors):
                     stem = names(tap).replace("{}", str(place))
                     if place == 0 or "{}" in names(tap):
@@ -480,11 +480,11 @@ def entry(key: Names) -> Callable[[Way, Tap], dict[str, Any]]:
     return lambda way, tap: {key(tap): first(way, tap)}
 
 
-def in_and_out(given: Names, made: Names) -> Callable[[Way, Tap], dict[str, Any]]:
+def in_and_out(input_names: Names, output_names: Names) -> Callable[[Way, Tap], dict[str, Any]]:
     """Entries of the input and the output."""
     return lambda way, tap: {
-        given(tap): way.of(tap.inputs[0]),
-        made(tap): way.of(tap.outputs[0]),
+        input_names(tap): way.of(tap.inputs[0]),
+        output_names(tap): way.of(tap.outputs[0]),
     }
 
 

@@ -149,10 +149,10 @@ def row(
 ) -> dict[str, Any]:
     """What came of one pair."""
     place = (keep or scratch) / squashed(layout.name) / subject
-    made = layout.make_gradients if layout.gradients else layout.make
+    dump = layout.make_gradients if layout.gradients else layout.make
     for side, what in (("ref", ""), (change, change)):
         if not (place / side).exists():
-            made(place / side, subject, what)
+            dump(place / side, subject, what)
     began = time.process_time()
     try:
         result = whence.compare(place / "ref", place / change)
@@ -169,10 +169,10 @@ def row(
 COLUMNS = ("named", "region", "innocent", "undecided", "refused", "SAME", "silent", "ALARM")
 
 
-def table(made: list[dict[str, Any]]) -> None:
+def table(pairs: list[dict[str, Any]]) -> None:
     """Counts, of each layout and of all."""
     faults: dict[str, Counter[str]] = defaultdict(Counter)
-    for item in made:
+    for item in pairs:
         is_fault = item["change"] in FAULTS
         faults[item["layout"]][item["grade"] if is_fault else f"{item['grade']} "] += 1
         faults["all"][item["grade"] if is_fault else f"{item['grade']} "] += 1
@@ -182,7 +182,7 @@ def table(made: list[dict[str, Any]]) -> None:
     print(f"{'layout':<44}" + "".join(f"{c.strip():>10}" for c in shown))
     for layout, counts in sorted(faults.items(), key=lambda item: item[0] == "all"):
         print(f"{layout:<44}" + "".join(f"{counts[c] or '':>10}" for c in shown))
-    print(f"{sum(item['seconds'] for item in made):.0f} s of CPU for comparing {len(made)} pairs")
+    print(f"{sum(item['seconds'] for item in pairs):.0f} s of CPU for comparing {len(pairs)} pairs")
 
 
 def main() -> int:
@@ -199,16 +199,16 @@ def main() -> int:
         print("\n".join(f'    "{name}",' for name in sorted(filter(is_held, LAYOUTS))))
         return 0
     torch.set_num_threads(1)
-    made = []
+    pairs = []
     with tempfile.TemporaryDirectory() as folder:
         for item in rows(options, Path(folder)):
-            made.append(item)
+            pairs.append(item)
             if options.verbose or item["grade"] not in ("named", "silent"):
                 print(f"{item['grade']:<10} {item['name']}: {item['said']}", flush=True)
-    table(made)
+    table(pairs)
     if options.json is not None:
-        options.json.write_text(json.dumps(made, indent=1))
-    return int(any(item["grade"] in ("innocent", "SAME", "ALARM") for item in made))
+        options.json.write_text(json.dumps(pairs, indent=1))
+    return int(any(item["grade"] in ("innocent", "SAME", "ALARM") for item in pairs))
 
 
 if __name__ == "__main__":
