@@ -226,28 +226,28 @@ def sides(names: Sequence[str]) -> list[tuple[str, str, str]]:
     some have, an input is one by a clear word, and an output is one whose module has an input: BERT
     has modules called output. Inputs alone are judged one after the other, under their whole names.
     """
-    at_end = [_at_end(name) for name in names]
+    at_end, at_start = ([at(name) for name in names] for at in (_at_end, _at_start))
     if all(side and side[0] and side[1] == "input" for side in at_end):
         return [(name, "output", "0") for name in names]  # what was recorded, in its order
+    marked, with_inputs = at_end, _scopes(at_start, "input")
+    called = with_inputs & (with_outputs := _scopes(at_start, "output"))
     if all(at_end) and not _are_folders(filter(None, at_end)):
-        return [side or (name, "output", "0") for side, name in zip(at_end, names, strict=True)]
-    at_start = [_at_start(name) for name in names]
-    with_sides = [side for side in at_start if side]
-    with_inputs = {side[0] for side in with_sides if side[1] == "input"}
-    with_outputs = {side[0] for side in with_sides if side[1] == "output"}
-    if 2 * len(with_sides) > len(names) and 2 * len(with_inputs & with_outputs) >= max(
+        called = _scopes(at_end, "output")
+    elif 2 * sum(map(bool, at_start)) > len(names) and 2 * len(called) >= max(
         len(with_inputs), len(with_outputs)
     ):
-        return [
-            side if side and side[0] in with_inputs & with_outputs else (name, "output", "0")
-            for side, name in zip(at_start, names, strict=True)
-        ]
-    clear = [_at_end(name, clear=True) for name in names]
-    with_inputs = {side[0] for side in clear if side and side[1] == "input"}
+        marked = [side if side and side[0] in called else None for side in at_start]
+    else:
+        marked = [_at_end(name, clear=True) for name in names]
+        called = _scopes(marked, "input")
     return [
-        side if side and (side[1] == "input" or side[0] in with_inputs) else (name, "output", "0")
-        for side, name in zip(clear, names, strict=True)
+        side if side and (side[1] == "input" or side[0] in called) else (name, "output", "0")
+        for side, name in zip(marked, names, strict=True)
     ]
+
+
+def _scopes(sides: Iterable[tuple[str, str, str] | None], kind: str) -> set[str]:
+    return {side[0] for side in sides if side and side[1] == kind}
 
 
 def _are_folders(sides: Iterable[tuple[str, str, str]]) -> bool:

@@ -171,15 +171,14 @@ class _Tree:
         try:
             printed = next(printed_text.prints(f"{text}\n"))
             values = printed.values(dtype)
+            if values.array.shape != shape and not printed.whole:
+                raise ValueError(f"it shows {values.array.shape}, its shape is {shape}")
         except (StopIteration, ValueError, OverflowError) as error:
             why, (statistics, quantum) = f"its print cannot be read: {error}", figures
             return self.building.tensor(
                 dtype, shape, why=why, statistics=statistics, quantum=quantum
             )
         array = values.array
-        if array.shape != shape and not printed.whole:
-            why = f"its print shows {array.shape}, its shape is {shape}"
-            return self.building.tensor(dtype, shape, why=why)
         whole = {} if array.shape == shape else {"whole": shape}
         return self.building.array(array, quantum=values.step, **whole)
 

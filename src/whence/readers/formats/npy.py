@@ -79,29 +79,21 @@ def _array(
             named_tensors.of_torch(named_tensors.below(name, inner), tensor, ordered=bool(inner))
             for inner, tensor in torch_file.tensors(tree)
         ]
-    yield from tensors or [_item(header, name, read, label, ordered=ordered)]
 
-
-def _item(
-    header: numpy_file.Header,
-    name: str,
-    read: Callable[[], Bytes],
-    label: str,
-    *,
-    ordered: bool = False,
-) -> Named:
     def load() -> Array:
         return numpy_file.array(header, read(), label)
 
-    return Named(
-        name,
-        header.dtype,
-        header.shape,
-        None if header.why else load,
-        header.why,
-        ordered=ordered,
-        is_text=header.dtype.lstrip("<>=|")[:1] in ("U", "S"),
-    )
+    yield from tensors or [
+        Named(
+            name,
+            header.dtype,
+            header.shape,
+            None if header.why else load,
+            header.why,
+            ordered=ordered,
+            is_text=header.dtype.lstrip("<>=|")[:1] in ("U", "S"),
+        )
+    ]
 
 
 def _elements(place: Place, name: str) -> Callable[[], Array]:

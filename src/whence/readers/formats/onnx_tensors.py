@@ -73,7 +73,7 @@ def open_run(place: Place) -> Run:
             ],
         )
     else:
-        tensor = _tensor(place, place.path.name)
+        tensor = _parsed(File(place.inside(place.path.name)))
         match = _SET.search(place.path.name)
         records = {"0": _named(place, tensor, "").record(building)}
         if match is not None and match["kind"] == "input":
@@ -101,7 +101,7 @@ def _data_sets(building: Building, place: Place) -> None:
     calls: dict[tuple[str, int], dict[str, dict[str, int]]] = {}
     for match, name in sorted(chosen, key=lambda item: named_tensors.natural(item[1])):
         try:
-            record = _named(place, _tensor(place, name), name).record(building)
+            record = _named(place, _parsed(File(place.inside(name))), name).record(building)
         except UnreadableRun as error:
             building.lacks(Lack.DAMAGED, name, not_read(name, error))
             continue
@@ -115,10 +115,7 @@ def _data_sets(building: Building, place: Place) -> None:
 
 def _items(place: Place, building: Building, file: File) -> Iterator[Named]:
     """The tensor of a file; names of files that ONNX Runtime writes have lost what is no letter."""
-    try:
-        tensor = onnx_tensor.parse(_view(file))
-    except ValueError as error:
-        raise UnreadableRun(f"{file.name} is no ONNX tensor: {error}") from error
+    tensor = _parsed(file)
     item = _named(place, tensor, "")
     if file.name.endswith(".tensorproto") and tensor.name:
         item = replace(item, name=scope_of(tensor.name), is_whole=True)
@@ -137,8 +134,7 @@ def _named(place: Place, tensor: OnnxTensor, name: str) -> Named:
     )
 
 
-def _tensor(place: Place, name: str) -> OnnxTensor:
-    file = File(place.inside(name))
+def _parsed(file: File) -> OnnxTensor:
     try:
         return onnx_tensor.parse(_view(file))
     except (ValueError, UnreadableRun) as error:
