@@ -260,7 +260,40 @@ def test_padding_on_the_other_side_is_no_fault(tmp_path, options, status):
     assert whence.compare(tmp_path / "r", tmp_path / "t").status == status
 
 
-@pytest.mark.parametrize(("of_inner", "is_acquitted"), [(set(), False), (None, True)])
+class Branched(Language):
+    """Adds what attention makes to what it was given, and returns its weights."""
+
+    def __init__(self, share=1.0):
+        super().__init__()
+        self.share = share
+
+    def forward(self, input_ids, attention_mask):
+        size = input_ids.shape[1]
+        causal = torch.ones(size, size, dtype=torch.bool).tril()[None]
+        mask = causal & attention_mask[:, None].bool() | torch.eye(size, dtype=torch.bool)[None]
+        x = self.embed(input_ids)
+        made, weights = self.attention(x, mask)
+        return self.head(x + self.share * made), weights
+
+
+@pytest.mark.parametrize(("share", "status"), [(1.0, "same"), (0.93, "different")])
+def test_what_code_does_not_read_explains_none_of_its_errors(tmp_path, share, status):
+    ids = torch.randint(1, 50, (2, 12), generator=torch.Generator().manual_seed(1))
+    zeros, ones = torch.zeros(2, 4, dtype=torch.long), torch.ones(2, 12, dtype=torch.long)
+    for name, order, own in (("r", (0, 1), 1.0), ("t", (1, 0), share)):
+        torch.manual_seed(0)
+        model = Branched(own).eval()
+        with whence.capture(model, tmp_path / name), torch.no_grad():
+            model(
+                input_ids=torch.cat([(ids, zeros)[k] for k in order], 1),
+                attention_mask=torch.cat([(ones, zeros)[k] for k in order], 1),
+            )
+    assert whence.compare(tmp_path / "r", tmp_path / "t").status == status
+
+
+@pytest.mark.parametrize(
+    ("of_inner", "is_acquitted"), [(set(), False), ({"1:input.0"}, False), (None, True)]
+)
 def test_a_model_that_drowns_a_wrong_module_takes_nothing_back(of_inner, is_acquitted):
     outer = SimpleNamespace(id=0, parent=-1, phase="forward")
     inner = SimpleNamespace(id=1, parent=0, phase="forward")

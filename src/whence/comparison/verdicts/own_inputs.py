@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from whence.comparison.replays.side import ReplaySource
 from whence.comparison.replays.wired import WiredReplay
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
-from whence.records import Call, Run
+from whence.records import Call, Run, children
 from whence.records.slots import is_input
 
 _HALF = 1e-5  # between the unit roundoffs of 32 and 16 bits
@@ -29,13 +30,14 @@ class CallsOnOwnInputs:
     def __init__(self, reference: Run, target: Run, source: ReplaySource) -> None:
         self._reference, self._target = reference, target
         self._source = ReplaySource(reference, source.allow, source.model)
+        self._kids = {id(run): children(run.calls) for run in (reference, target)}
         self._right: dict[tuple[tuple[str, str, str], tuple[str, str, str]], set[str] | None] = {}
 
     def right(self, call: Call, partner: Call) -> set[str] | None:
         """The outputs of a module, or of an operator of it, that its target gives, in every call,
-        as the reference's programs do on the same inputs, but for rounding. Empty where one is not
-        so, None where that cannot be run. call, partner: one of its calls and what it is paired
-        with, as aligned.
+        as the reference's programs do on the same inputs, but for rounding, and what its code hands
+        the calls inside so ("3:input.0"). No output where one is not so, None where that cannot be
+        run. call, partner: one of its calls and what it is paired with, as aligned.
         """
         key = (call.root, call.scope, call.op), (partner.root, partner.scope, partner.op)
         if key not in self._right:
@@ -61,7 +63,26 @@ class CallsOnOwnInputs:
             _is_within(self._target.array(target[s]), wide[s], [c[s] for c in copies])
             for s in shown
         )
-        return set(shown) if is_right else set()
+        handed = {
+            slot
+            for slot, record in self._handed(call, partner).items()
+            if slot in wide and all(slot in copy for copy in copies)
+            if _is_within(self._target.array(record), wide[slot], [c[slot] for c in copies])
+        }
+        return handed | set(shown) if is_right else handed
+
+    def _handed(self, call: Call, partner: Call) -> dict[str, int]:
+        """The target's records of what its calls inside are given, by place and slot."""
+        both = zip(self._inside(self._reference, call), self._inside(self._target, partner))
+        return {
+            f"{k}:{ref.slot}": ref.record
+            for k, (kid, other) in enumerate(both)
+            if (kid.scope, kid.op) == (other.scope, other.op)
+            for ref in other.slots("input")
+        }
+
+    def _inside(self, run: Run, call: Call) -> list[Call]:
+        return [run.calls[k] for k in self._kids[id(run)].get(call.id, ())]
 
     def _working_dtype(self, call: Call, output: int) -> str:
         """The dtype of a module's first output in the target, where the reference's is another."""
@@ -81,7 +102,9 @@ class CallsOnOwnInputs:
                 raise
         parts = [self._replayed(call, row, dtypes_of_run, seed) for row in rows]
         return {
-            slot: np.stack([part[slot][k] for k, part in enumerate(parts)]) for slot in parts[0]
+            slot: np.stack([part[slot][k] for k, part in enumerate(parts)])
+            for slot, array in parts[0].items()
+            if array.ndim and len(array) == len(parts)
         }
 
     def _by_row(self, call: Call, inputs: dict[str, Array]) -> list[dict[str, Array]]:
@@ -100,7 +123,7 @@ class CallsOnOwnInputs:
     ) -> dict[str, Array]:
         working, rounded_to = dtypes_of_run
         records = {r.slot: r.record for r in call.refs}
-        chain = WiredReplay(
+        chain = _Watched(
             self._source,
             working,
             functools.partial(self._parameters, rounded_to),
@@ -108,13 +131,31 @@ class CallsOnOwnInputs:
             state={records[s]: array for s, array in inputs.items() if s in records},
             lenient=True,  # where the results are the target's all the same, the program served
         )
-        return chain.run(call, inputs)
+        results, places = chain.run(call, inputs), self._inside(self._reference, call)
+        return results | {
+            f"{k}:{slot}": array
+            for k, kid in enumerate(places)
+            for slot, array in chain.handed.get(kid.id, {}).items()
+        }
 
     def _parameters(self, rounded_to: str, loaded: Any, call: Call, working: str) -> Any:
         arrays, _ = self._source.arrays(self._source.records(call, loaded.program.params))
         if rounded_to != "recorded":
             arrays = {slot: judge.rounded(array, rounded_to) for slot, array in arrays.items()}
         return loaded.hold(arrays, working=working)
+
+
+class _Watched(WiredReplay):
+    """Keeps what calls inside are given."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.handed: dict[int, dict[str, Array]] = {}
+
+    def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """As `WiredReplay.passing`."""
+        self.handed.setdefault(call.id, {}).update({s: a for s, a in arrays.items() if is_input(s)})
+        return super().passing(call, arrays)
 
 
 def _forward_calls(run: Run, root: str, scope: str, op: str) -> list[Call]:

@@ -19,6 +19,7 @@ from whence.comparison.verdicts.parameter_drift import ParameterDrift, Parameter
 from whence.comparison.verdicts.parameters import Parameters
 from whence.comparison.verdicts.unseen_inputs import UnseenInputs
 from whence.records import Call, Region, marks
+from whence.records.backward import read_by
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_input, is_own_input, is_param, is_read, is_written
 from whence.results import SlotPair, VerdictKind
@@ -318,12 +319,34 @@ class SegmentEvidenceCollector:
         return errors
 
     def _read(self, region: Region, fresh: Set[int]) -> list[SlotPair]:
-        """What became visible at the boundary of a segment and was compared before."""
+        """What became visible at the boundary of a segment and was compared before, but for what
+        the code of its call does not compute with.
+        """
+        unread = self._unread(self.paired.calls[region.call])
         return [
             SlotPair("", "", record, self.first[record])
             for record in region.inputs
-            if record not in fresh and (record, self.first.get(record, -1)) in self.paired.measured
+            if record not in fresh
+            and record not in unread
+            and (record, self.first.get(record, -1)) in self.paired.measured
         ]
+
+    def _unread(self, call: Call) -> Set[int]:
+        """What a call is given, or calls inside return, and no operator of the reference's code
+        around them reads.
+        """
+        program = self.paired.reference.programs.get(call.program)
+        if program is None:
+            return frozenset()
+        kids = enumerate(self.paired.kids.get(call.id, ()))
+        seen = [(ref.slot, ref.record) for ref in call.slots("input")]
+        seen += [
+            (f"{k}:{ref.slot}", ref.record)
+            for k, kid in kids
+            for ref in self.paired.calls[kid].slots("output")
+        ]
+        read = read_by(program)
+        return {record for _, record in seen} - {record for slot, record in seen if slot in read}
 
     def _candidates(self, region: Region, index: int) -> Iterator[tuple[str, SlotPair]]:
         """What the next child reads, or the container returns, by name."""

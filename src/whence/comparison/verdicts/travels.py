@@ -244,10 +244,13 @@ class Neighbourhoods:
             if number in self._paired.pair_of:
                 pair = self._paired.pair(self._paired.pair_of[number])
                 right = self._own_inputs.right(pair.call, pair.partner)
-                if right is not None and not right:
-                    return False  # what drowns it further on takes nothing back
-                if right and (number != call.id or verdict.slot in right or not is_own):
+                is_whole = right is not None and any(map(is_output, right))
+                if number == call.id and right and verdict.slot in right:
                     return True
+                if is_whole and (number != call.id or not is_own):
+                    return True
+                if right is not None and not is_whole:
+                    return False  # what drowns it further on takes nothing back
             if number == call.id and not self._is_read(call, verdict.slot):
                 return False
             number = self._paired.calls[number].parent
