@@ -676,7 +676,24 @@ def test_gradients_of_a_module_are_right_by_their_own_size(errors, is_right):
     paired = SimpleNamespace(reference=SimpleNamespace(records=records))
     stub = SimpleNamespace(paired=paired, of=lambda pair: error[pair.reference_record])
     pairs = [SimpleNamespace(reference_record=k) for k in error]
-    assert StepGradients(stub, {})._are_right_in_module(pairs) == is_right
+    assert StepGradients(stub, {})._are_right_in_module(pairs, 0.0) == is_right
+
+
+def test_what_earlier_steps_left_in_parameters_is_what_the_model_shows_of_it():
+    error = {"parameter": 1e-4, "returned": 1e-6, "earlier": 0.5}
+    where = {"rank": 0, "root": "Net", "parent": -1}
+    calls = [
+        SimpleNamespace(id=0, step=0, phase="forward", **where),
+        SimpleNamespace(id=1, step=1, phase="forward", **where),
+        SimpleNamespace(id=2, step=1, phase="optimizer", **where),
+    ]
+    slots = [{"output.0": "earlier"}, {"output.0": "returned"}, {"input.param": "parameter"}]
+    paired = SimpleNamespace(calls=calls, pair_of={0: 0, 1: 1, 2: 2}, slots=slots)
+    stub = SimpleNamespace(
+        paired=paired, of=lambda pair: SimpleNamespace(value=error[pair], lone=0.0)
+    )
+    assert StepGradients(stub, {})._came_in((0, "Net", 1)) == 1e-6
+    assert StepGradients(stub, {})._came_in((0, "Net", 0)) == 0.0
 
 
 @pytest.mark.parametrize(

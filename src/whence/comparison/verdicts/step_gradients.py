@@ -15,14 +15,15 @@ from typing import Any
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.judge.limits import LIMITS
 from whence.records import Call, Region
-from whence.records.slots import is_input, split_slot
+from whence.records.slots import is_input, is_output, split_slot
 from whence.records.training import GRADIENTS, LOSS, OPTIMIZER
 from whence.results import GUILTY, SlotPair, Verdict
 
-_TAKEN = "input.grad"
+_TAKEN, _HELD = "input.grad", "input.param"
 _MADE, _OF_INPUT = "output.grad.", "output.grad.input."
 _CANCELLED = 3e-2  # of its module's largest gradient: a smaller one may be left of larger terms
 _CLEARLY = 2.0  # times as far
+_MOST_CAME_IN = 1e-3  # of a gradient: what earlier steps left explains no more
 
 
 class StepGradients:
@@ -183,23 +184,39 @@ class StepGradients:
                 elif is_alike and is_input(ref.slot):
                     module = split_slot(ref.slot)[1].rpartition(".")[0]
                     pairs.setdefault(module, []).append(slots.get(ref.slot))
-        return bool(pairs) and all(map(self._are_right_in_module, pairs.values()))
+        came_in = min(_MOST_CAME_IN, LIMITS.growth**2 * self._came_in(step))
+        return bool(pairs) and all(self._are_right_in_module(p, came_in) for p in pairs.values())
 
-    def _are_right_in_module(self, pairs: Sequence[SlotPair | None]) -> bool:
-        """Do the gradients of a module's parameters differ by rounding alone?"""
+    def _came_in(self, step: tuple[int, str, int]) -> float:
+        """The error that earlier steps left in the parameters, as far as models show it: Adam makes
+        more than rounding of gradients near zero.
+        """
+        parameters, returned = [0.0], [0.0]
+        for call in self._paired.calls:
+            if (call.rank, call.root, call.step) != step or call.id not in self._paired.pair_of:
+                continue
+            slots = self._paired.slots[self._paired.pair_of[call.id]].items()
+            if call.phase == OPTIMIZER:
+                parameters += [self._errors.of(p).value or 0.0 for s, p in slots if s == _HELD]
+            elif call.phase == "forward" and call.parent < 0:
+                returned += [self._errors.of(p).value or 0.0 for s, p in slots if is_output(s)]
+        return min(max(parameters), max(returned))
+
+    def _are_right_in_module(self, pairs: Sequence[SlotPair | None], came_in: float) -> bool:
+        """Do the gradients of a module's parameters differ by rounding and what came in alone?"""
         known = [pair for pair in pairs if pair is not None]
         errors, sizes = [self._errors.of(p) for p in known], [self._norm(p) for p in known]
         largest = max(sizes, default=0.0)
+        limits = [max(LIMITS.within(error.u), came_in) for error in errors]
         return len(known) == len(pairs) and all(
             # what cancels has the size of its terms, which its siblings show
             error.exact
             or (
-                (error.value or math.inf) * size
-                <= LIMITS.within(error.u) * max(size, _CANCELLED * largest)
+                (error.value or math.inf) * size <= limit * max(size, _CANCELLED * largest)
                 and error.lone * min(1.0, size / (_CANCELLED * largest or 1.0))
-                <= LIMITS.within(error.u) * LIMITS.lone
+                <= limit * LIMITS.lone
             )
-            for error, size in zip(errors, sizes, strict=True)
+            for error, size, limit in zip(errors, sizes, limits, strict=True)
         )
 
     def resolve(self, verdict: Verdict) -> bool:
