@@ -11,11 +11,13 @@ import pytest
 from whence import api, cli
 from whence.cli import _options
 from whence.instrument.options import CaptureOptions
+from whence.workflows.commits import Files
 from whence.workflows.probe.probe import Question
 
 CONTEXT = click.Context(cli.group)
 FREE = {
     *CaptureOptions.__struct_fields__,
+    *Files.__annotations__,
     *Question.__struct_fields__,
     *inspect.signature(api.compare).parameters,
     *inspect.signature(api.run_command).parameters,
