@@ -48,7 +48,7 @@ def ask(tmp_path_factory):
     reason="click's script needs bash 4.4",
 )
 def test_bash_completes(ask):
-    assert ask("whence", "com") == ["commits", "compare", "completion"]
+    assert ask("whence", "com") == ["compare", "commits", "completion"]
     assert ask("whence", "compare", "a", "b", "--match", "") == ["auto", "exact", "names", "order"]
     assert ask("whence", "show", "ru") == ["compopt", "-o", "default"], "files, by bash itself"
 
