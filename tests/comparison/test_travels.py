@@ -9,6 +9,8 @@ import whence
 from whence.comparison.verdicts.channel_factors import factor_in_words
 from whence.comparison.verdicts.step_gradients import StepGradients
 from whence.comparison.verdicts.travels import Neighbourhoods
+from whence.records import Operation, Program
+from whence.records.program import inputs_of
 from whence.report.answer import answer
 from whence.results import Evidence, Verdict, VerdictKind
 
@@ -258,6 +260,14 @@ def test_padding_on_the_other_side_is_no_fault(tmp_path, options, status):
                 attention_mask=torch.cat([(ones, zeros)[k] for k in order], 1),
             )
     assert whence.compare(tmp_path / "r", tmp_path / "t").status == status
+
+
+def test_inputs_of_an_operand_are_those_that_lead_to_it():
+    add = Operation("aten.add.Tensor", ({"in": 0}, {"in": 1}))
+    double = Operation("aten.mul.Scalar", ({"op": [0, 0]}, 2))
+    program = Program("", (add, double), ("a", "b", "c"), ())
+    assert inputs_of(program, [{"op": [1, 0]}]) == {"a", "b"}
+    assert inputs_of(program, [{"in": 2}]) == {"c"}
 
 
 class Branched(Language):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -129,6 +129,19 @@ class Program(
     under_grad: bool = False
     detached: tuple[tuple[int, int], ...] = ()
     draws: tuple[ProgramDraw, ...] = ()
+
+
+def inputs_of(program: Program, ends: Iterable[Any]) -> set[str]:
+    """Slots of the inputs that a program makes these operands of."""
+    slots, todo, visited = set[str](), list(operands(list(ends))), set[int]()
+    while todo:
+        kind, value = todo.pop()
+        if kind in ("in", "dim"):
+            slots.add(program.inputs[value if kind == "in" else value[0]])
+        elif kind == "op" and value[0] not in visited:
+            visited.add(value[0])
+            todo += program.operations[value[0]].operands()
+    return slots
 
 
 def identified(program: Program) -> Program:

@@ -19,8 +19,8 @@ from whence.comparison.verdicts.parameter_drift import ParameterDrift, Parameter
 from whence.comparison.verdicts.parameters import Parameters
 from whence.comparison.verdicts.unseen_inputs import UnseenInputs
 from whence.records import Call, Region, marks
-from whence.records.backward import read_by
 from whence.records.marks import Mark, has_mark
+from whence.records.program import inputs_of
 from whence.records.slots import is_input, is_own_input, is_param, is_read, is_written
 from whence.results import SlotPair, VerdictKind
 
@@ -263,7 +263,7 @@ class SegmentEvidenceCollector:
         self.errors, self.paired = errors, errors.paired
         self._parameters, self._unseen, self._positions = parameters, unseen, positions
         self.first: dict[int, int] = {}
-        self._visible_errors: dict[int, list[judge.PairError]] = {}
+        self._visible: dict[int, list[tuple[int, judge.PairError]]] = {}
 
     def note(self, slots: Iterable[SlotPair]) -> None:
         """Take note of tensors of a call that were seen now."""
@@ -278,16 +278,17 @@ class SegmentEvidenceCollector:
         if region.stretch == 0:
             self.note(s for s in slots.values() if is_read(s.reference_slot))
         outputs, fresh = self._own(region, pair, candidates)
-        errors_in = self._visible_errors.setdefault(
-            call.id,
-            [self._unseen.worst_before[call.id]] if call.id in self._unseen.worst_before else [],
-        )
-        errors_in += map(self.errors.of, self._read(region, fresh))
-        errors_in += self._unseen.within(call.id, region.stretch)
+        visible = self._visible.setdefault(call.id, [])
+        if call.id in self._unseen.worst_before and not visible:
+            visible.append((-1, self._unseen.worst_before[call.id]))
+        visible += [(s.reference_record, self.errors.of(s)) for s in self._read(region, fresh)]
+        visible += [(-1, error) for error in self._unseen.within(call.id, region.stretch)]
         parameters, scopes = self._parameters_of(region, pair)
         if not outputs and not any(p.differs for _, p in parameters):
             return None
         before = self._before_change(region, outputs)
+        unread = self._unread(call, outputs)
+        errors_in = [error for record, error in visible if record not in unread]
         # Who hands on from here what this segment spoilt has nothing to do with it.
         self.first.update((o.slot.reference_record, o.slot.target_record) for o in outputs)
         errors_out = [o.error for o in outputs]
@@ -319,25 +320,24 @@ class SegmentEvidenceCollector:
         return errors
 
     def _read(self, region: Region, fresh: Set[int]) -> list[SlotPair]:
-        """What became visible at the boundary of a segment and was compared before, but for what
-        the code of its call does not compute with.
-        """
-        unread = self._unread(self.paired.calls[region.call])
+        """What became visible at the boundary of a segment and was compared before."""
         return [
             SlotPair("", "", record, self.first[record])
             for record in region.inputs
-            if record not in fresh
-            and record not in unread
-            and (record, self.first.get(record, -1)) in self.paired.measured
+            if record not in fresh and (record, self.first.get(record, -1)) in self.paired.measured
         ]
 
-    def _unread(self, call: Call) -> Set[int]:
-        """What a call is given, or calls inside return, and no operator of the reference's code
-        around them reads.
+    def _unread(self, call: Call, outputs: Sequence[RegionOutput]) -> Set[int]:
+        """What a call is given, or calls inside return, and the reference's program does not make
+        these outputs of.
         """
         program = self.paired.reference.programs.get(call.program)
         if program is None:
             return frozenset()
+        ends = dict(program.outputs)
+        if any(output.name not in ends for output in outputs):
+            return frozenset()
+        read = inputs_of(program, [ends[output.name] for output in outputs])
         kids = enumerate(self.paired.kids.get(call.id, ()))
         seen = [(ref.slot, ref.record) for ref in call.slots("input")]
         seen += [
@@ -345,7 +345,6 @@ class SegmentEvidenceCollector:
             for k, kid in kids
             for ref in self.paired.calls[kid].slots("output")
         ]
-        read = read_by(program)
         return {record for _, record in seen} - {record for slot, record in seen if slot in read}
 
     def _candidates(self, region: Region, index: int) -> Iterator[tuple[str, SlotPair]]:
