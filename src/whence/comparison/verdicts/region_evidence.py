@@ -21,7 +21,15 @@ from whence.comparison.verdicts.unseen_inputs import UnseenInputs
 from whence.records import Call, Region, marks
 from whence.records.marks import Mark, has_mark
 from whence.records.program import inputs_of
-from whence.records.slots import is_input, is_own_input, is_param, is_read, is_written
+from whence.records.slots import (
+    is_input,
+    is_of_child,
+    is_own_input,
+    is_param,
+    is_read,
+    is_written,
+    split_child,
+)
 from whence.results import SlotPair, VerdictKind
 
 _FEW_OPERATORS = 12  # of a program that is one layer and no network
@@ -338,7 +346,10 @@ class SegmentEvidenceCollector:
         if any(output.name not in ends for output in outputs):
             return frozenset()
         read = inputs_of(program, [ends[output.name] for output in outputs])
-        kids = enumerate(self.paired.kids.get(call.id, ()))
+        kids = list(enumerate(self.paired.kids.get(call.id, ())))
+        hidden = {k for k, kid in kids if kid not in self.paired.pair_of}
+        if any(is_of_child(slot) and split_child(slot)[0] in hidden for slot in read):
+            return frozenset()  # it may be made of anything that the call inside reads
         seen = [(ref.slot, ref.record) for ref in call.slots("input")]
         seen += [
             (f"{k}:{ref.slot}", ref.record)
