@@ -43,7 +43,7 @@ def compared(path, change):
 def test_the_parameter_that_was_left_out_is_the_fault(tmp_path, change, module, behind):
     result = compared(tmp_path, change)
     assert [(f.name, f.slot) for f in result.findings] == [(str(module), "param.bias")]
-    assert "bias is not changed with it" in result.findings[0].sentence
+    assert "bias is not multiplied with it" in result.findings[0].sentence
     assert f"OTHER FORM         {behind} " in answer.answer(result)
 
 
@@ -71,5 +71,5 @@ def test_the_other_half_of_a_folding_is_the_fault_where_it_differs_besides(tmp_p
 
     result = compared(tmp_path, rounded)
     assert [(f.name, f.slot) for f in result.findings] == [("3", "param.weight")]
-    assert "differs from it besides" in result.findings[0].sentence
+    assert "differs besides" in result.findings[0].sentence
     assert "OTHER FORM         2 " in answer.answer(result)

@@ -1,6 +1,7 @@
 """Gradients that one training makes of a batch at once, and the other of its parts or otherwise."""
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,9 @@ from torch import nn
 
 import whence
 from whence.align.batches.align import align_batches
+from whence.comparison.verdicts import operator_forms
+from whence.records import Ref
+from whence.results import SlotPair, Verdict, VerdictKind
 
 pytestmark = pytest.mark.torch
 
@@ -127,3 +131,27 @@ def test_an_operator_between_two_backward_passes_is_named(tmp_path):
     changed_between(tmp_path / "target", scaled, "op")
     first = whence.compare(tmp_path / "reference", tmp_path / "target").findings[0]
     assert "mul_, which only the target runs" in first.sentence
+
+
+@pytest.mark.parametrize(
+    ("slots", "is_named"),
+    [({1: "output.0"}, True), ({1: "input.self"}, False), ({0: "output.0", 1: "output.0"}, False)],
+)
+def test_an_operator_that_reads_or_hands_on_a_tensor_did_not_make_it(slots, is_named):
+    calls = [
+        SimpleNamespace(
+            id=k,
+            kind="operator",
+            op_type="mul_",
+            refs=[Ref(slots[k], 7)] if k in slots else [],
+        )
+        for k in (0, 1)
+    ]
+    paired = SimpleNamespace(
+        slot=lambda index, slot: SlotPair("input.0", "input.0", 3, 7),
+        maker=lambda slot: calls[1],
+        plan=SimpleNamespace(unmatched_target=(1,)),
+        target=SimpleNamespace(calls=calls),
+    )
+    verdict = Verdict(0, VerdictKind.INTRODUCED, slot="input.0")
+    assert bool(operator_forms._made_alone(verdict, paired)) == is_named

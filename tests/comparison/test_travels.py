@@ -696,6 +696,7 @@ def test_what_earlier_steps_left_in_parameters_is_what_the_model_shows_of_it():
         SimpleNamespace(id=0, step=0, phase="forward", **where),
         SimpleNamespace(id=1, step=1, phase="forward", **where),
         SimpleNamespace(id=2, step=1, phase="optimizer", **where),
+        SimpleNamespace(id=3, step=0, phase="optimizer", **where),
     ]
     slots = [{"output.0": "earlier"}, {"output.0": "returned"}, {"input.param": "parameter"}]
     paired = SimpleNamespace(calls=calls, pair_of={0: 0, 1: 1, 2: 2}, slots=slots)

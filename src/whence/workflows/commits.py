@@ -91,10 +91,10 @@ def commits(
         result = compare(*(side.run for side in sides))
         answers = None
         if texts:
-            made = [f"{side.run}-{Path(texts).name}" for side in sides]
-            pairs = [(expected, file) for file in made]
-            answers = tokens(before=pairs[0], after=pairs[1]) if expected else tokens(*made)
-        broken_by, skipped = None, list[str]()
+            copies = [f"{side.run}-{Path(texts).name}" for side in sides]
+            pairs = [(expected, file) for file in copies]
+            answers = tokens(before=pairs[0], after=pairs[1]) if expected else tokens(*copies)
+        broken_by, skipped = "", list[str]()
         if between and result.status == Status.DIFFERENT:
 
             def status(sha: str) -> str:
@@ -167,16 +167,22 @@ class _Work:
         if sha or Path(given).is_dir():
             return sha
         where = f"of {self._top}" if self._has_git else "here: this folder is in no repository"
-        raise UsageError(f"{given!r} is no commit {where}, and no folder")
+        raise UsageError(
+            f"{given!r} is no commit {where}, and no folder; give what `git log --all --oneline` "
+            "shows, or the path of another checkout"
+        )
 
     def between(self, first: str, second: str) -> list[str]:
         """The commits behind `first` up to `second`, along first parents. Raises UsageError."""
         if not first or not second:
             raise UsageError("--bisect takes two commits, no folders")
-        listed_ = self._git("rev-list", "--first-parent", "--reverse", f"{first}..{second}")
-        if not listed_ or self._git("merge-base", first, second) != first:
-            raise UsageError(f"--bisect: {first[:12]} is no ancestor of {second[:12]}")
-        return listed_.split()
+        numbers = self._git("rev-list", "--first-parent", "--reverse", f"{first}..{second}")
+        if not numbers or self._git("merge-base", first, second) != first:
+            raise UsageError(
+                f"--bisect: {first[:12]} is no ancestor of {second[:12]}; give the older commit "
+                "first, or leave --bisect out"
+            )
+        return numbers.split()
 
     def named(self, sha: str) -> str:
         """A commit as git shows it in a line."""
@@ -209,7 +215,10 @@ class _Work:
             if self._texts:
                 file = place / self._texts
                 if not file.is_file():
-                    raise UsageError(f"the command wrote no {self._texts} on {given}")
+                    raise UsageError(
+                        f"the command wrote no {self._texts} on {given}; --texts is a path from "
+                        "the folder that the command runs in"
+                    )
                 shutil.copyfile(file, f"{run}-{file.name}")
         code = open_run(str(run)).info.settings.get("exit_code", 0)
         return Side(given, self.named(sha) if sha else "", str(run), code)
@@ -224,8 +233,11 @@ class _Work:
                 self._git("worktree", "add", "--detach", str(folder), sha)
                 for link in self._links:
                     source = Path(link).absolute()
-                    if not source.exists():
-                        raise UsageError(f"--link {link} is not there")
+                    if not source.exists() or not source.is_relative_to(self._top):
+                        raise UsageError(
+                            f"--link {link}: nothing of that name lies in {self._top}; give a path "
+                            "of the working tree"
+                        )
                     place = folder / source.relative_to(self._top)
                     place.parent.mkdir(parents=True, exist_ok=True)
                     place.symlink_to(source)

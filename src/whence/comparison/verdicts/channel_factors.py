@@ -9,7 +9,7 @@ another form.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from whence.comparison.paired_runs import PairedRuns
 from whence.dtypes import Array
 from whence.records import Call
 from whence.records.slots import is_param, param_name
+from whence.results import SlotPair
 
 _FEW, _ONE_FACTOR = 8, 1e-3  # elements that show a factor; how closely they follow it
 _CHANNELS, _ROWS = 512, 64  # whose order is looked for; that show it
@@ -26,13 +27,14 @@ _NEAR = 0.1  # so far from a factor is what a wrong parameter shows of it
 
 
 class Changed(NamedTuple):
-    """A parameter that differs: of the reference's call, its slot, record and arrays."""
+    """A parameter of the reference's call that differs. factors: per channel, those that make the
+    target's of the reference's; none where it differs in another way.
+    """
 
     call: int
     slot: str
-    record: int
-    reference: Array
-    target: Array
+    pair: SlotPair
+    factors: tuple[Any, ...]
 
 
 class Uneven(NamedTuple):
@@ -47,9 +49,11 @@ class Uneven(NamedTuple):
 
 
 def changed_parameters(paired: PairedRuns, call: Call) -> list[Changed]:
-    """The parameters of a call that differ, of the same shape in both runs."""
+    """The parameters of a call that differ, of the same shape in both runs. Their elements are not
+    kept: a model may hold more of them than memory does.
+    """
     return [
-        Changed(call.id, slot, pair.reference_record, *both)
+        Changed(call.id, slot, pair, _exact(*both))
         for slot, pair in paired.slots[paired.pair_of[call.id]].items()
         if is_param(slot) and not paired.is_equal(pair)
         if (both := paired.arrays(pair)) is not None and both[0].shape == both[1].shape
@@ -57,32 +61,37 @@ def changed_parameters(paired: PairedRuns, call: Call) -> list[Changed]:
 
 
 def uneven_parameters(
-    paired: PairedRuns, call: Call, changed: Iterable[Changed]
+    paired: PairedRuns, call: Call, changed: Sequence[Changed]
 ) -> Iterator[Uneven]:
-    """The parameters of a call that may not follow a change. changed: of all calls."""
+    """The parameters of a call that may not have been changed as others were. changed: of all
+    calls.
+    """
     own = {one.slot: one for one in changed if one.call == call.id}
     for slot, pair in paired.slots[paired.pair_of[call.id]].items():
         if not is_param(slot) or slot in own or (both := paired.arrays(pair)) is None:
             continue
         for one in own.values():
-            factors = _factors(one.reference, one.target, both[0].size)
-            if both[0].ndim == 1 and factors is not None and not np.allclose(factors, 1.0):
+            factors = next((f for f in one.factors if both[0].shape == f.shape), None)
+            if factors is not None and not np.allclose(factors, 1.0):
                 names = param_name(one.slot), param_name(slot)
-                words = "{} is changed channel by channel, and {} is not changed with it"
+                words = "{} is multiplied channel by channel, and {} is not multiplied with it"
                 moved = _times(both[0], factors, 0)
                 yield Uneven(slot, pair.reference_record, moved, words.format(*names))
-    others = [f for one in changed if one.call != call.id for f in _exact(one)]
-    for one in own.values():
-        for axis in range(one.reference.ndim):
-            shared = [m for f in others for m in _shared(f, one.reference.shape[axis])]
-            rows = _rows(one.reference, axis), _rows(one.target, axis)
+    others = [f for one in changed if one.call != call.id for f in one.factors]
+    for one in own.values() if others else ():
+        if (both := paired.arrays(one.pair)) is None:
+            continue
+        for axis in range(both[0].ndim):
+            shared = [m for f in others for m in _shared(f, both[0].shape[axis])]
+            before, after = (_rows(array, axis) for array in both)
             with np.errstate(all="ignore"):
-                seen = np.median(rows[1] / rows[0], axis=1)
+                seen = np.median(after / before, axis=1)
                 apart = [float(np.median(abs(m / seen - 1))) for m in shared]
             if min(apart, default=np.inf) <= _NEAR:
-                moved = _times(one.reference, shared[int(np.argmin(apart))], axis)
-                words = f"{param_name(one.slot)} follows the factors per channel of another"
-                yield Uneven(one.slot, one.record, moved, f"{words}, and differs from it besides")
+                moved = _times(both[0], shared[int(np.argmin(apart))], axis)
+                words = f"{param_name(one.slot)} is multiplied channel by channel as another layer"
+                words = f"{words} needs it, and differs besides"
+                yield Uneven(one.slot, one.pair.reference_record, moved, words)
 
 
 def _shared(factors: Any, size: int) -> Iterator[Any]:
@@ -98,11 +107,11 @@ def _shared(factors: Any, size: int) -> Iterator[Any]:
         yield from (factors[order], 1 / factors[order])
 
 
-def _exact(one: Changed) -> list[Any]:
-    """The factors per channel of a parameter that is the reference's but for these."""
-    sizes = one.reference.shape[:1] + one.reference.shape[-1:]
-    known = (_factors(one.reference, one.target, size) for size in dict.fromkeys(sizes))
-    return [factors for factors in known if factors is not None]
+def _exact(reference: Array, target: Array) -> tuple[Any, ...]:
+    """The factors per channel of the first or the last axis that make one of the other."""
+    sizes = dict.fromkeys(reference.shape[:1] + reference.shape[-1:])
+    known = (_factors(reference, target, size) for size in sizes)
+    return tuple(factors for factors in known if factors is not None)
 
 
 def _factors(reference: Array, target: Array, size: int, axes: Sequence[int] = (0, -1)) -> Any:

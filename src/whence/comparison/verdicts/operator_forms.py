@@ -22,6 +22,7 @@ from whence.records.slots import (
     is_of_child,
     is_output,
     is_param,
+    is_written,
     param_name,
     split_child,
 )
@@ -121,11 +122,19 @@ def _used_alone(pair: CallPair, paired: PairedRuns) -> str:
 
 def _made_alone(verdict: Verdict, paired: PairedRuns) -> str:
     """Which operator, that the target alone runs, made the tensor that a verdict is about, in
-    words; "" where a call with a partner did.
+    words; "" where a call with a partner made it, or nothing that was recorded did.
     """
     slot = paired.slot(verdict.pair, verdict.slot)
     maker = paired.maker(slot) if slot is not None else None
-    if maker is None or maker.kind != "operator" or maker.id not in paired.plan.unmatched_target:
+    alone = paired.plan.unmatched_target
+    if slot is None or maker is None or maker.kind != "operator" or maker.id not in alone:
+        return ""
+    writers = {
+        call.id
+        for call in paired.target.calls
+        if any(r.record == slot.target_record and is_written(r.slot) for r in call.refs)
+    }
+    if not writers or not writers.issubset(alone):  # it reads the tensor, or hands it on
         return ""
     return f"{maker.op_type}, which only the target runs, made it"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from whence.comparison.verdicts.pair_errors import PairErrors
@@ -134,6 +134,15 @@ class StepGradients:
         return calls
 
     @functools.cached_property
+    def _models_of_steps(self) -> dict[tuple[int, str, int], list[Call]]:
+        """The reference's outermost calls of models, by step."""
+        calls: dict[tuple[int, str, int], list[Call]] = {}
+        for call in self._paired.calls:
+            if call.parent < 0 and call.phase == "forward":
+                calls.setdefault((call.rank, call.root, call.step), []).append(call)
+        return calls
+
+    @functools.cached_property
     def _wrong_passes(self) -> set[int]:
         """The backward passes that leave a wrong gradient of what the program was given."""
         inputs = {
@@ -191,16 +200,15 @@ class StepGradients:
         """The error that earlier steps left in the parameters, as far as models show it: Adam makes
         more than rounding of gradients near zero.
         """
-        parameters, returned = [0.0], [0.0]
-        for call in self._paired.calls:
-            if (call.rank, call.root, call.step) != step or call.id not in self._paired.pair_of:
-                continue
-            slots = self._paired.slots[self._paired.pair_of[call.id]].items()
-            if call.phase == OPTIMIZER:
-                parameters += [self._errors.of(p).value or 0.0 for s, p in slots if s == _HELD]
-            elif call.phase == "forward" and call.parent < 0:
-                returned += [self._errors.of(p).value or 0.0 for s, p in slots if is_output(s)]
-        return min(max(parameters), max(returned))
+        parameters = self._errors_in(self._calls_of_steps[step], _HELD.__eq__)
+        returned = self._errors_in(self._models_of_steps.get(step, ()), is_output)
+        return min(max(parameters, default=0.0), max(returned, default=0.0))
+
+    def _errors_in(self, calls: Iterable[Call], is_meant: Callable[[str], bool]) -> list[float]:
+        """The errors of the tensors of paired calls in such slots."""
+        indices = (i for c in calls if (i := self._paired.pair_of.get(c.id)) is not None)
+        pairs = (pair for i in indices for pair in self._paired.slots[i].items())
+        return [self._errors.of(pair).value or 0.0 for slot, pair in pairs if is_meant(slot)]
 
     def _are_right_in_module(self, pairs: Sequence[SlotPair | None], came_in: float) -> bool:
         """Do the gradients of a module's parameters differ by rounding and what came in alone?"""

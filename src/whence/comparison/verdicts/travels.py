@@ -288,29 +288,33 @@ class Neighbourhoods:
         parameter is the fault, and what else the stretch holds is another form.
         """
         out, changed, guilty = dict(verdicts), dict[int, list[Changed]](), list[int]()
+        modules = set[tuple[str, str, str, str]]()
         for (number, _), verdict in verdicts.items():
             call, kind = self._paired.calls[number], verdict.verdict
             if self._sides is None or call.phase != "forward" or kind not in _CHANGED:
                 continue
-            own = changed_parameters(self._paired, call)
-            known = {one.record for each in changed.values() for one in each}
-            if any(one.record not in known for one in own):  # else the module is called again
+            if (module := self._module(number)) in modules:  # it is called again
+                continue
+            modules.add(module)
+            if own := changed_parameters(self._paired, call):
                 changed[number] = own
                 guilty += [number] if kind == VerdictKind.PARAM_DIFF else []
+            if len(changed) > _SUSPECTS_PER_STRETCH:
+                return out  # other weights, and no few that belong together
         every = [one for each in changed.values() for one in each]
         for number in guilty:
             call = self._paired.calls[number]
             for uneven in uneven_parameters(self._paired, call, every):
-                modules = {self._module(c): c for c in self._put_right(uneven, number, changed)}
+                inside = {self._module(c): c for c in self._put_right(uneven, number, changed)}
                 for key, verdict in verdicts.items():
-                    here = modules.get(self._module(key[0]))
+                    here = inside.get(self._module(key[0]))
                     if verdict.verdict != VerdictKind.PARAM_DIFF or here is None:
                         continue
                     if here == number:
                         out[key] = verdict.replace(slot=uneven.slot, sentence=uneven.words)
                         continue
-                    words = f"another form of {call.scope} and this, but for"
-                    sentence = f"{words} {param_name(uneven.slot)} there; {verdict.sentence}"
+                    name = f"{param_name(uneven.slot)} of {call.scope}"
+                    sentence = f"another form, once {name} is put right; {verdict.sentence}"
                     out[key] = verdict.withdrawn(VerdictKind.OTHER_FORM, sentence)
         return out
 
@@ -329,8 +333,13 @@ class Neighbourhoods:
             inside = [c for c in changed if self._is_inside(c, stretch)]
             if len(inside) > _SUSPECTS_TOGETHER or not stretch.left:
                 return []
-            patches = {one.record: one.target for c in inside for one in changed[c]}
             with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
+                target = self._paired.target
+                patches = {
+                    one.pair.reference_record: target.array(one.pair.target_record)
+                    for c in inside
+                    for one in changed[c]
+                }
                 if self._is_right_with(stretch, patches, {uneven.record: uneven.changed}):
                     return inside
         return []
