@@ -178,13 +178,10 @@ def held(array: Array) -> str | None:
     if not sample.size or _is_whole(sample):
         return None
     needed, binade = _bits(sample)
+    most = needed.max()
     open_ = False
     for kind, bits in _SIGNIFICANT.items():
-        if (
-            bits >= (24 if dtype == "float32" else 53)
-            or not _fits(sample, kind)
-            or not _fits(flat, kind)
-        ):
+        if bits >= (24 if dtype == "float32" else 53) or most > bits or not _fits(flat, kind):
             continue
         open_ = True
         below = needed[binade < binade.max()]
