@@ -37,7 +37,12 @@ from whence.judge.scaled_codes import error_of_scaled
 from whence.judge.statistics_drift import drift, parted
 from whence.judge.three_way import ThreeWay, judge_third, three_way, with_third
 from whence.judge.ties import Choice
-from whence.judge.unknown_depth import OtherSteps, judge_stated, judge_unseen
+from whence.judge.unknown_depth import (
+    OtherSteps,
+    judge_stated,
+    judge_unseen,
+    unless_coherent,
+)
 from whence.judge.verdict import LeafEvidence, judge_leaf, judge_region
 
 __all__ = [
@@ -98,6 +103,7 @@ __all__ = [
     "three_way",
     "told_apart",
     "unit_roundoff",
+    "unless_coherent",
     "whole",
     "with_third",
     "without_visible",

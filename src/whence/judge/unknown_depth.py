@@ -196,8 +196,13 @@ def unless_coherent(
         if sight is not None:
             largest = max(LIMITS.growth * growth.e_in, growth.e_out / COHERENT_REST)
             sizes[SCALE] = min(room, max(COHERENT_EFFECT, largest))
-    numbers = {f"visible_{k}": size for k, size in sizes.items() if math.isfinite(size)}
-    return verdict.replace(numbers={**verdict.numbers, **numbers})
+    known = verdict.numbers
+    numbers = {
+        name: min(size, known.get(name) or math.inf)
+        for kind, size in sizes.items()
+        if math.isfinite(size) and (name := f"visible_{kind}")
+    }
+    return verdict.replace(numbers={**known, **numbers})
 
 
 def _not_rounding(sight: Sight) -> str:

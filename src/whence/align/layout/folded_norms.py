@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from whence.align.derived_run import made_as
+from whence.align.layout.calls_before import content_of
 from whence.align.layout.distances import AGREES, clear_best, distance
 from whence.align.module_names import starred
 from whence.align.plan_editor import READ, PlanEditor, spread
@@ -107,7 +108,7 @@ def absorbed(editor: PlanEditor) -> None:
         if call.op_type != target_call.op_type and _takes_more(editor, pair, "reference"):
             fuller.append(pair)
             continue
-        later = [r for r in partners_of.get(target_output, ()) if r != output]
+        later = [r for r in partners_of.get(target_output, ()) if not _are_one(editor, r, output)]
         if call.op_type != target_call.op_type and len(later) == 1:
             families[starred(call.scope), starred(target_call.scope)].append(
                 (pair, output, later[0], target_output)
@@ -129,6 +130,11 @@ def absorbed(editor: PlanEditor) -> None:
             "replayed together"
         )
     _as_elsewhere(editor, fuller)
+
+
+def _are_one(editor: PlanEditor, record: int, other: int) -> bool:
+    """Are two records of the reference one tensor, in another shape perhaps?"""
+    return content_of(editor, "reference", record) == content_of(editor, "reference", other)
 
 
 def _partners_of(editor: PlanEditor) -> dict[int, dict[int, None]]:

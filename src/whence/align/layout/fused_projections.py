@@ -15,6 +15,7 @@ import numpy as np
 
 from whence.align import dims as ex
 from whence.align.layout import permutations
+from whence.align.layout.calls_before import part_inputs
 from whence.align.layout.folded_norms import absorbed, folded
 from whence.align.layout.logits_outside import heads
 from whence.align.layout.own_parameters import own_parameters
@@ -37,6 +38,7 @@ def fused(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
     own_parameters(editor)
     folded(editor)
     absorbed(editor)
+    part_inputs(editor)
     streams(editor)
     heads(editor)
     _packed(editor)

@@ -76,7 +76,14 @@ class DataFlow:
         alone = [c for c in calls if c.id not in self._paired.pair_of]
         for call in sorted(alone, key=lambda call: -call.order):
             left = {ref.record for ref in call.refs if is_written(ref.slot)}
-            readers = {number for record in left for number, _ in self._readers.get(record, ())}
+            contents = map(self._paired.reference.records.__getitem__, left)
+            # what leaves its operand as it is reads its own result
+            readers = {
+                number
+                for record in contents
+                for number in self._readers_of_content.get(record.hash or record.id, ())
+                if calls[number].order > call.order
+            }
             if not readers or left & results or self._paired.kids.get(call.id):
                 continue
             if all(number in remade or self._is_right_otherwise(number) for number in readers):
@@ -147,6 +154,17 @@ class DataFlow:
                 for ref in call.refs:
                     if is_read(ref.slot):
                         readers.setdefault(ref.record, []).append((call.id, ref.slot))
+        return readers
+
+    @functools.cached_property
+    def _readers_of_content(self) -> Mapping[str | int, Set[int]]:
+        """The same by content, be it in another shape, or so plain (masks, ones) that a dump cannot
+        tell which of several such tensors was read: all that may have read it.
+        """
+        readers: defaultdict[str | int, set[int]] = defaultdict(set)
+        for number, slots in self._readers.items():
+            record = self._paired.reference.records[number]
+            readers[record.hash or record.id] |= {call for call, _ in slots}
         return readers
 
     def _derived(self, pairs: Sequence[SlotPair], partner: Call) -> Set[int]:

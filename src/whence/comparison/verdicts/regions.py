@@ -25,6 +25,8 @@ from whence.comparison.verdicts.segments import SegmentJudge
 from whence.comparison.verdicts.siblings import blame_those_that_stand_out
 from whence.comparison.verdicts.sparse_target.judge import SparseTargetJudge
 from whence.comparison.verdicts.unseen_inputs import UnseenInputs
+from whence.dtypes import is_half_roundoff
+from whence.judge.limits import LIMITS
 from whence.judge.policy import Policy
 from whence.records import Region
 from whence.records.slots import is_param, is_read, is_written
@@ -206,6 +208,8 @@ class RegionJudge:
             leaf = leaf.replace(inputs=[*leaf.inputs, evidence.ahead])
         outputs = [(output.name, output.slot) for output in evidence.outputs]
         verdict = judge.judge_leaf(leaf)
+        if is_doubtful:
+            verdict = self._unless_coherent(verdict, leaf, outputs)
         if evidence.hands_on:  # nothing is computed that could be wrong
             verdict = judge.without_visible(verdict)
             if verdict.verdict in GUILTY:
@@ -218,6 +222,20 @@ class RegionJudge:
             )
             verdict = verdict.withdrawn(VerdictKind.UNDETERMINED, why)
         return self._indices.judged(verdict, call, evidence.inputs, outputs)
+
+    def _unless_coherent(
+        self, verdict: Verdict, leaf: judge.LeafEvidence, outputs: Sequence[tuple[str, SlotPair]]
+    ) -> Verdict:
+        """The verdict of a leaf that was not replayed, unless one number explains how it differs:
+        in 16 bits what rounding may make is so large that a wrong factor hides within it.
+        """
+        if not is_half_roundoff(leaf.u):
+            return verdict
+        room = LIMITS.growth * (leaf.growth.e_in + 2 * leaf.u)
+        slots = [slot for _, slot in outputs]
+        return judge.unless_coherent(
+            verdict, leaf.growth, leaf.u, lambda: self.errors.sight(slots), room
+        )
 
     def _excuse_after_ties(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
         """What two dumps prove of calls behind a choice that ties decided."""

@@ -1,0 +1,104 @@
+"""Fused calls of the target in dumps of graphs: which of their inputs belong to calls of the
+reference before their namesakes.
+
+A kernel that normalises, scales and adds is recorded as the addition. It is given what the first of
+the operators that it carries out is given, under slots that the reference's addition has for what
+the operators between have made of it. Paired by their slots, both would differ by all that lies
+between.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from whence.align.plan_editor import PlanEditor
+from whence.records import Call
+from whence.records.slots import is_input, is_output
+
+Content = str | int
+"""What stands for the elements of a record, in whatever shape: their hash, or the record."""
+
+
+def content_of(editor: PlanEditor, side: str, record: int) -> Content:
+    """What stands for the elements of a record of one side, or of one made of the target's."""
+    return editor.record(side, record).hash or record
+
+
+def part_inputs(editor: PlanEditor) -> None:
+    """Leave inputs of fused calls without partners where calls before their namesakes, which have
+    no partner either, are given these tensors.
+    """
+    makers: defaultdict[Content, list[Call]] = defaultdict(list)
+    for call in sorted(editor.reference.calls, key=lambda call: call.order):
+        for ref in call.slots("output") if call.leaf else ():
+            makers[content_of(editor, "reference", ref.record)].append(call)
+    same = _same_contents(editor)
+    for pair in list(editor.pairs.values()):
+        call, partner = editor.reference.calls[pair.reference], editor.target.calls[pair.target]
+        before = _before(editor, call, makers)
+        if not call.leaf or editor.is_fixed(call.id) or not before.read:
+            continue
+        own = {ref.slot: content_of(editor, "reference", ref.record) for ref in call.refs}
+        fused = set()
+        for ref in partner.slots("input"):
+            alike = same[tensor := content_of(editor, "target", ref.record)] | {tensor}
+            across = {own[s.reference_slot] for s in pair.slots if s.target_slot == ref.slot}
+            if alike & before.read and not alike & across:
+                fused.add(ref.slot)
+        if fused:
+            # none of them is left over: they belong to the calls before
+            editor.pairs[call.id] = msgspec.structs.replace(
+                pair,
+                slots=tuple(
+                    s
+                    for s in pair.slots
+                    if not (is_input(s.reference_slot) and s.target_slot in fused)
+                ),
+                only_reference=tuple(
+                    s for s in pair.only_reference if not (is_input(s) and own[s] in before.made)
+                ),
+                only_target=tuple(s for s in pair.only_target if s not in fused),
+            )
+
+
+class _Before(NamedTuple):
+    """What the calls without a partner that lead into a call are given, and make."""
+
+    read: set[Content]
+    made: set[Content]
+
+
+def _before(editor: PlanEditor, call: Call, makers: Mapping[Content, Sequence[Call]]) -> _Before:
+    before = _Before(set(), set())
+    visited: set[int] = set()
+    todo = [call]
+    while todo:
+        reader = todo.pop()
+        contents = {content_of(editor, "reference", r.record) for r in reader.slots("input")}
+        if reader is not call:
+            before.read.update(contents)
+        for content in contents:
+            # of several that made the same, a sum with zeros say, the last before the reader
+            earlier = [maker for maker in makers.get(content, ()) if maker.order < reader.order]
+            if not earlier or earlier[-1].id not in editor.free_reference:
+                continue
+            before.made.add(content)
+            if earlier[-1].id not in visited:
+                visited.add(earlier[-1].id)
+                todo.append(earlier[-1])
+    return before
+
+
+def _same_contents(editor: PlanEditor) -> Mapping[Content, set[Content]]:
+    """Contents of the target -> those of the reference that are outputs of the same calls."""
+    same: defaultdict[Content, set[Content]] = defaultdict(set)
+    for pair in editor.pairs.values():
+        for slot in pair.slots:
+            if is_output(slot.reference_slot):
+                tensor = content_of(editor, "target", slot.target_record)
+                same[tensor].add(content_of(editor, "reference", slot.reference_record))
+    return same
