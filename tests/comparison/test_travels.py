@@ -1,5 +1,6 @@
 """A fault travels; what something behind it takes back is another form of the same computation."""
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -791,3 +792,42 @@ def test_heads_in_another_order_are_so_in_what_is_kept_of_them(tmp_path, is_faul
             model(x)
     result = whence.compare(tmp_path / "r", tmp_path / "t")
     assert result.status == ("different" if is_fault else "same")
+
+
+def neighbours_turned(sign):
+    """Rotary positions of neighbouring channels, of a transformers model."""
+
+    def turned(x, cos, sin):
+        half = cos.shape[-1] // 2
+        c, s = cos[..., :half].unsqueeze(1), sin[..., :half].unsqueeze(1)
+        first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+        pair = first * c - second * s, second * c + sign * first * s
+        return torch.stack(pair, -1).flatten(-2)
+
+    return lambda q, k, cos, sin, *_: (turned(q, cos, sin), turned(k, cos, sin))
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_channels_in_another_order_are_so_in_code_and_in_a_cache(tmp_path, monkeypatch, sign):
+    transformers = pytest.importorskip("transformers")
+    modeling = transformers.models.llama.modeling_llama
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, attention_bias=True,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    x, plain = torch.randint(0, 40, (2, 6)), modeling.apply_rotary_pos_emb
+    forms = itertools.cycle((neighbours_turned(sign), plain))  # of the first layer alone
+    order = torch.arange(16).view(2, 2, 4).transpose(1, 2).flatten()
+    for name in ("r", "t"):
+        with torch.no_grad(), whence.capture(model, tmp_path / name):
+            model(x)
+        attention = model.model.layers[0].self_attn
+        with torch.no_grad():
+            for layer in (attention.q_proj, attention.k_proj):
+                layer.weight.copy_(layer.weight[order[: len(layer.bias)]])
+                layer.bias.copy_(layer.bias[order[: len(layer.bias)]])
+        monkeypatch.setattr(modeling, "apply_rotary_pos_emb", lambda *a, **k: next(forms)(*a, **k))
+    result = whence.compare(tmp_path / "r", tmp_path / "t")
+    assert result.status == ("same" if sign > 0 else "different")

@@ -620,7 +620,10 @@ class Neighbourhoods:
                 return Outcome.TAKEN_BACK if is_each else Outcome.TRAVELS
         except (ElementsMissing, KeyError):
             return Outcome.UNKNOWN
-        return Outcome.IN_PLACE if self._is_in_place(region, stretch, shown) else Outcome.NO_EFFECT
+        is_in_place = self._is_in_place(region, stretch, shown) or all(
+            self._is_in_another_order(stretch, record, array) for record, array in shown.items()
+        )
+        return Outcome.IN_PLACE if is_in_place else Outcome.NO_EFFECT
 
     def _is_each_taken_back(self, verdict: Verdict, stretch: Stretch, shown: Arrays) -> bool:
         """Does every tensor that differs from what the reference makes there matter by itself? What
@@ -641,7 +644,7 @@ class Neighbourhoods:
         order = channel_order(made, array) if made is not None else None
         if made is None or order is None:
             return False
-        copies = [copy[record][..., order] for copy in stretch.copies_computed]
+        copies = [copy[record][..., order] for copy in stretch.copies_computed if record in copy]
         return judge.whole(array, made[..., order], copies).score <= 1
 
     def _matters(self, stretch: Stretch, shown: Arrays) -> bool:
@@ -746,14 +749,19 @@ class Neighbourhoods:
         return array.shape == computed.shape and judge.whole(array, computed, around).score <= 1
 
     def _expected(self, region: Region) -> Arrays:
-        """What a suspect's own program makes on the target's inputs; of code between calls,
-        nothing is said.
+        """What a suspect's own program makes on the target's inputs; code between calls, on what
+        the target's calls before it left.
         """
-        if region.stretch >= 0:
-            return {}
         own = Stretch(self._paired.pair(self._paired.pair_of[region.call]), self._left(region.call))
+        before = self._paired.kids.get(region.call, ())[: max(region.stretch, 0)]
         with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
-            return self._replayed(own, self._dtypes(own)[0], {}, None)[0]
+            patches = {
+                pair.reference_record: self._paired.target.array(pair.target_record)
+                for call in before
+                for pair in self._left(call).values()
+            }
+            left, computed = self._replayed(own, self._dtypes(own)[0], patches, None)
+            return {**computed, **left}
         return {}
 
 
