@@ -20,6 +20,10 @@ CLOSED = "a class of tensors that raises when it is asked for its form"
 NESTING = 16
 BOXES = 10_000
 _LEAVES = (*SIMPLE, type)
+POOL_BYTES = 1 << 20
+"""Memory from here on may be a pool, from which caches are cut."""
+_LARGE_POOL_BYTES = 64 << 20
+"""Memory from here on is one whatever hangs over it."""
 
 
 class ObjectSnapshot:
@@ -27,7 +31,8 @@ class ObjectSnapshot:
     at the last look.
 
     It holds the object's dicts and lists, so whoever keeps it lets go of it when the object dies
-    (`on_death`).
+    (`on_death`). pools: storages that tensors of the object are cut from; such tensors are not
+    among what it holds.
     """
 
     def __init__(self, value: Any, on_death: Callable[[Any], None]) -> None:
@@ -35,12 +40,14 @@ class ObjectSnapshot:
         self.grown: dict[str, tuple[Any, bytes, tuple[int, ...], str]] = {}
 
         self.holder = -1  # the last call it was handed to
+        self.pools: set[int] = set()
         self.walk(value)
 
     def walk(self, value: Any) -> None:
         self.places: list[tuple[Any, Any, str]] = []
         self.sizes: list[tuple[Any, int]] = []
         self._descend(value, "", 0)
+        self._leave_out_pools()
         self.last: list[tuple[Any, int]] = [self._look(box, key) for box, key, _ in self.places]
         self._form: int | None = None
         self._by_path: dict[str, tuple[Any, Any]] | None = None
@@ -68,6 +75,52 @@ class ObjectSnapshot:
             elif not isinstance(item, _LEAVES):
                 self._descend(item, where, depth + 1)
 
+    def _leave_out_pools(self) -> None:
+        """Take what lies in pools out of `places`. Memory is one when the object keeps it as a
+        whole beside pieces of it, or when it is large.
+        """
+        whole: dict[int, bool] = {}
+        forms: dict[int, set[Any]] = {}
+        inside: dict[int, int] = {}
+        for i, (box, key, _) in enumerate(self.places):
+            item = box[key]
+            if item is None or not has_memory(item):
+                continue
+            storage = item.untyped_storage()
+            if storage.nbytes() < POOL_BYTES:
+                continue
+            place = inside[i] = storage._cdata
+            forms.setdefault(place, set()).add((item.storage_offset(), item.shape, item.dtype))
+            is_whole = item.nbytes == storage.nbytes()
+            whole[place] = whole.get(place, False) or is_whole
+            if storage.nbytes() >= _LARGE_POOL_BYTES:
+                self.pools.add(place)
+        carved = {place for place, are in forms.items() if whole[place] and len(are) > 1}
+        self.pools = (self.pools & forms.keys()) | carved
+        self.places = [p for i, p in enumerate(self.places) if inside.get(i) not in self.pools]
+
+    def learn_pool(self, storage: int) -> bool:
+        """This storage is a pool, if a tensor of the object lies in it; whether one does."""
+        kept = [
+            (place, last)
+            for place, last in zip(self.places, self.last)
+            if (tensor := self._tensor_at(place)) is None
+            or not has_memory(tensor)
+            or tensor.untyped_storage()._cdata != storage
+        ]
+        if len(kept) < len(self.places):
+            self.pools.add(storage)
+            self.places, self.last = [p for p, _ in kept], [last for _, last in kept]
+            self._form, self._by_path = None, None
+        return storage in self.pools
+
+    @staticmethod
+    def _tensor_at(place: tuple[Any, Any, str]) -> Any:
+        """The tensor that hangs there, None where none does."""
+        box, key, _ = place
+        item = box.get(key) if isinstance(box, dict) else box[key] if key < len(box) else None
+        return item if isinstance(item, torch.Tensor) else None
+
     @staticmethod
     def _look(box: Any, key: Any) -> tuple[Any, int]:
         item = box.get(key) if isinstance(box, dict) else box[key] if key < len(box) else None
@@ -94,10 +147,9 @@ class ObjectSnapshot:
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """(path, tensor) of everything it holds now."""
-        for box, key, path in self.places:
-            item = box.get(key) if isinstance(box, dict) else box[key] if key < len(box) else None
-            if isinstance(item, torch.Tensor):
-                yield path, item
+        for place in self.places:
+            if (item := self._tensor_at(place)) is not None:
+                yield place[2], item
 
     def changed(self, *, unversioned: bool = False) -> list[tuple[str, Any, bool]]:
         """(path, tensor, True) of what was replaced or written since the last look.
@@ -133,6 +185,11 @@ class ObjectSnapshot:
         if out:
             self._form = None
         return out
+
+
+def has_memory(tensor: Any) -> bool:
+    """Has a tensor a storage of its own, which can be looked at?"""
+    return tensor.layout is torch.strided and type(tensor) is torch.Tensor and not tensor.is_nested
 
 
 def is_plain_object(value: Any) -> bool:

@@ -21,8 +21,8 @@ class ModuleFrame(Frame):
     shape, stride)) of those. objects: (slot, object) of what holds tensors among its arguments.
     results: (slot, tensor) of what it returned and changed. operators: calls directly below it that
     are no modules. signature, family, recorder, reads, started, ended, held: see
-    `program_cache`. draws: tensors of random numbers so far. first_node, input_edges, called:
-    see `training.backward_pass`.
+    `program_cache`. draws: tensors of random numbers and of rows of pools so far. first_node,
+    input_edges, called: see `training.backward_pass`.
     """
 
     __slots__ = (

@@ -19,6 +19,7 @@ from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.modes import NoFunctions
 from whence.instrument.torch.module_info import HeldTensor, home_of
 from whence.instrument.torch.operand_table import layout
+from whence.instrument.torch.pool_rows import Pools
 from whence.instrument.torch.program_recorder import Recorder, Recording
 from whence.instrument.torch.random_draws import DrawListener
 from whence.instrument.torch.tensor_content import StorageRef, storage_ref
@@ -39,7 +40,8 @@ _autocast = torch._C._is_any_autocast_enabled
 
 class _Outcome(NamedTuple):
     """What calls of one signature run: a program, or why there is none; the slots it reads out of
-    objects; and how many tensors of random numbers it draws.
+    objects; and how many tensors of random numbers it draws and of rows of pools it reads and
+    writes.
     """
 
     program: str
@@ -174,7 +176,9 @@ class ProgramCache:
                 self._read(frame, slot)
             if outcome.draws and frame.keep:
                 self._compiled_code.set()
-                frame.recorder = DrawListener(lambda tensor: self._drawn(frame, tensor))
+                frame.recorder = DrawListener(
+                    lambda tensor: self._taken(frame, DRAWN, tensor), self._pools(frame)
+                )
         elif self._session.elements_on:
             self._record(frame, inputs, signature)
 
@@ -226,18 +230,23 @@ class ProgramCache:
             params,
             casts=not asks_for_listeners(module),
             find=lambda tensor: self._find(frame, hanging, tensor),
-            drawn=lambda tensor: self._drawn(frame, tensor),
+            drawn=lambda tensor: self._taken(frame, DRAWN, tensor),
         )
+        frame.recorder.pools = self._pools(frame)
 
-    def _drawn(self, frame: ModuleFrame, tensor: Any) -> str:
-        """The slot of random numbers that a call has just drawn, which are recorded as they are
-        now: what drew them may go on to scale them in place.
+    def _pools(self, frame: ModuleFrame) -> Pools:
+        return Pools(frame.objects, lambda prefix, tensor: self._taken(frame, prefix, tensor))
+
+    def _taken(self, frame: ModuleFrame, prefix: str, tensor: Any) -> str:
+        """The slot of random numbers that a call has just drawn, or of rows of a pool that it read
+        or wrote. They are recorded as they are now: what drew them may go on to scale them in
+        place.
         """
         thread = self._frames.thread
         busy, thread.busy = thread.busy, True
         try:
             with self._frames.lock, NoFunctions():
-                slot = f"{DRAWN}{frame.draws}"
+                slot = f"{prefix}{frame.draws}"
                 frame.draws += 1
                 number, edge, _ = self._registry.record_of(tensor, slot, frame)
                 frame.refs.append(Ref(slot, number, edge))
@@ -311,7 +320,7 @@ class ProgramCache:
             if outcome is None:
                 return "", "first seen when elements were no longer kept"
             if recorder is not None and (recorder.reason or frame.draws != outcome.draws):
-                return "", recorder.reason or "draws other random numbers than at its first call"
+                return "", recorder.reason or "draws or reads other tensors than at its first call"
             return outcome.program, outcome.reason
         if error:
             recorder.abandon()

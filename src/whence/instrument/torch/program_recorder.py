@@ -41,6 +41,7 @@ from whence.instrument.torch.cast_points import CastPoints
 from whence.instrument.torch.list_operators import OneOfList
 from whence.instrument.torch.operand_table import OperandTable, RecordedOperation, Stop, layout
 from whence.instrument.torch.operator_listener import OperatorListener
+from whence.instrument.torch.pool_rows import PoolAccess, Pools, named_arguments
 from whence.instrument.torch.program_writer import ChildCalls, write_program
 from whence.instrument.torch.random_draws import FUSED_DROPOUT, Draw, draw_of
 from whence.instrument.torch.sources import source_here
@@ -117,6 +118,7 @@ class Recorder(OperatorListener):
     tensor that is visible in another way (it hangs in a cache, it is a parameter of a module
     below), "" when it is not. drawn: gives the slot of a tensor of random numbers that was just
     drawn; without it what draws has no program. most: so many operators are recorded.
+    pools: those that the call was handed.
     watch_versions: as `OperandTable` takes it.
     """
 
@@ -139,6 +141,7 @@ class Recorder(OperatorListener):
         self._cast_points = CastPoints(self._table)
         self._operators = _OperatorRecording(self._table, self._cast_points, drawn)
         self._children = ChildCalls(self._table)
+        self.pools: Pools | None = None
         with self._guarded("reading the region's inputs"):
             for slot, tensor in inputs:
                 self._table.new_input(slot, tensor)
@@ -245,6 +248,33 @@ class Recorder(OperatorListener):
 
     def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         """One operator at the dispatcher: runs it exactly once."""
+        pools = None if self.over or self._paused else self.pools
+        if pools is not None and pools.holds([*args, *kwargs.values()]):
+            return self._on_pools(pools, func, args, kwargs)
+        return self._on_tensors(func, args, kwargs)
+
+    def _on_pools(self, pools: Pools, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operator that is given pools: runs it exactly once."""
+        access = PoolAccess()
+        with self._guarded("looking at {}", func):
+            schema, named = schema_of(func), named_arguments(func, args, kwargs)
+            access = pools.access(schema, named)
+            if access.reason:
+                raise Stop(access.reason)
+            for tensor in access.given:
+                self._table.renew(pools.read(named, tensor), tensor, layout(tensor))
+        if access.given:
+            return self._on_tensors(func, args, kwargs)
+        out = self.run(func, args, kwargs)
+        with self._guarded("looking at what {} did to a pool", func):
+            if access.takes_rows:
+                self._table.renew(pools.read(named, out), out, layout(out))
+            for tensor in access.written:
+                self._children.hand(pools.wrote(named, tensor), tensor)
+        return out
+
+    def _on_tensors(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operator on tensors that are followed: runs it exactly once."""
         around: Any = contextlib.nullcontext()
         ready = None
         with self._guarded("looking at {}", func):
@@ -258,7 +288,14 @@ class Recorder(OperatorListener):
         if ready is not None:
             with self._guarded("looking at what {} returned", func):
                 self._operators.after(out, *ready)
+                if self.pools is not None:
+                    self._learn_pool(self.pools, ready[0], ready[1], out)
         return out
+
+    def _learn_pool(self, pools: Pools, schema: OperatorSchema, named: Any, out: Any) -> None:
+        """What an operator reads of a pool that is known by this operator is an input."""
+        if pools.learn(schema, named, out):
+            self._table.renew(pools.read(named, out), out, layout(out))
 
     def operator_as(self, run: Callable[[], Any], parts: Sequence[OneOfList]) -> Any:
         """An operator on lists: runs it exactly once, and records what it does for each place of

@@ -36,7 +36,8 @@ class ChildCalls:
     """Calls of other modules between the operators of a program.
 
     calls: (number, operations before it). lines: source line of each. handed: (slot, operand, copy
-    of it) of what they were given. same_tensors: (slot given, slot returned) of one tensor.
+    of it) of what they were given, and of what was written into pools. same_tensors: (slot given,
+    slot returned) of one tensor.
     """
 
     def __init__(self, table: OperandTable) -> None:
@@ -52,13 +53,8 @@ class ChildCalls:
         table = self._table
         self._inputs = {}
         for slot, tensor in tensors:
-            operand = table.boundary(tensor)
             self._inputs[layout(tensor)] = f"{k}:{slot}"
-            # What is written in place later must not change what the child was given.
-            copy = {"op": [len(table.operations), 0]}
-            if "hole" not in operand:
-                table.operations.append(RecordedOperation("aten.clone.default", (operand,), {}))
-            self.handed.append((f"{k}:{slot}", operand, copy))
+            self.hand(f"{k}:{slot}", tensor)
         self.calls.append((k, len(table.operations)))
         self.lines.append(source_here())
         for slot, tensor in tensors:
@@ -69,6 +65,16 @@ class ChildCalls:
                 pinned = key in table.pinned
                 table.renew(f"{k}:{slot}", tensor, key)
                 (table.pinned.add if pinned else table.pinned.discard)(key)
+
+    def hand(self, slot: str, tensor: Any) -> None:
+        """A tensor leaves the call's own operators here. May raise Stop."""
+        table = self._table
+        operand = table.boundary(tensor)
+        # What is written in place later must not change what was handed on.
+        copy = {"op": [len(table.operations), 0]}
+        if "hole" not in operand:
+            table.operations.append(RecordedOperation("aten.clone.default", (operand,), {}))
+        self.handed.append((slot, operand, copy))
 
     def leave(self, k: int, tensors: Sequence[tuple[str, Any]]) -> None:
         """Child number k left these tensors (slot, tensor). May raise Stop."""

@@ -14,6 +14,7 @@ import torch
 from whence.frameworks.torch_arrays import tensors_in
 from whence.frameworks.torch_schema import OperatorSchema, draws, restored, schema_of
 from whence.instrument.torch.operator_listener import OperatorListener
+from whence.instrument.torch.pool_rows import Pools
 
 # What they make depends on numbers and sizes alone, or their results hold what they drew.
 _DRAWN_FROM_NUMBERS = {
@@ -54,15 +55,16 @@ def draw_of(schema: OperatorSchema, named: Mapping[str, Any], out: Any) -> Draw 
 
 
 class DrawListener(OperatorListener):
-    """Hands on what a call of a module draws, where its program is known.
+    """Hands on what a call of a module draws, and which rows of pools it reads and writes, where
+    its program is known.
 
     drawn: is given each tensor of random numbers as it was drawn. Listening costs an operator of
-    the module some microseconds, so that only modules are listened to that drew before.
+    the module some microseconds, so that only modules are listened to that did so before.
     """
 
-    def __init__(self, drawn: Callable[[Any], object]) -> None:
+    def __init__(self, drawn: Callable[[Any], object], pools: Pools) -> None:
         super().__init__()
-        self._drawn = drawn
+        self._drawn, self._pools = drawn, pools
 
     def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         """One operator at the dispatcher: runs it exactly once."""
@@ -71,7 +73,7 @@ class DrawListener(OperatorListener):
         if self.over or not isinstance(func, torch._ops.OpOverload):
             return out
         schema = schema_of(func)
-        if schema.random:
+        if schema.random or self._pools.holds([*args, *kwargs.values()]):
             self._look(schema, dict(zip(schema.positional, args)) | kwargs, out)
         return out
 
@@ -79,6 +81,8 @@ class DrawListener(OperatorListener):
         try:
             if draws(schema, named) and (draw := draw_of(schema, named, out)) is not None:
                 self._drawn(draw.tensor)
+            elif not schema.random:
+                self._pools.record(schema, named, out)
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the program
             self.give_up(f"the recorder failed at {schema.name}: {type(error).__name__}: {error}")
 

@@ -1,0 +1,122 @@
+"""Rows of pools: memory that a program's caches are cut from, of which a call touches a part.
+
+A paged cache is as large as the memory that is left, and a call writes a few rows of it and reads a
+few others. What an operator reads of it is an input of the call, what it writes is a result; the
+memory as a whole is neither. A view of it is nothing yet: it is followed to what uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from whence.frameworks.operator_names import words
+from whence.frameworks.torch_arrays import tensors_in
+from whence.frameworks.torch_schema import OperatorSchema, schema_of, written
+from whence.frameworks.torch_trees import POOL_BYTES, ObjectSnapshot, has_memory
+from whence.records.slots import SlotKind
+
+_READS_ROWS = words("index_select index gather take take_along_dim embedding _unsafe_index")
+_WRITES_ROWS = words("""
+    copy_ index_copy_ index_put_ _index_put_impl_ _unsafe_index_put scatter_ masked_scatter_
+""")
+_FEW = 4
+"""Of memory of which an operator reads at most one of so many elements, rows are read."""
+_MOST_BYTES = 64 << 20
+"""Of a pool that an operator reads as it is, without choosing rows."""
+
+
+class PoolAccess(NamedTuple):
+    """What an operator does with pools.
+
+    takes_rows: its result is rows of one. given: tensors that it reads as they lie there. written:
+    tensors that it puts there. reason: why it cannot be followed, "" where it can.
+    """
+
+    takes_rows: bool = False
+    given: tuple[Any, ...] = ()
+    written: tuple[Any, ...] = ()
+    reason: str = ""
+
+
+class Pools:
+    """The pools that a call was handed, in objects among its arguments.
+
+    objects: (slot, object). take: records a tensor of a call and returns its slot, for what the
+    slot begins with ("input.cache.rows.") and the tensor.
+    """
+
+    def __init__(
+        self, objects: Iterable[tuple[str, ObjectSnapshot]], take: Callable[[str, Any], str]
+    ) -> None:
+        self._objects = tuple(objects)
+        self._take = take
+
+    def holds(self, values: Iterable[Any]) -> bool:
+        """Is a tensor that lies in a pool among these arguments?"""
+        return bool(self._objects) and any(self._slot_of(t) for t in tensors_in(list(values)))
+
+    def access(self, schema: OperatorSchema, named: Mapping[str, Any]) -> PoolAccess:
+        """What an operator that is given pools does. named: its arguments by schema name."""
+        changed = [t for name in written(schema, named) for t in tensors_in(named.get(name))]
+        if schema.view:
+            return PoolAccess()
+        if any(self._slot_of(tensor) for tensor in changed):
+            values = [named[n] for n in ("source", "src", "values", "value") if n in named]
+            if schema.base not in _WRITES_ROWS or len(values) != 1:
+                return PoolAccess(reason=f"computes in a pool in place ({schema.name})")
+            return PoolAccess(written=tuple(tensors_in(values)))
+        if schema.base in _READS_ROWS:
+            return PoolAccess(takes_rows=True)
+        given = tuple(t for t in tensors_in(list(named.values())) if self._slot_of(t))
+        if sum(tensor.nbytes for tensor in given) >= _MOST_BYTES:
+            return PoolAccess(reason=f"reads a pool as a whole ({schema.name})")
+        return PoolAccess(given=given)
+
+    def record(self, schema: OperatorSchema, named: Mapping[str, Any], out: Any) -> None:
+        """Record what an operator that has run read of pools and wrote there."""
+        access = self.access(schema, named)
+        for tensor in (*access.given, *((out,) if access.takes_rows else ())):
+            self.read(named, tensor)
+        for tensor in access.written:
+            self.wrote(named, tensor)
+
+    def read(self, named: Mapping[str, Any], tensor: Any) -> str:
+        """The slot of what an operator with these arguments read of a pool, which is recorded."""
+        return self._take(f"{SlotKind.INPUT}.{self._owner(named)}.rows.", tensor)
+
+    def wrote(self, named: Mapping[str, Any], tensor: Any) -> str:
+        """The slot of what an operator with these arguments put into a pool, which is recorded."""
+        return self._take(f"{SlotKind.MUTATED}.{self._owner(named)}.rows.", tensor)
+
+    def learn(self, schema: OperatorSchema, named: Mapping[str, Any], out: Any) -> bool:
+        """Does an operator that reads few rows of an object's memory show that it is a pool?"""
+        source = named.get("self", named.get("weight"))
+        if schema.base not in _READS_ROWS or not isinstance(source, torch.Tensor):
+            return False
+        storage = source.untyped_storage()
+        if storage.nbytes() < POOL_BYTES or out.nbytes * _FEW > storage.nbytes():
+            return False
+        keepers = [holder for _, holder in self._objects if holder.learn_pool(storage._cdata)]
+        return bool(keepers)
+
+    def _owner(self, named: Mapping[str, Any]) -> str:
+        """The name of the object whose pool is among an operator's arguments ("cache")."""
+        slots = map(self._slot_of, tensors_in(list(named.values())))
+        return next((slot.partition(".")[2] for slot in slots if slot), "")
+
+    def _slot_of(self, tensor: Any) -> str:
+        """The object that keeps the pool in which a tensor lies ("input.cache"), "" of any other
+        tensor.
+        """
+        if not has_memory(tensor) or tensor.untyped_storage().nbytes() < POOL_BYTES:
+            return ""
+        place = tensor.untyped_storage()._cdata
+        return next((slot for slot, holder in self._objects if place in holder.pools), "")
+
+
+def named_arguments(func: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an operator by the names of its schema."""
+    return dict(zip(schema_of(func).positional, args)) | dict(kwargs)
