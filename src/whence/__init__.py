@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from whence.api import relocate as relocate
     from whence.api import report_html as report_html
     from whence.api import repro as repro
+    from whence.api import serve_check as serve_check
     from whence.api import tokens as tokens
     from whence.api import trace as trace
     from whence.api import unpack as unpack
@@ -62,7 +63,7 @@ __all__ = [
     "convert", "diff_results", "diverge", "doctor", "end_dump", "export_check", "generate_tests",
     "label", "ladder", "load_comparison", "locate", "map_weights", "nans", "narrow", "new_id",
     "open_run", "pack", "probe", "ranges", "ranks", "record", "recording", "relocate",
-    "report_html", "repro", "task", "tokens", "trace", "unpack", "watch",
+    "report_html", "repro", "serve_check", "task", "tokens", "trace", "unpack", "watch",
 ]  # fmt: skip
 
 

@@ -59,6 +59,8 @@ from whence.workflows.saved import (
     views,
     write,
 )
+from whence.workflows.serving.prompts import read_prompts
+from whence.workflows.serving.serve_check import serve_check
 from whence.workflows.tokens.tokens import first_difference, tokens
 from whence.workflows.trace import trace
 from whence.workflows.trigger import trigger
@@ -133,6 +135,7 @@ __all__ = [
     "query",
     "ranges",
     "ranks",
+    "read_prompts",
     "record",
     "recording",
     "recover",
@@ -143,6 +146,7 @@ __all__ = [
     "run_command",
     "run_labels",
     "scrub",
+    "serve_check",
     "signatures",
     "take_label",
     "task",

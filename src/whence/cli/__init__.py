@@ -34,6 +34,7 @@ GROUPS = {
         "compare",
         "diverge",
         "tokens",
+        "serve-check",
         "labels",
         "ladder",
         "commits",

@@ -27,6 +27,7 @@ from whence.report.ranks import ranks_text
 from whence.report.repeat import repeated_text
 from whence.report.repro import reproduction
 from whence.report.run.elements import kind_of_record
+from whence.report.serving import serving_text
 from whence.report.tables import called_at, clean, count, listed, shortened
 from whence.report.tokens import tokens_text
 from whence.report.upgrade import upgrade_text
@@ -261,6 +262,7 @@ _WORDS: dict[type, Callable[[Any], str]] = {
     results.Checkup: _first_lines(checkup),
     results.Reproduction: _first_lines(reproduction),
     results.Origin: _first_lines(origin_text),
+    results.ServingCheck: _first_lines(serving_text),
     results.WeightMap: _first_lines(weights_map),
     results.TokenComparison: _first_lines(tokens_text),
     records.Call: _call,

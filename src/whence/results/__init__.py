@@ -53,6 +53,12 @@ from whence.results.ranks import (
 )
 from whence.results.repeat import Repeated, Source, SourceKind, StepLoss, TouchedGradient
 from whence.results.rows import Row
+from whence.results.serving import (
+    RequestCheck,
+    ServingCheck,
+    ServingFault,
+    ServingStage,
+)
 from whence.results.tokens import (
     Disagreement,
     OutputMatch,
@@ -177,9 +183,13 @@ __all__ = [
     "Repeated",
     "Repetition",
     "Reproduction",
+    "RequestCheck",
     "Row",
     "Rung",
     "RungKind",
+    "ServingCheck",
+    "ServingFault",
+    "ServingStage",
     "Shown",
     "SlotPair",
     "Source",

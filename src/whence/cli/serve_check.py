@@ -1,0 +1,59 @@
+"""Check a serving engine against a reference: prompt, token, cache, layer.
+
+\b
+    whence serve-check serving:reference serving:engine --prompts prompts.jsonl
+    whence serve-check serving:reference http://localhost:8000/v1 --prompts prompts.jsonl
+
+REF is module:factory of a causal torch model. TGT is a factory of a model of transformers or of an
+object with generate(prompts, max_new_tokens) and, where it can be looked into, the torch model that
+runs as `model`; or the address of a server of this machine that speaks OpenAI's completions. The
+reference scores the engine's own tokens, so every token is compared, and rounding is measured. The
+answer names the first thing that rounding does not explain: weights, sampler, cache (layer, K or V,
+heads, positions, and what they hold), or a module.
+
+Exit code: 0 no fault, 1 a fault, 2 something could not be compared, 3 a factory or file is wrong.
+"""
+
+from __future__ import annotations
+
+import click
+
+from whence.cli import _answers
+from whence.cli._options import COUNT, HERE, TEXT_OR_JSON, argument, option, verb
+
+
+@verb(
+    argument("reference", "REF"),
+    argument("target", "TGT"),
+    option(
+        "--prompts FILE",
+        "JSON lines, or one array: lists of token ids, or objects with one as src.",
+        HERE,
+        required=True,
+    ),
+    option("--tokens N", "Tokens that are generated for each prompt.", COUNT, default=32),
+    option(
+        "--cache-error ERROR",
+        "Relative error that the rows of a quantised cache may have.",
+        click.FloatRange(0, 1),
+        default=0.0,
+    ),
+    TEXT_OR_JSON,
+)
+def command(
+    reference: str, target: str, prompts: str, tokens: int, cache_error: float, form: str
+) -> int:
+    """Words -> `api.serve_check` -> report -> exit code."""
+    from whence import api
+    from whence.report.serving import serving_text
+
+    result = api.serve_check(
+        reference,
+        target,
+        api.read_prompts(prompts),
+        max_new_tokens=tokens,
+        cache_error=cache_error,
+        tell=lambda line: click.echo(f"whence: {line}", err=True),
+    )
+    _answers.told(result, form, serving_text)
+    return _answers.CODES[result.status]

@@ -1,0 +1,87 @@
+"""A check of an engine against a reference, on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from whence.report.document import Document, Table, answering, few
+from whence.report.tables import count, number
+from whence.results import RequestCheck, ServingCheck, ServingFault, ServingStage, Status
+
+_MOST = 20
+_WORDS = {Status.SAME: "SAME", Status.DIFFERENT: "FAULT", Status.UNDECIDED: "UNDECIDED"}
+_STAGES = {
+    ServingStage.WEIGHTS: "the weights",
+    ServingStage.SAMPLER: "the sampler: the logits are right",
+    ServingStage.CACHE: "the cache: what it was given is right, what it hands out is not",
+    ServingStage.LAYER: "a layer: the cache hands out what it was given",
+    ServingStage.LOGITS: "the logits",
+}
+
+
+@answering
+def serving_text(result: ServingCheck) -> Document:
+    """The answer as text."""
+    judged = sum(check.judged for check in result.requests)
+    words = f"{count(judged, 'token')} of {count(len(result.requests), 'prompt')} compared"
+    fault = result.fault
+    if fault is not None:
+        yield "FAULT", fault.sentence
+        yield from _fault(fault)
+    else:
+        is_same = result.status == Status.SAME
+        yield (
+            _WORDS[result.status],
+            "no fault: every difference is rounding" if is_same else "no fault, as far as was seen",
+        )
+    yield "  compared", words
+    yield "  tokens", _tokens(result)
+    errors = [check.error for check in result.requests if check.error is not None]
+    noise = max((check.noise for check in result.requests), default=0.0)
+    if errors:
+        seen = f"differ by {number(max(errors))} at most; rounding adds {number(noise)} to a logit"
+        yield "  logits", seen
+    if wrong := [check for check in result.requests if check.first >= 0]:
+        yield ""
+        yield Table(
+            [("prompt", "tokens", "first", "gap", "noise", "logits"), *_rows(wrong)], range(6)
+        )
+    yield from (f"note: {note}" for note in result.notes)
+
+
+def _fault(fault: ServingFault) -> Document:
+    yield "  stage", _STAGES[fault.stage]
+    if fault.request:
+        step = "prefill" if fault.step == 0 else f"decode step {fault.step}"
+        is_timed = fault.stage in (ServingStage.CACHE, ServingStage.LAYER)
+        yield "  first at", f"prompt {fault.request}" + (f", {step}" if is_timed else "")
+    if fault.alone is not None:
+        yield (
+            "  alone",
+            "wrong too, when this prompt is asked alone"
+            if fault.alone
+            else "right, when this prompt is asked alone: it takes others beside it",
+        )
+
+
+def _tokens(result: ServingCheck) -> Iterator[str]:
+    wrong = [check for check in result.requests if check.first >= 0]
+    ties = sum(check.ties for check in result.requests)
+    yield (
+        f"{len(wrong)} of {count(len(result.requests), 'prompt')} go wrong; "
+        f"{count(ties, 'token')} chosen otherwise in a near tie"
+    )
+
+
+def _rows(wrong: list[RequestCheck]) -> Iterator[tuple[str, ...]]:
+    for check in wrong[:_MOST]:
+        error = "-" if check.error is None else number(check.error)
+        yield (
+            str(check.number),
+            str(check.tokens),
+            str(check.first),
+            number(check.gap),
+            number(check.noise),
+            error,
+        )
+    yield from ((text,) for text in few(wrong, _MOST, str) if text.startswith("and "))

@@ -1,0 +1,77 @@
+"""What a check of an engine against a reference shows: stage, phase, layer, rows."""
+
+from __future__ import annotations
+
+import msgspec
+
+from whence.display import Described
+from whence.results.verdict import Status, Word
+
+
+class ServingStage(Word):
+    """Where an engine goes wrong."""
+
+    NONE = ""
+    WEIGHTS = "weights"
+    """A parameter is not the reference's."""
+    SAMPLER = "sampler"
+    """The logits are right; what is made of them is not."""
+    CACHE = "cache"
+    """What the cache was given is right; what it hands out is not."""
+    LAYER = "layer"
+    """A module, or the code between two of them, computes something else."""
+    LOGITS = "logits"
+    """The logits are wrong, and the inside cannot be seen, or shows nothing."""
+
+
+class RequestCheck(msgspec.Struct, frozen=True):
+    """One prompt: how its tokens stand to the reference's logits of the same text.
+
+    number: from 1. tokens: generated; judged: whose logits the reference gave. first: the first
+    generated token, from 0, that rounding does not explain, -1 for none; ties: tokens that are not
+    the reference's best, and explained. gap: between the reference's best logit and that of the
+    first such token; noise: standard deviation of what rounding adds to a logit. error: largest
+    relative error of the engine's logits, None where they cannot be seen.
+    """
+
+    number: int
+    tokens: int
+    judged: int
+    first: int = -1
+    ties: int = 0
+    gap: float = 0.0
+    noise: float = 0.0
+    error: float | None = None
+
+
+class ServingFault(msgspec.Struct, frozen=True):
+    """The first thing in an engine that rounding does not explain.
+
+    request: number from 1, 0 where it is of none. step: 0 the prefill, from 1 decode steps of the
+    request. layer: -1 where it is of none. name: of a parameter or module. tensor: what of it ("K",
+    "V", "input", "output"). heads: () for all. positions: of the request. error: relative 2-norm.
+    alone: is the request wrong alone too; None where that was not asked.
+    """
+
+    stage: ServingStage
+    request: int = 0
+    step: int = 0
+    layer: int = -1
+    name: str = ""
+    tensor: str = ""
+    heads: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
+    error: float = 0.0
+    sentence: str = ""
+    alone: bool | None = None
+
+
+class ServingCheck(Described, msgspec.Struct, frozen=True):
+    """An engine against a reference on some prompts."""
+
+    status: Status
+    reference: str
+    target: str
+    requests: tuple[RequestCheck, ...]
+    fault: ServingFault | None = None
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,144 @@
+"""Rows of one request: what a reference and an engine hold for each position, and how far apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+class Kind(StrEnum):
+    """What rows are. Of the cache there are heads: (positions, heads, width)."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    K_WRITTEN = "K written"
+    V_WRITTEN = "V written"
+    K_READ = "K"
+    V_READ = "V"
+    LOGITS = "logits"
+
+    @property
+    def is_of_cache(self) -> bool:
+        """Is it keys or values?"""
+        return self.value[0] in "KV"
+
+    @property
+    def is_read(self) -> bool:
+        """Is it what the cache hands out?"""
+        return self in (Kind.K_READ, Kind.V_READ)
+
+    @property
+    def read(self) -> Kind:
+        """Keys or values as the cache hands them out."""
+        return Kind(self.value[0]) if self.is_of_cache else self
+
+    @property
+    def written(self) -> Kind:
+        """Keys or values as the cache is given them."""
+        return Kind(f"{self.value[0]} written") if self.is_of_cache else self
+
+
+class Event(NamedTuple):
+    """What is compared: a tensor of a module, or keys or values of a layer. place: of several
+    tensors that a module makes.
+    """
+
+    module: str
+    kind: Kind
+    layer: int = -1
+    place: int = 0
+
+
+class Rows(NamedTuple):
+    """Rows of one call, for the positions from `start` on."""
+
+    call: int
+    start: int
+    rows: Array
+
+
+class CacheRead(NamedTuple):
+    """What a cache handed out in one call for a request of `end` tokens, of which `added` are new:
+    positions from `first` on. Only rows that are not as at the last read are kept.
+    """
+
+    call: int
+    first: int
+    end: int
+    added: int
+    positions: Array
+    rows: Array
+
+
+class HasExtent(Protocol):
+    """Tokens of a request in a call, as `Segment` says."""
+
+    @property
+    def length(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+class Trace:
+    """What was kept of one request, by event, in the order in which events came first."""
+
+    def __init__(self) -> None:
+        self.rows: dict[Event, list[Rows]] = {}
+        self.reads: dict[Event, list[CacheRead]] = {}
+        self.order: dict[Event, int] = {}
+        self._last: dict[Event, tuple[int, Array]] = {}
+
+    def add(self, event: Event, rows: Rows) -> None:
+        """Keep rows of a call."""
+        self.order.setdefault(event, len(self.order))
+        self.rows.setdefault(event, []).append(rows)
+
+    def read(self, event: Event, call: int, segment: HasExtent, rows: Array) -> None:
+        """Keep what a cache handed out, as far as it is not as at the last read."""
+        self.order.setdefault(event, len(self.order))
+        first = segment.end - len(rows)
+        changed = np.ones(len(rows), bool)
+        if event in self._last:
+            start, before = self._last[event]
+            low, high = max(first, start), min(segment.end, start + len(before))
+            if low < high:
+                equal = rows[low - first : high - first] == before[low - start : high - start]
+                changed[low - first : high - first] = ~equal.all((1, 2))
+        self._last[event] = first, rows
+        (places,) = np.nonzero(changed)
+        self.reads.setdefault(event, []).append(
+            CacheRead(call, first, segment.end, segment.length, places + first, rows[places])
+        )
+
+    def whole(self, event: Event) -> Array:
+        """The rows of all positions, where each was made once, from the first on."""
+        return np.concatenate([rows.rows for rows in self.rows[event]])
+
+
+def distances(rows: Array, truth: Array) -> Array:
+    """Relative 2-norm of the difference along the last axis; NaN and infinities that only one side
+    has are infinitely far. A row smaller than usual is measured by the usual size.
+    """
+    with np.errstate(all="ignore"):
+        norms = np.linalg.norm(truth.astype(np.float64), axis=-1)
+        usual = np.median(norms) if norms.size else 0.0
+        away = np.linalg.norm(rows.astype(np.float64) - truth, axis=-1)
+        result: Array = away / np.maximum(np.maximum(norms, usual), np.finfo(np.float32).tiny)
+    result[away == 0] = 0.0
+    return np.nan_to_num(result, nan=np.inf, posinf=np.inf)
+
+
+def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Numbers as runs of consecutive ones (first, last)."""
+    runs: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = runs[-1][0], number
+        else:
+            runs.append((number, number))
+    return runs

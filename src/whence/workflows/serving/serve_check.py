@@ -1,0 +1,43 @@
+"""`whence.serve_check`: an engine against a reference, narrowed only as far as needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from whence import extras
+from whence.errors import UsageError
+from whence.results import ServingCheck
+
+
+def serve_check(
+    reference: Any,
+    target: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int = 32,
+    cache_error: float = 0.0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> ServingCheck:
+    """Does an engine answer as a reference does, and if not, where does it go wrong first?
+
+        whence.serve_check(model, engine, [[1, 5, 9], [1, 7]], max_new_tokens=16).fault
+
+    reference: a causal language model (a torch module), or "module:factory". target: an object with
+    generate(prompts, max_new_tokens) and, where it can be looked into, the torch `model` that runs;
+    a model of transformers; "module:factory"; or the address of a server of this machine that
+    speaks OpenAI's completions and returns token ids. prompts: token ids. cache_error: relative
+    error that rows of the cache may have, of a quantised one. The reference scores the engine's own
+    tokens in float64 and in the dtypes of both, so every token is compared and the floor of
+    rounding is measured. Raises UsageError for what is no engine, and for prompts without tokens.
+    """
+    extras.needed("torch", "serve-check")
+    requests = [tuple(int(token) for token in prompt) for prompt in prompts]
+    if not requests or not all(requests):
+        raise UsageError("serve-check: no prompts, or one without tokens")
+    from whence.comparison.replays.user_model import made
+    from whence.workflows.serving.engines import engine
+    from whence.workflows.serving.funnel import Funnel
+
+    model, name = made(reference, "the reference scores tokens")
+    return Funnel(model, name, engine(target), requests, max_new_tokens, cache_error, tell).check()

@@ -1,0 +1,107 @@
+"""The reference on the tokens of an engine: what each tensor should be, and how far rounding moves
+it.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from whence.records.slots import CACHES
+from whence.workflows.serving.rows import Array, Event, Kind, Trace, distances
+from whence.workflows.serving.torch.listening import Listening
+
+
+class Truth(NamedTuple):
+    """What the reference makes of one sequence in float64, and the floor of rounding by event.
+
+    logits: (positions, vocabulary). noise: of a logit, the standard deviation of what rounding
+    adds.
+    """
+
+    trace: Trace
+    floors: dict[Event, float]
+    logits: Array
+    noise: float
+
+
+class Forced:
+    """A reference that is run on given tokens, once in float64 and once in each of `dtypes`, to
+    measure what rounding to them does. The model itself is not changed.
+    """
+
+    def __init__(self, model: torch.nn.Module, dtypes: Collection[torch.dtype]) -> None:
+        self._wide = copy.deepcopy(model).double()
+        choose = getattr(self._wide, "set_experts_implementation", None)
+        if choose is not None and hasattr(self._wide.config, "num_experts_per_tok"):
+            choose("eager")  # the grouped product of torch takes no float64
+        narrow = sorted({*dtypes} - {torch.float64}, key=str)
+        self._narrow = [copy.deepcopy(model).to(dtype) for dtype in narrow]
+
+    def truth(self, sequence: Sequence[int], *, modules: bool) -> Truth:
+        """What the reference makes of a sequence of tokens."""
+        trace, logits = _run(self._wide, sequence, modules=modules)
+        floors: dict[Event, float] = {}
+        noise = 0.0
+        for model in self._narrow:
+            near, rounded = _run(model, sequence, modules=modules)
+            error = rounded - logits
+            noise = max(noise, float((error - error.mean(-1, keepdims=True)).std(-1).max()))
+            logits_event = Event("", Kind.LOGITS)
+            floors[logits_event] = max(
+                floors.get(logits_event, 0.0), float(distances(rounded, logits).max())
+            )
+            for event in near.rows.keys() & trace.rows.keys() - {logits_event}:
+                floor = float(distances(near.whole(event), trace.whole(event)).max())
+                floors[event] = max(floors.get(event, 0.0), floor)
+        return Truth(trace, floors, logits, noise)
+
+
+def _run(model: torch.nn.Module, tokens: Sequence[int], *, modules: bool) -> tuple[Trace, Array]:
+    """What one forward pass makes of all tokens."""
+    ids = torch.tensor([list(tokens)], device=next(model.parameters()).device)
+    with torch.no_grad(), Listening(model, [tokens], [0], modules=modules) as listening:
+        out = model(input_ids=ids, **_cache(model))
+    logits = getattr(out, "logits", out)
+    return listening.traces[0], logits[0].double().cpu().numpy()
+
+
+class _NothingKept:
+    """A cache of one forward pass over all tokens: what it is given is all that there is."""
+
+    def update(self, keys: Any, values: Any, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
+        """What is to be attended to."""
+        return keys, values
+
+
+def _cache(model: torch.nn.Module) -> dict[str, Any]:
+    """A cache under the name that the model takes one by, so that keys and values are seen; {} of a
+    model that takes none.
+    """
+    transformers = sys.modules.get("transformers")
+    if transformers is not None and isinstance(model, transformers.PreTrainedModel):
+        cache = transformers.DynamicCache(config=model.config)
+        return {"past_key_values": cache, "use_cache": True}
+    taken = inspect.signature(model.forward).parameters
+    return {name: _NothingKept() for name in CACHES if name in taken}
+
+
+def differing_parameters(reference: torch.nn.Module, target: torch.nn.Module) -> list[str]:
+    """Parameters of both that differ, after rounding to the coarser of both dtypes, by name; those
+    that only one has, or in another shape, are not looked at.
+    """
+    others = dict(target.named_parameters())
+    names = []
+    for name, parameter in reference.named_parameters():
+        other = others.get(name)
+        if other is None or other.shape != parameter.shape:
+            continue
+        coarser = min((parameter.dtype, other.dtype), key=lambda d: -torch.finfo(d).eps)
+        if not torch.equal(parameter.to(coarser).cpu(), other.to(coarser).cpu()):
+            names.append(name)
+    return names

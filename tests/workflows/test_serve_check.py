@@ -1,0 +1,346 @@
+"""`whence serve-check`: an engine that serves several requests, with faults planted into it."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+import whence
+from whence.cli import execute
+from whence.errors import UsageError
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+VOCABULARY, WIDTH, HEADS, LAYERS, TOKENS = 50, 32, 2, 3, 8
+PROMPTS = [[1, 2, 3, 4], [5, 6, 7, 8, 9, 10], [11, 12]]
+
+
+class Attention(nn.Module):
+    """Attention with rotated keys and a cache."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.reach = layer, 10**6
+        self.query, self.key = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.value, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.offset = 0
+
+    def forward(self, x, positions, cache):
+        def heads(y):
+            return y.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+        query = rotated(heads(self.query(x)), positions)
+        key = rotated(heads(self.key(x)), positions + self.offset)
+        value = heads(self.value(x))
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer)
+        scores = query @ key.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)
+        apart = positions[:, None] - torch.arange(key.shape[2])
+        scores = scores.masked_fill((apart < 0) | (apart >= self.reach), -torch.inf)
+        mixed = torch.softmax(scores, -1) @ value
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def rotated(x, positions):
+    half = x.shape[-1] // 2
+    angles = positions[:, None] * 100.0 ** (-torch.arange(half) / half)
+    first, second = x[..., :half], x[..., half:]
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+class Net(nn.Module):
+    """A causal language model."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList([Attention(n) for n in range(LAYERS)])
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.eval()
+
+    def forward(self, input_ids, position_ids=None, past_key_values=None):
+        count = input_ids.shape[1]
+        positions = torch.arange(count) if position_ids is None else position_ids[0]
+        x = self.embed(input_ids)
+        for layer in self.layers:
+            x = x + layer(x, positions, past_key_values)
+        return self.head(self.norm(x))
+
+
+class Cache:
+    """Keys and values of one request. spoil: changes what is handed out, given (layer, kind, kept
+    rows) and the caches of all requests so far.
+    """
+
+    def __init__(self, spoil, others):
+        self.kept, self.spoil, self.others = {}, spoil, others
+
+    def update(self, keys, values, layer_idx):
+        out = []
+        for kind, new in (("K", keys), ("V", values)):
+            old = self.kept.get((layer_idx, kind))
+            whole = new if old is None else torch.cat([old, new], 2)
+            self.kept[layer_idx, kind] = whole
+            out.append(self.spoil(layer_idx, kind, whole.clone(), self.others))
+        return tuple(out)
+
+
+class Engine:
+    """Serves requests in turn, a token of each; `pieces` cuts prompts."""
+
+    def __init__(self, model=None, spoil=lambda layer, kind, rows, others: rows, pieces=100):
+        self.model = model or Net()
+        self.spoil, self.pieces = spoil, pieces
+        self.pick = lambda logits: int(logits.argmax())
+        self.logprobs = None
+
+    @torch.no_grad()
+    def generate(self, prompts, count):
+        caches = []
+        for _ in prompts:
+            caches.append(Cache(self.spoil, caches))
+        texts, reported = [list(p) for p in prompts], [[] for _ in prompts]
+        ends = [0] * len(prompts)
+        for _ in range(count):
+            for number, text in enumerate(texts):
+                while ends[number] < len(text):
+                    start, end = ends[number], min(len(text), ends[number] + self.pieces)
+                    logits = self.model(
+                        torch.tensor([text[start:end]]),
+                        position_ids=torch.arange(start, end)[None],
+                        past_key_values=caches[number],
+                    )[0, -1]
+                    ends[number] = end
+                text.append(self.pick(logits))
+                if self.logprobs is not None:
+                    reported[number].append(float(self.logprobs(logits)[text[-1]]))
+        answers = [text[len(p) :] for text, p in zip(texts, prompts, strict=True)]
+        if self.logprobs is None:
+            return answers
+        return list(zip(answers, reported, strict=True))
+
+
+def checked(engine, **options):
+    return whence.serve_check(Net(), engine, PROMPTS, max_new_tokens=TOKENS, **options)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 100])
+def test_an_engine_that_is_right_is_the_same_however_it_schedules(pieces):
+    result = checked(Engine(pieces=pieces))
+    assert (result.status, result.fault, result.notes) == ("same", None, ())
+    assert [(c.tokens, c.judged, c.first) for c in result.requests] == [(TOKENS, TOKENS, -1)] * 3
+    assert all(c.error is not None for c in result.requests)
+
+
+def test_a_narrower_engine_is_the_same():
+    assert checked(Engine(Net().to(torch.bfloat16))).status == "same"
+
+
+def test_capturing_changes_nothing():
+    engine = Engine()
+    before = engine.generate(PROMPTS, TOKENS)
+    checked(engine)
+    assert engine.generate(PROMPTS, TOKENS) == before
+    hooks = [m._forward_hooks or m._forward_pre_hooks for m in engine.model.modules()]
+    assert not any(hooks)
+
+
+def from_another(layer, kind, rows, others):
+    """From the sixth position on the first request reads what the second wrote."""
+    if (layer, kind) == (1, "K") and rows.shape[2] > 8 and others:
+        first = others[0].kept[1, "K"]
+        if rows.shape[2] == first.shape[2] + 2:  # the second request, which is two tokens longer
+            rows[:, :, 2:4] = first[:, :, 0:2]
+    return rows
+
+
+def zeroed(layer, kind, rows, others):
+    if (layer, kind) == (2, "V") and rows.shape[2] > 7:
+        rows[:, 1, 3:5] = 0
+    return rows
+
+
+def late(layer, kind, rows, others):
+    """Once there are eight positions, each holds the one before."""
+    if (layer, kind) == (0, "K") and rows.shape[2] > 7:
+        rows[:, :, 1:] = rows[:, :, :-1].clone()
+    return rows
+
+
+def flipped(layer, kind, rows, others):
+    return rows.flip(1) if (layer, kind) == (1, "V") else rows
+
+
+def doubled(layer, kind, rows, others):
+    return rows * 2 if (layer, kind) == (1, "K") and rows.shape[2] > 7 else rows
+
+
+def dropped(layer, kind, rows, others):
+    return rows[:, :, 2:] * 1 if rows.shape[2] > 7 else rows
+
+
+@pytest.mark.parametrize(
+    ("spoil", "layer", "tensor", "words"),
+    [
+        (zeroed, 2, "V", "head 1: positions 3 to 4: hold zeros"),
+        (late, 0, "K", "hold what belongs one position earlier"),
+        (flipped, 1, "V", "hold other heads: 0 holds 1, 1 holds 0"),
+        (doubled, 1, "K", "are 2 times what they should be"),
+        (from_another, 1, "K", "positions 2 to 3: hold request 1's positions 0 to 1"),
+    ],
+)
+def test_what_a_cache_hands_out_is_named(spoil, layer, tensor, words):
+    fault = checked(Engine(spoil=spoil)).fault
+    assert (fault.stage, fault.layer, fault.tensor) == ("cache", layer, tensor)
+    assert words in fault.sentence
+    assert ("prefill is right" in fault.sentence) == (fault.step > 0)
+
+
+def test_a_fault_that_takes_other_requests_is_right_alone():
+    assert checked(Engine(spoil=from_another)).fault.alone is False
+    assert checked(Engine(spoil=flipped)).fault.alone is True
+
+
+def test_an_error_that_the_cache_may_have_is_none():
+    def coarse(layer, kind, rows, others):
+        return rows * 1.001
+
+    assert checked(Engine(spoil=coarse)).fault.stage == "cache"
+    assert checked(Engine(spoil=coarse), cache_error=0.05).fault.stage != "cache"
+
+
+def test_keys_rotated_too_far_are_a_fault_of_the_layer():
+    engine = Engine()
+    engine.model.layers[1].offset = 2
+    fault = checked(engine).fault
+    assert (fault.stage, fault.layer, fault.tensor) == ("layer", 1, "K")
+    assert "rotated by 2 positions too many" in fault.sentence
+
+
+def test_a_window_that_the_reference_lacks_is_code_in_front_of_a_module():
+    engine = Engine()
+    engine.model.layers[2].reach = 3
+    fault = checked(engine).fault
+    assert (fault.stage, fault.layer, fault.name) == ("layer", 2, "layers.2.out")
+    assert "what layers.2 computes in front of layers.2.out" in fault.sentence
+
+
+def test_a_weight_that_was_not_synchronised_is_named():
+    engine = Engine()
+    with torch.no_grad():
+        engine.model.layers[1].value.weight[0, 0] += 0.01
+    fault = checked(engine).fault
+    assert (fault.stage, fault.layer, fault.name) == ("weights", 1, "layers.1.value.weight")
+
+
+def test_a_sampler_that_takes_another_token_is_at_fault_where_logits_are_right():
+    engine = Engine()
+    engine.pick = lambda logits: int(logits.topk(2).indices[1])
+    fault = checked(engine).fault
+    assert (fault.stage, fault.tensor) == ("sampler", "tokens")
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (lambda logits: (logits / 0.6).log_softmax(-1), "temperature 0.6"),
+        (
+            lambda logits: logits.masked_fill(
+                logits < logits.topk(10).values[-1], -1e9
+            ).log_softmax(-1),
+            "top-k 10",
+        ),
+        (lambda logits: logits, "not normalised"),
+    ],
+)
+def test_the_rule_that_log_probabilities_were_made_by_is_named(rule, words):
+    engine = Engine()
+    engine.logprobs = rule
+    fault = checked(engine).fault
+    assert fault.stage == "sampler"
+    assert words in fault.sentence
+
+
+def test_log_probabilities_of_the_reference_are_right():
+    engine = Engine()
+    engine.logprobs = lambda logits: logits.log_softmax(-1)
+    assert checked(engine).status == "same"
+
+
+def test_an_engine_that_stops_early_is_no_pass():
+    engine = Engine()
+    generate = engine.generate
+    engine.generate = lambda prompts, count: [a[:3] for a in generate(prompts, count)]
+    result = checked(engine)
+    assert result.status == "undecided"
+    assert any("did the engine fail?" in note for note in result.notes)
+
+
+def test_an_engine_whose_inside_is_hidden_is_compared_by_its_answers():
+    engine = Engine()
+    hidden = type("Hidden", (), {"generate": staticmethod(engine.generate)})()
+    result = checked(hidden)
+    assert (result.status, result.fault) == ("undecided", None)
+    engine.pick = lambda logits: int(logits.argmin())
+    assert checked(hidden).fault.stage == "logits"
+
+
+def test_what_is_no_engine_is_refused():
+    with pytest.raises(UsageError, match="no method generate"):
+        checked(object())
+    with pytest.raises(UsageError, match="only servers of this machine"):
+        checked("http://example.com/v1")
+    with pytest.raises(UsageError, match=r"neither a torch\.nn\.Module nor a"):
+        whence.serve_check(3, Engine(), PROMPTS)
+    with pytest.raises(UsageError, match="no prompts"):
+        whence.serve_check(Net(), Engine(), [])
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "served.py").write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(__file__).rpartition('/')[0]!r})\n"
+        "import test_serve_check as t\n"
+        "reference, right = t.Net, t.Engine\n"
+        "def wrong():\n    return t.Engine(spoil=t.zeroed)\n"
+    )
+    lines = [json.dumps(PROMPTS[0]), json.dumps({"src": PROMPTS[1]}), json.dumps(PROMPTS[2])]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    words = ["--prompts", "prompts.jsonl", "--tokens", str(TOKENS)]
+    assert execute(["serve-check", "served:reference", "served:right", *words]) == 0
+    assert capsys.readouterr().out.startswith("SAME ")
+    assert execute(["serve-check", "served:reference", "served:wrong", *words]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("FAULT ")
+    assert "stage            the cache" in text
+    assert (
+        execute(["serve-check", "served:reference", "served:wrong", *words, "--format", "json"])
+        == 1
+    )
+    assert json.loads(capsys.readouterr().out)["fault"]["heads"] == [1]
+    (tmp_path / "prompts.jsonl").write_text('[1, 2]\n{"src": "text"}\n')
+    assert execute(["serve-check", "served:reference", "served:right", *words]) == 3
+    assert "prompt 2 is no list of token ids" in capsys.readouterr().err
+
+
+@pytest.mark.slow  # transformers' continuous batching starts a thread and a scheduler
+def test_the_page_as_it_stands(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "serving.md").read_text("utf-8")
+    code, prompts, answer = re.findall(r"```(?:python|text)\n(.*?)```", page, re.DOTALL)[:3]
+    (tmp_path / "serving.py").write_text(code)
+    (tmp_path / "prompts.jsonl").write_text(prompts)
+    monkeypatch.chdir(tmp_path)
+    (line,) = re.findall(r"^    whence (serve-check .*)$", page, re.MULTILINE)
+    assert execute(line.split()) == 0
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[:3] == answer.splitlines()[:3]
