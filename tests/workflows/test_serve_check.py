@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -299,6 +301,13 @@ def test_what_is_no_engine_is_refused():
         checked("http://example.com/v1")
     with pytest.raises(UsageError, match=r"neither a torch\.nn\.Module nor a"):
         whence.serve_check(3, Engine(), PROMPTS)
+    engine = Engine()
+    engine.generate = lambda prompts, count: [[1]]
+    with pytest.raises(UsageError, match="1 answers to 3 prompts"):
+        checked(engine)
+    engine.generate = lambda prompts: []
+    with pytest.raises(UsageError, match=r"generate\(prompts, 8\) raised TypeError"):
+        checked(engine)
     with pytest.raises(UsageError, match="no prompts"):
         whence.serve_check(Net(), Engine(), [])
 
@@ -344,3 +353,37 @@ def test_the_page_as_it_stands(tmp_path, monkeypatch, capsys):
     assert execute(line.split()) == 0
     printed = capsys.readouterr().out
     assert printed.splitlines()[:3] == answer.splitlines()[:3]
+
+
+def test_a_server_of_this_machine_is_asked():
+    engine = Engine()
+    engine.logprobs = lambda logits: logits.log_softmax(-1)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            ((tokens, logprobs),) = engine.generate([asked["prompt"]], asked["max_tokens"])
+            words = [f"token_id:{token}" for token in tokens]
+            choice = {"logprobs": {"tokens": words, "token_logprobs": logprobs}}
+            if self.path.startswith("/bare"):
+                choice = {"text": "no ids"}
+            body = json.dumps({"choices": [choice]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        assert checked(f"{address}/v1").status == "same"
+        engine.logprobs = lambda logits: (logits / 0.8).log_softmax(-1)
+        assert "temperature 0.8" in checked(f"{address}/v1").fault.sentence
+        with pytest.raises(UsageError, match="holds no token ids"):
+            checked(f"{address}/bare")
+        server.shutdown()
+    with pytest.raises(UsageError, match="completions: "):
+        checked(f"{address}/v1")

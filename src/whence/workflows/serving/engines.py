@@ -14,6 +14,8 @@ from whence.errors import UsageError
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _SECONDS = 600
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Prompts do not leave this machine by way of a proxy."""
 
 
 class Answer(NamedTuple):
@@ -52,7 +54,15 @@ def engine(source: Any) -> Engine:
         return Engine(name, lambda prompts, count: [_plain(made, p, count) for p in prompts], made)
 
     def generate(prompts: Sequence[Sequence[int]], count: int) -> list[Answer]:
-        return [_answer(value) for value in made.generate([list(p) for p in prompts], count)]
+        asked = [list(prompt) for prompt in prompts]
+        try:
+            answers = [_answer(value) for value in made.generate(asked, count)]
+        except (Exception, SystemExit) as error:  # the user's code
+            words = f"{type(error).__name__}: {error}"
+            raise UsageError(f"engine {name}: generate(prompts, {count}) raised {words}") from error
+        if len(answers) != len(asked):
+            raise UsageError(f"engine {name}: {len(answers)} answers to {len(asked)} prompts")
+        return answers
 
     return Engine(name, generate, getattr(made, "model", None))
 
@@ -115,7 +125,7 @@ def _completion(address: str, prompt: Sequence[int], count: int) -> Answer:
         f"{address}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(asked, timeout=_SECONDS) as response:
+        with _DIRECT.open(asked, timeout=_SECONDS) as response:
             choice = json.load(response)["choices"][0]
     except (urllib.error.URLError, OSError, ValueError, KeyError, IndexError) as error:
         raise UsageError(
