@@ -269,7 +269,7 @@ def rotated(layer_at, offset):
             half = key.shape[-1] // 2
             angles = offset * 10000.0 ** (-torch.arange(half) / half)
             angles = torch.cat([angles, angles]).to(key.dtype)[None, None]
-            key = rotate(key, key, angles.cos()[None], angles.sin()[None])[0]
+            key = rotate(key, key, angles.cos(), angles.sin())[0]
         return query, key
 
     return lambda: mock.patch.object(modeling_llama, "apply_rotary_pos_emb", changed)
