@@ -204,6 +204,7 @@ def test_at_a_prompt_nothing_is_a_dump_of_fields():
         results.Repeated,  # tests/workflows/test_repeat.py has one
         results.Probed,  # tests/workflows/test_probe.py has one
         results.Upgrade,  # tests/workflows/test_upgrade.py has one
+        results.ServingCheck,  # tests/workflows/test_serve_check.py has one
     }
     for item in seen:
         text = repr(item)

@@ -139,6 +139,7 @@ def test_an_engine_that_is_right_is_the_same_however_it_schedules(pieces):
     assert (result.status, result.fault, result.notes) == ("same", None, ())
     assert [(c.tokens, c.judged, c.first) for c in result.requests] == [(TOKENS, TOKENS, -1)] * 3
     assert all(c.error is not None for c in result.requests)
+    assert repr(result).startswith("SAME ")
 
 
 def test_a_narrower_engine_is_the_same():

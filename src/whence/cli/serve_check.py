@@ -1,4 +1,4 @@
-"""Check a serving engine against a reference: prompt, token, cache, layer.
+"""Name where a serving engine parts from the model that it serves.
 
 \b
     whence serve-check serving:reference serving:engine --prompts prompts.jsonl
