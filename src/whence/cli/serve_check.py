@@ -1,4 +1,4 @@
-"""Name where a serving engine parts from the model that it serves.
+"""Name where a serving engine parts from its model.
 
 \b
     whence serve-check serving:reference serving:engine --prompts prompts.jsonl
