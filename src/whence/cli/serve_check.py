@@ -1,4 +1,4 @@
-"""Name where a serving engine parts from its model.
+"""Name where a serving engine leaves its model.
 
 \b
     whence serve-check serving:reference serving:engine --prompts prompts.jsonl
