@@ -18,6 +18,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - a checkout on PYTHONPATH, which 
 from whence._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from whence.api import accept as accept
     from whence.api import (
         auto_diff,
         begin_dump,
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from whence.api import watch as watch
 
 __all__ = [
-    "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compile",
+    "accept", "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compile",
     "convert", "diff_results", "diverge", "doctor", "end_dump", "export_check", "generate_tests",
     "label", "ladder", "load_comparison", "locate", "map_weights", "nans", "narrow", "new_id",
     "open_run", "pack", "probe", "ranges", "ranks", "record", "recording", "relocate",

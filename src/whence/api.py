@@ -4,6 +4,8 @@ Importing it loads no framework; each function imports what it needs when it is 
 """
 
 from whence.readers.opening import open_run, open_to_show
+from whence.workflows.accept.accept import accept
+from whence.workflows.accept.accept import renew as renew_expectation
 from whence.workflows.capture.arrays import record, recording
 from whence.workflows.capture.atb_layout import lay_out_atb
 from whence.workflows.capture.bare import attach_bare
@@ -72,6 +74,7 @@ from whence.workflows.weights import map_weights
 
 __all__ = [
     "Dump",
+    "accept",
     "align_runs",
     "attach",
     "attach_bare",
@@ -140,6 +143,7 @@ __all__ = [
     "recording",
     "recover",
     "relocate",
+    "renew_expectation",
     "repeat_command",
     "report_html",
     "repro",

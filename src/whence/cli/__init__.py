@@ -32,6 +32,7 @@ GROUPS = {
     "Capture": ("run", "trigger"),
     "Compare": (
         "compare",
+        "accept",
         "diverge",
         "tokens",
         "serve-check",

@@ -13,6 +13,7 @@ from typing import Any
 from whence import records, results
 from whence.records.slots import is_read, is_written
 from whence.report import effect, evidence
+from whence.report.accept import accepted_text
 from whence.report.answer import cause_words, headline
 from whence.report.diverge import diverged_text
 from whence.report.doctor import checkup
@@ -254,6 +255,7 @@ _WORDS: dict[type, Callable[[Any], str]] = {
     results.Nans: _first_lines(nans_text),
     results.Ranges: _first_lines(ranges_text),
     results.Probed: _first_lines(probed_text),
+    results.Acceptance: _first_lines(accepted_text),
     results.Diverged: _first_lines(diverged_text),
     results.RankReport: _first_lines(ranks_text),
     results.Repeated: _first_lines(repeated_text),

@@ -1,5 +1,6 @@
 """What a comparison and the other verbs produce: plan, verdicts, findings, comparison."""
 
+from whence.results.accept import ACCEPTED, Acceptance, AcceptKind, JudgedValue
 from whence.results.comparison import (
     Alike,
     Comparison,
@@ -105,9 +106,12 @@ from whence.results.workflows import (
 )
 
 __all__ = [
+    "ACCEPTED",
     "GUILTY",
     "TENSOR_RULE",
     "VERDICTS",
+    "AcceptKind",
+    "Acceptance",
     "Alike",
     "CallPair",
     "CauseKind",
@@ -131,6 +135,7 @@ __all__ = [
     "HealthFinding",
     "Held",
     "Joined",
+    "JudgedValue",
     "Ladder",
     "LadderKind",
     "LayerCost",

@@ -1,0 +1,295 @@
+"""`whence.accept`: may a moved expectation be renewed?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from whence import dtypes
+from whence.dtypes import Array
+from whence.errors import UsageError
+from whence.results.accept import ACCEPTED, Acceptance, AcceptKind, JudgedValue
+from whence.workflows.accept import golden_files
+from whence.workflows.accept.golden_files import Golden
+from whence.workflows.accept.judging import Evidence, judged, worst_first
+from whence.workflows.rounding import Ways, run_ways, with_leaves
+from whence.workflows.rounding.ways import arguments
+
+_CAPTURED = (
+    "whence commits -o out OLD NEW -- CMD names the operator that computes something else; OLD is "
+    "the commit that wrote the expectation, CMD the program"
+)
+
+
+def accept(
+    expected: Any,
+    actual: Any = None,
+    *,
+    again: Sequence[Any] = (),
+    exact: Any = None,
+    program: Any = None,
+    inputs: Any = None,
+    was: str = "",
+) -> Acceptance:
+    """Judge whether an expectation that no longer holds may be renewed.
+
+    expected: a JSON or YAML file with numbers, a file of arrays that whence reads, or what a
+    program holds: a number, an array, a tensor, a mapping or list of them. actual: the same of now;
+    None: what the program gives. again: actual values of further runs, on other threads, kernels or
+    orders of the batch. exact: values that do not come from this program. program: a function or
+    module (or "module:function") that gives the actual values of `inputs` (or of none); it is run
+    in several ways of rounding and in float64. inputs: a tuple is the positional arguments, a
+    mapping the named ones; a function of none gives them. was: the dtype that the expectation was
+    computed in, where it was a coarser one. Raises UnreadableRun, UsageError, and what the program
+    raises.
+    """
+    old = golden_files.read(expected)
+    evidence, ways, notes = Evidence(), None, list[str]()
+    if program is not None:
+        program, inputs = _loaded(program), _inputs(inputs)
+        ways = run_ways(program, inputs)
+        notes += ways.notes
+        _of_program(evidence, ways, program, inputs, was)
+        if inputs is None:
+            notes.append("whether the program depends on its inputs is not asked without --inputs")
+    elif was:
+        raise UsageError("was= needs the program: what the coarser precision makes is tried on it")
+    if actual is None and ways is None:
+        raise UsageError("give the actual values, or the program that makes them")
+    new = golden_files.read(ways.own if ways is not None and actual is None else actual)
+    evidence.ways["actual"] = _arrays(new)
+    for number, source in enumerate(again, 1):
+        evidence.ways[f"run {number}"] = _arrays(golden_files.read(source))
+    if exact is not None:
+        evidence.exact, evidence.is_independent = _arrays(golden_files.read(exact)), True
+    old, new = _only_names_match(old, new, evidence)
+    results = {name: judged(name, golden, new.get(name), evidence) for name, golden in old.items()}
+    values = worst_first([value for value, _ in results.values()])
+    verdict = values[0].verdict
+    renewed = {name: array for name, (_, array) in results.items() if array is not None}
+    return Acceptance(
+        verdict,
+        values,
+        _tried(evidence),
+        _sentence(values, evidence),
+        _next(values),
+        tuple(notes),
+        expectation={name: array.tolist() for name, array in renewed.items()}
+        if verdict in ACCEPTED
+        else {},
+    )
+
+
+def renew(expected: str | Path, answer: Acceptance) -> Acceptance:
+    """Put the values of an answer into the file that it is about, where they may be renewed; the
+    answer with the name of the file. Raises UsageError for a file that is read only, StoreFailed.
+    """
+    path = Path(expected)
+    golden_files.check_writable(path)
+    if not answer.expectation:
+        return answer
+    new = {name: np.asarray(value) for name, value in answer.expectation.items()}
+    golden_files.renew(path, golden_files.read(path), new)
+    return msgspec.structs.replace(answer, written=str(path))
+
+
+def _tried(evidence: Evidence) -> tuple[str, ...]:
+    """The ways of rounding in words, draws of one way counted."""
+    counts: dict[str, int] = {}
+    for name in evidence.ways:
+        if name != "actual":
+            way = re.sub(r", \d+$", "", name)
+            counts[way] = counts.get(way, 0) + 1
+    words = [name if n == 1 else f"{name} ({n} times)" for name, n in counts.items()]
+    if evidence.exact:
+        words.append("an exact result" if evidence.is_independent else "in float64")
+    return tuple(words)
+
+
+def _of_program(evidence: Evidence, ways: Ways, program: Any, inputs: Any, was: str) -> None:
+    evidence.ways = {"as it is": ways.own} | {k: v for k, v in ways.others.items() if k != "again"}
+    if not _repeats(ways):
+        evidence.ways["again"] = ways.others["again"]
+    evidence.exact = ways.exact
+    if was:
+        evidence.coarser = _coarser(program, inputs, was)
+    if inputs is not None:
+        evidence.ignored = _ignored(program, inputs, ways.own)
+
+
+def _repeats(ways: Ways) -> bool:
+    again = ways.others.get("again", ways.own)
+    return all(
+        np.array_equal(again.get(k), v, equal_nan=v.dtype.kind in "fc") for k, v in ways.own.items()
+    )
+
+
+def _coarser(program: Any, inputs: Any, was: str) -> dict[str, dict[str, Array]]:
+    """What every operator off by one rounding of a coarser dtype makes of the program."""
+    from whence.workflows.rounding.ways import run_coarser
+
+    units = {"tf32": 2.0**-11} | {
+        n: dtypes.unit_roundoff(n) for n in ("bfloat16", "float16", "float32")
+    }
+    if was not in units:
+        raise UsageError(f"no dtype is called {was!r}; give one of {', '.join(units)}")
+    return run_coarser(program, inputs, units[was])
+
+
+def _ignored(program: Any, inputs: Any, own: Mapping[str, Array]) -> dict[str, tuple[str, ...]]:
+    """By value, the inputs that can be replaced without a bit of it changing."""
+    from whence.workflows.rounding.ways import run_once
+
+    ignored: dict[str, list[str]] = {name: [] for name in own}
+    for place, name in enumerate(_leaves(inputs)):
+        changed, is_other = _replaced(inputs, place)
+        if not is_other:
+            continue
+        try:
+            values = run_once(program, changed)
+        except Exception:  # noqa: BLE001 - a model may refuse what is drawn
+            continue
+        for key, array in own.items():
+            there = values.get(key)
+            if there is not None and np.array_equal(
+                there, array, equal_nan=array.dtype.kind in "fc"
+            ):
+                ignored[key].append(name)
+    return {key: tuple(names) for key, names in ignored.items() if names}
+
+
+def _leaves(inputs: Any) -> list[str]:
+    """Names of the tensors of a call, in the order in which they are met."""
+    args, kwargs = arguments(inputs)
+    names: list[str] = []
+    for label, value in [*((f"input {i}", a) for i, a in enumerate(args)), *kwargs.items()]:
+        with_leaves(value, lambda leaf, label=label: names.append(label) or leaf)
+    return names
+
+
+def _replaced(inputs: Any, place: int) -> tuple[Any, bool]:
+    """The inputs with one tensor replaced by another of its form and range, and whether it is
+    another one: a constant has no other.
+    """
+    met, is_other = -1, False
+
+    def change(leaf: Any) -> Any:
+        nonlocal met, is_other
+        met += 1
+        if met != place:
+            return leaf
+        content = (
+            leaf.detach().cpu().numpy()
+            if hasattr(leaf, "detach") and str(leaf.dtype) != "torch.bfloat16"
+            else leaf
+        )
+        if not isinstance(content, np.ndarray):
+            other = content.detach().flip(tuple(range(content.ndim))) * -1
+            is_other = not bool((other == content).all())
+            return other
+        other = _other(content)
+        is_other = not np.array_equal(other, content, equal_nan=content.dtype.kind in "fc")
+        return leaf.new_tensor(other) if hasattr(leaf, "new_tensor") else other
+
+    return with_leaves(inputs, change), is_other
+
+
+def _other(content: Array) -> Array:
+    """Another array of the same form and range, drawn at random."""
+    random = np.random.default_rng(0)
+    if content.dtype.kind in "fc":
+        mixed = random.permutation(content.reshape(-1)).reshape(content.shape)
+        return (mixed * random.uniform(0.5, 1.5, content.shape)).astype(content.dtype)
+    if content.size == 0 or content.min() == content.max():
+        return content
+    low, high = int(content.min()), int(content.max())
+    return random.integers(low, high + 1, content.shape).astype(content.dtype)
+
+
+def _loaded(program: Any) -> Any:
+    if isinstance(program, str):
+        from whence.comparison.replays import user_model
+
+        program = user_model.imported(program)
+    if not callable(program):
+        raise UsageError(f"the program is a function or a module, not {type(program).__name__}")
+    return program
+
+
+def _inputs(inputs: Any) -> Any:
+    if isinstance(inputs, str):
+        from whence.comparison.replays import user_model
+
+        inputs = user_model.imported(inputs)
+    is_maker: bool = callable(inputs) and not hasattr(inputs, "shape")
+    return inputs() if is_maker else inputs
+
+
+def _arrays(values: Mapping[str, Golden]) -> dict[str, Array]:
+    return {
+        name: np.asarray(g.content) for name, g in values.items() if not isinstance(g.content, str)
+    }
+
+
+def _only_names_match(
+    old: dict[str, Golden], new: dict[str, Golden], evidence: Evidence
+) -> tuple[dict[str, Golden], dict[str, Golden]]:
+    """Where there is one value on each side, its name does not matter."""
+    if len(old) != 1 or len(new) != 1 or set(old) == set(new):
+        return old, new
+    name, there = next(iter(old)), next(iter(new))
+    for arrays in (*evidence.ways.values(), evidence.exact, *evidence.coarser.values()):
+        if there in arrays:
+            arrays[name] = arrays[there]
+    if there in evidence.ignored:
+        evidence.ignored[name] = evidence.ignored[there]
+    return old, {name: new[there]}
+
+
+def _sentence(values: Sequence[JudgedValue], evidence: Evidence) -> str:
+    """What the pull request should say."""
+    first = values[0]
+    of = f"`{first.name}`" if first.name else "the expectation"
+    if first.verdict == AcceptKind.UNCHANGED:
+        return "Nothing changes: every expected value holds."
+    if first.verdict not in ACCEPTED:
+        return f"Not renewed: {of} {first.verdict}: {first.words}."
+    moved = [v for v in values if v.verdict != AcceptKind.UNCHANGED]
+    worst = max(moved, key=lambda v: v.change or 0.0)
+    count = len(evidence.ways)
+    measured = (
+        "the program in float64 and " if evidence.exact and not evidence.is_independent else ""
+    )
+    closer = (
+        " and the new values are nearer to the exact result"
+        if first.verdict == AcceptKind.CLOSER
+        else ""
+    )
+    return (
+        f"Renewed {len(moved)} of {len(values)} expectations: they move by "
+        f"{worst.change or 0.0:.1g} at most "
+        f"(relative), which rounding explains{closer}, as {measured}{count} ways of rounding show; "
+        f"a tolerance of {_tolerance(worst)} covers it."
+    )
+
+
+def _tolerance(value: JudgedValue) -> str:
+    if value.relative_tolerance:
+        return f"{value.relative_tolerance:g} (relative)"
+    return f"{value.tolerance:g} (absolute)" if value.tolerance is not None else "0"
+
+
+def _next(values: Sequence[JudgedValue]) -> str:
+    first = values[0]
+    if first.decides:
+        return f"give {first.decides}" if not first.decides.startswith("whence") else first.decides
+    if first.verdict in (AcceptKind.CHANGED, AcceptKind.FAULT):
+        return _CAPTURED
+    if first.verdict == AcceptKind.IGNORES_INPUT:
+        return "whence probe --only sensitivity -- CMD says which inputs reach the outputs"
+    return ""

@@ -1,0 +1,6 @@
+"""The ways in which a program may round, run and collected: the evidence of a noise band."""
+
+from whence.workflows.rounding.named_values import named_arrays
+from whence.workflows.rounding.ways import Ways, run_ways, with_leaves
+
+__all__ = ["Ways", "named_arrays", "run_ways", "with_leaves"]

@@ -1,0 +1,64 @@
+"""What a program returns, as arrays by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from whence.dtypes import Array
+
+
+def named_arrays(value: Any) -> dict[str, Array]:
+    """Every number and tensor in a value by its place in it ("losses", "logits.0"), "" for the
+    value itself. A list of numbers is one array. Texts and None are left out.
+    """
+    return dict(_named(value, ""))
+
+
+def _named(value: Any, name: str) -> Iterator[tuple[str, Array]]:
+    if is_curve(value):
+        yield name, np.asarray(list(value.values()))
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _named(item, below(name, str(key)))
+    elif isinstance(value, (list, tuple)):
+        if value and all(isinstance(v, (int, float)) for v in value):
+            yield name, np.asarray(value)
+            return
+        for key, item in enumerate(value):
+            yield from _named(item, below(name, str(key)))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for entry in dataclasses.fields(value):
+            yield from _named(getattr(value, entry.name), below(name, entry.name))
+    elif (array := as_array(value)) is not None:
+        yield name, array
+
+
+def is_curve(value: Any) -> bool:
+    """Is it numbers by the number of their step?"""
+    return (
+        isinstance(value, Mapping)
+        and len(value) > 1
+        and all(str(key).isdigit() for key in value)
+        and all(isinstance(item, (int, float)) for item in value.values())
+    )
+
+
+def below(name: str, key: str) -> str:
+    """The name of what lies under a key."""
+    return f"{name}.{key}" if name else key
+
+
+def as_array(value: Any) -> Array | None:
+    """A number, array or torch tensor as an array; None for anything else."""
+    if hasattr(value, "detach") and hasattr(value, "dtype"):
+        from whence.frameworks.torch_arrays import to_host
+
+        return to_host(value.detach())
+    if isinstance(value, (bool, int, float, complex, np.generic, np.ndarray)):
+        array = np.asarray(value)
+        return array if array.dtype.kind not in "OUSM" else None
+    return None

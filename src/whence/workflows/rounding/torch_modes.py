@@ -1,0 +1,135 @@
+"""Modes in which torch computes a program otherwise, and as right: in float64 throughout, or with
+every operator off by one rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from whence.frameworks.operator_names import words
+from whence.frameworks.torch_arrays import tensors_in
+from whence.frameworks.torch_schema import PLAIN, RANDOM, kind
+from whence.replay.module_arithmetic import Arithmetic
+
+_EXACT = words("""
+    _to_copy _unsafe_view abs alias amax amin argmax argmin argsort cat ceil chunk clamp
+    clamp_max clamp_min clone constant_pad_nd copy cummax cummin detach embedding expand flip
+    floor gather index index_select lift lift_fresh masked_fill masked_select max maximum min
+    minimum neg nonzero permute relu repeat reshape roll round scatter select sign slice sort
+    split squeeze stack take topk transpose tril triu trunc unbind unfold unsqueeze view where
+    zeros_like
+""")
+"""Operators whose results are among what they are given, or whole numbers: these round nothing."""
+
+
+class InFloat64(Arithmetic):
+    """Everything in float64, whatever dtypes the code asks for. Random numbers are drawn in the
+    default dtype that the program has, and widened, so that they are those that it draws.
+    """
+
+    def __init__(self, drawn: torch.dtype) -> None:
+        super().__init__(torch.float64, False, [], ())
+        self._drawn = drawn
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload) and self._draws(func, args, kwargs):
+            return self._drawn_narrow(func, args, kwargs)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _draws(self, func: Any, args: Any, kwargs: Any) -> bool:
+        return kind(func, _named(func, args, kwargs)) == RANDOM
+
+    def _drawn_narrow(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The numbers that the program draws, exactly, in float64."""
+        narrow = [a.to(self._drawn) if _is_wide(a) else a for a in args]
+        asked = kwargs.get("dtype")
+        if asked is torch.float64 or (asked is None and _takes_default(func)):
+            kwargs = {**kwargs, "dtype": self._drawn}
+        drawn = func(*narrow, **kwargs)
+        if func._schema.is_mutable and _is_wide(args[0] if args else None):
+            return args[0].copy_(narrow[0])
+        return _mapped(drawn, lambda t: t.double() if t.is_floating_point() else t)
+
+
+class OffByOne(TorchDispatchMode):  # type: ignore[misc]
+    """Every operator that rounds gives a result that is off by up to one unit roundoff of its
+    dtype, or of a coarser one, drawn at random.
+    """
+
+    def __init__(self, seed: int, coarser: float = 0.0) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+        self._coarser = coarser
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable:
+            return out
+        base = func._schema.name.partition("::")[2]
+        if base in _EXACT or kind(func, _named(func, args, kwargs)) != PLAIN:
+            return out
+        for tensor in tensors_in([out]):
+            self._move(tensor)
+        return out
+
+    def _move(self, tensor: Any) -> None:
+        if not tensor.is_floating_point() or tensor.device.type != "cpu":
+            return
+        unit = max(torch.finfo(tensor.dtype).eps / 2, self._coarser)
+        drawn = torch.rand(tensor.shape, generator=self._generator, dtype=torch.float64)
+        moved = (tensor.double() * (1 + unit * (2 * drawn - 1))).to(tensor.dtype)
+        tensor.copy_(torch.where(moved.isfinite(), moved, tensor))
+
+
+@contextmanager
+def in_float64() -> Iterator[InFloat64]:
+    """The program in float64; what is made in between is float64 by default."""
+    default = torch.get_default_dtype()
+    mode = InFloat64(default)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with mode:
+            yield mode
+    finally:
+        torch.set_default_dtype(default)
+
+
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """Operators split their work between so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _named(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    positional = (a.name for a in func._schema.arguments if not a.kwarg_only)
+    return dict(zip(positional, args)) | kwargs
+
+
+def _takes_default(func: Any) -> bool:
+    """Does it draw in the default dtype where none is asked for? Whole numbers do not."""
+    is_whole = func._schema.name.partition("::")[2].startswith(("randint", "randperm"))
+    return not is_whole and any(a.name == "dtype" for a in func._schema.arguments)
+
+
+def _is_wide(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype is torch.float64
+
+
+def _mapped(value: Any, change: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(item, change) for item in value)
+    return value

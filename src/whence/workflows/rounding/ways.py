@@ -1,0 +1,249 @@
+"""One program of this process run in several ways, each as right as the others."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from whence import dtypes
+from whence.dtypes import Array
+from whence.workflows.rounding.named_values import named_arrays
+
+Arrays = dict[str, Array]
+_DRAWS = 3
+"""Times that every operator, and every input, is off by one rounding."""
+
+
+@dataclass
+class Ways:
+    """own: what the program gives here. exact: in float64, {} where it does not run so. others: by
+    the name of the way. moved: in float64 of inputs that are off by one rounding, per draw. terms:
+    the most that one element sums. notes: ways that could not be run, each with the reason.
+    """
+
+    own: Arrays
+    exact: Arrays = field(default_factory=dict)
+    others: dict[str, Arrays] = field(default_factory=dict)
+    moved: list[Arrays] = field(default_factory=list)
+    terms: int = 1
+    notes: list[str] = field(default_factory=list)
+
+
+def run_ways(program: Callable[..., Any], inputs: Any, *, threads: bool = True) -> Ways:
+    """Run a program as it is, again, on other threads and kernels, with every operator and every
+    input off by one rounding, and in float64.
+
+    program: a function or a module; its random numbers begin where they are now in every run.
+    inputs: a tuple is the positional arguments, a mapping the named ones. Arrays of numpy and
+    tensors of torch are copied for each run. Raises what the program raises as it is.
+    """
+    state = Generators.now()
+
+    def run(
+        scope: Any = None, change: Callable[[Any], Any] = _same, double: bool = False
+    ) -> Arrays:
+        state.restore()
+        called = _doubled(program) if double else _copied(program)
+        args, kwargs = arguments(with_leaves(inputs, change))
+        with scope if scope is not None else contextlib.nullcontext():
+            return named_arrays(called(*args, **kwargs))
+
+    ways = Ways(run())
+    unit = min(_roundoffs(inputs, ways.own), default=2.0**-24)
+
+    def attempt(name: str, **how: Any) -> Arrays | None:
+        try:
+            return run(**how)
+        except Exception as error:  # noqa: BLE001 - whatever a user's program raises in another way
+            first = (str(error).splitlines() or [""])[0][:120]
+            ways.notes.append(f"{name}: {type(error).__name__}: {first}")
+            return None
+
+    def other(name: str, **how: Any) -> None:
+        if (values := attempt(name, **how)) is not None:
+            ways.others[name] = values
+
+    try:
+        other("again")
+        if "torch" in sys.modules:
+            _torch_ways(ways, attempt, other, threads)
+        else:
+            ways.exact = attempt("in float64", change=_widened) or {}
+        for draw in range(_DRAWS):
+            other(f"inputs off by one rounding, {draw + 1}", change=_Shake(draw))
+            how: dict[str, Any] = {"change": _Shake(draw, unit)}
+            if "torch" in sys.modules:
+                from whence.workflows.rounding.torch_modes import in_float64
+
+                how |= {"scope": in_float64(), "double": True}
+            if (values := attempt("in float64, moved", **how)) is not None:
+                ways.moved.append(values)
+    finally:
+        state.restore()
+    return ways
+
+
+def _torch_ways(ways: Ways, attempt: Any, other: Any, threads: bool) -> None:
+    import torch
+
+    from whence.replay.stepwise import without_onednn
+    from whence.workflows.rounding.torch_modes import OffByOne, in_float64, on_threads
+
+    scope = in_float64()
+    with contextlib.ExitStack() as stack:
+        mode = stack.enter_context(scope)
+        ways.exact = attempt("in float64", change=_widened, double=True) or {}
+        ways.terms = mode.length
+    if threads:
+        other("on other threads", scope=on_threads(2 if torch.get_num_threads() == 1 else 1))
+    other("without oneDNN", scope=without_onednn())
+    for draw in range(_DRAWS):
+        other(f"every operator off by one rounding, {draw + 1}", scope=OffByOne(draw))
+
+
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and named arguments of a call."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)), {}
+
+
+def with_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same structure with every array and tensor in it changed."""
+    if isinstance(value, np.ndarray) or _is_tensor(value):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: with_leaves(item, change) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(with_leaves(item, change) for item in value)
+    return value
+
+
+@dataclass(frozen=True)
+class Generators:
+    """States of the generators of random numbers."""
+
+    python: Any
+    numpy: Any
+    torch: Any
+
+    @staticmethod
+    def now() -> Generators:
+        """Those of this process."""
+        torch = sys.modules.get("torch")
+        state = torch.get_rng_state() if torch is not None else None
+        return Generators(random.getstate(), np.random.get_state(), state)
+
+    def restore(self) -> None:
+        """Put them where they were."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        if self.torch is not None:
+            sys.modules["torch"].set_rng_state(self.torch)
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _is_module(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def _copied(program: Any) -> Any:
+    return copy.deepcopy(program) if _is_module(program) else program
+
+
+def _doubled(program: Any) -> Any:
+    return copy.deepcopy(program).double() if _is_module(program) else program
+
+
+def _same(leaf: Any) -> Any:
+    """A copy in the same layout."""
+    if _is_tensor(leaf):
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+    return leaf.copy(order="K")
+
+
+def _is_float(leaf: Any) -> bool:
+    if _is_tensor(leaf):
+        return bool(leaf.is_floating_point())
+    return dtypes.of(leaf).is_floating and not np.iscomplexobj(leaf)
+
+
+def _widened(leaf: Any) -> Any:
+    if not _is_float(leaf):
+        return _same(leaf)
+    if _is_tensor(leaf):
+        return leaf.detach().double().clone().requires_grad_(leaf.requires_grad)
+    return leaf.astype(np.float64)
+
+
+class _Shake:
+    """Moves every element by up to `unit` of its size, in float64; without one by up to a unit
+    roundoff of its dtype, in that dtype.
+    """
+
+    def __init__(self, seed: int, unit: float = 0.0) -> None:
+        self._noise, self._unit = np.random.default_rng(seed), unit
+
+    def __call__(self, leaf: Any) -> Any:
+        if not _is_float(leaf):
+            return _same(leaf)
+        # of moves by one unit roundoff at most, half would round back
+        unit = self._unit or 2 * dtypes.unit_roundoff(str(leaf.dtype).removeprefix("torch."))
+        factor = 1 + unit * self._noise.uniform(-1, 1, tuple(leaf.shape))
+        if not _is_tensor(leaf):
+            with np.errstate(over="ignore", invalid="ignore"):
+                moved = leaf.astype(np.float64) * factor
+                return moved if self._unit else moved.astype(leaf.dtype)
+        import torch
+
+        wide = leaf.detach().double() * torch.from_numpy(np.asarray(factor))
+        return wide if self._unit else wide.to(leaf.dtype)
+
+
+def _roundoffs(inputs: Any, own: Arrays) -> Iterator[float]:
+    """Unit roundoffs of what sums may be made in: none is coarser than float32."""
+    names = [dtypes.of(array).name for array in own.values()]
+
+    def note(leaf: Any) -> Any:
+        names.append(str(leaf.dtype).removeprefix("torch."))
+        return leaf
+
+    with_leaves(inputs, note)
+    for name in names:
+        if dtypes.is_floating(name):
+            yield min(dtypes.unit_roundoff(name), 2.0**-24)
+
+
+def run_once(program: Callable[..., Any], inputs: Any) -> Arrays:
+    """What the program gives, its random numbers as they are now, which it leaves so."""
+    state = Generators.now()
+    try:
+        args, kwargs = arguments(with_leaves(inputs, _same))
+        return named_arrays(_copied(program)(*args, **kwargs))
+    finally:
+        state.restore()
+
+
+def run_coarser(program: Callable[..., Any], inputs: Any, unit: float) -> dict[str, Arrays]:
+    """What a program of torch gives where every operator is off by one rounding of a coarser dtype,
+    by the name of the way.
+    """
+    from whence.workflows.rounding.torch_modes import OffByOne
+
+    ways = {}
+    for draw in range(2 * _DRAWS):
+        with OffByOne(draw, unit):
+            ways[f"every operator off by one rounding, {draw + 1}"] = run_once(program, inputs)
+    return ways
