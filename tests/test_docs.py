@@ -49,6 +49,14 @@ for name, form in (("{0}", "none"), ("{1}", "tanh")):
         model(torch.randn(8, 64))
 """
 GIVEN = {
+    ("docs/accept.md", "def test_the_losses"): """import json
+from pathlib import Path
+
+def losses() -> dict[str, float]:
+    return {"loss": 0.1}
+
+Path("losses.json").write_text(json.dumps(losses()))
+""",
     ("docs/ci.md", "def test_the_port"): """import torch
 from pathlib import Path
 

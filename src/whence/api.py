@@ -6,6 +6,7 @@ Importing it loads no framework; each function imports what it needs when it is 
 from whence.readers.opening import open_run, open_to_show
 from whence.workflows.accept.accept import accept
 from whence.workflows.accept.accept import renew as renew_expectation
+from whence.workflows.accept.comparisons import accept_comparison
 from whence.workflows.capture.arrays import record, recording
 from whence.workflows.capture.atb_layout import lay_out_atb
 from whence.workflows.capture.bare import attach_bare
@@ -53,6 +54,7 @@ from whence.workflows.ranges import ranges
 from whence.workflows.ranks import ranks
 from whence.workflows.repeat.repeat import repeat_command
 from whence.workflows.repro.repro import repro
+from whence.workflows.rounding.ways import generators_now
 from whence.workflows.saved import (
     check_output,
     free_output,
@@ -75,6 +77,7 @@ from whence.workflows.weights import map_weights
 __all__ = [
     "Dump",
     "accept",
+    "accept_comparison",
     "align_runs",
     "attach",
     "attach_bare",
@@ -106,6 +109,7 @@ __all__ = [
     "formats",
     "free_output",
     "generate_tests",
+    "generators_now",
     "include",
     "is_packed",
     "keep_latest",

@@ -1,7 +1,9 @@
 """`whence.testing` and the pytest plugin, as a user's tests meet them."""
 
 import importlib.metadata
+import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -151,6 +153,48 @@ def test_tests_that_were_generated_keep_their_own_options(tmp_path):
     )
     assert done.returncode == 0, done.stdout
     assert (tmp_path / "x.csv").exists()
+
+
+CHECKS = """
+import numpy as np, pytest, torch
+from numpy.testing import assert_allclose
+from torch.testing import assert_close
+
+@pytest.fixture
+def linear():
+    torch.manual_seed(1)
+    return torch.nn.Linear(64, 64)
+
+def test_other_order(linear):
+    x = torch.randn(5, 64)
+    with torch.no_grad():
+        assert_close((x[:, :31] @ linear.weight.T[:31] + x[:, 31:] @ linear.weight.T[31:]), x @ linear.weight.T, rtol=0, atol=0)
+
+def test_other_formula(linear):
+    gelu, x = torch.nn.functional.gelu, torch.randn(5, 64)
+    with torch.no_grad():
+        assert_close(gelu(linear(x)), gelu(linear(x), approximate="tanh"), rtol=0, atol=1e-5)
+
+def test_unseeded():
+    assert_allclose(np.random.default_rng().normal(size=3), np.zeros(3))
+
+def test_golden(golden):
+    torch.manual_seed(0)
+    golden("sums.json", program=lambda: {"sums": (torch.randn(64, 64) @ torch.ones(64)).tolist()})
+"""
+
+
+@pytest.mark.slow
+def test_comparisons_that_fail_are_explained(tmp_path):
+    torch.manual_seed(0)
+    sums = (torch.randn(64, 64) @ torch.ones(64)) * (1 + 1e-7)
+    (tmp_path / "sums.json").write_text(json.dumps({"sums": sums.tolist()}))
+    (tmp_path / "test_checks.py").write_text(CHECKS)
+    done = pytest_run(tmp_path, "--whence-accept", "--tb=line", "test_checks.py")
+    assert "3 failed, 1 passed" in done.stdout, done.stdout
+    heads = re.findall(r"whence accept call -+\n(\w+)", done.stdout)
+    assert heads == ["NOISE", "REFUSED", "CANNOT"]
+    assert "whence accept" not in pytest_run(tmp_path, "--tb=line", "test_checks.py").stdout
 
 
 def test_the_plugin_loads_nothing_heavy():

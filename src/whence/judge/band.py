@@ -123,6 +123,7 @@ class Band:
         )
         with np.errstate(invalid="ignore"):
             near = np.abs(y - self.centre) <= _OVERFLOWED * np.abs(self.centre)
+        near &= np.isfinite(self.centre)
         out: npt.NDArray[np.bool_] = right | (overflowed & near)
         return out
 

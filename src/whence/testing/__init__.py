@@ -26,11 +26,12 @@ from whence.testing.properties import (
 )
 
 if TYPE_CHECKING:
-    from whence.results import Comparison
+    from whence.results import Acceptance, Comparison
     from whence.results import ParityError as ParityError
 
 __all__ = [
     "ParityError",
+    "assert_accepted",
     "assert_batch_invariant",
     "assert_causal",
     "assert_equivariant",
@@ -83,3 +84,23 @@ def assert_parity(
         if not keep:
             shutil.rmtree(place, ignore_errors=True)
     return result
+
+
+def assert_accepted(
+    expected: Any, actual: Any = None, *, write: bool = False, **how: Any
+) -> Acceptance:
+    """Raise AssertionError unless values are those expected, or differ from them by no more than
+    rounding.
+
+    expected, actual, how: as of `whence.accept`. write: renew the file where it may be renewed.
+    What cannot be told fails too. Returns the answer.
+    """
+    __tracebackhide__ = True
+    from whence.api import accept, renew_expectation
+    from whence.report.accept import accepted_text
+    from whence.results import Status
+
+    answer = accept(expected, actual, **how)
+    if answer.status != Status.SAME:
+        raise AssertionError(accepted_text(answer))
+    return renew_expectation(expected, answer) if write else answer

@@ -4,6 +4,7 @@ whence reads. Renewing one changes the numbers where they stand, and nothing els
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -105,8 +106,8 @@ def _of_node(node: yaml.Node, name: str) -> Iterator[tuple[str, Golden]]:
             steps = tuple(map(str, range(len(leaves)))) if len(shape) == 1 else ()
             yield name, _array(leaves, shape, steps)
             return
-        for key, item in enumerate(node.value):
-            yield from _of_node(item, below(name, str(key)))
+        for place, item in enumerate(node.value):
+            yield from _of_node(item, below(name, str(place)))
     elif _is_number(node):
         yield name, _array([node], (), ())
     else:
@@ -169,7 +170,7 @@ def _of_arrays(path: Path) -> dict[str, Golden]:
                 found[name] = Golden(run.array(ref.record))
     if not found:
         found = {str(r.id): Golden(run.array(r.id)) for r in run.records}
-    return {"": next(iter(found.values()))} if len(found) == 1 else found
+    return {"": next(iter(found.values()))} if path.suffix.lower() == ".npy" else found
 
 
 def check_writable(path: Any) -> None:
@@ -218,12 +219,13 @@ def _renew_arrays(path: Path, old: Mapping[str, Golden], new: Mapping[str, Array
     for name, golden in old.items():
         arrays[name] = arrays[name].astype(np.asarray(golden.content).dtype)
     kind = path.suffix.lower()
-    with disk.whole_file(path) as file:
-        if kind == ".npy":
-            np.save(file, next(iter(arrays.values())))
-        elif kind == ".npz":
-            np.savez(file, **arrays)
-        else:
-            from safetensors.numpy import save
+    content = io.BytesIO()
+    if kind == ".npy":
+        np.save(content, next(iter(arrays.values())))
+    elif kind == ".npz":
+        np.savez(content, allow_pickle=False, **arrays)
+    else:
+        from safetensors.numpy import save
 
-            file.write(save(arrays))
+        content.write(save(arrays))
+    disk.write_file(path, content.getvalue(), through_link=True)

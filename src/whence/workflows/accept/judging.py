@@ -10,7 +10,7 @@ import numpy as np
 
 from whence import dtypes
 from whence.dtypes import Array
-from whence.judge.band import Band, Placed, band
+from whence.judge.band import F64, Band, Placed, band
 from whence.results.accept import AcceptKind, JudgedValue
 from whence.workflows.accept.golden_files import Golden
 
@@ -318,8 +318,10 @@ def _array(golden: Golden) -> Array:
     return np.asarray(golden.content)
 
 
-def _finite(array: Array) -> Array:
-    wide = array if np.iscomplexobj(array) else array.astype(np.float64)
+def _finite(array: Array) -> F64:
+    """The numbers of an array (sizes of complex ones), 0 in the place of NaN and infinities."""
+    is_complex = np.iscomplexobj(array)
+    wide = np.abs(array.astype(np.complex128)) if is_complex else array.astype(np.float64)
     return np.where(np.isfinite(wide), wide, 0.0)
 
 

@@ -35,12 +35,27 @@ class InFloat64(Arithmetic):
     def __init__(self, drawn: torch.dtype) -> None:
         super().__init__(torch.float64, False, [], ())
         self._drawn = drawn
+        self.is_narrow = False  # was something written that stays in a narrower dtype?
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.OpOverload) and self._draws(func, args, kwargs):
             return self._drawn_narrow(func, args, kwargs)
+        if isinstance(func, torch._ops.OpOverload):
+            args, kwargs = self._widened(func, args, kwargs)
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _widened(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """What was made before the program began, weights of a model say, is widened where it is
+        read.
+        """
+        if func._schema.is_mutable:
+            written = [a for a in args[:1] if isinstance(a, torch.Tensor)]
+            self.is_narrow |= any(t.is_floating_point() and not _is_wide(t) for t in written)
+            return args, kwargs
+        if func._schema.name == "aten::view" and any(isinstance(a, torch.dtype) for a in args):
+            return args, kwargs
+        return _mapped(tuple(args), _double), {k: _mapped(v, _double) for k, v in kwargs.items()}
 
     def _draws(self, func: Any, args: Any, kwargs: Any) -> bool:
         return kind(func, _named(func, args, kwargs)) == RANDOM
@@ -54,7 +69,7 @@ class InFloat64(Arithmetic):
         drawn = func(*narrow, **kwargs)
         if func._schema.is_mutable and _is_wide(args[0] if args else None):
             return args[0].copy_(narrow[0])
-        return _mapped(drawn, lambda t: t.double() if t.is_floating_point() else t)
+        return _mapped(drawn, _double)
 
 
 class OffByOne(TorchDispatchMode):  # type: ignore[misc]
@@ -114,7 +129,7 @@ def on_threads(count: int) -> Iterator[None]:
 
 def _named(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     positional = (a.name for a in func._schema.arguments if not a.kwarg_only)
-    return dict(zip(positional, args)) | kwargs
+    return {**dict(zip(positional, args)), **kwargs}
 
 
 def _takes_default(func: Any) -> bool:
@@ -125,6 +140,10 @@ def _takes_default(func: Any) -> bool:
 
 def _is_wide(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype is torch.float64
+
+
+def _double(tensor: Any) -> Any:
+    return tensor.double() if tensor.is_floating_point() and not _is_wide(tensor) else tensor
 
 
 def _mapped(value: Any, change: Any) -> Any:

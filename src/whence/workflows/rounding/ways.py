@@ -101,6 +101,12 @@ def _torch_ways(ways: Ways, attempt: Any, other: Any, threads: bool) -> None:
         mode = stack.enter_context(scope)
         ways.exact = attempt("in float64", change=_widened, double=True) or {}
         ways.terms = mode.length
+    if mode.is_narrow and ways.exact:
+        ways.exact = {}
+        ways.notes.append(
+            "in float64: it writes to tensors that were made before it began, which stay as they "
+            "are; make the model inside the program"
+        )
     if threads:
         other("on other threads", scope=on_threads(2 if torch.get_num_threads() == 1 else 1))
     other("without oneDNN", scope=without_onednn())
@@ -117,7 +123,7 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def with_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     """The same structure with every array and tensor in it changed."""
-    if isinstance(value, np.ndarray) or _is_tensor(value):
+    if isinstance(value, np.ndarray) or _is_tensor(value) or _is_module(value):
         return change(value)
     if isinstance(value, Mapping):
         return {key: with_leaves(item, change) for key, item in value.items()}
@@ -149,6 +155,11 @@ class Generators:
             sys.modules["torch"].set_rng_state(self.torch)
 
 
+def generators_now() -> Generators:
+    """Where the generators of random numbers of this process stand."""
+    return Generators.now()
+
+
 def _is_tensor(value: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
@@ -169,18 +180,24 @@ def _doubled(program: Any) -> Any:
 
 def _same(leaf: Any) -> Any:
     """A copy in the same layout."""
+    if _is_module(leaf):
+        return copy.deepcopy(leaf)
     if _is_tensor(leaf):
         return leaf.detach().clone().requires_grad_(leaf.requires_grad)
     return leaf.copy(order="K")
 
 
 def _is_float(leaf: Any) -> bool:
+    if _is_module(leaf):
+        return False
     if _is_tensor(leaf):
         return bool(leaf.is_floating_point())
     return dtypes.of(leaf).is_floating and not np.iscomplexobj(leaf)
 
 
 def _widened(leaf: Any) -> Any:
+    if _is_module(leaf):
+        return copy.deepcopy(leaf).double()
     if not _is_float(leaf):
         return _same(leaf)
     if _is_tensor(leaf):
@@ -189,14 +206,17 @@ def _widened(leaf: Any) -> Any:
 
 
 class _Shake:
-    """Moves every element by up to `unit` of its size, in float64; without one by up to a unit
-    roundoff of its dtype, in that dtype.
+    """Moves every element by up to `unit` of its size, in float64 where it is to be wide; without
+    one by up to a unit roundoff of its dtype, in that dtype.
     """
 
-    def __init__(self, seed: int, unit: float = 0.0) -> None:
+    def __init__(self, seed: int, unit: float = 0.0, is_wide: bool = True) -> None:
         self._noise, self._unit = np.random.default_rng(seed), unit
+        self._is_wide = is_wide and unit > 0
 
     def __call__(self, leaf: Any) -> Any:
+        if _is_module(leaf) and self._is_wide:
+            return _widened(leaf)
         if not _is_float(leaf):
             return _same(leaf)
         # of moves by one unit roundoff at most, half would round back
@@ -205,11 +225,11 @@ class _Shake:
         if not _is_tensor(leaf):
             with np.errstate(over="ignore", invalid="ignore"):
                 moved = leaf.astype(np.float64) * factor
-                return moved if self._unit else moved.astype(leaf.dtype)
+                return moved if self._is_wide else moved.astype(leaf.dtype)
         import torch
 
         wide = leaf.detach().double() * torch.from_numpy(np.asarray(factor))
-        return wide if self._unit else wide.to(leaf.dtype)
+        return wide if self._is_wide else wide.to(leaf.dtype)
 
 
 def _roundoffs(inputs: Any, own: Arrays) -> Iterator[float]:
@@ -217,6 +237,8 @@ def _roundoffs(inputs: Any, own: Arrays) -> Iterator[float]:
     names = [dtypes.of(array).name for array in own.values()]
 
     def note(leaf: Any) -> Any:
+        if _is_module(leaf):
+            return leaf
         names.append(str(leaf.dtype).removeprefix("torch."))
         return leaf
 
@@ -226,24 +248,29 @@ def _roundoffs(inputs: Any, own: Arrays) -> Iterator[float]:
             yield min(dtypes.unit_roundoff(name), 2.0**-24)
 
 
-def run_once(program: Callable[..., Any], inputs: Any) -> Arrays:
-    """What the program gives, its random numbers as they are now, which it leaves so."""
+def run_once(
+    program: Callable[..., Any], inputs: Any, change: Callable[[Any], Any] | None = None
+) -> Arrays:
+    """What the program gives, its random numbers as they are now, which it leaves so. change: made
+    to every array of the inputs.
+    """
     state = Generators.now()
     try:
-        args, kwargs = arguments(with_leaves(inputs, _same))
+        args, kwargs = arguments(with_leaves(inputs, change or _same))
         return named_arrays(_copied(program)(*args, **kwargs))
     finally:
         state.restore()
 
 
 def run_coarser(program: Callable[..., Any], inputs: Any, unit: float) -> dict[str, Arrays]:
-    """What a program of torch gives where every operator is off by one rounding of a coarser dtype,
-    by the name of the way.
+    """What a program of torch gives where every operator and every input is off by one rounding of
+    a coarser dtype, by the name of the way.
     """
     from whence.workflows.rounding.torch_modes import OffByOne
 
     ways = {}
     for draw in range(2 * _DRAWS):
         with OffByOne(draw, unit):
-            ways[f"every operator off by one rounding, {draw + 1}"] = run_once(program, inputs)
+            moved = run_once(program, inputs, _Shake(draw, unit, is_wide=False))
+        ways[f"every operator off by one rounding, {draw + 1}"] = moved
     return ways

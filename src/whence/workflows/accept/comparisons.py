@@ -1,0 +1,96 @@
+"""A comparison that failed in a test, judged by the test itself in other ways of rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from whence.dtypes import Array
+from whence.results.accept import Acceptance, AcceptKind, JudgedValue
+from whence.workflows.accept import golden_files
+from whence.workflows.accept.accept import answered
+from whence.workflows.accept.golden_files import Golden
+from whence.workflows.accept.judging import Evidence, judged, worst_first
+from whence.workflows.rounding import Ways, run_ways
+
+Arrays = dict[str, Array]
+_PARTS = ("actual", "expected")
+
+
+def accept_comparison(
+    expected: Any, actual: Any, program: Callable[..., Any], inputs: Mapping[str, Any]
+) -> Acceptance:
+    """Judge a comparison that failed in a program of this process.
+
+    program: of named arguments, `inputs`; gives {"actual": ..., "expected": ...} of the comparison.
+    Where the expected values are the same in every way of rounding, they are an expectation. Where
+    they are computed too, the question is whether both sides compute the same: whether their
+    difference is 0 but for rounding. Raises what the program raises.
+    """
+    ways = run_ways(program, inputs or None)
+    old, new = golden_files.read({"": expected}), golden_files.read({"": actual})
+    if not _repeats(ways.own, new):
+        words = "the test does not repeat: run again, it compares other values"
+        value = JudgedValue("", AcceptKind.CANNOT_TELL, words=words, decides="seeds to the test")
+        return answered([value], Evidence(), ways.notes)
+    everywhere = {"as it is": ways.own, **ways.others}
+    if _is_constant(old, [*everywhere.values(), ways.exact]):
+        evidence = _evidence(ways, everywhere, lambda values: _side(values, "actual"))
+    else:
+        evidence = _evidence(ways, everywhere, _difference)
+        new = {name: Golden(array) for name, array in evidence.ways["as it is"].items()}
+        old = {name: Golden(np.zeros_like(g.content)) for name, g in new.items()}
+    values = [judged(name, golden, new.get(name), evidence)[0] for name, golden in old.items()]
+    return answered(worst_first(values), evidence, ways.notes)
+
+
+def _evidence(
+    ways: Ways, everywhere: Mapping[str, Arrays], part: Callable[[Arrays], Arrays]
+) -> Evidence:
+    return Evidence({name: part(values) for name, values in everywhere.items()}, part(ways.exact))
+
+
+def _side(values: Arrays, side: str) -> Arrays:
+    """The values of one side, by their names within it."""
+    return {
+        name[len(side) :].lstrip("."): array
+        for name, array in values.items()
+        if name.partition(".")[0] == side
+    }
+
+
+def _difference(values: Arrays) -> Arrays:
+    """Actual less expected, in float64."""
+    actual, expected = (_side(values, side) for side in _PARTS)
+    return {
+        name: _wide(array) - _wide(expected[name])
+        for name, array in actual.items()
+        if name in expected and expected[name].shape == array.shape
+    }
+
+
+def _repeats(own: Arrays, seen: Mapping[str, Golden]) -> bool:
+    """Does the test, run again, compare the values that failed?"""
+    again = _side(own, "actual")
+    return all(
+        name in again and np.array_equal(_wide(again[name]), _wide(g.content), equal_nan=True)
+        for name, g in seen.items()
+    )
+
+
+def _is_constant(expected: Mapping[str, Golden], everywhere: list[Arrays]) -> bool:
+    """Are the expected values the same whatever the rounding?"""
+    sides = [_side(values, "expected") for values in everywhere if values]
+    return all(
+        name in side and np.array_equal(_wide(side[name]), _wide(g.content), equal_nan=True)
+        for name, g in expected.items()
+        for side in sides
+    )
+
+
+def _wide(content: Any) -> npt.NDArray[Any]:
+    array = np.asarray(content)
+    return array if np.iscomplexobj(array) else array.astype(np.float64)
