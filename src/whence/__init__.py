@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from whence.api import compile as compile  # noqa: A004
     from whence.api import diverge as diverge
     from whence.api import export_check as export_check
+    from whence.api import fuzz as fuzz
     from whence.api import ladder as ladder
     from whence.api import locate as locate
     from whence.api import map_weights as map_weights
@@ -61,10 +62,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "accept", "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compile",
-    "convert", "diff_results", "diverge", "doctor", "end_dump", "export_check", "generate_tests",
-    "label", "ladder", "load_comparison", "locate", "map_weights", "nans", "narrow", "new_id",
-    "open_run", "pack", "probe", "ranges", "ranks", "record", "recording", "relocate",
-    "report_html", "repro", "serve_check", "task", "tokens", "trace", "unpack", "watch",
+    "convert", "diff_results", "diverge", "doctor", "end_dump", "export_check", "fuzz",
+    "generate_tests", "label", "ladder", "load_comparison", "locate", "map_weights", "nans",
+    "narrow", "new_id", "open_run", "pack", "probe", "ranges", "ranks", "record", "recording",
+    "relocate", "report_html", "repro", "serve_check", "task", "tokens", "trace", "unpack", "watch",
 ]  # fmt: skip
 
 

@@ -43,6 +43,8 @@ from whence.workflows.locate.locate import locate
 from whence.workflows.maintenance import recover, scrub, warmup
 from whence.workflows.msit_report import cmp_report
 from whence.workflows.nans import nans
+from whence.workflows.operator_fuzz.fuzz import check_kernel, fuzz
+from whence.workflows.operator_fuzz.fuzz import parsed as parsed_arguments
 from whence.workflows.operator_tests.generate import diff_results, generate_tests
 from whence.workflows.operator_tests.operators import chosen_operators, signatures
 from whence.workflows.pack import is_packed, pack, packing_state, relocate, unpack
@@ -86,6 +88,7 @@ __all__ = [
     "auto_diff",
     "begin_dump",
     "capture",
+    "check_kernel",
     "check_operators",
     "check_output",
     "chosen_operators",
@@ -108,6 +111,7 @@ __all__ = [
     "first_difference",
     "formats",
     "free_output",
+    "fuzz",
     "generate_tests",
     "generators_now",
     "include",
@@ -135,6 +139,7 @@ __all__ = [
     "page",
     "page_beside",
     "parity",
+    "parsed_arguments",
     "planted",
     "plots",
     "probe",

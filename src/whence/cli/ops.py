@@ -3,6 +3,7 @@
 \b
     whence run --level op -o runs/ops -- python train.py
     whence ops list runs/ops
+    whence ops fuzz kernels:rmsnorm kernels:reference --input 'x: float32[rows, cols]'
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import click
 
 from whence.cli._answers import say, told, width
-from whence.cli._options import COUNT, HERE, argument, below, option
+from whence.cli._options import COUNT, HERE, TEXT_OR_JSON, argument, below, given, option
 
 
 @click.group("ops", help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
@@ -93,3 +94,41 @@ def diff_command(**options: Any) -> int:
     from whence.report.operator_diff import tested_text
 
     return told(api.diff_results(**options), "text", tested_text)
+
+
+@below(
+    command,
+    "fuzz",
+    argument("kernel", "KERNEL", str),
+    argument("reference", "[REFERENCE]", str),
+    option(
+        "--input FORM ...",
+        "A tensor that it takes, in order: 'x: float32[rows, cols]'; equal names are equal sizes.",
+        name="inputs",
+    ),
+    option("--argument NAME=VALUE ...", "An argument beside the tensors.", name="arguments"),
+    option("--output FORM ...", "A tensor that a function of C writes.", name="outputs"),
+    option(
+        "--order NAMES",
+        "Parameters of a function of C in order: 'x, y, rows:i32'.  [default: inputs, outputs, "
+        "sizes, arguments]",
+    ),
+    option("--without ...", "Values that it need not take (nan, inf, large, ...)."),
+    option("--cases N", "How many cases are tried.", COUNT, default=160),
+    option("--tests DIR", "Write a pytest file for each fault into this folder.", HERE),
+    TEXT_OR_JSON,
+)
+def fuzz_command(
+    form: str, arguments: tuple[str, ...], reference: str | None, **options: Any
+) -> int:
+    """Try KERNEL on edges of tiles, odd layouts and awkward values against REFERENCE in float64.
+
+    Each is MODULE:FUNCTION (torch, numba, numpy), LIBRARY.so:FUNCTION or FILE.onnx. Exit code: 0
+    sound, 1 a fault, 2 no case could be judged, 3 an error.
+    """
+    from whence import api
+    from whence.report.fuzz import fuzzed_text
+
+    beside = api.parsed_arguments(arguments)
+    result = api.fuzz(reference=reference or "", arguments=beside, **given(options))
+    return told(result, form, fuzzed_text)

@@ -17,6 +17,7 @@ from whence.report.accept import accepted_text
 from whence.report.answer import cause_words, headline
 from whence.report.diverge import diverged_text
 from whence.report.doctor import checkup
+from whence.report.fuzz import fuzzed_text
 from whence.report.ladder import rungs
 from whence.report.locate import location
 from whence.report.module import module_lines, size
@@ -256,6 +257,7 @@ _WORDS: dict[type, Callable[[Any], str]] = {
     results.Ranges: _first_lines(ranges_text),
     results.Probed: _first_lines(probed_text),
     results.Acceptance: _first_lines(accepted_text),
+    results.Fuzzed: _first_lines(fuzzed_text),
     results.Diverged: _first_lines(diverged_text),
     results.RankReport: _first_lines(ranks_text),
     results.Repeated: _first_lines(repeated_text),

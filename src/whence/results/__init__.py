@@ -19,6 +19,7 @@ from whence.results.comparison import (
     Visible,
 )
 from whence.results.diverge import Diverged, Parting, PartKind, StepDrift
+from whence.results.fuzz import FaultKind, Fuzzed, KernelFault
 from whence.results.generation import Generation, Prompted, Token, TokenKind
 from whence.results.measured import Measured
 from whence.results.module import ModuleCall, ModuleResult
@@ -129,13 +130,16 @@ __all__ = [
     "Evidence",
     "Explained",
     "FacedWeight",
+    "FaultKind",
     "Finding",
     "FormatUse",
+    "Fuzzed",
     "Generation",
     "HealthFinding",
     "Held",
     "Joined",
     "JudgedValue",
+    "KernelFault",
     "Ladder",
     "LadderKind",
     "LayerCost",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from whence.testing.properties import (
@@ -35,6 +36,7 @@ __all__ = [
     "assert_batch_invariant",
     "assert_causal",
     "assert_equivariant",
+    "assert_kernel",
     "assert_packing_invariant",
     "assert_padding_invariant",
     "assert_parity",
@@ -104,3 +106,20 @@ def assert_accepted(
     if answer.status != Status.SAME:
         raise AssertionError(accepted_text(answer))
     return renew_expectation(expected, answer) if write else answer
+
+
+def assert_kernel(kernel: str, reference: str, inputs: Mapping[str, Any], **call: Any) -> None:
+    """Raise AssertionError where a kernel is further from its reference in float64 than rounding
+    explains, as the tests ask that `whence ops fuzz --tests` writes.
+
+    kernel, reference: as of `whence.fuzz`. inputs: by name (dtype, shape, elements in order).
+    call: arguments, layout, forms, outputs, order; before: inputs of calls that come first.
+    """
+    __tracebackhide__ = True
+    from whence.api import check_kernel
+
+    fault = check_kernel(kernel, reference, inputs, **call)
+    if fault is not None:
+        there = f" at {fault.output} {list(fault.index)}: {fault.got!r}, exactly {fault.exact!r}"
+        where = there if fault.got is not None else ""
+        raise AssertionError(f"{kernel}: {fault.kind}: {fault.words}{where}")

@@ -1,0 +1,207 @@
+"""What is called: a function of Python (torch, numba, numpy), a function of C, or an ONNX file."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whence import dtypes, extras
+from whence.dtypes import Array
+from whence.errors import UsageError
+from whence.workflows.operator_fuzz.forms import Form, dimensions, form
+
+GUARD = 64
+"""Elements before and after what a function of C is given, which it must leave alone."""
+_CANARY = 0x5A
+_C_TYPES = {
+    "i32": ctypes.c_int32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64, "f32": ctypes.c_float,
+    "f64": ctypes.c_double,
+}  # fmt: skip
+
+
+class WritesOutside(Exception):
+    """A kernel changed memory beside what it was given."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a kernel takes and, of C, gives. arguments: beside the tensors, by name. order: of the
+    parameters of C ("x", "rows:i32"), () for inputs, outputs, sizes, arguments.
+    """
+
+    inputs: tuple[Form, ...]
+    outputs: tuple[Form, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """call: of inputs by name, in its own kind of arrays. is_torch: are these tensors of torch?"""
+
+    words: str
+    call: Callable[[Mapping[str, Any]], Any]
+    is_torch: bool
+    strided: bool = True
+
+
+def kernel(words: str | Callable[..., Any], signature: Signature) -> Kernel:
+    """What is written as module:function, library.so:function or file.onnx. Raises UsageError."""
+    if callable(words):
+        return _python(words, getattr(words, "__name__", "kernel"), signature)
+    path, _, name = words.rpartition(":")
+    if words.endswith(".onnx"):
+        return _onnx(words)
+    if Path(path).suffix in (".so", ".dylib", ".dll"):
+        return _c(path, name, signature)
+    from whence.comparison.replays import user_model
+
+    function = user_model.imported(words)
+    if not callable(function):
+        raise UsageError(f"{words} is no function but {type(function).__name__}")
+    return _python(function, words, signature)
+
+
+def _python(function: Any, words: str, signature: Signature) -> Kernel:
+    inner = getattr(function, "py_func", function)  # of numba
+    inner = getattr(inner, "__wrapped__", inner)
+    known = getattr(inner, "__globals__", {})
+    names = set(known) & set(getattr(getattr(inner, "__code__", None), "co_names", ()))
+    is_torch = (
+        type(function).__module__.startswith("torch")
+        or any(_of_torch(known[name]) for name in names)
+        or (not names and any(_of_torch(value) for value in known.values()))
+    )
+    is_numba = hasattr(function, "py_func")
+
+    def call(inputs: Mapping[str, Any]) -> Any:
+        return function(*inputs.values(), **signature.arguments)
+
+    return Kernel(words, call, is_torch and not is_numba)
+
+
+def _of_torch(value: Any) -> bool:
+    name = getattr(value, "__name__", "") if isinstance(value, type(dtypes)) else ""
+    return name.partition(".")[0] in ("torch", "triton")
+
+
+def _c(path: str, name: str, signature: Signature) -> Kernel:
+    if not signature.outputs:
+        raise UsageError(f"{path}:{name}: say what it writes (--output 'y: float32[rows, cols]')")
+    try:
+        function = getattr(ctypes.CDLL(str(Path(path).resolve())), name)
+    except (OSError, AttributeError) as error:
+        raise UsageError(f"{path}:{name} cannot be loaded: {error}") from error
+    function.restype = None
+    forms = (*signature.inputs, *signature.outputs)
+    order = signature.order or (
+        *(f.name for f in forms), *dimensions(forms), *signature.arguments
+    )  # fmt: skip
+
+    def call(inputs: Mapping[str, Any]) -> Any:
+        sizes = _sizes(signature.inputs, inputs)
+        held = {f.name: _Guarded(np.ascontiguousarray(inputs[f.name])) for f in signature.inputs}
+        for f in signature.outputs:
+            empty = np.zeros(f.shape(sizes), dtypes.named(f.dtype).numpy)
+            empty.view(np.uint8).reshape(-1)[:] = 0xFF if empty.size else 0  # NaN
+            held[f.name] = _Guarded(empty)
+        function(*(_argument(entry, held, sizes, signature.arguments) for entry in order))
+        for key, guarded in held.items():
+            guarded.check(key)
+        results = {f.name: held[f.name].array for f in signature.outputs}
+        return next(iter(results.values())) if len(results) == 1 else results
+
+    return Kernel(f"{path}:{name}", call, False, strided=False)
+
+
+class _Guarded:
+    """An array with memory around it whose content is known."""
+
+    def __init__(self, content: Array) -> None:
+        guard = GUARD * content.itemsize
+        self._memory = np.full(content.nbytes + 2 * guard, _CANARY, np.uint8)
+        inside = self._memory[guard : guard + content.nbytes]
+        self.array = inside.view(content.dtype).reshape(content.shape)
+        self.array[...] = content
+        self._guard = guard
+
+    @property
+    def address(self) -> int:
+        return int(self._memory.ctypes.data) + self._guard
+
+    def check(self, name: str) -> None:
+        """Raise WritesOutside where the memory around it changed."""
+        around = (self._memory[: self._guard], self._memory[-self._guard :])
+        if any((part != _CANARY).any() for part in around):
+            raise WritesOutside(f"it writes before or behind {name}")
+
+
+def _argument(
+    entry: str, held: Mapping[str, _Guarded], sizes: Mapping[str, int], others: Mapping[str, Any]
+) -> Any:
+    name, _, kind = entry.partition(":")
+    if name in held:
+        return ctypes.c_void_p(held[name].address)
+    value = sizes[name] if name in sizes else others.get(name)
+    if value is None:
+        raise UsageError(f"the order of parameters names {name!r}, which is no input or argument")
+    default = "f64" if isinstance(value, float) else "i64"
+    return _C_TYPES[kind or default](value)
+
+
+def _sizes(forms: Sequence[Form], inputs: Mapping[str, Any]) -> dict[str, int]:
+    return {
+        extent.name: size // extent.factor
+        for f in forms
+        for extent, size in zip(f.extents, inputs[f.name].shape)
+        if extent.name
+    }
+
+
+def _onnx(path: str) -> Kernel:
+    onnxruntime = extras.needed("onnxruntime", "an ONNX file as a kernel")
+    try:
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of the runtime's own kinds, which derive from nothing else
+        raise UsageError(f"ONNX Runtime does not load {path}: {str(error)[:300]}") from error
+    names = [i.name for i in session.get_inputs()]
+
+    def call(inputs: Mapping[str, Any]) -> Any:
+        return session.run(None, dict(zip(names, map(np.ascontiguousarray, inputs.values()))))
+
+    return Kernel(path, call, False, strided=False)
+
+
+def onnx_reference(path: str) -> Kernel:
+    """The operators of a file as the onnx package defines them, in numpy."""
+    extras.needed("onnx", "the reference of an ONNX file")
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(path)
+    names = evaluator.input_names
+
+    def call(inputs: Mapping[str, Any]) -> Any:
+        return evaluator.run(None, dict(zip(names, inputs.values())))
+
+    return Kernel(f"{path}, as the onnx package defines its operators", call, False)
+
+
+def onnx_forms(path: str) -> tuple[Form, ...]:
+    """The inputs that an ONNX file states; its named dimensions are those that are varied."""
+    onnx = extras.needed("onnx", "the inputs of an ONNX file")
+    graph = onnx.load(path, load_external_data=False).graph
+    constants = {tensor.name for tensor in graph.initializer}
+    forms = []
+    for entry in graph.input:
+        if entry.name in constants:
+            continue
+        kind = entry.type.tensor_type
+        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        extents = [d.dim_param or str(d.dim_value) for d in kind.shape.dim]
+        forms.append(form(f"{entry.name}: {dtype}[{', '.join(extents)}]"))
+    return tuple(forms)
