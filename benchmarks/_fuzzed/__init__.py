@@ -1,1 +1,1 @@
-"""Kernels for `fuzzed_kernels.py`: sound ones, and ones with a fault that one shape does not show."""
+"""Kernels for `fuzzed_kernels.py`: sound ones, and faults that one shape does not show."""

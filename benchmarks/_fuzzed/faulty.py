@@ -41,8 +41,14 @@ def padded_softmax(x):
 
 def strides_of_a_square(x):
     """Reads memory by rows whatever the strides are."""
-    flat = x.as_strided((x.numel(),), (1,), x.storage_offset()) if x.is_contiguous() else x.as_strided(
-        (min(x.numel(), x.untyped_storage().nbytes() // 4 - x.storage_offset()),), (1,), x.storage_offset()
+    flat = (
+        x.as_strided((x.numel(),), (1,), x.storage_offset())
+        if x.is_contiguous()
+        else x.as_strided(
+            (min(x.numel(), x.untyped_storage().nbytes() // 4 - x.storage_offset()),),
+            (1,),
+            x.storage_offset(),
+        )
     )
     if flat.numel() < x.numel():
         flat = torch.nn.functional.pad(flat, (0, x.numel() - flat.numel()))

@@ -59,7 +59,9 @@ def attention(q, k, v):
 
 def rotary(x, angle):
     first, second = x.chunk(2, -1)
-    return torch.cat((first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()), -1)
+    return torch.cat(
+        (first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()), -1
+    )
 
 
 def axpy(x, y, a):

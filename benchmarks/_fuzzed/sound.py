@@ -21,7 +21,9 @@ def tiled_rms_norm(x, w, eps):
 def two_pass_layer_norm(x, w, eps):
     mean = x.float().mean(-1, keepdim=True)
     centred = x.float() - mean
-    return (centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * w.float()).to(x.dtype)
+    return (centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * w.float()).to(
+        x.dtype
+    )
 
 
 def online_softmax(x):
@@ -68,7 +70,9 @@ def tiled_product(a, b):
         for col in range(0, b.shape[1], TILE):
             total = torch.zeros(a[row : row + TILE].shape[0], b[:, col : col + TILE].shape[1])
             for k in range(0, a.shape[1], TILE):
-                total = total + a[row : row + TILE, k : k + TILE] @ b[k : k + TILE, col : col + TILE]
+                total = (
+                    total + a[row : row + TILE, k : k + TILE] @ b[k : k + TILE, col : col + TILE]
+                )
             out[row : row + TILE, col : col + TILE] = total
     return out
 
@@ -139,7 +143,13 @@ def flash_attention(q, k, v):
 def half_rotary(x, angle):
     half = x.shape[-1] // 2
     first, second, cos, sin = x[..., :half], x[..., half:], angle.cos(), angle.sin()
-    return torch.cat((torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)), -1)
+    return torch.cat(
+        (
+            torch.addcmul(first * cos, second, sin, value=-1),
+            torch.addcmul(second * cos, first, sin),
+        ),
+        -1,
+    )
 
 
 @numba.njit(cache=False)

@@ -116,7 +116,8 @@ def arrays(forms: Sequence[Form], case: Case) -> dict[str, Array]:
 def _floats(dtype: str, shape: tuple[int, ...], kind: str, random: Any) -> Array:
     info = dtypes.named(dtype)
     with np.errstate(over="ignore"):
-        return VALUES[kind](random, shape, info).astype(info.numpy)
+        drawn: Array = VALUES[kind](random, shape, info).astype(info.numpy)
+    return drawn
 
 
 def _whole(form: Form, shape: tuple[int, ...], case: Case, random: Any) -> Array:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +44,15 @@ class Signature:
 
 @dataclass(frozen=True)
 class Kernel:
-    """call: of inputs by name, in its own kind of arrays. is_torch: are these tensors of torch?"""
+    """call: of inputs by name, in its own kind of arrays. is_torch: are these tensors of torch?
+    strided: does it take views? fresh: loads it anew, without what calls of it have left.
+    """
 
     words: str
     call: Callable[[Mapping[str, Any]], Any]
     is_torch: bool
     strided: bool = True
+    fresh: Callable[[], Kernel] | None = None
 
 
 def kernel(words: str | Callable[..., Any], signature: Signature) -> Kernel:
@@ -64,30 +69,58 @@ def kernel(words: str | Callable[..., Any], signature: Signature) -> Kernel:
     function = user_model.imported(words)
     if not callable(function):
         raise UsageError(f"{words} is no function but {type(function).__name__}")
-    return _python(function, words, signature)
+    found = _python(function, words, signature)
+    return replace(found, fresh=lambda: _python(_anew(words, function), words, signature))
+
+
+def _anew(words: str, function: Any) -> Any:
+    """The function of a module that is run once more, beside the one that is there."""
+    name, _, path = words.partition(":")
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.loader is None:
+        return function
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    attribute: Any = module
+    for part in path.split("."):
+        attribute = getattr(attribute, part)
+    return attribute
 
 
 def _python(function: Any, words: str, signature: Signature) -> Kernel:
-    inner = getattr(function, "py_func", function)  # of numba
-    inner = getattr(inner, "__wrapped__", inner)
-    known = getattr(inner, "__globals__", {})
-    names = set(known) & set(getattr(getattr(inner, "__code__", None), "co_names", ()))
-    is_torch = (
-        type(function).__module__.startswith("torch")
-        or any(_of_torch(known[name]) for name in names)
-        or (not names and any(_of_torch(value) for value in known.values()))
-    )
-    is_numba = hasattr(function, "py_func")
-
     def call(inputs: Mapping[str, Any]) -> Any:
         return function(*inputs.values(), **signature.arguments)
 
-    return Kernel(words, call, is_torch and not is_numba)
+    return Kernel(words, call, _takes_tensors(function))
 
 
-def _of_torch(value: Any) -> bool:
-    name = getattr(value, "__name__", "") if isinstance(value, type(dtypes)) else ""
-    return name.partition(".")[0] in ("torch", "triton")
+def _takes_tensors(function: Any) -> bool:
+    """Does it take tensors of torch, as far as what it names shows it, and its module?"""
+    if hasattr(function, "py_func"):  # of numba
+        return False
+    if type(function).__module__.startswith("torch"):
+        return True
+    inner = inspect.unwrap(function)
+    known = getattr(inner, "__globals__", {})
+    named = [known[n] for n in getattr(inner, "__code__", _NOTHING).co_names if n in known]
+    kinds = {_library(value) for value in named} or {""}
+    if kinds & {"torch", "triton"}:
+        return True
+    is_numpy = bool(kinds & {"numpy", "numba"})
+    return not is_numpy and any(_library(value) == "torch" for value in known.values())
+
+
+class _NOTHING:
+    """Stands for the code of what has none."""
+
+    co_names: tuple[str, ...] = ()
+
+
+def _library(value: Any) -> str:
+    """The library that a module, or a function compiled by it, is of."""
+    if hasattr(value, "py_func"):
+        return "numba"
+    return str(value.__name__).partition(".")[0] if inspect.ismodule(value) else ""
 
 
 def _c(path: str, name: str, signature: Signature) -> Kernel:

@@ -17,12 +17,8 @@ _HEAD = '''"""{title}
 
 Written by `whence ops fuzz`. It fails as long as the kernel is wrong on these inputs.
 """
-
-from pathlib import Path
-
+{path}
 from whence.testing import assert_kernel
-
-HERE = Path(__file__).parent
 '''
 
 
@@ -33,31 +29,30 @@ def written(
     `assert_kernel`.
     """
     kept: dict[str, Array] = {}
+    rows = []
+    for key, array in inputs.items():
+        values = _values(array)
+        if array.size > _INLINE:
+            kept[key] = np.frombuffer(array.tobytes(), np.uint8)
+            values = 'Path(__file__).with_suffix(".npz")'
+        rows.append(f"        {key!r}: ({dtypes.of(array).name!r}, {array.shape!r}, {values}),")
+    said = title.replace("\\", "/").replace('"', "'")
+    path = "\nfrom pathlib import Path\n" if kept else ""
+    more = {k: v for k, v in call.items() if v and k not in ("kernel", "reference")}
     lines = [
-        _HEAD.format(title=title.replace("\\", "/").replace('"""', "'''")),
+        _HEAD.format(title=said, path=path),
         "",
         f"def {name}() -> None:",
+        "    inputs = {",
+        *rows,
+        "    }",
+        "    assert_kernel(",
+        f"        {call['kernel']!r},",
+        f"        {call['reference']!r},",
+        "        inputs,",
+        *(f"        {key}={value!r}," for key, value in more.items()),
+        "    )",
     ]
-    lines.append("    inputs = {")
-    for key, array in inputs.items():
-        dtype = dtypes.of(array).name
-        if array.size <= _INLINE:
-            lines.append(f"        {key!r}: ({dtype!r}, {tuple(array.shape)!r}, {_values(array)}),")
-        else:
-            kept[key] = array.view(np.uint8) if array.flags.c_contiguous and array.ndim else array
-            kept[key] = np.frombuffer(array.tobytes(), np.uint8)
-            lines.append(
-                f'        {key!r}: ({dtype!r}, {tuple(array.shape)!r}, HERE / "{name}.npz"),'
-            )
-    lines += ["    }", "    assert_kernel("]
-    lines += [f"        {value!r}," for value in (call["kernel"], call["reference"])]
-    lines += ["        inputs,"]
-    lines += [
-        f"        {key}={value!r},"
-        for key, value in call.items()
-        if key not in ("kernel", "reference") and value
-    ]
-    lines += ["    )"]
     return "\n".join(lines) + "\n", kept
 
 

@@ -1,0 +1,219 @@
+"""Kernels against their references on shapes, layouts and values."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import whence
+from whence.cli import execute
+from whence.errors import UsageError
+from whence.results import FaultKind
+from whence.workflows.operator_fuzz.draws import LAYOUTS, VALUES, Case, arrays, plan
+from whence.workflows.operator_fuzz.forms import form
+from whence.workflows.operator_fuzz.layouts import LaidOut
+
+pytestmark = pytest.mark.torch
+torch.set_num_threads(1)
+HERE = Path(__file__).parent
+ROWS = ("x: float32[rows, cols]",)
+NORM = (*ROWS, "w: float32[cols]")
+
+
+@pytest.fixture(autouse=True)
+def kernels_are_found(monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+
+
+def tried(kernel, reference, inputs=ROWS, **how):
+    return whence.fuzz(f"fuzzed_kernels:{kernel}", f"fuzzed_kernels:{reference}", inputs, **how)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reference", "inputs", "how"),
+    [
+        ("tiled_total", "total", ROWS, {}),
+        ("softmax", "softmax", ("x: bfloat16[rows, cols]",), {}),
+        ("scaled", "scaled", NORM, {"arguments": {"eps": 1e-6}}),
+        ("numba_maximum", "maximum", ROWS, {}),
+        ("custom_doubled", "doubled", ("x: float16[n]",), {}),
+    ],
+)
+def test_sound_kernels_are_silent(kernel, reference, inputs, how):
+    result = tried(kernel, reference, inputs, cases=70, **how)
+    assert result.status == "same" and result.cases > 50, result.faults
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reference", "inputs", "kind", "how"),
+    [
+        ("total_without_tail", "total", ROWS, FaultKind.WRONG, {}),
+        ("bare_softmax", "softmax", ROWS, FaultKind.NOT_FINITE, {}),
+        ("scaled_once", "scaled", NORM, FaultKind.KEEPS_STATE, {"arguments": {"eps": 1e-6}}),
+        ("scaled_in_place", "scaled", NORM, FaultKind.WRITES_INPUT, {"arguments": {"eps": 1e-6}}),
+        ("numba_maximum_from_zero", "maximum", ROWS, FaultKind.WRONG, {}),
+        ("total_of_memory", "total", ROWS, FaultKind.WRONG, {}),
+        ("crashing", "total", ROWS, FaultKind.RAISES, {}),
+        ("custom_doubled_in_half", "doubled", ("x: float32[n]",), FaultKind.WRONG, {}),
+    ],
+)
+def test_faults_are_named(kernel, reference, inputs, kind, how):
+    faults = tried(kernel, reference, inputs, cases=75, **how).faults
+    assert kind in {fault.kind for fault in faults}
+
+
+def test_a_failing_input_is_shrunk():
+    (fault,) = tried("total_without_tail", "total", cases=60).faults
+    assert fault.case.startswith("rows=1, cols=33") and fault.cases > 1
+    assert fault.got is not None and fault.got != pytest.approx(fault.exact)
+
+
+def test_the_written_test_fails_on_the_fault_and_passes_when_it_is_mended(tmp_path):
+    (fault,) = tried("total_without_tail", "total", cases=60, tests=tmp_path).faults
+    text = Path(fault.test).read_text()
+    compile(text, fault.test, "exec")
+    namespace = {"__file__": fault.test}
+    exec(text, namespace)  # noqa: S102 - the file that was just written
+    (check,) = [value for name, value in namespace.items() if name.startswith("test_")]
+    with pytest.raises(AssertionError, match="times what rounding makes"):
+        check()
+    mended = {"__file__": fault.test}
+    exec(text.replace("total_without_tail", "tiled_total"), mended)  # noqa: S102
+    next(value for name, value in mended.items() if name.startswith("test_"))()
+
+
+def test_what_a_kernel_refuses_is_no_fault():
+    result = tried("picky", "total", cases=60)
+    assert result.status == "same" and result.refused > 20
+    assert "multiple of 8" in result.refusal
+
+
+def test_kinds_of_values_may_be_left_out():
+    without = ["large", "negative", "wide", "cancelling", "spike", "row of -inf", "inf", "-inf"]
+    without += ["nan"]
+    assert tried("bare_softmax", "softmax", cases=40, without=without).status == "same"
+    with pytest.raises(UsageError, match="no values are called 'infinite'"):
+        tried("bare_softmax", "softmax", without=["infinite"])
+
+
+def test_bad_words_say_what_is_wanted():
+    with pytest.raises(UsageError, match="cannot read the form"):
+        tried("total", "total", ("float32 x",))
+    with pytest.raises(UsageError, match="no dtype is called 'float31'"):
+        tried("total", "total", ("x: float31[n]",))
+    with pytest.raises(UsageError, match="say what the kernel takes"):
+        tried("total", "total", ())
+    with pytest.raises(UsageError, match="has no nothing"):
+        tried("nothing", "total")
+    with pytest.raises(UsageError, match="refuses every input"):
+        whence.fuzz(_refusing, torch.neg, ROWS, cases=5)
+
+
+def _refusing(x):
+    raise NotImplementedError("on this device")
+
+
+def test_every_kind_of_values_and_every_layout_is_tried():
+    cases = list(plan([form(text) for text in ROWS], 160))
+    assert {case.values for case in cases} == set(VALUES)
+    assert {case.layout for case in cases} == set(LAYOUTS)
+    assert {0, 1, 31, 32, 33, 127, 1025} <= {case.size_of["cols"] for case in cases}
+    assert len(cases) == 160 and cases == list(plan([form(text) for text in ROWS], 160))
+
+
+@pytest.mark.parametrize("is_torch", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", [(3, 5), (1, 1), (0, 4), (4, 0)])
+def test_layouts_hold_the_same_values(layout, size, is_torch):
+    case = Case((("rows", size[0]), ("cols", size[1])), layout=layout)
+    (array,) = arrays([form(ROWS[0])], case).values()
+    held = LaidOut(array, layout, is_torch)
+    assert np.array_equal(np.asarray(held.value), array) and not held.is_written()
+    if array.size:
+        if layout == "one row repeated":
+            return
+        held.value[0, 0] = 7
+        assert held.is_written()
+
+
+C = """
+void total(const float *x, float *y, long rows, long cols) {
+    for (long r = 0; r < rows; r++) {
+        double sum = 0;
+        for (long c = 0; c < cols; c++) sum += x[r * cols + c];
+        y[r] = (float)sum;
+    }
+}
+void total_by_fours(const float *x, float *y, long rows, long cols) {
+    for (long r = 0; r < rows; r++) {
+        double sum = 0;
+        for (long c = 0; c + 4 <= cols; c += 4)
+            for (long k = 0; k < 4; k++) sum += x[r * cols + c + k];
+        y[r] = (float)sum;
+    }
+}
+void total_and_one_more(const float *x, float *y, long rows, long cols) {
+    total(x, y, rows, cols);
+    y[rows] = 0;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_functions_of_c(tmp_path):
+    (tmp_path / "kernels.c").write_text(C)
+    library = tmp_path / "kernels.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "kernels.c"], check=True)
+    how = {"outputs": ["y: float32[rows]"], "cases": 60}
+    reference = "fuzzed_kernels:total"
+    assert whence.fuzz(f"{library}:total", reference, ROWS, **how).status == "same"
+    (tail,) = whence.fuzz(f"{library}:total_by_fours", reference, ROWS, **how).faults[:1]
+    assert tail.kind in (FaultKind.WRONG, FaultKind.NOT_FINITE) and "cols=1" in tail.case
+    (outside,) = whence.fuzz(f"{library}:total_and_one_more", reference, ROWS, **how).faults
+    assert outside.kind == FaultKind.WRITES_OUTSIDE and "y" in outside.words
+    with pytest.raises(UsageError, match="say what it writes"):
+        whence.fuzz(f"{library}:total", reference, ROWS)
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        whence.fuzz(f"{library}:none", reference, ROWS, **how)
+
+
+def test_an_onnx_file_against_the_definition_of_its_operators(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    helper = onnx.helper
+    node = helper.make_node("Softmax", ["x"], ["y"], axis=-1)
+    kinds = [helper.make_tensor_value_info(n, 1, ["rows", "cols"]) for n in ("x", "y")]
+    graph = helper.make_graph([node], "g", kinds[:1], kinds[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "softmax.onnx")
+    result = whence.fuzz(str(tmp_path / "softmax.onnx"), cases=50)
+    assert result.cases > 40
+    assert {fault.kind for fault in result.faults} <= {FaultKind.NOT_FINITE}, result.faults
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "ops",
+        "fuzz",
+        "fuzzed_kernels:scaled_in_place",
+        "fuzzed_kernels:scaled",
+        "--cases",
+        "4",
+    ]
+    words += ["--input", NORM[0], "--input", NORM[1], "--argument", "eps=1e-6"]
+    assert execute(words) == 1
+    assert "FAULT" in (out := capsys.readouterr().out) and "writes its input" in out
+    assert execute([*words, "--format", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)["faults"][0]["kind"] == "writes its input"
+    words[2] = "fuzzed_kernels:scaled"
+    assert execute(words) == 0
+    assert "SOUND" in capsys.readouterr().out
+    assert execute([*words[:-1], "eps"]) == 3
+    assert sys.modules["fuzzed_kernels"]
