@@ -5,12 +5,13 @@ which an expectation moved: what gave it before, what gives it now, and whether 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 
 class Case(NamedTuple):
@@ -23,7 +24,7 @@ class Case(NamedTuple):
     new: Callable[..., Any]
     may: bool
     inputs: Any = None
-    how: dict[str, Any] = {}
+    how: Mapping[str, Any] = MappingProxyType({})
     digits: int = 0
 
 

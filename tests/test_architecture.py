@@ -202,7 +202,7 @@ FOLDERS = {
             "tokens",
             "ranges",
         },
-        {"reopen", "rerun", "feeding"},
+        {"reopen", "rerun", "feeding", "rounding"},
         {"page", "repro", "repeat"},
         {"compare"},
         {
@@ -221,6 +221,8 @@ FOLDERS = {
             "commits",
             "check_operators",
             "serving",
+            "accept",
+            "operator_fuzz",
         },
         {"ladder"},
     ],

@@ -64,7 +64,7 @@ def test_sound_kernels_are_silent(kernel, reference, inputs, how):
     ],
 )
 def test_faults_are_named(kernel, reference, inputs, kind, how):
-    faults = tried(kernel, reference, inputs, cases=75, **how).faults
+    faults = tried(kernel, reference, inputs, cases=100, **how).faults
     assert kind in {fault.kind for fault in faults}
 
 
@@ -113,6 +113,8 @@ def test_bad_words_say_what_is_wanted():
         tried("nothing", "total")
     with pytest.raises(UsageError, match="refuses every input"):
         whence.fuzz(_refusing, torch.neg, ROWS, cases=5)
+    with pytest.raises(UsageError, match="a test names the kernel"):
+        whence.fuzz(torch.neg, torch.neg, ROWS, cases=1, tests="found")
 
 
 def _refusing(x):

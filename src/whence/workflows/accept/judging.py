@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from whence import dtypes
 from whence.dtypes import Array
-from whence.judge.band import F64, Band, Placed, band
 from whence.results.accept import AcceptKind, JudgedValue
 from whence.workflows.accept.golden_files import Golden
+
+if TYPE_CHECKING:
+    from whence.judge.band import F64, Band, Placed
 
 FEWEST_WAYS = 3
 """Ways of rounding from which on a change may be called noise."""
@@ -101,6 +104,8 @@ def _whole_numbers(
 def _rounded(
     name: str, old: Golden, new: Golden, evidence: Evidence
 ) -> tuple[JudgedValue, Array | None]:
+    from whence.judge.band import band
+
     a, b = _array(old), _array(new)
     resolution = max(old.resolution, new.resolution)
     same = (np.abs(_finite(a) - _finite(b)) <= 2.001 * resolution) & (
@@ -129,6 +134,8 @@ def _rounded(
 def _verdict(
     around: Band, new: Placed, old: Placed, name: str, evidence: Evidence, a: Array, unit: float
 ) -> tuple[AcceptKind, str, str]:
+    from whence.judge.band import band
+
     few = around.degrees < FEWEST_WAYS
     if not new.is_inside:
         what = "the program in float64" if around.is_exact else "other runs of the program"

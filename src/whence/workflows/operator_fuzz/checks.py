@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import UsageError
-from whence.judge.band import Band, Placed, band, with_sums
 from whence.results.fuzz import FaultKind
 from whence.workflows.operator_fuzz.kernels import Kernel, WritesOutside
 from whence.workflows.operator_fuzz.layouts import LaidOut
 from whence.workflows.rounding import Ways, named_arrays, run_ways
+
+if TYPE_CHECKING:
+    from whence.judge.band import Band
 
 Arrays = dict[str, Array]
 _REFUSALS = (ValueError, TypeError, AssertionError, NotImplementedError, RuntimeError)
@@ -32,7 +34,9 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a call. output, index: where. got, exact: there."""
+    """What is wrong with a call. output, index: where. got, exact: there. alone: of a later call
+    with other values, what is wrong if it is wrong as a first call too.
+    """
 
     kind: FaultKind
     words: str
@@ -41,6 +45,7 @@ class Fault:
     got: float | None = None
     exact: float | None = None
     times: float | None = None
+    alone: FaultKind | None = None
 
 
 class Checker:
@@ -49,7 +54,6 @@ class Checker:
     def __init__(self, kernel: Kernel, reference: Kernel) -> None:
         self.kernel, self.reference = kernel, reference
         self.not_repeated = 0
-        self._fresh_left = 3
 
     def fault(
         self, inputs: Arrays, layout: str = "contiguous", *, again: bool = False
@@ -61,34 +65,20 @@ class Checker:
         first, fault = self._call(inputs, layout, wanted)
         if fault is not None or not again:
             return fault
-        others = {name: _turned(array) for name, array in inputs.items()}
+        others = {name: turned(array) for name, array in inputs.items()}
         try:
             fault = self._call(others, layout, self.wanted(others))[1]
         except (NotValid, Refused):
             fault = None
         if fault is not None:
-            is_kept = self._keeps_state(others, layout)
-            return _later(fault, "called next with these values turned", is_kept)
+            return _later(fault, "called next with these values turned")
         second, fault = self._call(inputs, layout, wanted)
         if fault is not None:
-            return _later(fault, "called again with the same values", True)
+            return replace(_later(fault, "called again with the same values"), alone=None)
         self.not_repeated += any(
             first[name].tobytes() != array.tobytes() for name, array in second.items()
         )
         return None
-
-    def _keeps_state(self, inputs: Arrays, layout: str) -> bool:
-        """Is the call right in a kernel that was never called? Asked a few times, since loading
-        one anew takes long where it is compiled.
-        """
-        if not self._fresh_left or self.kernel.fresh is None:
-            return False
-        self._fresh_left -= 1
-        anew = Checker(self.kernel.fresh(), self.reference)
-        try:
-            return anew.fault(inputs, layout) is None
-        except (NotValid, Refused):
-            return False
 
     def wanted(self, inputs: Arrays) -> dict[str, Band]:
         """The band of every output. Raises NotValid, and UsageError for a reference that does not
@@ -132,10 +122,10 @@ class Checker:
         return results, _worst(results, wanted)
 
 
-def _later(fault: Fault, when: str, is_kept: bool) -> Fault:
-    """A fault that shows in a later call. is_kept: the first call has to do with it."""
-    kind = FaultKind.KEEPS_STATE if is_kept else fault.kind
-    return replace(fault, kind=kind, words=f"{when}: {fault.words}")
+def _later(fault: Fault, when: str) -> Fault:
+    """A fault that shows in a later call."""
+    words = f"{when}: {fault.words}"
+    return replace(fault, kind=FaultKind.KEEPS_STATE, words=words, alone=fault.kind)
 
 
 def _alike_fill(results: Arrays, wanted: Mapping[str, Band]) -> Arrays:
@@ -166,6 +156,8 @@ def _worst(results: Arrays, wanted: Mapping[str, Band]) -> Fault | None:
 
 
 def _judged(name: str, result: Array, around: Band) -> Fault | None:
+    from whence.judge.band import Placed
+
     if result.shape != around.centre.shape:
         words = f"its shape is {list(result.shape)}, of the reference {list(around.centre.shape)}"
         return Fault(FaultKind.SHAPE, words, name)
@@ -208,10 +200,12 @@ def _for_result(around: Band, unit: float, smallest: float) -> Band:
     """The band of what is given in a dtype: it rounds once more."""
     size = np.where(np.isfinite(around.centre), np.abs(around.centre), 0.0)
     wider = np.maximum(around.deviation, unit * size + smallest)
-    return Band(around.centre, wider, around.degrees, True, True, around.ways)
+    return replace(around, deviation=wider)
 
 
 def _band(name: str, ways: Ways, inputs: Arrays, is_torch: bool) -> Band:
+    from whence.judge.band import band, with_sums
+
     own, exact = ways.own[name], ways.exact[name]
     kind = dtypes.of(own)
     rows = [
@@ -240,14 +234,14 @@ def _given(inputs: Arrays, is_torch: bool) -> dict[str, Any]:
     return {name: from_host(np.array(array)) for name, array in inputs.items()}
 
 
-def _turned(array: Array) -> Array:
+def turned(array: Array) -> Array:
     """Other values of the same form and range."""
-    turned: Any = np.ascontiguousarray(np.flip(array))
+    flipped: Any = np.ascontiguousarray(np.flip(array))
     if array.dtype == np.bool_:
-        turned = np.logical_not(turned)
+        flipped = np.logical_not(flipped)
     elif dtypes.of(array).is_floating:
-        turned = (-turned).astype(array.dtype)
-    return np.asarray(turned)
+        flipped = (-flipped).astype(array.dtype)
+    return np.asarray(flipped)
 
 
 def history(calls: Sequence[Arrays], checker: Checker) -> None:

@@ -50,28 +50,31 @@ class Case:
 
 
 def plan(forms: Sequence[Form], count: int, without: Sequence[str] = ()) -> Iterator[Case]:
-    """Cases in the order in which they are tried: every kind of values, every size of each
-    dimension, every layout, then mixtures drawn at random.
+    """Cases in the order in which they are tried: every kind of values, every layout, every size
+    of each dimension, then mixtures drawn at random.
     """
     names = dimensions(forms)
     base = Case(tuple(zip(names, itertools.cycle(_BASE))))
     kinds = [kind for kind in VALUES if kind not in without]
     cases = [replace(base, values=kind, seed=n) for n, kind in enumerate(kinds)]
-    by_size: list[Case] = []
-    for name in names:
-        fitting = [c for s in SIZES if _fits(forms, c := base.with_size(name, s))]
-        # from large to small and back: what a call leaves behind meets another size
-        by_size += [c for pair in zip(reversed(fitting), fitting) for c in pair][: len(fitting)]
-    cases += by_size
+    wide = base.with_size(names[-1], 64) if names else base
     cases += [replace(base, layout=layout, seed=n) for n, layout in enumerate(LAYOUTS[1:])]
-    wide = base
-    for name in names[-1:]:
-        wide = base.with_size(name, 64)
     cases += [replace(wide, layout=layout, seed=n) for n, layout in enumerate(LAYOUTS)]
+    by_name = [_by_size(forms, base, name) for name in names]
+    cases += [case for row in itertools.zip_longest(*by_name) for case in row if case is not None]
     yield from cases[:count]
     random = np.random.default_rng(0)
     for number in range(count - len(cases)):
         yield _mixed(forms, base, kinds, random, number)
+
+
+def _by_size(forms: Sequence[Form], base: Case, name: str) -> list[Case]:
+    """Every size of a dimension, from large to small and back: what a call leaves behind meets
+    another size.
+    """
+    fitting = [c for s in SIZES if _fits(forms, c := base.with_size(name, s))]
+    both = [case for pair in zip(reversed(fitting), fitting) for case in pair]
+    return both[: len(fitting)]
 
 
 def _mixed(

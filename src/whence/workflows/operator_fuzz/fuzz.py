@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from whence.dtypes import Array
 from whence.errors import StoreFailed, UsageError
 from whence.results.fuzz import FaultKind, Fuzzed, KernelFault
 from whence.workflows.operator_fuzz import kernels, pytest_file
-from whence.workflows.operator_fuzz.checks import Checker, Fault, NotValid, Refused, history
+from whence.workflows.operator_fuzz.checks import Checker, Fault, NotValid, Refused, history, turned
 from whence.workflows.operator_fuzz.draws import VALUES, Case, arrays, plan
 from whence.workflows.operator_fuzz.forms import form
 from whence.workflows.operator_fuzz.shrink import smallest_case, with_fewer_values
@@ -77,7 +79,7 @@ def fuzz(
     if not count.cases and count.refused:
         raise UsageError(f"{checker.kernel.words} refuses every input: {count.refusal}")
     call = {
-        "kernel": checker.kernel.words,
+        "kernel": kernel if isinstance(kernel, str) else "",
         "reference": checker.reference.words if reference else "",
         "arguments": dict(arguments or {}),
         "forms": list(inputs),
@@ -85,9 +87,11 @@ def fuzz(
         "order": order,
     }
     tests = how.get("tests")
+    if tests and not call["kernel"]:
+        raise UsageError("a test names the kernel: give it as module:function")
     faults = [
         _smallest(checker, signature, failing, call, Path(tests) if tests else None, number)
-        for number, failing in enumerate(count.failing.values(), 1)
+        for number, failing in enumerate(_settled(count.failing, signature, call), 1)
     ]
     return Fuzzed(
         checker.kernel.words,
@@ -117,7 +121,8 @@ def check_kernel(
         call.get("order", ""),
     )
     history([pytest_file.read(before) for before in call.get("before", ())], checker)
-    return checker.fault(pytest_file.read(inputs), call.get("layout", "contiguous"), again=True)
+    layout = call.get("layout", "contiguous")
+    return checker.fault(pytest_file.read(inputs), layout, again=not call.get("once"))
 
 
 def _form_of(name: str, value: Any) -> str:
@@ -166,6 +171,26 @@ def _tried(
         known.count += 1
 
 
+def _settled(
+    failing: Mapping[FaultKind, _Failing], signature: kernels.Signature, call: Mapping[str, Any]
+) -> list[_Failing]:
+    """The faults, those of later calls being no state that is kept where a process of its own
+    shows them in a first call too.
+    """
+    later = failing.get(FaultKind.KEEPS_STATE)
+    if later is None or later.fault.alone is None or not call["kernel"]:
+        return list(failing.values())
+    inputs = arrays(signature.inputs, later.case)
+    others = {name: turned(array) for name, array in inputs.items()}
+    with tempfile.TemporaryDirectory(prefix="whence-fuzz-") as folder:
+        path = Path(folder, "test_alone.py")
+        _write(path, "test_alone", {**call, "once": True}, others, "Is it wrong alone?")
+        if not _fails(path):
+            return list(failing.values())
+    rest = [f for kind, f in failing.items() if kind != FaultKind.KEEPS_STATE]
+    return rest or [replace(later, fault=replace(later.fault, kind=later.fault.alone))]
+
+
 def _smallest(
     checker: Checker, signature: kernels.Signature, failing: _Failing, call: Mapping[str, Any],
     tests: Path | None, number: int,
@@ -180,7 +205,7 @@ def _smallest(
 
     def fails(inputs: Mapping[str, Array], layout: str) -> bool:
         there = fault_of(inputs, layout)
-        return there is not None and there.kind == failing.fault.kind
+        return there is not None and failing.fault.kind in (there.kind, there.alone)
 
     case = smallest_case(failing.case, lambda c: fails(arrays(signature.inputs, c), c.layout))
     inputs = arrays(signature.inputs, case)
@@ -193,7 +218,7 @@ def _smallest(
         earlier = arrays(signature.inputs, failing.before) if failing.before is not None else None
         test = _test(tests, number, case, inputs, fault, call, earlier)
     return KernelFault(
-        fault.kind, str(case), str(failing.case), failing.count, fault.words, fault.output,
+        failing.fault.kind, str(case), str(failing.case), failing.count, fault.words, fault.output,
         fault.index, fault.got, fault.exact, test,
     )  # fmt: skip
 
@@ -232,8 +257,10 @@ def _write(
 
 
 def _fails(path: Path) -> bool:
+    """Does the test fail in a process of its own, which finds the modules that this one finds?"""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
-    done = subprocess.run(words, capture_output=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(words, capture_output=True, check=False, env=environment)
     return done.returncode == 1
 
 

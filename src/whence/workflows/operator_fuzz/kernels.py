@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +44,13 @@ class Signature:
 @dataclass(frozen=True)
 class Kernel:
     """call: of inputs by name, in its own kind of arrays. is_torch: are these tensors of torch?
-    strided: does it take views? fresh: loads it anew, without what calls of it have left.
+    strided: does it take views?
     """
 
     words: str
     call: Callable[[Mapping[str, Any]], Any]
     is_torch: bool
     strided: bool = True
-    fresh: Callable[[], Kernel] | None = None
 
 
 def kernel(words: str | Callable[..., Any], signature: Signature) -> Kernel:
@@ -69,22 +67,7 @@ def kernel(words: str | Callable[..., Any], signature: Signature) -> Kernel:
     function = user_model.imported(words)
     if not callable(function):
         raise UsageError(f"{words} is no function but {type(function).__name__}")
-    found = _python(function, words, signature)
-    return replace(found, fresh=lambda: _python(_anew(words, function), words, signature))
-
-
-def _anew(words: str, function: Any) -> Any:
-    """The function of a module that is run once more, beside the one that is there."""
-    name, _, path = words.partition(":")
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.loader is None:
-        return function
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    attribute: Any = module
-    for part in path.split("."):
-        attribute = getattr(attribute, part)
-    return attribute
+    return _python(function, words, signature)
 
 
 def _python(function: Any, words: str, signature: Signature) -> Kernel:
@@ -98,7 +81,8 @@ def _takes_tensors(function: Any) -> bool:
     """Does it take tensors of torch, as far as what it names shows it, and its module?"""
     if hasattr(function, "py_func"):  # of numba
         return False
-    if type(function).__module__.startswith("torch"):
+    # torch.neg is a method of a class of torch
+    if "torch" in f"{type(function).__module__} {getattr(function, '__self__', '')!r}":
         return True
     inner = inspect.unwrap(function)
     known = getattr(inner, "__globals__", {})
