@@ -112,7 +112,7 @@ def test_bad_words_say_what_is_wanted():
     with pytest.raises(UsageError, match="has no nothing"):
         tried("nothing", "total")
     with pytest.raises(UsageError, match="refuses every input"):
-        whence.fuzz(_refusing, torch.neg, ROWS, cases=5)
+        whence.fuzz(_refusing, "fuzzed_kernels:doubled", ROWS, cases=5)
     with pytest.raises(UsageError, match="a test names the kernel"):
         whence.fuzz(torch.neg, torch.neg, ROWS, cases=1, tests="found")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,9 +82,8 @@ def _takes_tensors(function: Any) -> bool:
     """Does it take tensors of torch, as far as what it names shows it, and its module?"""
     if hasattr(function, "py_func"):  # of numba
         return False
-    # torch.neg is a method of a class of torch
-    if "torch" in f"{type(function).__module__} {getattr(function, '__self__', '')!r}":
-        return True
+    if not inspect.isfunction(inspect.unwrap(function)):  # built in, or an operator of a library
+        return "torch" in sys.modules
     inner = inspect.unwrap(function)
     known = getattr(inner, "__globals__", {})
     named = [known[n] for n in getattr(inner, "__code__", _NOTHING).co_names if n in known]
