@@ -41,6 +41,10 @@ def accept_comparison(
         evidence = _evidence(ways, everywhere, lambda values: _side(values, "actual"))
     else:
         evidence = _evidence(ways, everywhere, _difference)
+        evidence.sizes = {
+            name: float(np.sqrt(np.mean(np.square(_finite(array)))))
+            for name, array in _side(ways.own, "expected").items()
+        }
         new = {name: Golden(array) for name, array in evidence.ways["as it is"].items()}
         old = {name: Golden(np.zeros_like(g.content)) for name, g in new.items()}
     values = [judged(name, golden, new.get(name), evidence)[0] for name, golden in old.items()]
@@ -89,6 +93,10 @@ def _is_constant(expected: Mapping[str, Golden], everywhere: list[Arrays]) -> bo
         for name, g in expected.items()
         for side in sides
     )
+
+
+def _finite(content: Any) -> npt.NDArray[Any]:
+    return np.asarray(np.nan_to_num(np.abs(_wide(content)), nan=0.0, posinf=0.0))
 
 
 def _wide(content: Any) -> npt.NDArray[Any]:

@@ -34,7 +34,7 @@ class Evidence:
     """ways: values by the name of the way. exact: in float64, {} for none. is_independent: the
     exact values do not come from the program that is judged. coarser: ways of the precision that
     the old values are declared to be of. ignored: inputs that the values do not depend on, by
-    value.
+    value. sizes: root mean square of what a value is the difference of, where it is one.
     """
 
     ways: dict[str, _ARRAYS] = field(default_factory=dict)
@@ -42,6 +42,7 @@ class Evidence:
     is_independent: bool = False
     coarser: dict[str, _ARRAYS] = field(default_factory=dict)
     ignored: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    sizes: dict[str, float] = field(default_factory=dict)
 
 
 def judged(
@@ -122,7 +123,7 @@ def _rounded(
     around = band(exact, ways, unit)
     at_new, at_old = around.place(b, new.resolution), around.place(a, old.resolution)
     kind, words, decides = _verdict(around, at_new, at_old, name, evidence, a, unit)
-    seen = _seen(around)
+    seen = _seen(around, evidence.sizes.get(name, 0.0))
     if kind in (AcceptKind.NOISE, AcceptKind.CLOSER) and not seen.all():
         kind, words, decides = _part(around, seen, a, b, kind, words, decides)
     judged = _about(name, kind, old, new, (around, at_new, at_old), words, decides)
@@ -200,11 +201,11 @@ def _part(
     )
 
 
-def _seen(around: Band) -> Array:
-    """Elements at which a fault would stand out of the band."""
+def _seen(around: Band, least: float) -> Array:
+    """Elements at which a fault would stand out of the band. least: size of the values at least."""
     finite = _finite(around.centre)
     size = math.sqrt(float(np.mean(finite * finite))) if finite.size else 0.0
-    return np.asarray(around.halfwidth <= BLIND * size)
+    return np.asarray(around.halfwidth <= BLIND * max(size, least))
 
 
 def _ways(
