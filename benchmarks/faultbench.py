@@ -42,7 +42,6 @@ import msgspec
 
 import whence
 from whence import judge
-from whence.api import warmup
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.judge import error_structure, noise_model, replay_error
@@ -687,7 +686,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     work = options.work or _default_work(bench)
     shuffled = "" if options.shuffle is None else f"-shuffled{options.shuffle}"
     results = Results(work / f"results{shuffled}.jsonl", fresh=options.fresh)
-    warmup()
     _capture_and_compare(bench, chosen, results, options.rule, work, options.shuffle)
     oracle = Results(options.effects or work / "effects.jsonl")
     if options.no_effects:

@@ -16,10 +16,10 @@ for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # threads of BLAS spin on a busy machine and would flatter us
 
 import argparse
+import ctypes
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,26 +106,14 @@ def six(r: Any, t: Any) -> list[float]:
     ]
 
 
-def reader() -> Callable[[Any], int]:
-    """Reads memory and does next to nothing with it: what no comparison can be faster than."""
-    import numba
-
-    @numba.njit("uint64(uint64[::1])", nogil=True)
-    def xor(words):  # type: ignore[no-untyped-def]
-        x = np.uint64(0)
-        for i in range(words.size):
-            x ^= words[i]
-        return x
-
-    return xor  # type: ignore[no-any-return]
-
-
 def ceiling(rounds: int) -> None:
     r, t = twin(np.float32, MANY)
     same = r.copy()
-    words, xor = np.concatenate([r, t]).view(np.uint64), reader()
+    # Reads both and does next to nothing with them: what no comparison can be faster than.
+    compare_memory = ctypes.CDLL(None).memcmp
+    compare_memory.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
     found: dict[str, Callable[[], Any]] = {
-        "ceiling": lambda: xor(words),
+        "ceiling": lambda: compare_memory(r.ctypes.data, same.ctypes.data, r.nbytes),
         "same": lambda: measure_many([(r, same)], tier="same", kernels=True, threads=1),
     }
     kinds = [
@@ -144,8 +132,8 @@ def ceiling(rounds: int) -> None:
     mixed = twin(ml_dtypes.bfloat16, MANY)[1]
     found["bf16 against f32 full"] = kernel(r, mixed, "full")
     times = interleave(found, rounds)
-    top = words.nbytes / median(times, "ceiling")
-    row("xor-read ceiling, 1 thread", top / 1e9, "GB/s")
+    top = 2 * r.nbytes / median(times, "ceiling")
+    row("read ceiling (memcmp), 1 thread", top / 1e9, "GB/s")
     row("bit-identical or not (tier same)", 2 * r.nbytes / median(times, "same") / 1e9, "GB/s")
     width = {"f32": 8, "bf16": 4, "fp8 e4m3": 2, "int8": 2, "f64": 16, "bf16 against f32 full": 6}
     goals = {
@@ -287,18 +275,7 @@ def small(rounds: int) -> None:
 
 def _prepared(batch: list[Any], options: Any) -> Callable[[], None]:
     """One batched call with its table and result rows ready."""
-    held: list[Any] = []
-    original = _kernels.compare
-
-    def spy(*arguments: Any) -> None:
-        held.append(arguments)
-
-    _kernels.compare = spy
-    try:
-        keep = passes.compiled_rows(batch, options)
-    finally:
-        _kernels.compare = original
-    _, count, tier, rtol, atol, thresholds, *_ = held[0]
+    keep = passes.compiled_rows(batch, options)
     table = np.array(
         [
             (
@@ -310,25 +287,21 @@ def _prepared(batch: list[Any], options: Any) -> Callable[[], None]:
                 0,
                 0,
                 0,
-                0,
                 j.path,
-                place,
             )
-            for place, j in enumerate(batch)
+            for j in batch
         ],
         dtype=np.int64,
     )
-    scratch = np.empty(_kernels.SCRATCH_BYTES, np.uint8)
 
     def call() -> None:
-        original(
+        _kernels.needed().compare(
             table.ctypes.data,
-            count,
-            tier,
-            rtol,
-            atol,
-            thresholds,
-            scratch.ctypes.data,
+            len(batch),
+            2 if options.tier == "full" else 1,
+            options.rtol,
+            options.atol,
+            _kernels.THRESHOLDS.ctypes.data,
             keep.floats.ctypes.data,
             keep.ints.ctypes.data,
             keep.histogram.ctypes.data,
@@ -338,7 +311,6 @@ def _prepared(batch: list[Any], options: Any) -> Callable[[], None]:
 
 
 def statistics(rounds: int) -> None:
-    host.use_kernels()
     found: dict[str, Callable[[], Any]] = {}
     sizes = {}
     for name, dtype in (
@@ -407,36 +379,29 @@ def start_up() -> None:
     row("start-up: import whence.metrics", spent("import whence.metrics", 5), "s")
     row("start-up: first comparison by numpy", spent(compare.format(False), 5), "s")
     row(
-        "start-up: first comparison, kernels on disk",
+        "start-up: first comparison by the kernels",
         spent(compare.format(True), 5),
         "s",
         "<= 0.7",
         most=0.7,
     )
-    with tempfile.TemporaryDirectory() as folder:
-        code = "from whence import _kernels; _kernels.load('compare', 'describe', report=str)"
-        row(
-            "compiling what most comparisons need, once per machine",
-            spent(code, 1, NUMBA_CACHE_DIR=folder),
-            "s",
-            "<= 12",
-            most=12,
-        )
-        size = sum(p.stat().st_size for p in Path(folder).rglob("*") if p.is_file())
-        row("compiled kernels on disk", size / 1e6, "MB")
+    extension = _kernels.needed().__file__
+    row("compiled kernels on disk", Path(str(extension)).stat().st_size / 1e6, "MB")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="also write the table to this file")
     parser.add_argument(
-        "--quick", action="store_true", help="three rounds instead of seven, no compilation"
+        "--quick", action="store_true", help="three rounds instead of seven, no start-up"
     )
     options = parser.parse_args()
     rounds = 3 if options.quick else 7
-    _kernels.load()
     about = machine()
-    print(f"{about['processor']}, {about['cores']} cores, load {about['load']}\n")
+    print(
+        f"{about['processor']}, {about['cores']} cores, load {about['load']}; "
+        f"kernels {_kernels.about()}\n"
+    )
     ceiling(rounds)
     against_numpy(rounds)
     small(rounds)

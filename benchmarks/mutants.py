@@ -222,7 +222,6 @@ def trace(place: Path, names: Sequence[str]) -> None:
 
 def _preload() -> None:
     """What every test process needs, imported once, before it is forked."""
-    import numba  # noqa: F401
     import scipy  # noqa: F401
     import torch  # noqa: F401
 

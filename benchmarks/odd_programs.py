@@ -29,7 +29,6 @@ import _odd_ways
 import torch
 
 from whence import store
-from whence.frameworks import host
 from whence.instrument.options import make
 from whence.workflows.capture.capture import attach
 from whence.workflows.capture.setup import process_info
@@ -159,7 +158,6 @@ def main():
     parser.add_argument("--levels", default=",".join(LEVELS))
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    host.use_kernels()
     names = [n for n in _odd_ways.PROGRAMS if not chosen.names or any(c in n for c in chosen.names)]
     counts, wrong = Counter(), 0
     for name in names:

@@ -28,6 +28,10 @@ using u64 = std::uint64_t;
     X(rel_skipped) X(ad_index) X(bad_index) X(row_index) X(channel_index) X(ad_block) X(over_0)   \
     X(over_1) X(over_2) X(over_3) X(over_4) X(over_5) X(over_6) X(over_7)
 
+#define WHENCE_PAIR(X)                                                                            \
+    X(r_address) X(t_address) X(n) X(r_code) X(t_code) X(channels) X(d_channels) X(r_channels)    \
+    X(path)
+
 #define WHENCE_DOUBLE(name) double name;
 #define WHENCE_INT(name) i64 name;
 struct Floats {
@@ -36,15 +40,15 @@ struct Floats {
 struct Ints {
     WHENCE_INTS(WHENCE_INT)
 };
-#undef WHENCE_DOUBLE
-#undef WHENCE_INT
 
 // A pair of tensors, or a chunk of one that begins at a row. n: elements, with `same` bytes.
 // channels: length of the last axis, or 0. r_channels: where a chunk leaves its sums of squares by
 // channel (d_channels: of the difference), 0 for a whole tensor.
 struct Pair {
-    i64 r_address, t_address, n, r_code, t_code, channels, d_channels, r_channels, path;
+    WHENCE_PAIR(WHENCE_INT)
 };
+#undef WHENCE_DOUBLE
+#undef WHENCE_INT
 enum Path : i64 { narrow = 0, wide = 1, joint = 2, same = 3 };
 
 // A content to describe. code -1: no figures.

@@ -115,13 +115,13 @@ private:
     PyThreadState* state;
 };
 
-static PyObject* wrong_number(Py_ssize_t given, Py_ssize_t count) {
-    return PyErr_Format(PyExc_TypeError, "%zd arguments are needed, not %zd", count, given);
+static PyObject* wrong_number(Py_ssize_t size, Py_ssize_t count) {
+    return PyErr_Format(PyExc_TypeError, "%zd arguments are needed, not %zd", count, size);
 }
 
 // Integers of a call. False, with an exception set, where there are not `count`.
-static bool integers(PyObject* const* arguments, Py_ssize_t given, Py_ssize_t count, i64* values) {
-    if (given != count) return wrong_number(given, count) != nullptr;
+static bool integers(PyObject* const* arguments, Py_ssize_t size, Py_ssize_t count, i64* values) {
+    if (size != count) return wrong_number(size, count) != nullptr;
     for (Py_ssize_t k = 0; k < count; k++) {
         values[k] = PyLong_AsLongLong(arguments[k]);
         if (values[k] == -1 && PyErr_Occurred()) return false;
@@ -137,9 +137,9 @@ static PyObject* wrong_code(i64 code) {
     return PyErr_Format(PyExc_ValueError, "no kernel takes the code %lld", static_cast<long long>(code));
 }
 
-static PyObject* py_compare(PyObject*, PyObject* const* arguments, Py_ssize_t given) {
+static PyObject* py_compare(PyObject*, PyObject* const* arguments, Py_ssize_t size) {
     i64 a[7];
-    if (given != 9) return wrong_number(given, 9);
+    if (size != 9) return wrong_number(size, 9);
     double rtol = PyFloat_AsDouble(arguments[3]), atol = PyFloat_AsDouble(arguments[4]);
     if (PyErr_Occurred()) return nullptr;
     if (!integers(arguments, 3, 3, a) || !integers(arguments + 5, 4, 4, a + 3)) return nullptr;
@@ -162,9 +162,9 @@ static PyObject* py_compare(PyObject*, PyObject* const* arguments, Py_ssize_t gi
     return Py_None;
 }
 
-static PyObject* py_describe(PyObject*, PyObject* const* arguments, Py_ssize_t given) {
+static PyObject* py_describe(PyObject*, PyObject* const* arguments, Py_ssize_t size) {
     i64 a[4];
-    if (!integers(arguments, given, 4, a)) return nullptr;
+    if (!integers(arguments, size, 4, a)) return nullptr;
     if (!is_code(a[2])) return wrong_code(a[2]);
     Content content = {a[0], a[1] * itemsize(a[2]), a[2]};
     Counts counts;
@@ -193,9 +193,9 @@ static PyObject* py_describe(PyObject*, PyObject* const* arguments, Py_ssize_t g
 
 // `describe_many` and `join_units` take the same: addresses of contents, of the words of the secret,
 // and of result rows.
-static PyObject* many(PyObject* const* arguments, Py_ssize_t given, bool in_units) {
+static PyObject* many(PyObject* const* arguments, Py_ssize_t size, bool in_units) {
     i64 a[5];
-    if (!integers(arguments, given, 5, a)) return nullptr;
+    if (!integers(arguments, size, 5, a)) return nullptr;
     const Content* contents = at<Content>(a[0]);
     i64 nbytes = 0;
     for (i64 k = 0; k < a[1]; k++) {
@@ -211,12 +211,12 @@ static PyObject* many(PyObject* const* arguments, Py_ssize_t given, bool in_unit
     return Py_None;
 }
 
-static PyObject* py_describe_many(PyObject*, PyObject* const* arguments, Py_ssize_t given) {
-    return many(arguments, given, false);
+static PyObject* py_describe_many(PyObject*, PyObject* const* arguments, Py_ssize_t size) {
+    return many(arguments, size, false);
 }
 
-static PyObject* py_join_units(PyObject*, PyObject* const* arguments, Py_ssize_t given) {
-    return many(arguments, given, true);
+static PyObject* py_join_units(PyObject*, PyObject* const* arguments, Py_ssize_t size) {
+    return many(arguments, size, true);
 }
 
 static PyObject* names_of_usable(PyObject*, PyObject*) {
@@ -245,7 +245,8 @@ static PyObject* choose(PyObject*, PyObject* wanted) {
 }
 
 #define WHENCE_NAME(name) #name " "
-static const char columns[] = WHENCE_FLOATS(WHENCE_NAME) "; " WHENCE_INTS(WHENCE_NAME);
+// Python compares it with its own: an extension of another version of the source is not used.
+static const char columns[] = WHENCE_PAIR(WHENCE_NAME) "; " WHENCE_FLOATS(WHENCE_NAME) "; " WHENCE_INTS(WHENCE_NAME);
 
 template <class Function>
 static PyCFunction function(Function f) {

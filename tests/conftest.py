@@ -1,9 +1,9 @@
 """Shared by all tests: the folder of hand-made runs is importable, and nothing outside the test's
 own folder is written.
 
-What costs time without proving more is settled here: one thread for each worker, kernels compiled
-once per machine, a file's tests on one worker, so that what they share is made once, and what takes
-long runs only where WHENCE_TESTS=all asks for it, as .ci/run does.
+What costs time without proving more is settled here: one thread for each worker, a
+file's tests on one worker, so that what they share is made once, and what takes long runs only
+where WHENCE_TESTS=all asks for it, as .ci/run does.
 """
 
 import compileall

@@ -395,7 +395,6 @@ WRITES = {
     "cli._help": "on the terminal",
     "cli.completion": "adds a line to a file of the shell",
     "disk": "does it",
-    "_kernels": "below everything; the cache of its compiler",
     "readers.encodings.hdf5_worker": "answers on its own standard output",
 }
 """Who writes files by other means than `disk`, and why that leaves no half file."""
@@ -454,7 +453,6 @@ def test_words_slots_and_notes_are_asked_for_in_one_way(kind):
 
 LINES = 800
 LONG = {
-    "_kernels": "loops that numba compiles: a call inside costs more than it explains",
     "replay.paddle_translation": "a table of operators, one after the other",
 }
 """Files that may be longer, and why."""

@@ -40,7 +40,7 @@ from whence.workflows.faults import fault_sites, planted
 from whence.workflows.ladder.ladder import ladder, ladder_command
 from whence.workflows.latest import keep_latest, latest
 from whence.workflows.locate.locate import locate
-from whence.workflows.maintenance import recover, scrub, warmup
+from whence.workflows.maintenance import recover, scrub
 from whence.workflows.msit_report import cmp_report
 from whence.workflows.nans import nans
 from whence.workflows.operator_fuzz.fuzz import check_kernel, fuzz
@@ -171,7 +171,6 @@ __all__ = [
     "upgrade",
     "upload",
     "views",
-    "warmup",
     "watch",
     "write",
     "write_labels",

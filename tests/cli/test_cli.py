@@ -19,7 +19,7 @@ from whence import cli, store
 from whence.errors import OutputExists, UsageError, WhenceError
 from whence.records import Call, Ref, RunInfo, Statistics, Step
 
-HEAVY = ("numpy", "torch", "numba", "msgspec", "ml_dtypes", "rich", "orjson", "yaml")
+HEAVY = ("numpy", "torch", "msgspec", "ml_dtypes", "rich", "orjson", "yaml")
 
 
 def whence(*words, env=None, **more):
@@ -112,7 +112,7 @@ def test_every_command_is_listed_with_its_own_first_line():
     group, context = cli.group, click.Context(cli.group)
     names = group.list_commands(context)
     assert names[0] == "run"
-    assert {"run", "show", "scrub", "recover", "warmup"} <= set(names)
+    assert {"run", "show", "scrub", "recover", "pack"} <= set(names)
     listed = whence("--help").stdout
     for name in names:
         command = group.get_command(context, name)
@@ -196,7 +196,7 @@ def test_errors_and_their_exit_codes(monkeypatch, capsys, error, code, said):
 
     monkeypatch.setattr(cli.group, "invoke", fail)
     monkeypatch.delenv("WHENCE_DEBUG", raising=False)
-    assert cli.execute(["warmup"]) == code
+    assert cli.execute(["recover", "x"]) == code
     captured = capsys.readouterr()
     assert said in captured.err
     assert "Traceback" not in captured.err
@@ -209,17 +209,17 @@ def test_debug_shows_where(monkeypatch, capsys, error):
         raise error
 
     monkeypatch.setattr(cli.group, "invoke", fail)
-    assert cli.execute(["--debug", "warmup"]) == 3
+    assert cli.execute(["--debug", "recover", "x"]) == 3
     assert "Traceback" in capsys.readouterr().err
     monkeypatch.setenv("WHENCE_DEBUG", "1")
-    assert cli.execute(["warmup"]) == 3
+    assert cli.execute(["recover", "x"]) == 3
     assert "Traceback" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", [0, 1, 2, 3])
 def test_the_number_a_command_returns_is_the_exit_code(monkeypatch, value):
     monkeypatch.setattr(cli.group, "invoke", lambda context: value)
-    assert cli.execute(["warmup"]) == value
+    assert cli.execute(["recover", "x"]) == value
 
 
 def test_a_closed_pipe_is_quiet(stored):
@@ -231,13 +231,13 @@ def test_a_closed_pipe_is_quiet(stored):
 
 def test_commands_of_other_packages(monkeypatch, capsys):
     added = {
-        "extra": EntryPoint("extra", "whence.cli.warmup:command", "whence.cli"),
+        "extra": EntryPoint("extra", "whence.cli.recover:command", "whence.cli"),
         "broken": EntryPoint("broken", "nowhere:x", "whence.cli"),
     }
     monkeypatch.setattr(cli, "_added", lambda: added)
     context = click.Context(cli.group)
     assert cli.group.list_commands(context)[-2:] == ["broken", "extra"]
-    assert cli.one_line("extra") == "(from whence.cli.warmup:command)"
+    assert cli.one_line("extra") == "(from whence.cli.recover:command)"
     assert cli.group.get_command(context, "extra") is not None
     assert cli.execute(["broken"]) == 3
     assert "nowhere:x and cannot be loaded" in capsys.readouterr().err
@@ -248,7 +248,7 @@ def test_commands_of_other_packages(monkeypatch, capsys):
 
 def test_show_starts_without_a_framework(stored):
     modules, opened, code = started("show", stored)
-    assert [m for m in ("torch", "numba", "paddle", "rich") if m in modules] == []
+    assert [m for m in ("torch", "paddle", "rich") if m in modules] == []
     assert (len(modules) < 650, opened < 700, code) == (True, True, 0), (
         len(modules),
         opened,

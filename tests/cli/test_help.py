@@ -54,8 +54,8 @@ def test_a_command_without_a_heading_stands_under_the_last(tmp_path, monkeypatch
     listed = sections(inside.whence(tmp_path, "--help").stdout)
     assert list(listed)[-1] == cli.UNGROUPED
     assert listed[cli.UNGROUPED] == ["brand-new"]
-    (tmp_path / "warmup.py").unlink()
-    assert "warmup" not in sections(inside.whence(tmp_path, "--help").stdout)["Maintenance"]
+    (tmp_path / "scrub.py").unlink()
+    assert "scrub" not in sections(inside.whence(tmp_path, "--help").stdout)["Maintenance"]
 
 
 def test_grouped_commands():

@@ -4,8 +4,6 @@ that is planted is named.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,28 +195,3 @@ def test_a_fault_is_named(asked: Path, tmp_path: Path, fault: str) -> None:
     plant, name = FAULTS[fault]
     found = whence.compare(asked, _run(tmp_path / "tgt", plant))
     assert (found.status, found.findings[0].name) == ("different", name)
-
-
-def test_the_kernels_are_loaded_with_the_first_call(tmp_path: Path) -> None:
-    """An engine that starts walks through all modules there are, and stumbles over some that whence
-    would bring.
-    """
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import sys, torch\nbefore = 'numba' in sys.modules\ntorch.nn.Linear(2, 2)(torch.ones(1, "
-        "2))\n"
-        "print(before, 'numba' in sys.modules)\n"
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "whence",
-        "run",
-        "-o",
-        str(tmp_path / "run"),
-        "--",
-        sys.executable,
-        str(script),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True"]

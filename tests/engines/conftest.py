@@ -1,7 +1,5 @@
 """Runs that differ, and tasks of little data."""
 
-import importlib
-
 import pytest
 from differing_runs import write
 
@@ -18,7 +16,5 @@ def runs(tmp_path_factory):
 
 @pytest.fixture
 def many_tasks(monkeypatch):
-    """What is little data otherwise is several tasks, and enough for compiled passes."""
+    """What is little data otherwise is several tasks."""
     monkeypatch.setattr(measuring, "TASK_BYTES", 8 << 10)
-    measure = importlib.import_module("whence.metrics.measure")  # not the function
-    monkeypatch.setattr(measure, "KERNELS_FROM_BYTES", 0)

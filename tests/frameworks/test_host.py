@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from whence import dtypes
+from whence import _kernels, dtypes
 from whence.frameworks import host
 
 SIZES = (0, 1, 7, 1000, 2047, 2048, 2049, 5000, 70001)
@@ -237,31 +237,30 @@ def test_any_bytes_in_any_order(name, n, seed):
     assert host.statistics(changed.reshape(-1), name, kernels=True)[1].checksum != sketch.checksum
 
 
-def test_by_address_and_unaligned():
+@pytest.fixture(params=[False, True], ids=["numpy", "kernels"])
+def compiled(request, monkeypatch):
+    if not request.param:
+        monkeypatch.setattr(_kernels, "compiled", None)
+    return request.param
+
+
+def test_by_address_and_unaligned(compiled):
     x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     raw = bytes_of(x)
     odd = np.empty(raw.size + 1, np.uint8)[1:]
     odd[:] = raw
     want = host.statistics(raw, "float32", kernels=False)
-    try:
-        for on in (False, True):
-            host.use_kernels(on)
-            got = [host.statistics(raw, "float32"), host.statistics(odd, "float32")]
-            got += [host.statistics_at(d.ctypes.data, d.size, "float32") for d in (raw, odd)]
-            for figures, sketch in got:
-                assert (
-                    figures.mean == pytest.approx(want[0].mean, rel=1e-12)
-                    and sketch.checksum == want[1].checksum
-                )
-            assert host.statistics_at(0, 0, "int8")[0].count == 0
-            wide = np.array([1 + 2j, 3j])
-            assert host.statistics_at(wide.ctypes.data, wide.nbytes, "complex128")[0].max == 3.0
-            big = np.full(4, 1e300)
-            assert host.statistics_at(big.ctypes.data, big.nbytes, "float64")[
-                0
-            ].norm == pytest.approx(2e300)
-    finally:
-        host.use_kernels(False)
+    got = [host.statistics(raw, "float32"), host.statistics(odd, "float32")]
+    got += [host.statistics_at(d.ctypes.data, d.size, "float32") for d in (raw, odd)]
+    for figures, sketch in got:
+        assert figures.mean == pytest.approx(want[0].mean, rel=1e-12)
+        assert sketch.checksum == want[1].checksum
+    assert host.statistics_at(0, 0, "int8")[0].count == 0
+    wide = np.array([1 + 2j, 3j])
+    assert host.statistics_at(wide.ctypes.data, wide.nbytes, "complex128")[0].max == 3.0
+    big = np.full(4, 1e300)
+    figures, _ = host.statistics_at(big.ctypes.data, big.nbytes, "float64")
+    assert figures.norm == pytest.approx(2e300)
 
 
 def test_read_only_bytes():
@@ -293,7 +292,6 @@ def test_sign_of_zero_and_finite_types():
     )
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["numpy", "kernels"])
 def test_many_at_once_are_as_one_by_one(compiled):
     rng = np.random.default_rng(0)
     names = [n for n, d in dtypes.DTYPES.items() if d.itemsize <= 8 and not n.startswith("complex")]
@@ -306,12 +304,8 @@ def test_many_at_once_are_as_one_by_one(compiled):
         data[:] = rng.integers(0, 256, nbytes)
         arrays.append(data)
         contents.append((data.ctypes.data if nbytes else 0, nbytes, dtype))
-    host.use_kernels(compiled)
-    try:
-        got = host.describe_many(contents)
-        assert host.describe_many([]) == []
-    finally:
-        host.use_kernels(False)
+    got = host.describe_many(contents)
+    assert host.describe_many([]) == []
     for data, (_, nbytes, dtype), (digest, figures) in zip(arrays, contents, got, strict=True):
         assert digest == xxhash.xxh3_128_digest(data.tobytes()), nbytes
         if not compiled or not dtype:
@@ -325,10 +319,6 @@ def test_many_at_once_are_as_one_by_one(compiled):
 
 
 def test_complex_ones_among_many_have_a_digest_only():
-    host.use_kernels()
-    try:
-        data = np.arange(512, dtype=np.complex64)
-        (got,) = host.describe_many([(data.ctypes.data, data.nbytes, "complex64")])
-    finally:
-        host.use_kernels(False)
+    data = np.arange(512, dtype=np.complex64)
+    (got,) = host.describe_many([(data.ctypes.data, data.nbytes, "complex64")])
     assert got == (xxhash.xxh3_128_digest(data.tobytes()), None)

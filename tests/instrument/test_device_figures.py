@@ -65,7 +65,6 @@ def test_what_a_device_leaves_is_joined_to_the_digest_and_the_figures_of_all(dty
     if dtype == "bool":
         contents = [c % 2 for c in contents]
     lefts = [left_of(content, dtype) for content in contents]
-    host.load_units()
     got = host.join_units(
         [(u.ctypes.data, c.size, dtype) for u, c in zip(lefts, contents, strict=True)]
     )

@@ -7,17 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from whence.frameworks import host
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 odd_programs = pytest.importorskip("odd_programs")
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels():
-    """Loaded here, so that no child loads them."""
-    host.use_kernels()
 
 
 @pytest.mark.parametrize("level", ["modules", "op"])

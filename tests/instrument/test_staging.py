@@ -11,7 +11,7 @@ import torch
 from live_torch import bits, seeded
 from torch import nn
 
-from whence import store
+from whence import _kernels, store
 from whence.frameworks import host, torch_arrays
 from whence.instrument import options
 from whence.instrument.session import Session
@@ -134,19 +134,17 @@ def test_chunks_are_filled_again_and_other_threads_describe_them(kernels, monkey
         return describe(contents)
 
     monkeypatch.setattr(host, "describe_many", describing)
-    host.use_kernels(kernels)
+    if not kernels:
+        monkeypatch.setattr(_kernels, "compiled", None)
     gate = threading.Event()
     ring = StagingRing(fail, limit_bytes=40_000)
     ring.then(gate.wait)
     values = [torch.randn(n % 700 + 1) for n in range(0, 70_000, 331)]
-    try:
-        threading.Timer(0.05, gate.set).start()
-        for value in values:
-            ring.submit(value, lambda a: got.append((a.digest, a.figures, a.nbytes)), "float32")
-        ring.close()
-    finally:
-        host.use_kernels(False)
-    expected = [host.statistics(v.numpy().view(np.uint8), "float32", kernels=True) for v in values]
+    threading.Timer(0.05, gate.set).start()
+    for value in values:
+        ring.submit(value, lambda a: got.append((a.digest, a.figures, a.nbytes)), "float32")
+    ring.close()
+    expected = [host.statistics(v.numpy().view(np.uint8), "float32") for v in values]
     assert [d for d, _, _ in got] == [host.digest(v.numpy().view(np.uint8)) for v in values]
     assert [f for _, f, _ in got] == (expected if kernels else [None] * len(values))
     assert "whence-figures" in threads

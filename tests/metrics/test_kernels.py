@@ -1,184 +1,221 @@
-"""How the compiled code is kept: announced once, found again, never in a folder that others may
-write.
+"""The compiled kernels: one order of summing on every processor, an extension of another version
+refused, and numpy where there is none.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
-import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import types
 from pathlib import Path
 
-import pytest
-
-from whence import _kernels, cache_folders
-
-CODE = "from whence import _kernels; print(_kernels.compiled()); print(_kernels.cache_dir())"
-
-
-def run(code, **environment):
-    about = {
-        k: v
-        for k, v in os.environ.items()
-        if k not in ("XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "HOME", "TMPDIR")
-    } | environment
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        env=about,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-
-def test_importing_does_not_import_numba():
-    run(
-        "import sys; from whence import _kernels; _kernels.compiled(); assert 'numba' not in "
-        "sys.modules",
-        HOME="/nonexistent",
-    )
-
-
-def test_cache_folder(tmp_path, monkeypatch):
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = _kernels.cache_dir()
-    assert folder.parent == tmp_path / "cache" / "whence" and folder.name.startswith(
-        _kernels.__version__
-    )
-    assert folder.stat().st_mode & 0o777 == 0o700
-    monkeypatch.setattr(_kernels, "_folder", _kernels.cache_dir)  # as before the first kernel
-    assert not _kernels.compiled()
-    for entry in _kernels.ENTRIES:
-        _kernels._marker(folder, entry).touch()
-    assert _kernels.compiled() and _kernels.compiled("describe")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
-def test_a_folder_others_may_write_is_refused(tmp_path, monkeypatch):
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache_folders.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
-    first = _kernels.cache_dir()
-    first.chmod(0o777)
-    second = _kernels.cache_dir()
-    assert second.is_relative_to(tmp_path / "tmp")
-    second.chmod(0o770)
-    monkeypatch.setattr(_kernels, "_folder", _kernels.cache_dir)
-    assert _kernels.cache_dir() is None and not _kernels.compiled()
-
-
-def test_home_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    (tmp_path / "tmp").mkdir()
-    done = run(CODE, HOME=str(tmp_path / "file"), TMPDIR=str(tmp_path / "tmp"))
-    assert done.stdout.splitlines()[0] == "False" and Path(
-        done.stdout.splitlines()[1]
-    ).is_relative_to(tmp_path / "tmp")
-
-
-def test_compilation_is_announced_and_kept(tmp_path, monkeypatch, capsys):
-    """With the compiler replaced by nothing: what is said, and what is written."""
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(_kernels, "_loaded", set())
-    monkeypatch.setattr(_kernels, "_marked", [])
-    monkeypatch.setattr(_kernels, "_folder", _kernels.cache_dir)
-    monkeypatch.setattr(_kernels, "_compile_to_disk", lambda *_: None)
-    for entry in _kernels.ENTRIES:
-        monkeypatch.setattr(_kernels, entry, lambda *_: None)
-    _kernels.load()
-    said = capsys.readouterr().err
-    assert said.startswith("compiling kernels, once per machine (about ") and said.count("\n") == 1
-    assert _kernels.compiled() and _kernels.loaded()
-    monkeypatch.setattr(_kernels, "_loaded", set())
-    lines = []
-    assert _kernels.warmup(report=lines.append) < 5
-    assert capsys.readouterr().err == "" and lines == [
-        f"kernels were ready in 0.0 s, kept in {_kernels.cache_dir()}"
-    ]
-
-
-def test_numba_settings_are_left_as_they_were():
-    run(
-        "import numba; before = numba.config.CACHE_DIR\n"
-        "from whence import _kernels; _kernels.load('describe', report=str)\n"
-        "assert numba.config.CACHE_DIR == before",
-        **({"HOME": os.environ["HOME"]} if "HOME" in os.environ else {}),
-    )
-
-
-FIGURES = """
 import numpy as np
-from whence import metrics
-random = np.random.default_rng(0)
-codes = random.integers(0, 256, (16, 33), np.uint8)
-pairs = [(codes, np.roll(codes, 1)), (codes * np.float32(0.3), codes * np.float32(0.31))]
-print(metrics.measure_many(pairs, tier="full", threads=1, kernels=True))
-"""
+import pytest
+from packaging.version import Version
+
+from whence import _kernels, dtypes
+from whence.metrics import accumulators
+
+ROOT = Path(__file__).parents[2]
+LANES = 16
+CODES = {d.code: d for d in dtypes.DTYPES.values() if d.code >= 0}
+compiled = _kernels.needed()
 
 
-@pytest.mark.slow
-def test_the_process_that_compiles_gives_the_figures_of_all_others(tmp_path):
-    """It would not if it called what it compiled: copies of inner functions round otherwise."""
-    runs = [run(FIGURES, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
-    assert "compiling" in runs[0].stderr and "compiling" not in runs[1].stderr
-    assert runs[0].stdout == runs[1].stdout
+@pytest.fixture(params=compiled.instruction_sets())
+def instruction_set(request):
+    compiled.choose(request.param)
+    yield request.param
+    compiled.choose(compiled.instruction_sets()[0])
 
 
-COUNTED = """
-import subprocess, sys
+def lanes(values):
+    """Their sum as `_kernels` has it: element i goes to lane i % 16, lanes are added by halves."""
+    values = np.asarray(values, np.float64)
+    whole = np.zeros(-(-values.size // LANES) * LANES)
+    whole[: values.size] = values
+    sums = np.zeros(LANES)
+    for row in whole.reshape(-1, LANES):
+        sums += row
+    while sums.size > 1:
+        sums = sums[: sums.size // 2] + sums[sums.size // 2 :]
+    return float(sums[0])
+
+
+def blocks(x):
+    return [x[o : o + _kernels.BLOCK] for o in range(0, x.size, _kernels.BLOCK)]
+
+
+def sample(code, n, seed):
+    """Any bits at all of a type, and in every third block of a float type finite ones only."""
+    kind, rng = CODES[code], np.random.default_rng(seed)
+    raw = rng.integers(0, 2 if kind.kind == "bool" else 256, (n, kind.itemsize), dtype=np.uint8)
+    x = raw.reshape(-1).view(kind.numpy)
+    if kind.kind == "float":
+        with np.errstate(all="ignore"):
+            x[: n // 2] = rng.standard_normal(n // 2).astype(kind.numpy)
+    return x
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_sums_have_one_order(instruction_set, code):
+    for n in (0, 1, 15, 16, 17, 2047, 2048, 2049, 7000):
+        x = sample(code, n, n)
+        row = compiled.describe(x.ctypes.data, n, code, 1)
+        with np.errstate(all="ignore"):
+            wide = [b.astype(np.float64) for b in blocks(x)]
+            finite = [b[np.isfinite(b)] for b in wide]
+            powers = [
+                sum((lanes(f(b)) for b in finite), 0.0)
+                for f in (
+                    lambda v: v,
+                    lambda v: v * v,
+                    np.abs,
+                    lambda v: v * v * v,
+                    lambda v: (v * v) * (v * v),
+                )
+            ]
+        assert row[0] == sum(b.size for b in finite)
+        assert row[1] == sum(int(np.isnan(b).sum()) for b in wide)
+        assert row[3] == sum(int((b == 0).sum()) for b in finite)
+        assert row[4] == min((b.min() for b in finite if b.size), default=np.inf)
+        assert row[5] == max((b.max() for b in finite if b.size), default=-np.inf)
+        np.testing.assert_equal([row[6], row[7], *row[9:12]], powers)
+        assert row[12] == _kernels.checksum(x.view(np.uint8), x.itemsize)
+        assert compiled.describe(x.ctypes.data, n, code, 0)[12] == row[12]
+
+
+def compared(r, t, codes, path):
+    rows = accumulators.empty(1)
+    pair = np.array([(r.ctypes.data, t.ctypes.data, r.size, *codes, 7, 0, 0, path)], np.int64)
+    compiled.compare(
+        *(pair.ctypes.data, 1, 2, 1e-3, 1e-5, _kernels.THRESHOLDS.ctypes.data),
+        *(rows.floats.ctypes.data, rows.ints.ctypes.data, rows.histogram.ctypes.data),
+    )
+    return rows
+
+
+@pytest.mark.parametrize("codes", [(0, 0), (1, 0), (2, 2), (7, 7), (12, 7), (3, 4), (5, 5)])
+def test_pairs_are_summed_in_this_order(instruction_set, codes):
+    n = 7 * 700
+    r, t = sample(codes[0], n, 1), sample(codes[1], n, 2)
+    t[2048:4000] = r[2048:4000].astype(t.dtype)
+    path = _kernels.PATH_64 if 7 in codes else _kernels.PATH_32
+    rows = compared(r, t, codes, path)
+    with np.errstate(all="ignore"):
+        a, b = (np.where(np.isfinite(v), v, 0.0) for v in (r.astype(float), t.astype(float)))
+        fine = np.isfinite(r.astype(float)) & np.isfinite(t.astype(float))
+        a, b = np.where(fine, a, 0.0), np.where(fine, b, 0.0)
+        figures = {
+            "rr": a * a,
+            "tt": b * b,
+            "rt": a * b,
+            "dd": (b - a) * (b - a),
+            "d_sum": b - a,
+            "ad_sum": np.abs(b - a),
+        }
+        expected = {name: sum(lanes(v) for v in blocks(x)) for name, x in figures.items()}
+    assert rows.ints[0, accumulators.I["pairs"]] == fine.sum()
+    got = {name: rows[name][0] for name in figures}
+    np.testing.assert_equal(got, expected)
+
+
+@pytest.mark.parametrize("codes", [(3, 3), (4, 6), (5, 5)])
+def test_joint_codes_are_counted_alike(instruction_set, codes):
+    r, t = sample(codes[0], 7 * 2000, 3), sample(codes[1], 7 * 2000, 4)
+    by_codes = compared(r, t, codes, _kernels.PATH_8)
+    by_elements = compared(r, t, codes, _kernels.PATH_32)
+    ours = [k for k, name in enumerate(_kernels.I_NAMES) if name != "ad_block"]
+    assert (by_codes.ints[:, ours] == by_elements.ints[:, ours]).all()
+    assert (by_codes.histogram == by_elements.histogram).all()
+    np.testing.assert_allclose(by_codes.floats, by_elements.floats, rtol=1e-12)
+
+
+def test_what_numbers_cannot_mean_is_refused():
+    with pytest.raises(ValueError, match="no kernel takes the code 14"):
+        compiled.describe(0, 0, 14, 1)
+    with pytest.raises(TypeError, match="4 arguments are needed, not 1"):
+        compiled.describe(0)
+    with pytest.raises(ValueError, match="this processor has no 'abacus'"):
+        compiled.choose("abacus")
+
+
+def test_a_kernel_runs_without_the_gil(monkeypatch):
+    """No thread gives the GIL away by itself here: another one runs only while a kernel does."""
+    x = np.ones(1 << 23, np.float32)
+    begun, ended, seen = threading.Event(), threading.Event(), []
+
+    def describe():
+        begun.set()
+        for _ in range(20):
+            compiled.describe(x.ctypes.data, x.size, 0, 1)
+        ended.set()
+
+    thread = threading.Thread(target=describe)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        thread.start()
+        begun.wait()
+        seen.append(ended.is_set())
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert seen == [False]
+
+
+def python(code, **environment):
+    command = [sys.executable, "-W", "error", "-c", code]
+    return subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_numpy_where_it_is_asked_for():
+    code = "from whence import _kernels; print(_kernels.compiled, _kernels.about())"
+    assert python(code, WHENCE_KERNELS="numpy").stdout == (
+        "None numpy, which is slower than the compiled kernels; WHENCE_KERNELS=numpy asks for it\n"
+    )
+    assert python(code).stdout.endswith("> compiled\n")
+
+
+NOT_BUILT = """
+import sys
+sys.modules["whence._compiled"] = None
 from whence import _kernels
-original = subprocess.run
-def counted(*command, **options):
-    if "compile_here" in str(command):
-        print("compiles", file=sys.stderr)
-    return original(*command, **options)
-subprocess.run = counted
-_kernels.load("join_units")
+print(_kernels.about())
 """
 
 
-def test_processes_that_want_a_kernel_at_once_compile_it_once(tmp_path):
-    with ThreadPoolExecutor(3) as pool:
-        started = [pool.submit(run, COUNTED, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(3)]
-    said = [process.result().stderr for process in started]
-    assert sum(text.count("compiles\n") for text in said) == 1
-    assert "compiles" not in run(COUNTED, NUMBA_CACHE_DIR=str(tmp_path)).stderr
-    # Nor does another environment of this machine.
-    shutil.copytree(Path(_kernels.__file__).parent, tmp_path / "other" / "whence")
-    (tmp_path / "other" / "whence" / "_kernels.py").touch()
-    code = f"{COUNTED}\nassert {str(tmp_path)!r} in _kernels.__file__\nprint(_kernels.join_units.stats)"
-    done = run(code, NUMBA_CACHE_DIR=str(tmp_path), PYTHONPATH=str(tmp_path / "other"))
-    assert "compiles" not in done.stderr
-    assert "cache_misses=Counter()" in done.stdout
+def test_an_extension_that_was_not_built():
+    assert "they were not built: install whence again where there" in python(NOT_BUILT).stdout
+    assert "ModuleNotFoundError" in python(NOT_BUILT, WHENCE_KERNELS="compiled").stderr
 
 
-def test_a_cache_folder_that_changes_while_a_process_runs(tmp_path):
-    """Numba looks where it looked first. A kernel that is only in the new folder would be compiled
-    here, and its figures would differ in the last digit from those of other processes.
-    """
-    run(
-        "from whence import _kernels; _kernels.load('describe_many', 'join_units')",
-        NUMBA_CACHE_DIR=str(tmp_path / "first"),
+def test_an_extension_of_another_version_is_not_used(monkeypatch):
+    other = types.SimpleNamespace(COLUMNS=compiled.COLUMNS.replace("pairs", "couples"))
+    monkeypatch.setitem(sys.modules, "whence._compiled", other)
+    extension, why = _kernels._loaded()
+    assert extension is None and "built from another version of the source" in why
+
+
+@pytest.mark.parametrize("kernels", ["", "compiled"])
+def test_without_a_compiler_whence_is_built_all_the_same(tmp_path, kernels):
+    try:
+        is_old = Version(importlib.metadata.version("setuptools")) < Version("77")
+    except importlib.metadata.PackageNotFoundError:
+        is_old = True
+    if is_old:
+        pytest.skip("no setuptools here that reads the license of pyproject.toml")
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "native", "src"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    environment = os.environ | {"CC": "false", "CXX": "false", "WHENCE_KERNELS": kernels}
+    command = [sys.executable, "setup.py", "-q", "build_ext", "-b", "out", "-t", "objects"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
-    shutil.copytree(tmp_path / "first", tmp_path / "second")
-    code = (
-        "import os, shutil; from whence import _kernels; _kernels.load('join_units')\n"
-        f"os.environ['NUMBA_CACHE_DIR'] = {str(tmp_path / 'second')!r}; {{removed}}\n"
-        "_kernels.load('describe_many')\n"
-        "print(sum(_kernels.describe_many.stats.cache_misses.values()))"
-    )
-    for removed in ("", f"shutil.rmtree({str(tmp_path / 'first')!r})"):
-        done = run(code.format(removed=removed), NUMBA_CACHE_DIR=str(tmp_path / "first"))
-        assert done.stdout == "0\n"
-
-
-def test_a_process_that_cannot_start_another_compiles_itself(tmp_path):
-    code = (
-        "import sys; from whence import _kernels; sys.executable = '/nonexistent'; "
-        "_kernels.load('join_units'); print(_kernels.loaded('join_units'))"
-    )
-    assert run(code, NUMBA_CACHE_DIR=str(tmp_path)).stdout == "True\n"
+    assert (done.returncode == 0) is (kernels == ""), done.stderr
+    assert "failed" in done.stderr and not list(tmp_path.glob("out/**/*.so"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -206,77 +205,26 @@ def test_core_has_the_core_metrics_only():
     )
 
 
-def test_a_total_below_the_switch_does_not_import_numba():
-    code = (
-        "import sys, numpy as np; from whence.metrics import measure_many; from "
-        "whence.frameworks import host;"
-        "x = np.ones((100, 100), np.float32); measure_many([(x, x + 1)] * 20);"
-        "host.statistics(x.reshape(-1).view(np.uint8), 'float32');"
-        "assert 'numba' not in sys.modules and 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
-
-
-def test_a_total_above_the_switch_loads_the_kernels(monkeypatch):
-    used = []
-    monkeypatch.setattr(pairs, "KERNELS_FROM_BYTES", 1000)
-    monkeypatch.setattr(_kernels, "loaded", lambda *_: False)
-    monkeypatch.setattr(_kernels, "load", lambda entry: used.append(entry) or _real_load(entry))
-    x = np.ones(100, np.float32)
-    assert len(measure_many((x, x) for _ in range(9))) == 9 and used[0] == "compare"
-
-
-@pytest.mark.parametrize("is_compiled", [True, False])
-def test_many_pairs_load_kernels_that_were_compiled_before(is_compiled, monkeypatch):
-    used = []
-    monkeypatch.setattr(pairs, "KERNELS_FROM_PAIRS", 5)
-    monkeypatch.setattr(_kernels, "loaded", lambda *_: False)
-    monkeypatch.setattr(_kernels, "compiled", lambda *_: is_compiled)
-    monkeypatch.setattr(_kernels, "load", lambda entry: used.append(entry) or _real_load(entry))
-    x = np.ones(100, np.float32)
-    assert len(measure_many((x, x) for _ in range(5))) == 5 and used == []
-    assert (
-        len(measure_many((x, x) for _ in range(6))) == 6
-        and used == ["compare", "describe"] * is_compiled
-    )
+def test_without_the_compiled_pass_numpy_measures(monkeypatch):
+    monkeypatch.setattr(_kernels, "compiled", None)
+    x = np.linspace(1, 2, 100, dtype=np.float32)
+    assert [m.identical for m in measure_many((x, x) for _ in range(9))] == [True] * 9
+    assert measure(x, x[::-1].copy()).values["permuted"] == 1.0
+    with pytest.raises(ImportError, match="whence has no compiled kernels"):
+        measure(x, x, kernels=True)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float64, np.int8])
-def test_the_kernel_of_wide_elements_is_compiled_for_many_bytes_of_them_only(dtype, monkeypatch):
-    used = []
-    monkeypatch.setattr(pairs, "KERNELS_FROM_BYTES", 200_000)
-    monkeypatch.setattr(pairs, "JOINT_FROM", 1000)
-    monkeypatch.setattr(_kernels, "loaded", lambda *_: False)
-    monkeypatch.setattr(_kernels, "compiled", lambda *_: False)
-    monkeypatch.setattr(_kernels, "load", lambda entry: used.append(entry) or _real_load(entry))
+def test_joint_codes_and_elements_give_the_same(dtype, monkeypatch):
     rng = np.random.default_rng(3)
-    large = rng.standard_normal(60_000).astype(np.float32)
-    wide = rng.integers(-9, 9, (2, 5000)).astype(dtype)
-    few = measure_many([(large, large), tuple(wide)])
-    assert used == ["compare"]
-    many = measure_many([(large, large), *[tuple(wide)] * 30])
-    assert "compare_wide" in used
-    for one, other in zip(few, (many[0], many[-1])):
-        assert one.identical == other.identical and one.histogram == other.histogram
-        assert one.values.keys() == other.values.keys() and one.whys == other.whys
-        known = {name: value for name, value in one.values.items() if value is not None}
-        assert known == pytest.approx({name: other.values[name] for name in known}, rel=1e-12)
-
-
-_real_load = _kernels.load
-
-
-def test_without_numba(monkeypatch):
-    def missing(*_):
-        raise ImportError("No module named 'numba'")
-
-    monkeypatch.setattr(pairs, "KERNELS_FROM_BYTES", 1000)
-    monkeypatch.setattr(_kernels, "loaded", lambda *_: False)
-    monkeypatch.setattr(_kernels, "load", missing)
-    x = np.ones(100, np.float32)
-    assert [m.identical for m in measure_many((x, x) for _ in range(9))] == [True] * 9
-    with pytest.raises(ImportError):
-        measure(x, x, kernels=True)
+    pair = rng.integers(-9, 9, (2, 5000)).astype(dtype)
+    by_elements = measure(*pair)
+    monkeypatch.setattr(pairs, "JOINT_FROM", 1000)
+    by_codes = measure(*pair)
+    assert by_elements.identical == by_codes.identical
+    assert by_elements.histogram == by_codes.histogram and by_elements.whys == by_codes.whys
+    known = {name: value for name, value in by_elements.values.items() if value is not None}
+    assert {name: by_codes.values[name] for name in known} == pytest.approx(known, rel=1e-12)
 
 
 def test_edges_of_the_histogram():

@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterator
 # differs from the server's is started, not forked.
 READ_AT_START = (
     *("PYTHON", "OMP_", "MKL_", "KMP_", "ATEN_", "ONEDNN_", "DNNL_", "TORCH_", "PYTORCH_"),
-    *("FLAGS_", "NUMBA_", "LD_", "LC_", "LANG", "GLOG_"),
+    *("FLAGS_", "LD_", "LC_", "LANG", "GLOG_", "WHENCE_KERNELS"),
 )
 # Those of Python that a forked process still follows.
 FOLLOWED = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
@@ -99,13 +99,6 @@ class Imported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             setattr(package, part, module)
         if "torch" in self.modules:
             self.modules["torch"].default_generator.seed()  # anew in every process
-
-
-def load_numba() -> None:
-    """What numba imports and registers for the first kernel that it loads."""
-    target = importlib.import_module("numba.core.registry").cpu_target
-    target.typing_context.refresh()
-    target.target_context.refresh()
 
 
 def prepare_inductor() -> None:
@@ -262,7 +255,6 @@ framework, place = sys.argv[1:]
 base = sys.path[1:]
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 importlib.import_module(framework)
-load_numba()
 whence = importlib.import_module("whence")
 for module in pkgutil.walk_packages(whence.__path__, "whence.", onerror=print):
     if module.name.split(".")[1] in PRELOADED:

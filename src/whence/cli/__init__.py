@@ -55,7 +55,6 @@ GROUPS = {
         "upload",
         "recover",
         "scrub",
-        "warmup",
         "include",
     ),
 }

@@ -2,8 +2,8 @@
 
 Canonical bytes are the elements in C order, little endian. Capture calls this for every tensor of a
 program, so there is a way in by address (`statistics_at`, `digest_at`) that makes no array, and the
-compiled pass is used when it is loaded (`use_kernels`). Without it numpy gives the same figures:
-counts, extremes and checksum exactly, sums to 1e-12.
+compiled pass is used where it is here. Without it numpy gives the same figures: counts, extremes
+and checksum exactly, sums to 1e-12.
 """
 
 from __future__ import annotations
@@ -35,9 +35,6 @@ _VIEWS = (
 _WIDTH: dict[str, tuple[int, int]] = {
     name: (d.code, d.itemsize) for name, d in dtypes.DTYPES.items()
 }
-_describe: list[
-    Callable[[int, int, int, int], tuple[Any, ...]]
-] = []  # holds the compiled pass while `use_kernels` is on
 
 _READ = 0x100  # PyBUF_READ
 _view = ctypes.pythonapi.PyMemoryView_FromMemory
@@ -73,19 +70,6 @@ def bytes_at(address: int, nbytes: int) -> Bytes:
     return np.frombuffer(memory_at(address, nbytes), np.uint8) if nbytes else np.empty(0, np.uint8)
 
 
-def use_kernels(on: bool = True) -> None:
-    """From now on take statistics with the compiled pass (on), or with numpy (off).
-
-    Loads the kernels: half a second when they are on disk, and once per machine some ten seconds,
-    announced on standard error. Raises ImportError when numba is missing.
-    """
-    if on:
-        _kernels.load("describe")
-        _describe[:] = [_kernels.describe]
-    else:
-        _describe.clear()
-
-
 def statistics(
     data: Bytes, dtype: str, *, kernels: bool | None = None
 ) -> tuple[Statistics, Sketch]:
@@ -96,35 +80,32 @@ def statistics(
     if either part is, else Inf if either part is). No finite element, or none at all: min, max,
     mean, std and norm are None. Squares that leave the range of float64 are taken scaled. 64-bit
     integers are rounded to float64, except for counts and checksum. Sketch sums are None when they
-    overflow. kernels: None takes the compiled pass if `use_kernels` put it on; True loads it; False
-    is numpy. Raises KeyError for an unknown dtype.
+    overflow. kernels: None takes the compiled pass where it is here; True demands it; False is
+    numpy. Raises KeyError for an unknown dtype, ImportError where there is no compiled pass.
     """
     code, itemsize = _WIDTH[dtype]
-    if code < 0 or kernels is False or not (_describe or kernels):
+    compiled = _kernels.chosen(kernels)
+    if code < 0 or compiled is None:
         return _plain(data, dtype)
-    if kernels and not _describe:
-        _kernels.load("describe")
     address = data.__array_interface__["data"][0]
     if address % itemsize:
         data = data.copy()
         address = data.__array_interface__["data"][0]
-    figures = _structs(
-        data.size // itemsize, _kernels.describe(address, data.size // itemsize, code, 1)
-    )
-    return figures or _plain(data, dtype)
+    count = data.size // itemsize
+    return _structs(count, compiled.describe(address, count, code, 1)) or _plain(data, dtype)
 
 
 def statistics_at(address: int, nbytes: int, dtype: str) -> tuple[Statistics, Sketch]:
     """`statistics` of the tensor whose canonical bytes lie at an address: the fastest way in, no
     array is made.
 
-    The memory must stay valid and unchanged for the call. Takes the compiled pass if `use_kernels`
-    put it on, else numpy.
+    The memory must stay valid and unchanged for the call.
     """
     code, itemsize = _WIDTH[dtype]
-    if _describe and code >= 0 and address % itemsize == 0:
+    compiled = _kernels.compiled
+    if compiled is not None and code >= 0 and address % itemsize == 0:
         count = nbytes // itemsize
-        figures = _structs(count, _describe[0](address, count, code, 1))
+        figures = _structs(count, compiled.describe(address, count, code, 1))
         if figures:
             return figures
     return _plain(bytes_at(address, nbytes), dtype)
@@ -135,19 +116,18 @@ def describe_many(
 ) -> list[tuple[bytes, tuple[Statistics, Sketch] | None]]:
     """Digest and figures of many contents: (address, bytes, dtype). dtype "": no figures.
 
-    An address that has bytes must be divisible by 8 and by the size of an element, and its memory
-    stay valid and unchanged for the call. With the compiled pass one call without the GIL; without
-    it digests only. No figures of dtypes that the compiled pass does not take.
+    An address that has bytes must be divisible by the size of an element, and its memory stay valid
+    and unchanged for the call. With the compiled pass one call without the GIL, in one pass over
+    the bytes; without it digests only. No figures of dtypes that the compiled pass does not take.
     """
-    if not _describe or not contents:
+    if _kernels.compiled is None:
         return [(digest_at(address, nbytes), None) for address, nbytes, _ in contents]
-    _kernels.load("describe", "describe_many")
-    return _described(_kernels.describe_many, contents)
+    return _described(_kernels.compiled.describe_many, contents)
 
 
-def load_units() -> None:
-    """Get ready for `join_units`. Raises ImportError when numba is missing."""
-    _kernels.load("join_units")
+def check_units() -> None:
+    """Raise ImportError where there is no `join_units`."""
+    _kernels.needed()
 
 
 def units_bytes(nbytes: int, dtype: str) -> int:
@@ -162,9 +142,10 @@ def join_units(
 ) -> list[tuple[bytes, tuple[Statistics, Sketch] | None]]:
     """`describe_many` of contents of at least DIGEST_BYTES, from what a device made of
     their bytes: (address of `units_bytes`, bytes of the content, dtype). In one call without the
-    GIL. dtype: any that the compiled pass takes, but not float64.
+    GIL. dtype: any that the compiled pass takes, but not float64. Raises ImportError where there is
+    no compiled pass.
     """
-    return _described(_kernels.join_units, contents) if contents else []
+    return _described(_kernels.needed().join_units, contents) if contents else []
 
 
 def _described(

@@ -153,13 +153,6 @@ class Session:
         """Does a function of the user's get the tensors? It may keep them."""
         return self._columns is not None
 
-    def load_kernels(self) -> None:
-        """Have figures taken by the compiled pass, where figures are taken."""
-        if self.measures:
-            # Without numba the same figures come from numpy, slower.
-            with contextlib.suppress(ImportError):
-                host.use_kernels()
-
     # ---- the sink, and what happens when it fails
 
     @functools.cached_property

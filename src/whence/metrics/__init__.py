@@ -11,31 +11,23 @@ from whence.metrics.accumulators import edges as histogram_edges
 from whence.metrics.custom import Custom, installed
 from whence.metrics.error_profile import Closely, Heat, closely
 from whence.metrics.measure import (
-    KERNELS_FROM_BYTES,
     METRICS,
     TIERS,
-    Kernels,
-    WidePairs,
-    is_wide,
     measure,
     measure_many,
 )
 from whence.metrics.metric import Metric
 
 __all__ = [
-    "KERNELS_FROM_BYTES",
     "METRICS",
     "TIERS",
     "Closely",
     "Custom",
     "Heat",
-    "Kernels",
     "Metric",
-    "WidePairs",
     "closely",
     "histogram_edges",
     "installed",
-    "is_wide",
     "measure",
     "measure_many",
 ]

@@ -1,8 +1,8 @@
 """What one pass over a pair leaves behind: a row of sums, counts and extremes from which every
 metric follows.
 
-The passes (`whence._kernels.compare`, `plain.accumulate`) fill rows, `join` makes one row of the
-chunks of a large tensor, and the metric files read columns by name. Columns are listed in
+The passes (`whence._compiled.compare`, `numpy_pass.accumulate`) fill rows, `join` makes one row of
+the chunks of a large tensor, and the metric files read columns by name. Columns are listed in
 `whence._kernels` (F_NAMES, I_NAMES).
 """
 

@@ -9,10 +9,7 @@ time.
 
 from __future__ import annotations
 
-import enum
 import importlib
-import itertools
-import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -45,12 +42,6 @@ _FAMILIES = _families()
 METRICS: tuple[Metric, ...] = tuple(m for family in _FAMILIES for m in family.METRICS)
 TIERS = ("same", "core", "full")
 
-KERNELS_FROM_BYTES = 50_000_000
-"""Below this much data numpy is done before the kernels are loaded (PERF.md section 2)."""
-KERNELS_FROM_PAIRS = 4096
-"""The same for the number of pairs, where the kernels were compiled before: numpy takes 150 us a
-pair more, loading takes 0.5 s.
-"""
 JOINT_FROM = 1 << 16
 """Elements from which the 65536-cell histogram of an 8-bit pair pays."""
 
@@ -90,7 +81,7 @@ def measure_many(
     rtol: float = 1e-3,
     atol: float = 1e-5,
     threads: int | None = None,
-    kernels: bool | Kernels | None = None,
+    kernels: bool | None = None,
     custom: Sequence[Custom] = (),
 ) -> list[Measured]:
     """Measurements of many pairs, in their order. The reference comes first in every pair; nothing
@@ -100,9 +91,8 @@ def measure_many(
     knows; may be a generator, whose arrays are let go as soon as they are measured. tier: "same"
     says whether both are bit-identical (and `values_equal` when the dtypes differ), "core" and
     "full" fill `values` with the metrics of METRICS up to that tier. rtol, atol: for `close_share`.
-    threads: default one a core. kernels: None loads the compiled passes when there are more than 50
-    MB (or they are loaded already), or more than 4096 pairs and they were compiled before; True
-    always, False never; `Kernels` which of them. custom: (name, function(reference, target)) pairs.
+    threads: default one a core. kernels: None takes the compiled pass where it is here; True
+    demands it; False is numpy. custom: (name, function(reference, target)) pairs.
 
     Never raises for what the data holds. Shapes differ, or a dtype has no name: tier "none", not
     identical, `why` says so. No elements: every value None, "empty". NaN and Inf: error figures are
@@ -110,102 +100,20 @@ def measure_many(
     nan_mismatch and inf_mismatch; the key `first_nonfinite_mismatch` (a flat index) is there when
     there is one. max_abs_index: the largest finite error, or the first non-finite mismatch when
     there is no finite error, or None when nothing differs. Raises UsageError for an unknown tier,
-    ImportError when kernels is True and numba is missing.
+    ImportError when kernels is True and the compiled ones are not here.
     """
     if tier not in TIERS:
         raise UsageError(f"unknown tier {tier!r}; known: {', '.join(TIERS)}")
     answer: list[Measured | None] = []
     jobs = _jobs(pairs, answer, tier)
-    waiting: list[Job] = []
-    compiled = _load_kernels(kernels, jobs, waiting)
+    compiled = _kernels.chosen(kernels) is not None
     options = Options(tier, float(rtol), float(atol), compiled, tuple(custom))
-
-    waiting.reverse()  # popped from the end, so that each is let go when it is measured
-    first = (waiting.pop() for _ in range(len(waiting)))
 
     def finish(done: Sequence[Job], rows: Accumulators) -> None:
         _finish(done, rows, options, answer)
 
-    runner = BatchRunner(options, threads or os.cpu_count() or 1, finish)
-    every = itertools.chain(first, jobs)
-    runner.run(_with_kernels(every, WidePairs(kernels)) if compiled else every)
+    BatchRunner(options, threads or os.cpu_count() or 1, finish).run(jobs)
     return answer  # type: ignore[return-value]
-
-
-def _load_kernels(kernels: bool | Kernels | None, jobs: Iterator[Job], waiting: list[Job]) -> bool:
-    """Load the compiled passes where they are wanted, or pay. waiting: gets the jobs drawn to
-    decide it. Raises ImportError where they are wanted and numba is missing.
-    """
-    is_demanded = kernels is True or isinstance(kernels, Kernels)
-    if kernels is None:
-        kernels = _kernels.loaded("compare")
-        most_pairs = KERNELS_FROM_PAIRS if _kernels.compiled("compare") else math.inf
-        total = 0
-        while not kernels:
-            job = next(jobs, None)
-            if job is None:
-                break
-            waiting.append(job)
-            total += job.nbytes
-            kernels = total > KERNELS_FROM_BYTES or len(waiting) > most_pairs
-    if kernels:
-        try:
-            _kernels.load("compare")
-            if _kernels.compiled("describe"):
-                _kernels.load("describe")
-        except ImportError:  # no numba here: slower, not impossible
-            if is_demanded:
-                raise
-            return False
-    return bool(kernels)
-
-
-class Kernels(enum.Enum):
-    """Compiled passes that must be taken. NARROW: none of those of 64-bit and of many 8-bit pairs,
-    as `WidePairs` has it for the first of them.
-    """
-
-    NARROW = "narrow"
-    ALL = "all"
-
-
-class WidePairs:
-    """Which pairs of 64 bits, and of many elements of 8, get the kernel of their own: it is
-    compiled where there are more than 50 MB of them, since most comparisons have a few token ids.
-    Pairs are asked about in their order.
-    """
-
-    def __init__(self, kernels: bool | Kernels | None = None) -> None:
-        self._never = kernels is Kernels.NARROW
-        self._is_ready = kernels in (True, Kernels.ALL) or _kernels.compiled("compare_wide")
-        self._nbytes = 0
-        self.were_given = False
-
-    def get_kernel(self, nbytes: int) -> bool:
-        """Does the next pair of this kind get it? nbytes: of both sides."""
-        self._nbytes += nbytes
-        is_given = not self._never and (self._is_ready or self._nbytes > KERNELS_FROM_BYTES)
-        self.were_given |= is_given
-        return is_given
-
-
-def is_wide(reference: DType, target: DType, size: int, tier: str) -> bool:
-    """Is this a pair that `WidePairs` decides about?"""
-    return _path(reference, target, size, tier) in _WIDE_PATHS
-
-
-_WIDE_PATHS = (_kernels.PATH_64, _kernels.PATH_8)
-
-
-def _with_kernels(jobs: Iterable[Job], wide: WidePairs) -> Iterator[Job]:
-    """Jobs with the pass that they get."""
-    for job in jobs:
-        if job.path in _WIDE_PATHS:
-            if wide.get_kernel(job.nbytes):
-                _kernels.load("compare_wide")
-            else:
-                job.path = _kernels.PATH_32 if job.path == _kernels.PATH_8 else -1
-        yield job
 
 
 def _jobs(

@@ -1,9 +1,8 @@
 """The pass with numpy alone: any pair of dtypes, a chunk at a time. The measure of the compiled
 pass, and its stand-in.
 
-Used when there is too little data to pay for loading the kernels, for dtypes they do not decode
-(complex, 64-bit integers, rare 8-bit floats), and for values whose squares leave the range of
-float64.
+Used where there are no compiled kernels, for dtypes they do not decode (complex, 64-bit integers,
+rare 8-bit floats), and for values whose squares leave the range of float64.
 """
 
 from __future__ import annotations

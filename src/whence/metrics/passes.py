@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,6 @@ from whence.dtypes import Array, DType
 from whence.metrics import numpy_pass
 from whence.metrics.accumulators import Accumulators, F, I, empty
 from whence.metrics.custom import Custom
-
-_PASS = {"same": 0, "core": 1, "full": 2}
 
 
 @dataclass(slots=True)
@@ -73,19 +71,12 @@ def rows_of(jobs: list[Job], options: Options) -> Accumulators:
 def compiled_rows(
     jobs: Sequence[Job], options: Options, split: tuple[Any, Any] | None = None
 ) -> Accumulators:
-    """A batch's rows by one compiled call, two where elements are wide too. split: sums by
-    channel of a part of a tensor.
-    """
+    """A batch's rows by one compiled call. split: sums by channel of a part of a tensor."""
     rows = empty(len(jobs))
-    widest = max(job.channels for job in jobs)
-    scratch = np.empty(_kernels.SCRATCH_BYTES // 8 + 2 * widest, np.float64)
-    base = scratch.__array_interface__["data"][0]
-    dd, rr = base + _kernels.SCRATCH_BYTES, base + _kernels.SCRATCH_BYTES + 8 * widest
-    if split is not None:
-        dd, rr = (side.__array_interface__["data"][0] for side in split)
+    dd, rr = (side.__array_interface__["data"][0] for side in split) if split else (0, 0)
     alive: list[Array] = []  # copies of arrays that were not contiguous
-    tables: dict[Callable[..., None], list[tuple[int, ...]]] = {}
-    for row, job in enumerate(jobs):
+    table: list[tuple[int, ...]] = []
+    for job in jobs:
         r, t = job.reference, job.target
         if not _plain_memory(r):
             r = numpy_pass.flat(r, 0, r.size)
@@ -94,9 +85,7 @@ def compiled_rows(
             t = numpy_pass.flat(t, 0, t.size)
             alive.append(t)
         path = job.path
-        wide = path in (_kernels.PATH_64, _kernels.PATH_8)
-        kernel = _kernels.compare_wide if wide else _kernels.compare
-        tables.setdefault(kernel, []).append(
+        table.append(
             (
                 r.__array_interface__["data"][0],
                 t.__array_interface__["data"][0],
@@ -104,27 +93,23 @@ def compiled_rows(
                 job.r_type.code,
                 job.t_type.code,
                 job.channels,
-                split is not None,
                 dd,
                 rr,
                 path,
-                row,
             )
         )
-    for kernel, table in tables.items():
-        meta = np.array(table, dtype=np.int64)
-        kernel(
-            meta.__array_interface__["data"][0],
-            len(table),
-            _PASS[options.tier] or 1,
-            options.rtol,
-            options.atol,
-            _kernels.THRESHOLDS.__array_interface__["data"][0],
-            base,
-            rows.floats.__array_interface__["data"][0],
-            rows.ints.__array_interface__["data"][0],
-            rows.histogram.__array_interface__["data"][0],
-        )
+    pairs = np.array(table, dtype=np.int64)
+    _kernels.needed().compare(
+        pairs.__array_interface__["data"][0],
+        len(table),
+        2 if options.tier == "full" else 1,
+        options.rtol,
+        options.atol,
+        _kernels.THRESHOLDS.__array_interface__["data"][0],
+        rows.floats.__array_interface__["data"][0],
+        rows.ints.__array_interface__["data"][0],
+        rows.histogram.__array_interface__["data"][0],
+    )
     return rows
 
 

@@ -47,7 +47,7 @@ def is_permutation(reference: Array, target: Array) -> bool:
 
 
 def _checksum(array: Array, common: type[np.float64] | type[np.complex128] | None) -> int:
-    compiled, total = _kernels.loaded("describe"), 0
+    compiled, total = _kernels.compiled, 0
     for start in range(0, array.size, 4 * CHUNK):
         part = flat(array, start, start + 4 * CHUNK)
         if common is not None:  # + 0 makes -0 into 0; integers beyond 2^53 are rounded
@@ -55,8 +55,8 @@ def _checksum(array: Array, common: type[np.float64] | type[np.complex128] | Non
                 part = part.astype(common) + 0.0
         part = np.ascontiguousarray(part)
         code = _CODE_OF_WIDTH.get(part.itemsize)
-        if compiled and code is not None:
-            total += _kernels.describe(part.__array_interface__["data"][0], part.size, code, 0)[12]
+        if compiled is not None and code is not None:
+            total += compiled.describe(part.__array_interface__["data"][0], part.size, code, 0)[12]
         else:
             total += _kernels.checksum(part.view(np.uint8), part.itemsize)
     return total % (1 << 64)

@@ -35,8 +35,6 @@ from whence.records.slots import is_written
 _PIECES = 100  # of the records, for each thread
 _TELLING = 8  # elements from which on equal content is no coincidence
 _SHOWN_BYTES = 4 << 30
-# of elements; below, loading the compiled pass costs more than it saves
-_KERNELS_FROM_BYTES = 50_000_000
 
 
 class MeasuredRun(Over):
@@ -50,13 +48,12 @@ class MeasuredRun(Over):
     """
 
     def __init__(self, base: ForeignRun, threads: int | None = None) -> None:
-        kernels = True if _nbytes(base) > _KERNELS_FROM_BYTES else None
         threads = threads or os.cpu_count() or 1
         at_once = 1 + len(base.records) // (_PIECES * threads)
 
         def described(start: int) -> list[Record]:
             piece = base.records[start : start + at_once]
-            return [_described(base, record, kernels) for record in piece]
+            return [_described(base, record) for record in piece]
 
         with ThreadPoolExecutor(threads) as pool:
             pieces = pool.map(described, range(0, len(base.records), at_once))
@@ -98,7 +95,7 @@ class ShownRun(Over):
 
     def _looked_at(self, number: int) -> Record:
         record = self.base.records[number]
-        described = _described(self.base, record, None)
+        described = _described(self.base, record)
         if described.why and not record.why:
             self._reasons[number] = described.why.removeprefix("cannot be read: ")
         return described
@@ -131,7 +128,7 @@ def _nbytes(run: Run) -> int:
     )
 
 
-def _described(run: Run, record: Record, kernels: bool | None) -> Record:
+def _described(run: Run, record: Record) -> Record:
     if record.why or (record.hash and record.statistics and record.sketch):
         return record
     try:
@@ -143,7 +140,7 @@ def _described(run: Run, record: Record, kernels: bool | None) -> Record:
         .reshape(-1)
         .view(np.uint8)
     )
-    statistics, sketch = host.statistics(data, record.dtype, kernels=kernels)
+    statistics, sketch = host.statistics(data, record.dtype)
     return msgspec.structs.replace(
         record, hash=host.digest(data).hex(), statistics=statistics, sketch=sketch
     )

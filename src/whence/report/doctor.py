@@ -91,4 +91,6 @@ def _cost(result: Checkup) -> Document:
         f"{result.captured_s:.1f} s with capture, {result.bare_s:.1f} s without; "
         f"{size(result.disk_bytes)} on disk",
     )
+    if result.kernels:
+        yield "kernels", result.kernels
     yield "checked", result.subject

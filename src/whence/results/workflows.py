@@ -142,7 +142,7 @@ class Checkup(Described, msgspec.Struct, frozen=True):
 
     replayable: calls whose program was recorded; not_replayable: reasons with counts, of the
     others. bare_s, captured_s: wall time of the program without and with capture; disk_bytes: of
-    one captured run.
+    one captured run. kernels: which kernels measured, and how to get the others.
     """
 
     subject: str
@@ -156,6 +156,7 @@ class Checkup(Described, msgspec.Struct, frozen=True):
     disk_bytes: int
     healthy: bool
     notes: tuple[str, ...] = ()
+    kernels: str = ""
 
 
 class Reproduction(Described, msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from whence import _kernels
 from whence.errors import UsageError, WhenceError
 from whence.records.slots import is_output
 from whence.results import Checkup, Clean, PlantedFault, Status, VerdictKind
@@ -150,6 +151,7 @@ class _Doctor:
             outcome.on_disk(str(reference)),
             silent and named,
             tuple(notes),
+            _kernels.about(),
         )
 
     def _clean(self, name: str, path: Path) -> Clean:

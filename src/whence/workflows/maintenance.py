@@ -1,8 +1,7 @@
-"""Recover and scrub runs, compile kernels beforehand."""
+"""Recover and scrub runs."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 
@@ -44,10 +43,3 @@ def _check(path: str) -> None:
 
     if instead := store.what_instead(path):
         raise UnreadableRun(f"{path} {instead}")
-
-
-def warmup() -> None:
-    """Compile the compare kernels into the cache, saying so on stderr."""
-    from whence import _kernels
-
-    _kernels.warmup(report=lambda line: print(line, file=sys.stderr, flush=True))

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from whence import _kernels, extras, metrics
+from whence import _kernels, metrics
 from whence.comparison.options import CompareOptions
 from whence.comparison.tasks.sources import Source, Sources, announce, opened
-from whence.dtypes import DTYPES, Array, DType
+from whence.dtypes import DTYPES, Array
 from whence.engines import Engine, Outcome, Task
 from whence.errors import ElementsMissing
-from whence.metrics import Kernels
 from whence.records import Record, Run
 from whence.results import Measured
 
@@ -31,8 +30,8 @@ Progress = Callable[[int, int, str], None]
 
 
 class _Work(msgspec.Struct, frozen=True):
-    """A task: pairs of tensors of two runs on disk, and how they are measured. kernels: None for
-    numpy alone.
+    """A task: pairs of tensors of two runs on disk, and how they are measured. compiled: by the
+    kernels, as the process does that hands it out; else by numpy.
     """
 
     reference: Source
@@ -41,7 +40,7 @@ class _Work(msgspec.Struct, frozen=True):
     tier: str
     rtol: float
     atol: float
-    kernels: Kernels | None
+    compiled: bool
 
 
 _Results = list[Measured | str]
@@ -73,7 +72,7 @@ def perform(payload: bytes) -> bytes:
         rtol=work.rtol,
         atol=work.atol,
         threads=1,
-        kernels=work.kernels or False,
+        kernels=work.compiled,
     )
     results.update(zip(readable, measured, strict=True))
     return msgspec.msgpack.encode([results[place] for place in range(len(work.pairs))])
@@ -99,7 +98,7 @@ def measure(
     """
     pairs = [_Pair.of(key, runs) for key in keys]
     if options.engine is None or sum(pair.nbytes for pair in pairs) < TASK_BYTES:
-        return _here(runs, keys, options, progress, None)
+        return _here(runs, keys, options, progress)
     results = _with_engine(runs, pairs, options, options.engine, progress)
     missing = {key: m for key in keys if (m := results[key]).tier == "none"}
     return missing | {key: results[key] for key in keys}
@@ -107,11 +106,10 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A pair to measure. kinds: None where a dtype has no name here."""
+    """A pair to measure. has_dtypes: both have a name here."""
 
     key: Key
-    kinds: tuple[DType, DType] | None
-    size: int
+    has_dtypes: bool
     nbytes: int
 
     @staticmethod
@@ -120,8 +118,8 @@ class _Pair:
         size = math.prod(records[0].shape)
         first, second = (DTYPES.get(record.dtype) for record in records)
         if first is None or second is None:
-            return _Pair(key, None, size, 0)
-        return _Pair(key, (first, second), size, size * (first.itemsize + second.itemsize))
+            return _Pair(key, False, 0)
+        return _Pair(key, True, size * (first.itemsize + second.itemsize))
 
 
 def _with_engine(
@@ -140,9 +138,9 @@ def _with_engine(
         progress(done, len(pairs), "measuring")
 
     results: dict[Key, Measured] = {}
-    for kernels, own in rest.items():
-        results |= _here(runs, own, options, lambda *_: None, kernels)
-        tell(len(own))
+    if rest:
+        results |= _here(runs, rest, options, lambda *_: None)
+        tell(len(rest))
     tasks = [
         Task(number, __name__, msgspec.msgpack.encode(work))
         for number, (work, _) in enumerate(works)
@@ -158,7 +156,7 @@ def _with_engine(
                     results[key] = result
             tell(len(keys))
     # asked for once more, of these runs: they then say that they lack it
-    return results | _here(runs, unread, options, lambda *_: None, None)
+    return results | _here(runs, unread, options, lambda *_: None)
 
 
 def _measured(outcome: Outcome, number: int) -> Iterable[Measured | str]:
@@ -169,26 +167,24 @@ def _measured(outcome: Outcome, number: int) -> Iterable[Measured | str]:
 
 def _packed(
     runs: tuple[Run, Run], pairs: Sequence[_Pair], options: CompareOptions
-) -> tuple[list[tuple[_Work, list[Key]]], dict[Kernels | None, list[Key]]]:
-    """Tasks with the pairs they are of, and the pairs that only this process can read, both by the
-    passes they get.
-    """
+) -> tuple[list[tuple[_Work, list[Key]]], list[Key]]:
+    """Tasks with the pairs they are of, and the pairs that only this process can read."""
     sources = Sources(runs[0]), Sources(runs[1])
-    groups: dict[tuple[Source, Source, Kernels | None], list[tuple[_Pair, Key]]] = {}
-    rest: dict[Kernels | None, list[Key]] = {}
-    for pair, kernels in zip(pairs, _passes(pairs, options.tier), strict=True):
+    groups: dict[tuple[Source, Source], list[tuple[_Pair, Key]]] = {}
+    rest: list[Key] = []
+    for pair in pairs:
         sides = sources[0].of(pair.key[0]), sources[1].of(pair.key[1])
-        if sides[0] is None or sides[1] is None or pair.kinds is None:
-            rest.setdefault(kernels, []).append(pair.key)
+        if sides[0] is None or sides[1] is None or not pair.has_dtypes:
+            rest.append(pair.key)
             continue
-        group = groups.setdefault((sides[0][0], sides[1][0], kernels), [])
+        group = groups.setdefault((sides[0][0], sides[1][0]), [])
         group.append((pair, (sides[0][1], sides[1][1])))
     works = []
-    for (reference, target, kernels), members in groups.items():
+    for (reference, target), members in groups.items():
         for part in _parts(members):
             work = _Work(
                 reference, target, tuple(numbers for _, numbers in part),
-                options.tier, options.rtol, options.atol, kernels,
+                options.tier, options.rtol, options.atol, _kernels.compiled is not None,
             )  # fmt: skip
             works.append((work, [pair.key for pair, _ in part]))
     return works, rest
@@ -210,30 +206,11 @@ def _parts(members: Sequence[tuple[_Pair, Key]]) -> Iterator[list[tuple[_Pair, K
         yield part
 
 
-def _passes(pairs: Sequence[_Pair], tier: str) -> list[Kernels | None]:
-    """The passes that each pair gets where all are measured in one process."""
-    if not extras.is_here("numba"):  # then none has them
-        return [None] * len(pairs)
-    wide = metrics.WidePairs()
-    passes: list[Kernels | None] = []
-    for pair in pairs:
-        is_narrow = (
-            pair.kinds is not None
-            and metrics.is_wide(*pair.kinds, pair.size, tier)
-            and not wide.get_kernel(pair.nbytes)
-        )
-        passes.append(Kernels.NARROW if is_narrow else Kernels.ALL)
-    # Here, and not by every worker, where they are not yet on disk.
-    _kernels.load("compare", *(("compare_wide",) if wide.were_given else ()))
-    return passes
-
-
 def _here(
     runs: tuple[Run, Run],
     keys: Sequence[Key],
     options: CompareOptions,
     progress: Progress,
-    kernels: Kernels | None,
 ) -> dict[Key, Measured]:
     """Measure on threads of this process."""
     missing: dict[Key, Measured] = {}
@@ -258,6 +235,5 @@ def _here(
         rtol=options.rtol,
         atol=options.atol,
         threads=options.threads,
-        kernels=kernels,
     )
     return missing | dict(zip(readable, measured, strict=True))

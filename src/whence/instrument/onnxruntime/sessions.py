@@ -73,7 +73,6 @@ class Listener:
         from onnxruntime.capi import onnxruntime_inference_collection as collection
 
         self._wrappers.active = True
-        self.session.load_kernels()
         kind = collection.InferenceSession
         for name in _RUNS:
             owner = next((k for k in kind.__mro__ if name in vars(k)), None)

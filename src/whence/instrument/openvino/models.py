@@ -71,7 +71,6 @@ class Listener:
         import openvino
 
         self._wrappers.active = True
-        self.session.load_kernels()
         request, queue = openvino.InferRequest, openvino.AsyncInferQueue
         for owner, name, method in (
             (request, "infer", self._infer),

@@ -63,7 +63,6 @@ class Listener:
 
     def install(self) -> None:
         """Start listening."""
-        self.session.load_kernels()
         self._calls.wrap()
         self.active = True
         if self._layer is not None:

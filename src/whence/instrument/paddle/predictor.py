@@ -89,7 +89,6 @@ class Listener:
 
         inference = paddle.inference
         self.active = True
-        self.session.load_kernels()
         self._wrap(inference.Predictor, "run", self._run)
         if self._predictor is not None:
             self._adopt(self._predictor)

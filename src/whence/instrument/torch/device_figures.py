@@ -110,7 +110,7 @@ class DeviceReader:
     def _prepared(self, device: Any) -> tuple[Any, Any] | None:
         """The kernel and the words that it needs on a device, after it ran there once."""
         try:
-            host.load_units()
+            host.check_units()
             from whence.instrument.torch import device_kernel
 
             self._programs = programs = device_kernel.PROGRAMS

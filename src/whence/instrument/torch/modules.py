@@ -125,9 +125,6 @@ class Listener:
 
     def install(self) -> None:
         """Start listening."""
-        if self.model is not None:
-            # else with the first call: programs may search what is imported while they start
-            self.session.load_kernels()
         self._calls.wrap()
         if self._steps is not None:
             self._steps.install()
@@ -266,8 +263,6 @@ class Listener:
             return self.modules.adopt(module, parent.root, parent.scope)
         if self.model is not None:
             return self.modules.known_compiled(module)
-        if not self.modules:
-            self.session.load_kernels()
         self._new_root(module)
         return self.modules.get(module) if self.session.active else None
 

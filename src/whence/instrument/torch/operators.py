@@ -113,7 +113,6 @@ class OperatorListener(Listener):
         the process: then with a model).
         """
         super().install()
-        self.session.load_kernels()
         self._pre_hook = call_before_steps(self._optimizer_steps)
         self._modes.install()
         if not self._lasting:
