@@ -159,7 +159,7 @@ def test_torch_is_not_imported_where_nothing_can_be_replayed():
 
 
 def test_no_torch_is_loaded():
-    code = "print(api.compare(net(), net(bfloat16)).status)\nassert 'numba' not in sys.modules"
+    code = "print(api.compare(net(), net(bfloat16)).status)"
     assert in_a_new_process(code, before="sys.modules['torch'] = None") == "same\n"
 
 
