@@ -185,7 +185,7 @@ def test_without_the_package_the_pip_command_is_given(monkeypatch):
 
 def whence_demo(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [warm.TORCH, "-m", "whence", "demo", *words],
+        [warm.TORCH, "-m", "whence", "demo", "--live", *words],
         capture_output=True,
         text=True,
         timeout=300,
