@@ -49,7 +49,7 @@ def play(folder: str) -> Iterator[Scene]:
     whence.report_html(output, page, force=True)
     first = result.findings[0].name if result.findings else ""
     is_named = (result.status, first) == ("different", FAULTY)
-    closing = (
+    closing: tuple[str, ...] = (
         f"the page       {page}   # open it in a browser",
         "with torch     "
         f"whence compare {runs[0]} {runs[1]}   # runs each operator again: the cause, and certain",
