@@ -194,6 +194,7 @@ FOLDERS = {
         {
             "capture",
             "query",
+            "viewers",
             "faults",
             "convert",
             "maintenance",

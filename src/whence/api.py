@@ -73,6 +73,8 @@ from whence.workflows.trigger import trigger
 from whence.workflows.two_models import auto_diff, parity
 from whence.workflows.upgrade.upgrade import upgrade
 from whence.workflows.upload import upload
+from whence.workflows.viewers.graphs import annotate_onnx, model_explorer_data
+from whence.workflows.viewers.tensorboard import tensorboard
 from whence.workflows.watch import watch
 from whence.workflows.weights import map_weights
 
@@ -81,6 +83,7 @@ __all__ = [
     "accept",
     "accept_comparison",
     "align_runs",
+    "annotate_onnx",
     "attach",
     "attach_bare",
     "attach_labels",
@@ -128,6 +131,7 @@ __all__ = [
     "load_policy",
     "locate",
     "map_weights",
+    "model_explorer_data",
     "nans",
     "narrow",
     "new_id",
@@ -163,6 +167,7 @@ __all__ = [
     "signatures",
     "take_label",
     "task",
+    "tensorboard",
     "to_parquet",
     "tokens",
     "trace",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CODES = {"same": 0, "different": 1, "undecided": 2}
 """Exit codes of answers."""
-FORMATS = ("text", "json", "csv", "markdown", "github")
+FORMATS = ("text", "json", "csv", "markdown", "github", "sarif")
 
 
 JUNIT = option("--junit FILE", "Also write JUnit XML, with one test case per compared call.", HERE)
@@ -28,7 +28,8 @@ def options(default: str | None) -> tuple[_options.Option, ...]:
     """--format and --annotations, which a command hands to `said`. default: of --format."""
     form = option(
         "--format",
-        "What is printed; github: findings as annotations of a GitHub workflow.",
+        "What is printed; github: findings as annotations of a GitHub workflow; sarif: as SARIF, "
+        "for code scanners and editors.",
         FORMATS,
         name="form",
         default=default,
@@ -48,7 +49,7 @@ def check(form: str | None, annotations: bool, junit: str | None, force: bool) -
     """Raise UsageError or OutputExists before any work is done."""
     from whence.errors import UsageError
 
-    if annotations and form in ("json", "csv"):
+    if annotations and form in ("json", "csv", "sarif"):
         raise UsageError(
             f"--annotations and --format {form} would mix on stdout; use --format text, markdown "
             "or github"
@@ -70,6 +71,7 @@ def said(
     from whence.report.generation import generation_csv
     from whence.report.github import github_annotations
     from whence.report.markdown import markdown
+    from whence.report.sarif import sarif
     from whence.report.summary import summary
 
     if output is not None:
@@ -81,6 +83,8 @@ def said(
         text = generation_csv(result) if tokens_only else "".join(table_csv(result))
     elif form == "markdown":
         text = markdown(result)
+    elif form == "sarif":
+        text = sarif(result)
     else:
         text = summary(result) if form == "json" else github_annotations(result)
     return text + (github_annotations(result) if annotations and form != "github" else "")

@@ -7,18 +7,22 @@
     whence report cmp --plots plots
     whence report cmp --format markdown --junit whence.xml
     whence report cmp --parquet pairs.parquet
+    whence report cmp --format sarif > whence.sarif
+    whence report cmp --onnx model.onnx --netron annotated.onnx
 
 CMP is a folder written by `whence compare -o CMP`, or the output of `whence tokens --format json`;
 without CMP, the last comparison made in this folder is used. The page is one file that loads
 nothing else and opens in any browser. While both runs are still in their places, it also shows
 tensors of the findings and of the calls around them; otherwise it says what is missing. With
---plots, --parquet, --format, --annotations or --junit, the page is only written when -o names it.
+--plots, --parquet, --format, --annotations, --junit or a file for a viewer, the page is only
+written when -o names it.
 
 Exit code: 0 when it was written, 3 when there is no such comparison.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -56,6 +60,19 @@ from whence.cli._options import HERE, PATH, argument, option, verb
         "Which table goes into it; `whence query CMP --tables` lists them.",
         default="pairs",
     ),
+    option(
+        "--model-explorer FILE",
+        "Write the error of each node as node data for Model Explorer; with --onnx by the values "
+        "of that model.",
+        HERE,
+    ),
+    option("--tensorboard DIR", "Write the error by module and step as scalars.", HERE),
+    option("--onnx MODEL", "The ONNX model that the reference ran.", HERE),
+    option(
+        "--netron COPY",
+        "Write a copy of --onnx MODEL with the error and verdict of each node, which Netron shows.",
+        HERE,
+    ),
     *_answers.options(None),
     _answers.JUNIT,
     "Files",
@@ -73,6 +90,7 @@ def command(
     details: int,
     tokens: str | None,
     force: bool,
+    **viewers: str | None,
 ) -> None:
     """Words -> `api.report_html`, `api.plots`, `api.load_comparison` -> report -> exit code."""
     from whence import api
@@ -85,7 +103,7 @@ def command(
         result = api.load_comparison(chosen) if isinstance(chosen, str) else chosen
         _answers.put(_answers.said(result, form or "github", annotations) if answers else "")
         _answers.junit(result, junit)
-    elif plots is None and output is None and parquet is None:
+    elif not any((plots, output, parquet, *viewers.values())):
         output = str(api.page_beside(chosen))
     lines = []
     with _progress.shown() as line:
@@ -102,5 +120,35 @@ def command(
         if output is not None:
             page = api.report_html(chosen, output, tokens=tokens, **how)
             lines.append(f"written to {tables.clean(page)}: {tables.size(page.stat().st_size)}")
+        lines += _for_viewers(chosen, force, **viewers)
     for text in lines:
         click.echo(text, err=answers)
+
+
+def _for_viewers(
+    chosen: Any,
+    force: bool,
+    *,
+    onnx: str | None,
+    netron: str | None,
+    model_explorer: str | None,
+    tensorboard: str | None,
+) -> Iterator[str]:
+    """Write what was asked for, and say so."""
+    from whence import api
+    from whence.report import tables
+
+    if (netron is None) != (onnx is None) and model_explorer is None:
+        raise click.UsageError(
+            "--netron COPY writes a copy of --onnx MODEL: give both, or --onnx with "
+            "--model-explorer FILE"
+        )
+    if netron is not None and onnx is not None:
+        nodes = api.annotate_onnx(chosen, onnx, netron, force=force)
+        yield f"written to {tables.clean(netron)}: {tables.count(nodes, 'node')} annotated"
+    if model_explorer is not None:
+        api.model_explorer_data(chosen, model_explorer, model=onnx, force=force)
+        yield f"written to {tables.clean(model_explorer)}"
+    if tensorboard is not None:
+        scalars = api.tensorboard(chosen, tensorboard)
+        yield f"written to {tables.clean(tensorboard)}: {tables.count(scalars, 'scalar')}"

@@ -6,51 +6,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from whence.report.answer import cause_words, headline
-from whence.report.tables import AT_LINE, clean, from_here
-from whence.results import Comparison, Finding, Status
+from whence.report.remarks import Remark, remarks
+from whence.report.tables import clean
+from whence.results import Comparison
 
 _MOST = 10  # of one kind that a step shows
-_LEVELS = {"certain": "error", "likely": "error"}
+_LEVELS = {"note": "notice"}
 
 
 def github_annotations(result: Comparison, root: Path | None = None) -> str:
     """A line per finding, at most ten, and one for the answer where there is none. root: the
     checkout that files are named from.
     """
-    checkout = (root or Path.cwd()).resolve()
-    lines = [
-        _line("error", "whence: inputs differ", sentence)
-        for sentence in result.inputs_differ[:_MOST]
-    ]
-    lines += [_finding(finding, checkout) for finding in result.findings[:_MOST]]
-    if not lines:
-        level = {"same": "notice", "different": "error", "undecided": "warning"}[result.status]
-        lines.append(_line(level, f"whence: {result.status}", headline(result)))
-    elif result.status == Status.UNDECIDED:
-        lines.append(_line("warning", "whence: undecided", headline(result)))
-    return "".join(f"{line}\n" for line in lines)
+    kinds: dict[str, list[Remark]] = {}
+    for remark in remarks(result, root):
+        kinds.setdefault(remark.kind, []).append(remark)
+    return "".join(f"{_line(r)}\n" for of_kind in kinds.values() for r in of_kind[:_MOST])
 
 
-def _finding(finding: Finding, checkout: Path) -> str:
-    where = {}
-    if AT_LINE.search(finding.source):
-        file, _, line = from_here(finding.source, checkout).rpartition(":")
-        where = {"file": Path(file).as_posix(), "line": line}
-    text = (
-        f"{finding.name} ({finding.op_type}) step {finding.step}, rank {finding.rank}: "
-        f"{cause_words(finding)} ({finding.confidence}). {finding.sentence}"
-    )
-    return _line(
-        _LEVELS.get(finding.confidence, "warning"), f"whence: {finding.name}", text, **where
-    )
-
-
-def _line(level: str, title: str, message: str, **where: str) -> str:
-    properties = ",".join(
-        f"{key}={_property(value)}" for key, value in {**where, "title": title}.items()
-    )
-    return f"::{level} {properties}::{_data(message)}"
+def _line(remark: Remark) -> str:
+    where = {"file": remark.file, "line": str(remark.line)} if remark.file else {}
+    title = {"title": f"whence: {remark.title}"}
+    properties = ",".join(f"{key}={_property(value)}" for key, value in {**where, **title}.items())
+    level = _LEVELS.get(remark.level, remark.level)
+    return f"::{level} {properties}::{_data(remark.text)}"
 
 
 def _data(text: str) -> str:

@@ -21,6 +21,8 @@ _STARTS = re.compile(
     rb"Index,Step,Rank,Module,Min,Max,Mean,Std\n|\+-[-+]+\n\| +Index \| +Step \| +Rank \| Module |"
     rb"# what is paired: |# [\d,]+ parameters? paired, |"
     rb'\{"status":"[a-z]+","evidence":|'  # report.json
+    rb'\{"whence: relative error":|'  # Model Explorer
+    rb"\x08[\s\S]*?written by whence\Z|"  # a copy of an ONNX model
     rb"# zsh has a builtin of this name|_whence_completion\(\)|function _whence_completion;"
 )
 

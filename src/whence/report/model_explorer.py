@@ -1,0 +1,41 @@
+"""A Comparison as node data of Model Explorer: the error of each node as its value, the verdict as
+its colour.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from whence.report.node_errors import NodeError, node_errors
+from whence.results import GUILTY, Comparison, VerdictKind
+
+GRAPH = "whence: relative error"
+_UNEXPLAINED, _PASSED_ON, _ROUNDING, _EQUAL = "#e8a3a3", "#f3dcc3", "#c6ddf0", "#ececec"
+_COLOURS = {
+    VerdictKind.IDENTICAL: _EQUAL,
+    VerdictKind.INHERITED: _PASSED_ON,
+    VerdictKind.AMPLIFIED: _PASSED_ON,
+    VerdictKind.NOISE: _ROUNDING,
+    VerdictKind.PRECISION: _ROUNDING,
+}
+
+
+def model_explorer(result: Comparison, keys: Mapping[str, str] | None = None) -> str:
+    """The whole file. keys: by the name of a call, what the graph calls its node or the output of
+    it; None where it has the names of the calls. A call that was not measured has no node data.
+    """
+    nodes = {
+        name if keys is None else keys[name]: _node(node)
+        for name, node in node_errors(result).items()
+        if node.error is not None and math.isfinite(node.error) and (keys is None or name in keys)
+    }
+    return msgspec.json.encode({GRAPH: {"results": nodes, "name": GRAPH}}).decode() + "\n"
+
+
+def _node(node: NodeError) -> dict[str, Any]:
+    colour = _UNEXPLAINED if node.verdict in GUILTY else _COLOURS.get(node.verdict)
+    return {"value": node.error, **({"bgColor": colour} if colour else {})}

@@ -1,0 +1,1 @@
+"""A comparison where people look already: in Netron, Model Explorer and TensorBoard."""
