@@ -159,7 +159,9 @@ async def talk(folder):
         await call("trace", "trace", comparison="cmp")
         await call("repro", "repro", output="repro")
         await call("wrong", "compare", reference="ref", target="nowhere")
-        await call("failed", "capture", command=f"{python} nofile.py", output="none")
+        await call("failed", "capture", command=[python, "nofile.py"], output="none")
+        await call("mistyped", "compare", reference=3)
+        await call("unknown", "diff", reference="ref")
     return answers
 
 
@@ -177,7 +179,7 @@ def test_an_agent_finds_the_fault(tmp_path):
     parsed = {
         key: json.loads(answer[1])
         for key, answer in answers.items()
-        if key not in ("tools", "wrong")
+        if key not in ("tools", "wrong", "mistyped", "unknown")
     }
     assert not any(answers[key][0] for key in parsed)
     assert parsed["ref"]["exit_code"] == 0
@@ -190,9 +192,13 @@ def test_an_agent_finds_the_fault(tmp_path):
     assert parsed["trace"]["steps"]
     assert parsed["repro"]["holds"] is True
     assert Path(tmp_path / "repro" / "repro.py").is_file()
-    is_error, text = answers["wrong"]
-    assert is_error
-    assert "no run at nowhere" in text and "check the spelling" in text
+    errors = {key: json.loads(answers[key][1]) for key in ("wrong", "mistyped", "unknown")}
+    assert all(answers[key][0] for key in errors)
+    assert errors["wrong"]["kind"] == "UnreadableRun"
+    assert errors["wrong"]["error"].startswith("no run at nowhere")
+    assert {*errors["mistyped"]["arguments"]} == {"reference", "target"}
+    assert errors["mistyped"]["error"].startswith("compare: reference: Input should be")
+    assert "the tools are capture, compare, show" in errors["unknown"]["error"]
     assert parsed["failed"]["exit_code"] == 2
     assert parsed["failed"]["run"] == ""
     assert "nofile.py" in parsed["failed"]["printed"]

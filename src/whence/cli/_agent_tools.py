@@ -20,7 +20,7 @@ _SHORT = 200  # characters that are never cut
 
 
 def capture(
-    command: str,
+    command: str | list[str],
     output: str,
     level: str = "modules",
     include: str = "",
@@ -30,7 +30,8 @@ def capture(
 ) -> str:
     """Run a command and capture what its models compute, without editing it.
 
-    command: a shell command line that runs Python with torch or paddle, such as "python infer.py".
+    command: what runs Python with torch or paddle, as one line ("python infer.py") or as a list of
+    words (["python", "infer.py"]), which needs no quotes.
     output: folder for the run, which must not exist yet unless force is true. level: "modules",
     "op" (also every operator), "graph" (also compiled graphs) or "logits" (tokens and logits only).
     include: only modules whose name matches this pattern. steps: only these steps, as "0:10". seed:
@@ -45,9 +46,10 @@ def capture(
     options |= {"include": include} if include else {}
     options |= {"steps": steps} if steps else {}
     options |= {"seed": seed} if seed is not None else {}
+    words = words_of(command) if isinstance(command, str) else command
     lines: list[str] = []
     with tempfile.TemporaryFile() as log:
-        code = api.run_command(words_of(command), output, log=log, tell=lines.append, **options)
+        code = api.run_command(words, output, log=log, tell=lines.append, **options)
         size = log.tell()
         log.seek(max(0, size - _TAIL))
         printed = log.read().decode("utf-8", "replace")
