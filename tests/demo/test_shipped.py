@@ -4,6 +4,7 @@ what it leaves behind can be used like runs of one's own.
 
 import json
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -45,7 +46,7 @@ raise SystemExit(cli.execute(["demo"]))
         done = inside.program(tmp_path, program)
         assert done.returncode == 0, done.stderr
     assert "FAULT              layers.1.mlp.act   GELU" in done.stdout
-    assert "called at        serve.py:41" in done.stdout
+    assert "called at        serve.py:43" in done.stdout
     place = tmp_path / "whence-demo"
     assert {path.name for path in place.iterdir()} == {
         *("serve.py", "ref", "port", "cmp", "report.html")
@@ -61,6 +62,12 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
     with pytest.raises(OutputExists, match="not of this demo; name a new folder with -o"):
         scene(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_the_script_in_it_is_the_first_example():
+    script = Path(__file__).parents[2] / "examples" / "01-port" / "serve.py"
+    with zipfile.ZipFile(shipped.RUNS) as packed:
+        assert packed.read("serve.py") == script.read_bytes(), "python docs/demo_runs.py"
 
 
 def test_the_runs_name_no_machine_and_stay_small():
@@ -89,8 +96,6 @@ def test_with_torch_the_cause_is_named(tmp_path):
 @pytest.mark.slow
 def test_the_script_that_makes_the_runs_makes_the_same_answer(tmp_path, monkeypatch):
     pytest.importorskip("torch")
-    from pathlib import Path
-
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs"))
     import demo_runs
 

@@ -1,6 +1,10 @@
 """A library against torch, in a chat loop: labels of both sides, compared task by task."""
 
-from _story import folder, names, run, write
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from story_tools import folder, names, run, write
 
 CHAT = """import torch
 from whence.compat.msquickcmp.pta_acl_cmp.compare import gen_id, set_label, set_task_id

@@ -1,6 +1,10 @@
 """Operators of one model on two devices, one of which has another GELU."""
 
-from _story import folder, names, run, write
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from story_tools import folder, names, run, write
 
 MODEL = """import sys
 import torch

@@ -1,8 +1,11 @@
 """Logits of every token of two programs; then the layer of the first bad token."""
 
 import shlex
+import sys
+from pathlib import Path
 
-from _story import folder, names, run, write
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from story_tools import folder, names, run, write
 
 CHAT = """import sys
 import torch

@@ -1,6 +1,10 @@
 """A compiled graph with a scale that its code does not have, against the graph run node by node."""
 
-from _story import folder, names, run, write
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from story_tools import folder, names, run, write
 
 MODEL = """import sys
 import torch

@@ -1,8 +1,11 @@
 """A model changes between two commits: which operator, and in which commit?"""
 
 import subprocess
+import sys
+from pathlib import Path
 
-from _story import folder, names, run, write
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from story_tools import folder, names, run, write
 
 MODEL = """import torch
 

@@ -1,6 +1,10 @@
 """An engine that batches requests over a paged cache reads a wrong block once it decodes."""
 
-from _story import folder, names, run, write
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from story_tools import folder, names, run, write
 
 SERVING = """from unittest import mock
 
