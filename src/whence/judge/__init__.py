@@ -26,7 +26,7 @@ from whence.judge.integer_codes import (
 )
 from whence.judge.limits import LIMITS, Limits
 from whence.judge.nondeterminism import elementwise, explain, flips, repeated
-from whence.judge.parameters import ParameterDifference, is_held_in, rounded
+from whence.judge.parameters import ParameterDifference, is_held_in, not_converted, rounded
 from whence.judge.parameters import compare as parameters
 from whence.judge.power import without_visible
 from whence.judge.precision import filled_otherwise, partly, roundoff
@@ -92,6 +92,7 @@ __all__ = [
     "may_be_masked",
     "misdrawn",
     "of_formula",
+    "not_converted",
     "parameters",
     "parted",
     "partly",

@@ -67,7 +67,7 @@ def compare(reference: Array, target: Array) -> ParameterDifference:
             False, False, f"{a.name} against {b.name}: stored in another form"
         )
     ref, tgt = _common(reference, target)
-    if _equal(ref, tgt) or _of_one(reference, target):
+    if _equal(ref, tgt) or _of_one(reference, target) or _is_converted(reference, target):
         return ParameterDifference(True, True)
     return _describe(ref, tgt)
 
@@ -105,6 +105,37 @@ def _of_one(reference: Array, target: Array) -> bool:
         )
         fits = np.abs(a - b) <= half
     return bool(np.all(np.where(finite, fits, (a == b) | (np.isnan(a) & np.isnan(b)))))
+
+
+def not_converted(wide: Array, narrow: Array) -> Array:
+    """Which elements of a narrower dtype are not what a converter makes of the wider ones, bool of
+    their shape.
+
+    Beside rounding to nearest, converters to float16 keep numbers next to zero from becoming zero,
+    and put the largest number, or 10000, in the place of what would become infinite.
+    """
+    kind = dtypes.of(narrow)
+    expected, held = rounded(wide, kind.name).astype(np.float64), narrow.astype(np.float64)
+    off = ~((expected == held) | (np.isnan(expected) & np.isnan(held)))
+    if kind.name == "float16" and off.any():
+        exact = wide.astype(np.float64)
+        is_tiny = (np.abs(exact) < _NEXT_TO_ZERO) & (np.abs(held) < _NEXT_TO_ZERO)
+        is_bound = np.isinf(expected) & np.isin(np.abs(held), _BOUNDS)
+        off &= ~(is_tiny | (is_bound & (np.sign(expected) == np.sign(held))))
+    return off
+
+
+_NEXT_TO_ZERO = 2.0**-22  # four of the smallest numbers of float16
+_BOUNDS = (1e4, 65504.0, np.inf)
+
+
+def _is_converted(reference: Array, target: Array) -> bool:
+    """Is the one that is stored in float16 what a converter makes of the other?"""
+    kinds = dtypes.of(reference), dtypes.of(target)
+    if [k.bits for k in kinds] not in ([32, 16], [16, 32], [64, 16], [16, 64]):
+        return False
+    wide, narrow = (reference, target) if kinds[0].bits > kinds[1].bits else (target, reference)
+    return kinds[0].is_floating and not not_converted(wide, narrow).any()
 
 
 def _equal(a: Array, b: Array) -> bool:

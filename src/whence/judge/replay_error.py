@@ -211,7 +211,8 @@ def measure(
     e, f, size = y - r, w - r, norm(r)
     error, strays = norm(e), norm(s)
     floor = max(norm(f), noise_floor(kind, size, reduction_length), strays)
-    noise = element_noise(f, r, u, last, s)
+    sums = _of_sums(kind, reduction_length) if reduction_length > 1 else 0.0
+    noise = element_noise(f, r, u, last, s, sums)
     # An element that the working replay gives too is no fault, however far it is from the wide one.
     z, place = worst(np.minimum(np.abs(e), np.abs(y - w)), noise)
     if mismatch:
@@ -293,11 +294,19 @@ def noise_floor(kind: dtypes.DType, size: float, reduction_length: int) -> float
     """The least error that an operator's rounding makes of a result of this 2-norm: half a unit
     roundoff, and what sums of so many terms add in the dtype that they are added up in.
     """
-    accumulate = 2.0**-53 if kind.name in ("float64", "complex128") else U32
-    terms = math.sqrt(max(reduction_length, 1))
-    return max(
-        FLOOR_ROUNDING * unit_roundoff(kind.name) * size, FLOOR_SUM * terms * accumulate * size
+    return size * max(
+        FLOOR_ROUNDING * unit_roundoff(kind.name), _of_sums(kind, max(reduction_length, 1))
     )
+
+
+def _of_sums(kind: dtypes.DType, terms: int) -> float:
+    """What a sum of so many terms rounds by, over the size of what is summed; 0.0 of no sum.
+
+    It holds for any algorithm: kernels of Winograd's form, in blocks or in another order round
+    several times as much as the one that the replay happens to run.
+    """
+    accumulate = 2.0**-53 if kind.name in ("float64", "complex128") else U32
+    return FLOOR_SUM * math.sqrt(terms) * accumulate
 
 
 def ratio(error: float, size: float) -> float:
@@ -368,15 +377,18 @@ def comparable(y: F64, r: F64, w: F64, fill: float) -> tuple[npt.NDArray[np.bool
     return fine, int(np.count_nonzero(wrong))
 
 
-def element_noise(f: F64, r: F64, u: float, last: int, spread: F64 = _NONE) -> F64:
+def element_noise(
+    f: F64, r: F64, u: float, last: int, spread: F64 = _NONE, sums: float = 0.0
+) -> F64:
     """What rounding makes of each element: the root mean square of f over its row or its column,
     whichever is larger, + u |r| + 1e-3 u rms(r).
 
     f: the program's own rounding. spread: run-to-run spread of the elements, or empty; then
-    f^2 + spread^2 takes the place of f^2, and spread is added.
+    f^2 + spread^2 takes the place of f^2, and spread is added. sums: what sums round by, over the
+    size of r (`_of_sums`); f^2 is at least its square there.
     """
     rows = f.reshape(-1, last)
-    square = rows * rows
+    square = np.maximum(rows * rows, (sums * r.reshape(-1, last)) ** 2)
     if spread.size:
         square += (spread * spread).reshape(-1, last)
     noise = np.maximum(

@@ -36,10 +36,11 @@ def pair_slots(
 ) -> tuple[list[SlotPair], list[str], list[str]]:
     """(pairs, slots only the reference's call has, slots only the target's has)."""
     across = {r.slot: r for r in partner.refs}
+    numbered = _numbered_params(call, partner, reference, target)
     slots: list[SlotPair] = []
     unpaired: list[Ref] = []
     for ref in call.refs:
-        match = across.pop(ref.slot, None)
+        match = across.pop(numbered.get(ref.slot, ref.slot), None)
         if match is None:
             unpaired.append(ref)
         else:
@@ -73,6 +74,35 @@ def pair_slots(
             free.remove(match)
             slots.append(SlotPair(ref.slot, match.slot, ref.record, match.record))
     return slots, [r.slot for r in unpaired], [f.slot for f in free]
+
+
+def _numbered_params(call: Call, partner: Call, reference: Run, target: Run) -> dict[str, str]:
+    """Slots of the target by those of the reference, of parameters that several calls taken as one
+    hold by number: those of equal elements, then, in order, those of one shape.
+    """
+    own = [r for r in call.slots("param") if r.slot.removeprefix("param.").isdecimal()]
+    free = [r for r in partner.slots("param") if r.slot.removeprefix("param.").isdecimal()]
+    if not own or not free:
+        return {}
+    slots: dict[str, str] = {}
+    for fits in (_is_equal, _is_of_one_shape):
+        for ref in own:
+            record = reference.records[ref.record]
+            match = next((f for f in free if fits(record, target.records[f.record])), None)
+            if ref.slot not in slots and match is not None:
+                slots[ref.slot] = match.slot
+                free.remove(match)
+    # A name that another one has now is nobody's.
+    lost = {ref.slot: "" for ref in own if ref.slot not in slots}
+    return lost | slots
+
+
+def _is_equal(a: Record, b: Record) -> bool:
+    return bool(a.hash) and (a.hash, a.dtype, a.shape) == (b.hash, b.dtype, b.shape)
+
+
+def _is_of_one_shape(a: Record, b: Record) -> bool:
+    return a.shape == b.shape and _may_be_float(a) == _may_be_float(b)
 
 
 def _is_fused(call: Call, partner: Call) -> bool:
@@ -150,13 +180,11 @@ def _matched(
         refs.remove(ref)
         others.remove(match)
 
-    if kind == "param":
+    # Graphs that share one tensor among modules have it under the name of another one.
+    for name_of in (_parameter, _role) if kind == "param" else ():
         for ref in list(refs):
-            named = [o for o in others if _parameter(o.slot) == _parameter(ref.slot)]
-            if (
-                len(named) == 1
-                and sum(_parameter(r.slot) == _parameter(ref.slot) for r in refs) == 1
-            ):
+            named = [o for o in others if name_of(o.slot) == name_of(ref.slot)]
+            if len(named) == 1 and sum(name_of(r.slot) == name_of(ref.slot) for r in refs) == 1:
                 take(ref, named[0])
     a = {r.slot: reference.records[r.record] for r in refs}
     b = {o.slot: target.records[o.record] for o in others}
@@ -206,6 +234,11 @@ def _unlike(a: Record, b: Record) -> bool:
 def _parameter(slot: str) -> str:
     head, _, last = slot.rpartition(".")
     return f"{head}.{_SAME_NAME.get(last, last)}"
+
+
+def _role(slot: str) -> str:
+    """What a parameter is in its module: its name without the path."""
+    return _parameter(slot).rpartition(".")[2]
 
 
 def _same_elements(a: Record, b: Record) -> bool:

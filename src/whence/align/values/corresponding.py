@@ -14,6 +14,8 @@ from whence.records import Call, Record
 
 _CLOSE = 1e-4
 """How far sums over the elements of one value may lie apart in two runs that round."""
+_NEARER, _ROUNDING = 10, 1e-6
+"""Times as far as another value, and beyond what rounding makes of figures: it is the other one."""
 _FAR = (1e-3, 1e-2, 0.1, 0.5)
 """The same behind a fault, least first."""
 _NEAR = 1e-2
@@ -92,11 +94,11 @@ class _Pairing:
 
     def by_figures(self) -> None:
         """Values that hold the same elements in some order, but for rounding. Of several, the one
-        that is made of partners by an operator of the same kind, else the first.
+        in the same order, or that is made of partners by an operator of the same kind, else the
+        first.
         """
-        by_count: defaultdict[int, list[int]] = defaultdict(list)
-        for value in self.target.values:
-            by_count[self.target.record(value).count].append(value)
+        by_count = _by_count(self.target)
+        own = _by_count(self.reference)
         for value in filter(self._is_open, self.reference.values):
             record = self.reference.record(value)
             if not self.reference.is_floating(value) or not _varies(record):
@@ -106,12 +108,29 @@ class _Pairing:
                 for other in self._free(by_count[record.count])
                 if _alike(record, self.target.record(other))
             ]
-            if alike:
-                self._pair(value, max(alike, key=lambda other: self._agreement(value, other)))
+            if not alike:
+                continue
+            best = max(alike, key=lambda other: self._agreement(value, other))
+            if not self._is_another_nearer(value, best, own[record.count]):
+                self._pair(value, best)
 
-    def _agreement(self, value: int, other: int) -> tuple[bool, bool]:
+    def _is_another_nearer(self, value: int, other: int, values: Sequence[int]) -> bool:
+        """Is one of these values of the reference clearly nearer to the target's? Then this one
+        lacks a little that comes behind it, such as a small bias.
+        """
+        record = self.target.record(other)
+        far = _distance(self.reference.record(value), record)
+        return any(
+            _NEARER * _distance(self.reference.record(v), record) + _ROUNDING < far
+            for v in values
+            if v != value and self._is_open(v)
+        )
+
+    def _agreement(self, value: int, other: int) -> tuple[bool, bool, bool]:
         call, partner = self.reference.makers[value], self.target.makers[other]
-        return self._has_partners(call, partner), kind_of(call) == kind_of(partner)
+        a, b = self.reference.record(value), self.target.record(other)
+        is_equal = bool(a.hash) and (a.hash, a.shape) == (b.hash, b.shape)
+        return is_equal, self._has_partners(call, partner), kind_of(call) == kind_of(partner)
 
     def _has_partners(self, call: Call, partner: Call) -> bool:
         """Does each of two calls read what the other reads?"""
@@ -276,6 +295,14 @@ class _Pairing:
 
     def _fit(self, value: int, other: int) -> bool:
         return self.reference.record(value).count == self.target.record(other).count
+
+
+def _by_count(graph: ValueGraph) -> defaultdict[int, list[int]]:
+    """Values by how many elements they have."""
+    out: defaultdict[int, list[int]] = defaultdict(list)
+    for value in graph.values:
+        out[graph.record(value).count].append(value)
+    return out
 
 
 def _moved_ends(graph: ValueGraph) -> list[int]:

@@ -27,6 +27,7 @@ from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_input, is_param
 
 _KINDS = ("operator", "module")
+_BLOCKED = "com.microsoft.nchwc."
 _SHARED = 0.5
 """Share of names from which on two graphs are paired by their names."""
 
@@ -48,9 +49,25 @@ def applies(reference: Run, target: Run) -> bool:
     names, target_names = ({c.scope for c in side if not is_move(c)} for side in (calls, others))
     if len(names & target_names) < _SHARED * min(len(names), len(target_names)):
         return True
+    if _are_fused_unsaid(calls, others) or _are_fused_unsaid(others, calls):
+        return True
     ends, other_ends = _last_calls(reference, calls), _last_calls(target, others)
     pairs = ((call, other_ends[name]) for name, call in ends.items() if name in other_ends)
     return any(_hands_on(a) != _hands_on(b) and not (a.origins or b.origins) for a, b in pairs)
+
+
+def _are_fused_unsaid(calls: Sequence[Call], others: Sequence[Call]) -> bool:
+    """Does a node on blocks of channels have the name of what was fused into it, without saying
+    so?
+    """
+    kinds = {call.scope: call.op_type for call in calls}
+    return any(
+        call.op_type.startswith(_BLOCKED)
+        and not call.origins
+        and kinds.get(call.scope, call.op_type).rpartition(".")[2]
+        != call.op_type.rpartition(".")[2]
+        for call in others
+    )
 
 
 def _hands_on(call: Call) -> bool:

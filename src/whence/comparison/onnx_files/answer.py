@@ -198,13 +198,11 @@ def _reasons(reference: Graph, target: Graph, found: Differences) -> list[str]:
 
 
 def _is_in_16_bits(reference: Graph, target: Graph, found: Differences) -> bool:
-    """Does the target have all of its weights in one dtype of 16 bits, rounded from the
-    reference's, so that its casts are that of the file and not of a place, and is that all?
+    """Does the target have most of its weights in 16 bits, all of them rounded from the
+    reference's, so that its casts are those of the file and not of a place, and is that all?
     """
-    floating = {w.dtype for w in target.weights.values() if dtypes.is_floating(w.dtype)}
-    is_half = len(floating) == 1 and all(map(dtypes.is_half, floating))
     return (
-        is_half
+        (found.is_narrowed or dtypes.is_half(target.precision()))
         and found.states[State.ROUNDED] == sum(found.copies.values()) > 0
         and len(reference.quantised) == len(target.quantised)
         and reference.functions == target.functions

@@ -12,7 +12,7 @@ import numpy as np
 from whence import dtypes
 from whence.comparison.onnx_files import operator_sets as sets
 from whence.comparison.onnx_files import weights
-from whence.comparison.onnx_files.graph import Graph, Node
+from whence.comparison.onnx_files.graph import Graph, Node, Weight
 from whence.comparison.onnx_files.pairing import Pairs, digest, facing_operands, is_told
 from whence.comparison.onnx_files.regions import Difference, Kind, loose_nodes, merged_nodes
 from whence.comparison.onnx_files.weights import Compared, State
@@ -27,7 +27,8 @@ _ROUNDED = frozenset(("min", "max", "value"))
 class Differences:
     """found: in the reference's order. attributes: how many were compared. equal, rounded, codes,
     folded: weights of the target by what they are of the reference's. rounding: of the weight that
-    its copy is farthest from, relative.
+    its copy is farthest from, relative. is_narrowed: are most weights of the target stored wider
+    than the numbers that they hold?
     """
 
     found: list[Difference] = field(default_factory=list)
@@ -35,6 +36,7 @@ class Differences:
     states: Counter[State] = field(default_factory=Counter)
     copies: Counter[str] = field(default_factory=Counter)
     rounding: float = 0.0
+    is_narrowed: bool = False
 
 
 def differences(pairs: Pairs) -> Differences:
@@ -50,6 +52,7 @@ def differences(pairs: Pairs) -> Differences:
         b = pairs.partner.get(id(a))
         if b is not None and (id(a) in living[0] or id(b) in living[1]):
             out.found += of_pair.differ(a, b)
+    out.found += of_pair.narrowed()
     out.found += loose
     out.found += _outputs(pairs, rewritten)
     out.found.sort(
@@ -70,6 +73,8 @@ class _Partners:
     def __init__(self, pairs: Pairs, out: Differences, rewritten: bool) -> None:
         self.pairs, self.out, self.rewritten = pairs, out, rewritten
         self._seen: dict[tuple[str, str], Compared] = {}
+        self._widened: list[tuple[Compared, Difference]] = []
+        self._alike: list[Weight] = []
         held = pairs.reference.weights.values() if rewritten else ()
         self._elsewhere = {digest(weight) for weight in held}
 
@@ -93,6 +98,24 @@ class _Partners:
             if not is_told(self.pairs, value, other):
                 yield from self._operand(a, place, value, other, anchored)
 
+    def narrowed(self) -> list[Difference]:
+        """Weights that hold numbers of 16 bits in 32: nothing where most do, for then the file was
+        reduced; else each is a difference.
+        """
+        wide = sum(bool(self._widened) and weights.is_wide(weight) for weight in self._alike)
+        self.out.is_narrowed = len(self._widened) > wide
+        if not self.out.is_narrowed:
+            return [difference for _, difference in self._widened]
+        for copy, _ in self._widened:
+            self._count(copy)
+        return []
+
+    def _count(self, compared: Compared) -> None:
+        self.out.states[compared.state] += 1
+        if compared.state in (State.ROUNDED, State.CODES, State.RECOMPUTED):
+            self.out.copies[compared.words] += 1
+            self.out.rounding = max(self.out.rounding, compared.rel_l2)
+
     @staticmethod
     def _meanings(a: Node, b: Node) -> int:
         return len({sets.meaning(n.op_type, n.opset, n.attributes) for n in (a, b)})
@@ -100,22 +123,24 @@ class _Partners:
     def _operand(
         self, a: Node, place: int, value: str, other: str, anchored: bool
     ) -> Iterator[Difference]:
-        pairs, out = self.pairs, self.out
+        pairs = self.pairs
         x, y = pairs.reference.weights.get(value), pairs.target.weights.get(other)
         if x is not None and y is not None:
             if (value, other) not in self._seen:
                 compared = self._seen[value, other] = weights.compare(x, y)
-                out.states[compared.state] += 1
-                if compared.state in (State.ROUNDED, State.CODES, State.RECOMPUTED):
-                    out.copies[compared.words] += 1
-                    out.rounding = max(out.rounding, compared.rel_l2)
+                name = x.name if x.name == y.name else f"{x.name} ({y.name} in the target)"
+                # it is a weight of another node: pairs beside what was rewritten are off
+                moved = self.rewritten and digest(y) in self._elsewhere
+                words = f"weight {name}: {compared.words}"
+                certain = compared.state != State.UNKNOWN and anchored and not moved
+                difference = Difference(Kind.WEIGHT, a, words, certain, weight=x.name)
+                if compared.is_widened:
+                    self._widened.append((compared, difference))
+                    return
+                self._count(compared)
+                self._alike.append(y)
                 if compared.state in (State.DIFFERS, State.UNKNOWN):
-                    name = x.name if x.name == y.name else f"{x.name} ({y.name} in the target)"
-                    # it is a weight of another node: pairs beside what was rewritten are off
-                    moved = self.rewritten and digest(y) in self._elsewhere
-                    certain = compared.state == State.DIFFERS and anchored and not moved
-                    words = f"weight {name}: {compared.words}"
-                    yield Difference(Kind.WEIGHT, a, words, certain, weight=x.name)
+                    yield difference
         elif x is not None or y is not None or not pairs.are_equal(value, other):
             words = (
                 f"its input {place} is {_said(pairs.reference, pairs.reference_makers, value)} in "

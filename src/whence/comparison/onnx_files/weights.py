@@ -19,8 +19,6 @@ _ROUNDING = 1e-6
 times over (measured: 2e-7).
 """
 _HALF_STEP = 0.5 + 1e-3
-_CLIPPED = 1e4  # from which on converters to float16 set elements to a bound
-_BOUNDS = (1e4, 65504.0, np.inf)
 _SHOWN = 3
 _SHARE, _FEW = 0.05, 64
 """What was computed anew differs in more than single elements, unless it has few."""
@@ -39,11 +37,14 @@ class State(StrEnum):
 
 
 class Compared(NamedTuple):
-    """words: what differs, or what the copy is; "" of equal ones."""
+    """words: what differs, or what the copy is; "" of equal ones. is_widened: of a copy of 16 bits
+    that is stored in 32: a lone one is a difference.
+    """
 
     state: State
     words: str = ""
     rel_l2: float = 0.0
+    is_widened: bool = False
 
 
 def compare(reference: Weight, target: Weight) -> Compared:
@@ -69,6 +70,8 @@ def compare(reference: Weight, target: Weight) -> Compared:
         return _codes(x, y, reference, target)
     if reference.dtype != target.dtype:
         return _rounded(a, b, reference, target)
+    if reference.dtype == "float32" and (copy := _narrowed(a, b)) is not None:
+        return copy
     off = ~((x == y) | (np.isnan(x) & np.isnan(y)))
     size = float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
     if reference.dtype == "float32" and bool((np.abs(x - y)[off] <= _ROUNDING * size).all()):
@@ -87,21 +90,34 @@ def _is_one_layout(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 def _rounded(a: Array, b: Array, reference: Weight, target: Weight) -> Compared:
     """Two floating types: the narrower one must be the wider one, rounded."""
-    narrow, wide, stored = (
-        (a, b, reference.dtype)
-        if dtypes.named(reference.dtype).bits < dtypes.named(target.dtype).bits
-        else (b, a, target.dtype)
-    )
-    expected = judge.rounded(wide, stored).astype(np.float64)
-    widened = narrow.astype(np.float64)
-    off = ~((expected == widened) | (np.isnan(expected) & np.isnan(widened)))
-    tiny = (np.abs(wide.astype(np.float64)) < 1e-6) & (np.abs(widened) < 1e-6)
-    beyond = (np.abs(wide.astype(np.float64)) >= _CLIPPED) & np.isin(np.abs(widened), _BOUNDS)
-    off &= ~(tiny | (beyond & (np.sign(expected) == np.sign(widened))))
-    x, y = a.astype(np.float64), b.astype(np.float64)
+    is_wide = dtypes.named(reference.dtype).bits > dtypes.named(target.dtype).bits
+    off = judge.not_converted(*((a, b) if is_wide else (b, a)))
     if off.any():
         return _differing(a, b, reference.shape, off)
-    return Compared(State.ROUNDED, f"{target.dtype} of {reference.dtype}", _rel(x, y))
+    words = f"{target.dtype} of {reference.dtype}"
+    return Compared(State.ROUNDED, words, _rel(a.astype(np.float64), b.astype(np.float64)))
+
+
+def _narrowed(a: Array, b: Array) -> Compared | None:
+    """Of two in float32: how one is the other rounded to 16 bits, None where it is not."""
+    for kind in ("float16", "bfloat16"):
+        for wide, narrow in ((a, b), (b, a)):
+            stored = judge.rounded(narrow, kind)
+            is_held = np.array_equal(stored.astype(narrow.dtype), narrow)
+            if is_held and not judge.not_converted(wide, stored).any():
+                words = f"numbers of {kind}, stored in float32"
+                rel = _rel(a.astype(np.float64), b.astype(np.float64))
+                return Compared(State.ROUNDED, words, rel, is_widened=True)
+    return None
+
+
+def is_wide(weight: Weight) -> bool:
+    """Does a weight hold numbers that 16 bits do not, as most do where nothing was rounded?"""
+    if weight.dtype != "float32":
+        return dtypes.is_floating(weight.dtype)
+    array = weight.load()
+    halves = ("float16", "bfloat16")
+    return array.size > 1 and not any(judge.is_held_in(array, kind) for kind in halves)
 
 
 def _codes(

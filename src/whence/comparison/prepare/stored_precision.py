@@ -8,6 +8,7 @@ made them can be.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 
 import msgspec
@@ -141,7 +142,8 @@ def _weights_of_16_bits(run: Run) -> dict[int, str]:
     """The parameters of a graph whose file has its weights in 16 bits, with that dtype.
 
     A runtime without kernels for 16 bits widens them when it loads the file, so that its nodes hold
-    float32. All of them have to hold such numbers: a single rounded weight is a difference.
+    float32; and weights are rounded and stored in float32 again. Most of them have to hold such
+    numbers: a single rounded weight is a difference.
     """
     records = {
         ref.record
@@ -150,16 +152,15 @@ def _weights_of_16_bits(run: Run) -> dict[int, str]:
         for ref in call.slots("param")
         if run.records[ref.record].dtype == "float32"
     }
-    try:
-        arrays = {number: run.array(number) for number in records}
-    except ElementsMissing:
+    arrays: dict[int, Array] = {}
+    for number in records:
+        with contextlib.suppress(ElementsMissing):
+            arrays[number] = run.array(number)
+    told = Counter(kind for array in arrays.values() if (kind := held(array)) is not None)
+    ((kind, count),) = told.most_common(1) or [("", 0)]
+    if not dtypes.is_half(kind) or 2 * count <= told.total():
         return {}
-    told = {kind for array in arrays.values() if (kind := held(array)) is not None}
-    kind = told.pop() if len(told) == 1 else ""
-    is_half = kind in _SIGNIFICANT and dtypes.is_half(kind)
-    if not is_half or not all(_fits(array, kind) for array in arrays.values()):
-        return {}
-    return dict.fromkeys(arrays, kind)
+    return {number: kind for number, array in arrays.items() if _fits(array, kind)}
 
 
 def held(array: Array) -> str | None:

@@ -206,7 +206,7 @@ class Replayer:
         where these inputs are of 16 bits too.
         """
         floating = {kind.name for kind in map(dtypes.of, inputs.values()) if kind.is_floating}
-        return "float32" if floating == {"float32"} and self.target.is_of_graphs else ""
+        return "float32" if floating == {"float32"} and self.target.is_of_file else ""
 
     def _prepared(self, request: ReplayRequest, loaded: Any) -> _Prepared | None:
         """What the target has for a program; None where its tensors are prints."""

@@ -40,7 +40,8 @@ def precision_asked_for(
     own program give what it recorded?
     """
     program = sides.reference.run.programs.get(call.program)
-    if program is None or not partner.program or sides.reference.borrows(call):
+    of_file = sides.target.dtype_of_file
+    if program is None or sides.reference.borrows(call) or not (partner.program or of_file):
         return ""
     pairs = {
         slot: pair
@@ -48,7 +49,6 @@ def precision_asked_for(
         if (pair := slots(slot)) is not None
     }
     inputs = {s: p for s, p in pairs.items() if s in program.inputs}
-    of_file = sides.target.dtype_of_file
     coarser = _coarser_dtype(sides, inputs.values()) or of_file
     if any(slot not in pairs for slot in flagged):
         return ""
@@ -155,9 +155,15 @@ def _score(
     working: str,
 ) -> float:
     """How far the target's outputs are beyond the rounding of the reference's operators in a dtype,
-    over the limit.
+    over the limit; judged as numbers of that dtype, however they are stored.
     """
     recorded, _ = sides.target.arrays({s: pairs[s].target_record for s in flagged})
     wide = _on_targets_inputs(sides, call, pairs, flagged, "float64")
     rounded = _on_targets_inputs(sides, call, pairs, flagged, working)
-    return max(judge.local(recorded[s], wide[s], rounded[s]).score for s in flagged)
+    errors = [
+        judge.local(judge.rounded(recorded[s], working), wide[s], rounded[s]) for s in flagged
+    ]
+    if sides.target.dtype_of_file == working and not any(e.mismatch for e in errors):
+        # A weight is rounded once and used many times: what that makes follows rows and channels.
+        return max(error.parts()[name] for error in errors for name in ("rho", "z"))
+    return max(error.score for error in errors)

@@ -61,19 +61,22 @@ class ReplaySource:
         return any(has_mark(call, Mark.OPSET) for call in self.run.calls)
 
     @functools.cached_property
+    def is_of_file(self) -> bool:
+        """Did an engine read its graph from a file, which says in what its weights are?"""
+        marks = Mark.OPSET, Mark.EXECUTED_IN
+        return any(has_mark(call, mark) for call in self.run.calls for mark in marks)
+
+    @functools.cached_property
     def dtype_of_file(self) -> str:
-        """The dtype of 16 bits that the weights of its graph have, "" where they have another."""
+        """The dtype of 16 bits that most weights of its graph have, "" where there is none."""
         programs = self.run.programs.values()
-        if not self.is_of_graphs and not any(has_mark(p, Mark.TRANSLATED) for p in programs):
+        if not self.is_of_file and not any(has_mark(p, Mark.TRANSLATED) for p in programs):
             return ""
         records = {r.record for call in self.run.calls for r in call.slots("param")}
-        floating = {
-            kind.name
-            for record in records
-            if (kind := dtypes.named(self.run.records[record].dtype)).is_floating
-        }
-        is_half = len(floating) == 1 and all(map(dtypes.is_half, floating))
-        return floating.pop() if is_half else ""
+        kinds = [self.run.records[record].dtype for record in records]
+        floating = Counter(kind for kind in kinds if dtypes.is_floating(kind))
+        ((kind, count),) = floating.most_common(1) or [("", 0)]
+        return kind if dtypes.is_half(kind) and 2 * count > floating.total() else ""
 
     @functools.cached_property
     def first_made(self) -> dict[int, int]:
