@@ -32,7 +32,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from _exported import nets, planting, ways
 from _exported.nets import NETS, Values
 

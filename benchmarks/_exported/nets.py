@@ -234,9 +234,7 @@ def _text(side: str) -> Net:
 # ---- files of packages
 
 
-def _packaged(
-    package: str, file: str, steps: Callable[[np.random.Generator], list[Values]]
-) -> Net:
+def _packaged(package: str, file: str, steps: Callable[[np.random.Generator], list[Values]]) -> Net:
     def write(path: Path) -> None:
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
@@ -267,7 +265,9 @@ def _sound(rng: np.random.Generator, samples: int) -> np.ndarray:
     return (0.1 * voiced + 0.003 * rng.normal(size=samples)).astype(np.float32)
 
 
-def _speech(rate: bool, size: int = 512, shape: tuple[int, ...] = (2, 1, 128)) -> Callable[[np.random.Generator], list[Values]]:
+def _speech(
+    rate: bool, size: int = 512, shape: tuple[int, ...] = (2, 1, 128)
+) -> Callable[[np.random.Generator], list[Values]]:
     def steps(rng: np.random.Generator) -> list[Values]:
         wave = _sound(rng, 3 * size)
         state = (0.1 * rng.normal(size=shape)).astype(np.float32)
@@ -285,7 +285,10 @@ NETS = {
     "cnn": _exported(_cnn, (2, 3, 14, 14)),
     "wide64": _exported(_wide(64), (1, 64, 10, 10)),
     "wide512": _exported(_wide(512), (1, 512, 8, 8)),
-    "wide2048": _exported(lambda: nn.Sequential(nn.Conv2d(2048, 64, 1), nn.ReLU(), nn.Conv2d(64, 2048, 1)), (1, 2048, 6, 6)),
+    "wide2048": _exported(
+        lambda: nn.Sequential(nn.Conv2d(2048, 64, 1), nn.ReLU(), nn.Conv2d(64, 2048, 1)),
+        (1, 2048, 6, 6),
+    ),
     "deep4096": _exported(lambda: _Deep(4096), (4, 4096)),
     "deep16384": _exported(lambda: _Deep(16384), (4, 16384)),
     "transformer": _exported(_transformer, (2, 9, 64)),
@@ -297,8 +300,12 @@ NETS = {
     "bert-left": _text("left"),
     "silero": _packaged("silero_vad", "data/silero_vad.onnx", _speech(True, 576)),
     "silero-15": _packaged("silero_vad", "data/silero_vad_16k_op15.onnx", _speech(True, 576)),
-    "silero-ifless": _packaged("silero_vad", "data/silero_vad_op18_ifless.onnx", _speech(True, 576)),
-    "silero-openvino": _packaged("silero_vad", "data/silero_vad_openvino_16k.onnx", _speech(False, 576)),
+    "silero-ifless": _packaged(
+        "silero_vad", "data/silero_vad_op18_ifless.onnx", _speech(True, 576)
+    ),
+    "silero-openvino": _packaged(
+        "silero_vad", "data/silero_vad_openvino_16k.onnx", _speech(False, 576)
+    ),
     "whisper-vad": _packaged(
         "faster_whisper",
         "assets/silero_vad_v6.onnx",
@@ -315,9 +322,17 @@ NETS = {
         "models/standard_v3_3/model.onnx",
         lambda rng: [{"bytes": rng.integers(0, 257, (2, 2048)).astype(np.int32)}],
     ),
-    "ocr-rec": _packaged("rapidocr_onnxruntime", "models/ch_PP-OCRv4_rec_infer.onnx", _image("x", 1, 3, 48, 160)),
-    "ocr-det": _packaged("rapidocr_onnxruntime", "models/ch_PP-OCRv4_det_infer.onnx", _image("x", 1, 3, 96, 96)),
-    "ocr-cls": _packaged("rapidocr_onnxruntime", "models/ch_ppocr_mobile_v2.0_cls_infer.onnx", _image("x", 1, 3, 48, 192)),
+    "ocr-rec": _packaged(
+        "rapidocr_onnxruntime", "models/ch_PP-OCRv4_rec_infer.onnx", _image("x", 1, 3, 48, 160)
+    ),
+    "ocr-det": _packaged(
+        "rapidocr_onnxruntime", "models/ch_PP-OCRv4_det_infer.onnx", _image("x", 1, 3, 96, 96)
+    ),
+    "ocr-cls": _packaged(
+        "rapidocr_onnxruntime",
+        "models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
+        _image("x", 1, 3, 48, 192),
+    ),
     "captcha": _packaged("ddddocr", "common_old.onnx", _image("input1", 1, 1, 64, 128)),
     "captcha-det": _packaged("ddddocr", "common_det.onnx", _image("images", 1, 3, 416, 416)),
     "nudity": _packaged("nudenet", "320n.onnx", _image("images", 1, 3, 320, 320, low=0.0)),

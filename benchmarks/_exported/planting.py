@@ -6,10 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
-from onnx import NodeProto, helper, numpy_helper
-
 FAULTS: dict[str, Callable[[Path, Path], tuple[str, ...]]] = {}
 
 

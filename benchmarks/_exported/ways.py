@@ -132,7 +132,9 @@ def _rounded(to: str) -> Treatment:
 def _compressed(source: Path, treated: Path, _: list[Values]) -> None:
     import openvino
 
-    openvino.save_model(openvino.Core().read_model(str(source)), str(treated), compress_to_fp16=True)
+    openvino.save_model(
+        openvino.Core().read_model(str(source)), str(treated), compress_to_fp16=True
+    )
 
 
 def _simplified(source: Path, treated: Path, _: list[Values]) -> None:

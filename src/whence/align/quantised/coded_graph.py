@@ -118,13 +118,9 @@ class CodedSide:
 
     def _as_taken(self, part: Stretch, record: int) -> Coded:
         """What a part reads, and whether all that read it round it by its own range."""
-        readers = [c for c in part.calls if any(r.record == record for r in c.slots("input"))]
-        forms = [(form_of(call), operands(call)) for call in readers]
-        is_measured = bool(forms) and all(
-            form is not None and form.rounds in reads and reads[form.rounds].record == record
-            for form, reads in forms
+        return msgspec.structs.replace(
+            self.read(record), is_measured=_rounds_by_range(part.calls, record)
         )
-        return msgspec.structs.replace(self.read(record), is_measured=is_measured)
 
     def _floats(self, part: Stretch, weights: Sequence[CodedWeight]) -> tuple[int, ...]:
         """The parameters of a part that are neither codes nor of any."""
@@ -225,6 +221,19 @@ class CodedGraph:
             if len(maker.slots("output")) == 1:
                 names.setdefault(plain_name(maker.scope), []).append(value)
         return {name: values[0] for name, values in names.items() if len(values) == 1 and name}
+
+
+def _rounds_by_range(calls: Sequence[Call], record: int) -> bool:
+    """Do all of these calls that read a tensor round it by its own range, as it is or moved?"""
+    readers = [c for c in calls if any(r.record == record for r in c.slots("input"))]
+
+    def rounds(call: Call) -> bool:
+        if is_move(call):
+            return all(_rounds_by_range(calls, r.record) for r in call.slots("output"))
+        form, reads = form_of(call), operands(call)
+        return form is not None and form.rounds in reads and reads[form.rounds].record == record
+
+    return bool(readers) and all(map(rounds, readers))
 
 
 def own_records(refs: Sequence[Ref]) -> list[int]:

@@ -27,7 +27,7 @@ from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_input, is_param
 
 _KINDS = ("operator", "module")
-_BLOCKED = "com.microsoft.nchwc."
+_OWN = "com.microsoft."
 _SHARED = 0.5
 """Share of names from which on two graphs are paired by their names."""
 
@@ -57,17 +57,21 @@ def applies(reference: Run, target: Run) -> bool:
 
 
 def _are_fused_unsaid(calls: Sequence[Call], others: Sequence[Call]) -> bool:
-    """Does a node on blocks of channels have the name of what was fused into it, without saying
-    so?
+    """Has one graph an operator of the runtime's own that stands for several of the other one's,
+    without saying for which? Then names, also those that are still there, say little.
     """
-    kinds = {call.scope: call.op_type for call in calls}
+    kinds = {call.scope: _last(call) for call in calls}
+    known = {*kinds.values()}
     return any(
-        call.op_type.startswith(_BLOCKED)
-        and not call.origins
-        and kinds.get(call.scope, call.op_type).rpartition(".")[2]
-        != call.op_type.rpartition(".")[2]
+        call.op_type.startswith(_OWN)
+        and not (call.origins or is_move(call))
+        and (_last(call) not in known or kinds.get(call.scope, _last(call)) != _last(call))
         for call in others
     )
+
+
+def _last(call: Call) -> str:
+    return call.op_type.rpartition(".")[2]
 
 
 def _hands_on(call: Call) -> bool:

@@ -1,11 +1,13 @@
 """The sentences of guilty verdicts, with what explains them: a tied parameter, one that was not
-loaded, what a mask lets be seen, TF32 that is allowed, code that another release has.
+loaded, what a mask lets be seen, what a fused
+node takes for granted, TF32 that is allowed, code that another release has.
 """
 
 from __future__ import annotations
 
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.causes.changed_code import ChangedCode
+from whence.comparison.verdicts.causes.fused_nodes import assumption
 from whence.comparison.verdicts.causes.masks import mask_cause
 from whence.comparison.verdicts.causes.parameter_origins import ParameterOrigins
 from whence.comparison.verdicts.causes.reduced_precision import AllowedTF32
@@ -32,7 +34,7 @@ def explained(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
         if verdict.verdict == VerdictKind.PARAM_DIFF:
             words = origins.words(verdict)
         else:
-            words = mask_cause(verdict, paired)
+            words = assumption(verdict, paired) or mask_cause(verdict, paired)
         words = words or precision.words(verdict)
         if verdict.cause in (CauseKind.SEMANTIC, CauseKind.STRUCTURAL, CauseKind.UNKNOWN):
             words = "; ".join(filter(None, (words, code.words(verdict))))
