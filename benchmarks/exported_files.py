@@ -106,7 +106,7 @@ class Bench:
             files = whence.compare(str(source), str(treated))
             row["files"] = f"{files.status}: {files.headline}"
         if fault:
-            row |= planting.answer(result, outputs) | {"fault": fault}
+            row |= planting.answer(reference, target, outputs) | {"fault": fault}
         return row
 
 
@@ -140,7 +140,7 @@ def main() -> None:
                 except ModuleNotFoundError as error:
                     print(f"{net} {way}: left out, {error}", file=sys.stderr)
                     continue
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - engines raise what they like
                     print(f"{net} {way} {fault}: {type(error).__name__}: {str(error)[:300]}")
                     if options.work:
                         traceback.print_exc()

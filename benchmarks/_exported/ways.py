@@ -40,7 +40,7 @@ class Engine:
                 hint = {"INFERENCE_PRECISION_HINT": self.precision}
                 compiled = core.compile_model(model, "CPU", hint)
                 for feed in feeds:
-                    compiled({n: v for n, v in feed.items()})
+                    compiled(dict(feed))
             return
         session = self.session(file)
         with whence.capture(session, folder):

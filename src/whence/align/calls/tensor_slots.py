@@ -10,7 +10,7 @@ import msgspec
 from whence import dtypes
 from whence.align.calls.sequence_alignment import best_in_order
 from whence.records import Call, Record, Ref, Run
-from whence.records.slots import input_name, is_input, slot_family
+from whence.records.slots import input_name, is_input, is_param, slot_family
 from whence.results import SlotPair
 
 # Names of one parameter in different frameworks.
@@ -52,7 +52,8 @@ def pair_slots(
     kinds = {call.kind, partner.kind}
     is_part = call.op_type != partner.op_type and kinds == {"module", "operator"}
     is_fused = _is_fused(call, partner)
-    for slot in [s for s in slots if (is_part or is_fused) and is_input(s.reference_slot)]:
+    # What one side folded into its parameters is no parameter of the other's.
+    for slot in [s for s in slots if _may_be_another(s.reference_slot, is_part, is_fused)]:
         a, b = reference.records[slot.reference_record], target.records[slot.target_record]
         if _unlike(a, b) if is_part else _distance(a, b) >= _CLOSE:
             slots.remove(slot)
@@ -66,7 +67,7 @@ def pair_slots(
         others = [f for f in free if _kind(f) == kind]
         for ref, match in _matched(refs, others, kind, reference, target):
             a, b = reference.records[ref.record], target.records[match.record]
-            if kind == "input" and (
+            if _may_be_another(ref.slot, is_part, is_fused) and (
                 (is_part and _unlike(a, b)) or (is_fused and _distance(a, b) >= _CLOSE)
             ):
                 continue
@@ -74,6 +75,11 @@ def pair_slots(
             free.remove(match)
             slots.append(SlotPair(ref.slot, match.slot, ref.record, match.record))
     return slots, [r.slot for r in unpaired], [f.slot for f in free]
+
+
+def _may_be_another(slot: str, is_part: bool, is_fused: bool) -> bool:
+    """May a tensor of one name be another one, since the calls do not do the same?"""
+    return (is_input(slot) and is_part) or ((is_input(slot) or is_param(slot)) and is_fused)
 
 
 def _numbered_params(call: Call, partner: Call, reference: Run, target: Run) -> dict[str, str]:
@@ -102,7 +108,7 @@ def _is_equal(a: Record, b: Record) -> bool:
 
 
 def _is_of_one_shape(a: Record, b: Record) -> bool:
-    return a.shape == b.shape and _may_be_float(a) == _may_be_float(b)
+    return a.count > 1 and a.shape == b.shape and _may_be_float(a) == _may_be_float(b)
 
 
 def _is_fused(call: Call, partner: Call) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from whence import dtypes
 from whence.instrument.engines.values import Seen
-from whence.instrument.wording import counted
+from whence.instrument.wording import counted, raised
 
 MOST_MODELS = 48
 """That are made to find which outputs may be added."""
@@ -69,9 +69,16 @@ class Effects:
         run: (a model of `make`, values that it shows) -> these and what it returns; called again
         it does the same. results: what the program's own returned.
         """
-        if self._model is None:
-            self._model = self._make(self.values)
-        shown = run(self._model, self.values)
+        try:
+            if self._model is None:
+                self._model = self._make(self.values)
+            shown = run(self._model, self.values)
+        except Exception as error:  # what an engine raises has many types
+            if self._measured:
+                raise
+            self._measured = True
+            effect = self._narrow(run, results, f"adding all outputs fails ({raised(error)})")
+            return run(self._model, self.values), effect
         change = difference(results, shown)
         if self._measured:
             if change is None:
@@ -80,7 +87,7 @@ class Effects:
         self._measured = True
         if change is None:
             return shown, Effect(f"none: the results are bit-equal to those of {self._words.alone}")
-        effect = self._narrow(run, results, change)
+        effect = self._narrow(run, results, f"adding all outputs changes the results in {change}")
         return run(self._model, self.values), effect
 
     def close(self) -> None:
@@ -88,9 +95,11 @@ class Effects:
         self._model = None
 
     def _narrow(
-        self, run: Callable[[Any, Sequence[str]], Shown], results: Results, change: Difference
+        self, run: Callable[[Any, Sequence[str]], Shown], results: Results, happens: str
     ) -> Effect:
-        """Adding all outputs changes the results: add those that do not."""
+        """Adding all outputs changes the results, or fails: add those that do not. happens: which
+        of the two, in words.
+        """
         bare = self._make([])
         first = run(bare, [])
         if (own := difference(results, first)) is not None:
@@ -104,13 +113,16 @@ class Effects:
             )
 
         def is_neutral(values: Sequence[str]) -> bool:
-            return difference(results, run(self._make(values), values)) is None
+            try:
+                return difference(results, run(self._make(values), values)) is None
+            except Exception:  # noqa: BLE001 - what an engine raises has many types
+                return False
 
         shown = neutral_values(self.values, is_neutral)
         unseen = tuple(value for value in self.values if value not in set(shown))
         self.values, self._model = shown, self._make(shown)
         return Effect(
-            f"adding all outputs changes the results in {change}; "
+            f"{happens}; "
             f"{counted(len(shown), 'value')} can be shown without a change, "
             f"{counted(len(unseen), 'value')} not",
             unseen,
