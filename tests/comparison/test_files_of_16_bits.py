@@ -64,3 +64,9 @@ def test_a_file_of_16_bits_differs_in_precision_alone(cast):
 def test_what_is_more_than_the_file_s_precision_is_a_fault(wrong):
     result = whence.compare(run(), run(**{**HALF, **wrong}))
     assert result.status == "different"
+
+
+def test_most_weights_tell_in_what_a_file_is():
+    """A scale that is written in the code stays as it is."""
+    result = whence.compare(run(), run(**{**HALF, "scale": SCALE}))
+    assert result.status == "same", result.findings

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import whence
+from whence import judge
 from whence.comparison.onnx_files import operator_sets
 from whence.errors import UnreadableRun, UsageError
 
@@ -214,6 +215,19 @@ def test_a_norm_that_was_folded_into_a_convolution(factor, tmp_path):
 
 
 # ---- copies in another precision
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_weights_rounded_to_16_bits_and_stored_in_32_are_a_copy(reference, tmp_path, kind):
+    """As `model.half().float()` leaves them; a lone one is a difference."""
+    copy = {k: judge.rounded(w, kind).astype(np.float32) for k, w in WEIGHTS.items()}
+    result = whence.compare(reference, model(tmp_path / "h.onnx", nodes(), copy))
+    assert (result.status, list(result.counts)) == ("same", ["precision"])
+    assert f"numbers of {kind}, stored in float32" in result.headline
+    lone = {**WEIGHTS, "fc.weight": copy["fc.weight"]}
+    wrong = whence.compare(reference, model(tmp_path / "lone.onnx", nodes(), lone))
+    assert wrong.status == "different"
+    assert "fc.weight" in wrong.findings[0].sentence
 
 
 def test_a_copy_in_float16_differs_in_precision_alone(reference, tmp_path):

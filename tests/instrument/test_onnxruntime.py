@@ -20,7 +20,8 @@ import pytest
 
 import whence
 from whence.errors import UsageError
-from whence.instrument.engines.effect import neutral_values
+from whence.instrument.engines.effect import Effects, Words, neutral_values
+from whence.instrument.engines.values import of_array
 from whence.instrument.framework import owner_of
 from whence.instrument.onnxruntime import insides, native_sessions
 from whence.records.marks import Mark, mark_value, mark_values
@@ -569,6 +570,22 @@ def test_the_largest_neutral_set_is_found(count):
     assert neutral_values(values, is_neutral, 1000) == [v for v in values if v not in harmful]
     few = neutral_values(values, lambda some: not harmful & set(some), 3)
     assert not harmful & set(few)
+
+
+def test_values_that_fail_together_are_left_out_and_the_rest_is_shown():
+    """As where a node in blocks of channels cannot be brought into plain order."""
+    result = of_array(np.ones(3, np.float32))
+
+    def run(model, values):
+        if "broken" in values:
+            raise RuntimeError("ReorderOutput: channels")
+        return {name: [(name, result)] for name in ("y", *values)}
+
+    effects = Effects(["a", "broken", "b"], list, Words("the session alone", "another graph"))
+    shown, effect = effects.results(run, {"y": result})
+    assert list(shown) == ["y", "a", "b"]
+    assert effect is not None and effect.unseen == ("broken",)
+    assert "fails (RuntimeError: ReorderOutput: channels); 2 values can be shown" in effect.text
 
 
 # ---- failures, levels, whole programs

@@ -55,6 +55,20 @@ def test_z_is_the_worst_element_in_units_of_its_row_or_column():
     assert got.score > 1
 
 
+def test_an_element_may_be_off_by_what_any_order_of_its_sum_rounds():
+    """Winograd's kernels round more than the replay's, here of 4608 terms; not by a ten-thousandth
+    of what a weight is.
+    """
+    r, w = pair(np.float32)
+    size = np.sqrt((r**2).mean())
+    for off, is_right in ((6e-6, True), (1e-4, False)):
+        y = w.copy()
+        y[7, 11] += off * size
+        got = judge.local(y, r, w, reduction_length=4608)
+        assert (got.parts()["z"] <= 1) == is_right
+        assert judge.local(y, r, w).parts()["z"] > 1
+
+
 def test_an_element_that_the_working_replay_gives_too_is_no_fault():
     """Attention on a few of many tokens: one row of a head rounds far more than the rest does."""
     r, w = pair(ml_dtypes.bfloat16, (200, 64))
