@@ -10,7 +10,7 @@ import msgspec
 from whence import dtypes
 from whence.align.calls.sequence_alignment import best_in_order
 from whence.records import Call, Record, Ref, Run
-from whence.records.slots import input_name, is_input, is_param, slot_family
+from whence.records.slots import input_name, is_input, is_param, param_name, slot_family
 from whence.results import SlotPair
 
 # Names of one parameter in different frameworks.
@@ -86,8 +86,8 @@ def _numbered_params(call: Call, partner: Call, reference: Run, target: Run) -> 
     """Slots of the target by those of the reference, of parameters that several calls taken as one
     hold by number: those of equal elements, then, in order, those of one shape.
     """
-    own = [r for r in call.slots("param") if r.slot.removeprefix("param.").isdecimal()]
-    free = [r for r in partner.slots("param") if r.slot.removeprefix("param.").isdecimal()]
+    own = [r for r in call.slots("param") if param_name(r.slot).isdecimal()]
+    free = [r for r in partner.slots("param") if param_name(r.slot).isdecimal()]
     if not own or not free:
         return {}
     slots: dict[str, str] = {}
@@ -244,7 +244,8 @@ def _parameter(slot: str) -> str:
 
 def _role(slot: str) -> str:
     """What a parameter is in its module: its name without the path."""
-    return _parameter(slot).rpartition(".")[2]
+    name = param_name(slot).rpartition(".")[2]
+    return _SAME_NAME.get(name, name)
 
 
 def _same_elements(a: Record, b: Record) -> bool:
