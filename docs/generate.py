@@ -33,7 +33,7 @@ OUTSIDE = {
 }
 """Files of the repository that are pages of the site under another name."""
 DECISIONS = "dev/decisions/index.md"
-LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"\[([^\[\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 ANSWER = re.compile(r"^```text\n(?=(?:(?!```).*\n)*?.{161,}\n)", re.MULTILINE)
 """The head of a block that shows an answer with sentences in it: its long lines are wrapped, as
 terminals do.
@@ -72,19 +72,23 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links between files of the repository into links between pages."""
+    """Turn links between files of the repository into links between pages; what is no page of the
+    site stays as words.
+    """
     place = page.file.src_uri
     written = next((name for name, here in OUTSIDE.items() if here == place), f"docs/{place}")
 
     def turned(found: re.Match[str]) -> str:
-        link, anchor = found[1], found[2] or ""
+        words, link, anchor = found[1], found[2], found[3] or ""
         if "://" in link:
             return found[0]
         to = posixpath.normpath(posixpath.join(posixpath.dirname(written), link))
+        if not to.startswith("docs/") and to not in OUTSIDE:
+            return words
         page = (
             DECISIONS if to == "docs/dev/decisions" else OUTSIDE.get(to, to.removeprefix("docs/"))
         )
-        return f"]({posixpath.relpath(page, posixpath.dirname(place) or '.')}{anchor})"
+        return f"[{words}]({posixpath.relpath(page, posixpath.dirname(place) or '.')}{anchor})"
 
     return ANSWER.sub("``` {.text .answer}\n", LINK.sub(turned, markdown))
 

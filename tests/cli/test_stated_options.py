@@ -12,12 +12,14 @@ from whence import api, cli
 from whence.cli import _options
 from whence.instrument.options import CaptureOptions
 from whence.workflows.commits import Files
+from whence.workflows.operator_fuzz.fuzz import Trials
 from whence.workflows.probe.probe import Question
 
 CONTEXT = click.Context(cli.group)
 FREE = {
     *CaptureOptions.__struct_fields__,
     *Files.__annotations__,
+    *Trials.__annotations__,
     *Question.__struct_fields__,
     *inspect.signature(api.compare).parameters,
     *inspect.signature(api.run_command).parameters,

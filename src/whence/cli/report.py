@@ -90,13 +90,22 @@ def command(
     details: int,
     tokens: str | None,
     force: bool,
-    **viewers: str | None,
+    model_explorer: str | None,
+    tensorboard: str | None,
+    onnx: str | None,
+    netron: str | None,
 ) -> None:
     """Words -> `api.report_html`, `api.plots`, `api.load_comparison` -> report -> exit code."""
     from whence import api
     from whence.report import tables
 
     _answers.check(form, annotations, junit, force)
+    viewers = {
+        "model_explorer": model_explorer,
+        "tensorboard": tensorboard,
+        "onnx": onnx,
+        "netron": netron,
+    }
     chosen = _answers.latest() if comparison is None else comparison
     answers = form is not None or annotations
     if answers or junit is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 from whence import dtypes
 from whence.dtypes import Array
@@ -116,7 +117,7 @@ def not_converted(wide: Array, narrow: Array) -> Array:
     """
     kind = dtypes.of(narrow)
     expected, held = rounded(wide, kind.name).astype(np.float64), narrow.astype(np.float64)
-    off = ~((expected == held) | (np.isnan(expected) & np.isnan(held)))
+    off: npt.NDArray[np.bool_] = ~((expected == held) | (np.isnan(expected) & np.isnan(held)))
     if kind.name == "float16" and off.any():
         exact = wide.astype(np.float64)
         is_tiny = (np.abs(exact) < _NEXT_TO_ZERO) & (np.abs(held) < _NEXT_TO_ZERO)

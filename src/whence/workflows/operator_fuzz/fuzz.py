@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -27,6 +27,13 @@ from whence.workflows.operator_fuzz.shrink import smallest_case, with_fewer_valu
 CASES = 160
 _AGAIN = 4096
 """Elements up to which a case is called three times, with other values in between."""
+
+
+class Trials(TypedDict, total=False):
+    """cases: most of them. tests: a folder for a pytest file of each fault."""
+
+    cases: int
+    tests: str | Path | None
 
 
 @dataclass
@@ -57,7 +64,7 @@ def fuzz(
     outputs: Sequence[str] = (),
     order: str = "",
     without: Sequence[str] = (),
-    **how: Any,
+    **trials: Unpack[Trials],
 ) -> Fuzzed:
     """Try a kernel on about 160 inputs against its reference in float64.
 
@@ -66,14 +73,13 @@ def fuzz(
     each tensor in order its form, as "x: float32[rows, cols]"; equal names are equal sizes.
     arguments: further ones, by name. outputs: forms of what a function of C writes. order: of its
     parameters, as "x, y, rows:i32". without: kinds of values that it need not take ("nan", ...).
-    how: cases, most of them; tests, a folder for a pytest file of each fault. Raises UsageError,
-    StoreFailed.
+    trials: as `Trials` has them. Raises UsageError, StoreFailed.
     """
     if unknown := set(without) - set(VALUES):
         raise UsageError(f"no values are called {min(unknown)!r}; known: {', '.join(VALUES)}")
     signature, checker = _prepared(kernel, reference, inputs, arguments or {}, outputs, order)
     count, seen = _Count(), None
-    for case in plan(signature.inputs, int(how.get("cases", CASES)), without):
+    for case in plan(signature.inputs, trials.get("cases", CASES), without):
         _tried(checker, signature, case, count, seen)
         seen = case
     if not count.cases and count.refused:
@@ -86,7 +92,7 @@ def fuzz(
         "outputs": list(outputs),
         "order": order,
     }
-    tests = how.get("tests")
+    tests = trials.get("tests")
     if tests and not call["kernel"]:
         raise UsageError("a test names the kernel: give it as module:function")
     faults = [
