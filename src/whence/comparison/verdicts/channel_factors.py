@@ -160,8 +160,8 @@ def factor_in_words(reference: Array, target: Array) -> str:
 
 
 def channel_order(made: Array, array: Array) -> Array | None:
-    """The order in which the channels of one tensor (last axis) are those of another, each once;
-    None for none.
+    """The order, another than their own, in which the channels of one tensor (last axis) are those
+    of another, each once; None for none.
     """
     if made.shape != array.shape or not 1 < array.shape[-1] <= _CHANNELS:
         return None
@@ -169,4 +169,5 @@ def channel_order(made: Array, array: Array) -> Array | None:
         return None
     before, after = (a.reshape(-1, a.shape[-1])[:_ROWS].astype(np.float64).T for a in (made, array))
     order: Array = abs(after[:, None] - before[None]).sum(axis=-1).argmin(axis=1)
-    return order if len(set(order.tolist())) == len(order) else None
+    is_order = sorted(order.tolist()) == [*range(len(order))] != order.tolist()
+    return order if is_order else None

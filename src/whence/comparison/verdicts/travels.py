@@ -620,9 +620,9 @@ class Neighbourhoods:
                 return Outcome.TAKEN_BACK if is_each else Outcome.TRAVELS
         except (ElementsMissing, KeyError):
             return Outcome.UNKNOWN
-        is_in_place = self._is_in_place(region, stretch, shown) or all(
-            self._is_in_another_order(stretch, record, array) for record, array in shown.items()
-        )
+        other = {r: a for r, a in shown.items() if not self._is_made(stretch, r, a)}
+        is_reordered = other and all(self._is_in_another_order(stretch, *o) for o in other.items())
+        is_in_place = is_reordered or self._is_in_place(region, stretch, shown)
         return Outcome.IN_PLACE if is_in_place else Outcome.NO_EFFECT
 
     def _is_each_taken_back(self, verdict: Verdict, stretch: Stretch, shown: Arrays) -> bool:
