@@ -1,6 +1,7 @@
 """What pyproject.toml declares is used, and has a lower bound to test with."""
 
 import ast
+import fnmatch
 import functools
 import importlib.metadata
 import json
@@ -120,3 +121,19 @@ def test_every_requirement_states_a_lower_bound():
     assert LOWER["bounds"](PROJECT)["numpy"] == "2.0"
     with pytest.raises(ValueError, match="states no lower bound"):
         LOWER["bounds"]({"dependencies": ["numpy"], "optional-dependencies": EMPTY})
+
+
+def test_a_wheel_holds_every_file():
+    """What is no module of a package is listed in pyproject.toml, or a wheel goes without it."""
+    package, tables = ROOT / "src" / "whence", tomllib.loads((ROOT / "pyproject.toml").read_text())
+    listed = tables["tool"]["setuptools"]["package-data"]["whence"]
+    others = [
+        path.relative_to(package).as_posix()
+        for path in sorted(package.rglob("*"))
+        if path.is_file()
+        and path.parent.name != "__pycache__"
+        and not path.name.startswith("_compiled.")  # the extension that was built there
+        and not (path.suffix == ".py" and (path.parent / "__init__.py").is_file())
+    ]
+    assert [name for name in others if not any(fnmatch.fnmatch(name, p) for p in listed)] == []
+    assert "demo/runs.zip" in others
