@@ -31,7 +31,9 @@ MADE = (2026, 1, 1, 0, 0, 0)  # of every file: before the runs, so that their sc
 
 def capture(place: Path) -> None:
     """Capture both runs into a folder that holds the script."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # the runs name their interpreter as users type it: it is the one that this script runs in
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": path}
     for name, words in RUNS.items():
         command = [sys.executable, "-m", "whence", "run", "-o", name, "--", "python", SCRIPT.name]
         subprocess.run([*command, *words], cwd=place, env=environment, check=True)
