@@ -15,9 +15,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from whence.align.layout.distances import AGREES, distance
 from whence.align.plan_editor import PlanEditor
+from whence.dtypes import Array
 from whence.records import Call
 from whence.records.slots import is_input, is_output
+from whence.results import CallPair
 
 Content = str | int
 """What stands for the elements of a record, in whatever shape: their hash, or the record."""
@@ -31,6 +34,9 @@ def content_of(editor: PlanEditor, side: str, record: int) -> Content:
 def part_inputs(editor: PlanEditor) -> None:
     """Leave inputs of fused calls without partners where calls before their namesakes, which have
     no partner either, are given these tensors.
+
+    What a fused call makes is what its namesake makes, as far as a fault may be off: one that was
+    left out, a scale, say, shows there.
     """
     makers: defaultdict[Content, list[Call]] = defaultdict(list)
     for call in sorted(editor.reference.calls, key=lambda call: call.order):
@@ -49,7 +55,7 @@ def part_inputs(editor: PlanEditor) -> None:
             across = {own[s.reference_slot] for s in pair.slots if s.target_slot == ref.slot}
             if alike & before.read and not alike & across:
                 fused.add(ref.slot)
-        if fused:
+        if fused and _makes_the_same(editor, pair):
             # none of them is left over: they belong to the calls before
             editor.pairs[call.id] = msgspec.structs.replace(
                 pair,
@@ -63,6 +69,27 @@ def part_inputs(editor: PlanEditor) -> None:
                 ),
                 only_target=tuple(s for s in pair.only_target if s not in fused),
             )
+
+
+def _makes_the_same(editor: PlanEditor, pair: CallPair) -> bool:
+    """Are the outputs of a pair roughly the same? False where elements are missing."""
+    outputs = [slot for slot in pair.slots if is_output(slot.reference_slot)]
+    return bool(outputs) and all(
+        _are_alike(
+            editor.array("reference", slot.reference_record),
+            editor.array("target", slot.target_record),
+        )
+        for slot in outputs
+    )
+
+
+def _are_alike(reference: Array | None, target: Array | None) -> bool:
+    """Of the elements that differ alone: what a mask fills in would drown the others."""
+    if reference is None or target is None or reference.size != target.size:
+        return False
+    a, b = reference.reshape(-1), target.reshape(-1)
+    differs = a != b
+    return not differs.any() or distance(a[differs], b[differs]) < AGREES
 
 
 class _Before(NamedTuple):
