@@ -205,6 +205,8 @@ def test_at_a_prompt_nothing_is_a_dump_of_fields():
         results.Probed,  # tests/workflows/test_probe.py has one
         results.Upgrade,  # tests/workflows/test_upgrade.py has one
         results.ServingCheck,  # tests/workflows/test_serve_check.py has one
+        results.Acceptance,  # tests/workflows/test_accept.py has one
+        results.Fuzzed,  # tests/workflows/test_fuzz.py has one
     }
     for item in seen:
         text = repr(item)

@@ -32,7 +32,7 @@ def test_rounding():
         "SAME               no fault: every difference is rounding\n"
         "  how sure         the two dumps alone, nothing was replayed; all 3 calls measured; could not "
         "have seen errors below 5 times what came in\n"
-        "  would have seen  a scale error above 4.3 % (median of 2 calls; 4.3 % at most, fc1), one "
+        "  would have seen  a scale error above 1.2 % (median of 2 calls; 1.2 % at most, fc2), one "
         "element off by 21 % of the rms (32 % at most)\n"
         "  at the outputs   Net output.0: rel_l2 0.0031; argmax unchanged in all 5 rows\n"
         "3 of 3 calls paired: 2 noise, 1 inherited; 0 unmatched, 0 incomparable\n"

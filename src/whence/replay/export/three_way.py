@@ -111,9 +111,10 @@ def beyond_rounding(y, r, w, terms=1):  # type: ignore[no-untyped-def]
         return math.inf, f"{wrong} of {y.numel()} elements are NaN or Inf on one side only"
     y, r, w = (torch.where(fine, t, 0.0) for t in (y, r, w))
     error, noise, size = y - r, w - r, float(r.norm())
-    floor = max(float(noise.norm()), 0.5 * u * size, 0.3 * terms**0.5 * u_sum * size)
+    sums = 0.3 * terms**0.5 * u_sum  # over the size of what is summed
+    floor = max(float(noise.norm()), 0.5 * u * size, sums * size)
     rho = float(error.norm()) / floor if floor else (math.inf if error.any() else 0.0)
-    square = noise.square()
+    square = torch.maximum(noise.square(), (sums * r).square() * (terms > 1))
     own = torch.maximum(square.mean(1, keepdim=True), square.mean(0, keepdim=True)).sqrt()
     # An element that w gives too is no fault, however far it is from r.
     nearest = torch.minimum(error.abs(), (y - w).abs())

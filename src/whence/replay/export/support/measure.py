@@ -142,11 +142,12 @@ def _in_roundings(output: Any, y: Any, r: Any, *ws: Any, length: int) -> tuple[f
     size, noise = float(r.norm()), max(float(f.norm()) for f in fs)
     accumulate = 2.0**-53 if output.dtype in (torch.float64, torch.complex128) else 2.0**-24
     smallest = 0.5 * tiny / scale * math.sqrt(y.numel())  # numbers below may be flushed to zero
-    summed = 0.3 * math.sqrt(max(length, 1)) * accumulate * size
-    floor = max(noise, 0.5 * u * size, summed, smallest)
+    sums = 0.3 * math.sqrt(max(length, 1)) * accumulate  # over the size of what is summed
+    floor = max(noise, 0.5 * u * size, sums * size, smallest)
+    of_terms = (sums * r) ** 2 if length > 1 else torch.zeros_like(r)
     spread = torch.zeros_like(r)
     for f in fs:
-        square = (f * f).reshape(-1, last)
+        square = torch.maximum(f * f, of_terms).reshape(-1, last)
         means = torch.maximum(square.mean(1, keepdim=True), square.mean(0, keepdim=True))
         spread = torch.maximum(spread, means.sqrt().reshape(-1))
     # The third of the floors holds for single elements too: the CPU may have hit a tensor exactly.
