@@ -256,3 +256,15 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert "REFUSED" in capsys.readouterr().out
     assert json.loads((tmp_path / "golden.json").read_text())["sums"] == (near * 1.01).tolist()
     assert execute(["accept", "golden.json", "golden.json"]) == 0
+
+
+def test_an_input_that_cannot_be_replaced_is_not_counted_as_heard():
+    x = np.arange(6.0)
+
+    def program(values):
+        if not np.allclose(values, x, rtol=1e-3):
+            raise ValueError("another table")
+        return {"sum": values.sum()}
+
+    result = whence.accept({"sum": 15.0}, program=program, inputs=(x,))
+    assert any("input 0 is not known" in note and "ValueError" in note for note in result.notes)

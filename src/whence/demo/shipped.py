@@ -83,5 +83,5 @@ def _lay_out(place: Path) -> None:
                 content = json.dumps({**json.loads(content), **here}).encode()
             disk.make_folders(file.parent)
             disk.write_file(file, content)
-            made = datetime(*entry.date_time).timestamp()
-            os.utime(file, (made, made))
+            written_at = datetime(*entry.date_time).timestamp()
+            os.utime(file, (written_at, written_at))

@@ -9,6 +9,7 @@ between.
 
 from __future__ import annotations
 
+import bisect
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -38,6 +39,8 @@ def part_inputs(editor: PlanEditor) -> None:
     What a fused call makes is what its namesake makes, as far as a fault may be off: one that was
     left out, a scale, say, shows there.
     """
+    if not editor.free_reference:
+        return
     makers: defaultdict[Content, list[Call]] = defaultdict(list)
     for call in sorted(editor.reference.calls, key=lambda call: call.order):
         for ref in call.slots("output") if call.leaf else ():
@@ -110,13 +113,14 @@ def _before(editor: PlanEditor, call: Call, makers: Mapping[Content, Sequence[Ca
             before.read.update(contents)
         for content in contents:
             # of several that made the same, a sum with zeros say, the last before the reader
-            earlier = [maker for maker in makers.get(content, ()) if maker.order < reader.order]
-            if not earlier or earlier[-1].id not in editor.free_reference:
+            known = makers.get(content, ())
+            place = bisect.bisect_left(known, reader.order, key=lambda maker: maker.order)
+            if place == 0 or (maker := known[place - 1]).id not in editor.free_reference:
                 continue
             before.made.add(content)
-            if earlier[-1].id not in visited:
-                visited.add(earlier[-1].id)
-                todo.append(earlier[-1])
+            if maker.id not in visited:
+                visited.add(maker.id)
+                todo.append(maker)
     return before
 
 

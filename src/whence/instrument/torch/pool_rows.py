@@ -70,10 +70,10 @@ class Pools:
             return PoolAccess(written=tuple(tensors_in(values)))
         if schema.base in _READS_ROWS:
             return PoolAccess(takes_rows=True)
-        given = tuple(t for t in tensors_in(list(named.values())) if self._slot_of(t))
-        if sum(tensor.nbytes for tensor in given) >= _MOST_BYTES:
+        lying = tuple(t for t in tensors_in(list(named.values())) if self._slot_of(t))
+        if sum(tensor.nbytes for tensor in lying) >= _MOST_BYTES:
             return PoolAccess(reason=f"reads a pool as a whole ({schema.name})")
-        return PoolAccess(given=given)
+        return PoolAccess(given=lying)
 
     def record(self, schema: OperatorSchema, named: Mapping[str, Any], out: Any) -> None:
         """Record what an operator that has run read of pools and wrote there."""

@@ -54,8 +54,8 @@ def accept(
     if program is not None:
         program, inputs = _loaded(program), _inputs(inputs)
         ways = run_ways(program, inputs)
-        notes += ways.notes
         _of_program(evidence, ways, program, inputs, was)
+        notes += ways.notes
         if inputs is None:
             notes.append("whether the program depends on its inputs is not asked without --inputs")
     elif was:
@@ -127,7 +127,7 @@ def _of_program(evidence: Evidence, ways: Ways, program: Any, inputs: Any, was: 
     if was:
         evidence.coarser = _coarser(program, inputs, was)
     if inputs is not None:
-        evidence.ignored = _ignored(program, inputs, ways.own)
+        evidence.ignored = _ignored(program, inputs, ways.own, ways.notes)
 
 
 def _repeats(ways: Ways) -> bool:
@@ -152,8 +152,12 @@ def _coarser(program: Any, inputs: Any, was: str) -> dict[str, dict[str, Array]]
     return run_coarser(program, inputs, units[was])
 
 
-def _ignored(program: Any, inputs: Any, own: Mapping[str, Array]) -> dict[str, tuple[str, ...]]:
-    """By value, the inputs that can be replaced without a bit of it changing."""
+def _ignored(
+    program: Any, inputs: Any, own: Mapping[str, Array], notes: list[str]
+) -> dict[str, tuple[str, ...]]:
+    """By value, the inputs that can be replaced without a bit of it changing. notes: gets those
+    that the program does not take otherwise, of which nothing is known.
+    """
     from whence.workflows.rounding.ways import run_once
 
     ignored: dict[str, list[str]] = {name: [] for name in own}
@@ -163,7 +167,11 @@ def _ignored(program: Any, inputs: Any, own: Mapping[str, Array]) -> dict[str, t
             continue
         try:
             values = run_once(program, changed)
-        except Exception:  # noqa: BLE001 - a model may refuse what is drawn
+        except Exception as error:  # noqa: BLE001 - a model may refuse what is drawn
+            notes.append(
+                f"whether the values depend on {name} is not known: with others in its place the "
+                f"program raised {type(error).__name__}"
+            )
             continue
         for key, array in own.items():
             if same_bits(values.get(key), array):

@@ -162,15 +162,15 @@ def _of_arrays(path: Path) -> dict[str, Golden]:
     from whence.readers.opening import open_run
 
     run = open_run(str(path))
-    found: dict[str, Golden] = {}
+    goldens: dict[str, Golden] = {}
     for call in run.calls:
         for ref in call.refs:
             if call.scope:
                 name = call.scope if len(call.refs) == 1 else below(call.scope, ref.slot)
-                found[name] = Golden(run.array(ref.record))
-    if not found:
-        found = {str(r.id): Golden(run.array(r.id)) for r in run.records}
-    return {"": next(iter(found.values()))} if path.suffix.lower() == ".npy" else found
+                goldens[name] = Golden(run.array(ref.record))
+    if not goldens:
+        goldens = {str(r.id): Golden(run.array(r.id)) for r in run.records}
+    return {"": next(iter(goldens.values()))} if path.suffix.lower() == ".npy" else goldens
 
 
 def check_writable(path: Any) -> None:

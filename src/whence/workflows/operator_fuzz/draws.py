@@ -98,7 +98,7 @@ def _fits(forms: Sequence[Form], case: Case) -> bool:
 
 def arrays(forms: Sequence[Form], case: Case) -> dict[str, Array]:
     """The inputs of a case by name, contiguous."""
-    made: dict[str, Array] = {}
+    drawn: dict[str, Array] = {}
     floating = [f.name for f in forms if f.is_floating]
     for number, f in enumerate(forms):
         random = np.random.default_rng([case.seed, number])
@@ -108,12 +108,12 @@ def arrays(forms: Sequence[Form], case: Case) -> dict[str, Array]:
             is_special = case.values in _ONE_INPUT
             chosen = floating[case.seed % len(floating)] if is_special else f.name
             kind = case.values if chosen == f.name else "ordinary"
-            made[f.name] = _floats(f.dtype, shape, kind, random)
+            drawn[f.name] = _floats(f.dtype, shape, kind, random)
         else:
-            made[f.name] = _whole(f, shape, case, random)
-        if case.layout == "one row repeated" and made[f.name].ndim > 1 and made[f.name].size:
-            made[f.name] = np.repeat(made[f.name][:1], shape[0], axis=0)
-    return made
+            drawn[f.name] = _whole(f, shape, case, random)
+        if case.layout == "one row repeated" and drawn[f.name].ndim > 1 and drawn[f.name].size:
+            drawn[f.name] = np.repeat(drawn[f.name][:1], shape[0], axis=0)
+    return drawn
 
 
 def _floats(dtype: str, shape: tuple[int, ...], kind: str, random: Any) -> Array:
@@ -140,26 +140,26 @@ def _reach(info: dtypes.DType) -> float:
 
 def _placed(value: float) -> Callable[..., Any]:
     def draw(random: Any, shape: tuple[int, ...], info: dtypes.DType) -> Any:
-        made = random.normal(size=shape)
-        if made.size:
-            made.reshape(-1)[int(random.integers(made.size))] = value
-        return made
+        drawn = random.normal(size=shape)
+        if drawn.size:
+            drawn.reshape(-1)[int(random.integers(drawn.size))] = value
+        return drawn
 
     return draw
 
 
 def _filled_row(random: Any, shape: tuple[int, ...], info: dtypes.DType) -> Any:
-    made = random.normal(size=shape)
-    if made.ndim and made.size:
-        made[-1] = -np.inf
-    return made
+    drawn = random.normal(size=shape)
+    if drawn.ndim and drawn.size:
+        drawn[-1] = -np.inf
+    return drawn
 
 
 def _spike(random: Any, shape: tuple[int, ...], info: dtypes.DType) -> Any:
-    made = random.normal(size=shape)
-    if made.size:
-        made.reshape(-1)[-1] = min(1e4, _reach(info))
-    return made
+    drawn = random.normal(size=shape)
+    if drawn.size:
+        drawn.reshape(-1)[-1] = min(1e4, _reach(info))
+    return drawn
 
 
 VALUES: Mapping[str, Callable[..., Any]] = {

@@ -156,10 +156,10 @@ def _prepared(
 def _tried(
     checker: Checker, signature: kernels.Signature, case: Case, count: _Count, before: Case | None
 ) -> None:
-    made = arrays(signature.inputs, case)
-    is_small = max((a.size for a in made.values()), default=0) <= _AGAIN
+    inputs = arrays(signature.inputs, case)
+    is_small = max((a.size for a in inputs.values()), default=0) <= _AGAIN
     try:
-        fault = checker.fault(made, case.layout, again=is_small)
+        fault = checker.fault(inputs, case.layout, again=is_small)
     except NotValid:
         count.skipped += 1
         return

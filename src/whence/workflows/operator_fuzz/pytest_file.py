@@ -36,11 +36,11 @@ def written(
             kept[key] = np.frombuffer(array.tobytes(), np.uint8)
             values = 'Path(__file__).with_suffix(".npz")'
         rows.append(f"        {key!r}: ({dtypes.of(array).name!r}, {array.shape!r}, {values}),")
-    said = title.replace("\\", "/").replace('"', "'")
+    quotable = title.replace("\\", "/").replace('"', "'")
     path = "\nfrom pathlib import Path\n" if kept else ""
     more = {k: v for k, v in call.items() if v and k not in ("kernel", "reference")}
     lines = [
-        _HEAD.format(title=said, path=path),
+        _HEAD.format(title=quotable, path=path),
         "",
         f"def {name}() -> None:",
         "    inputs = {",

@@ -42,21 +42,23 @@ def engine(source: Any) -> Engine:
     if isinstance(source, str) and source.startswith(("http://", "https://")):
         return _server(source)
     name = source if isinstance(source, str) else type(source).__name__
-    made = imported(source) if isinstance(source, str) else source
-    if isinstance(made, type) or not hasattr(made, "generate"):
-        made = _called(made, name)
-    if not callable(getattr(made, "generate", None)):
+    served = imported(source) if isinstance(source, str) else source
+    if isinstance(served, type) or not hasattr(served, "generate"):
+        served = _called(served, name)
+    if not callable(getattr(served, "generate", None)):
         raise UsageError(
-            f"engine {name}: a {type(made).__name__} has no method generate; give a transformers "
+            f"engine {name}: a {type(served).__name__} has no method generate; give a transformers "
             "model, an object with generate(prompts, max_new_tokens), or the address of a server"
         )
-    if hasattr(made, "parameters"):
-        return Engine(name, lambda prompts, count: [_plain(made, p, count) for p in prompts], made)
+    if hasattr(served, "parameters"):
+        return Engine(
+            name, lambda prompts, count: [_plain(served, p, count) for p in prompts], served
+        )
 
     def generate(prompts: Sequence[Sequence[int]], count: int) -> list[Answer]:
         asked = [list(prompt) for prompt in prompts]
         try:
-            answers = [_answer(value) for value in made.generate(asked, count)]
+            answers = [_answer(value) for value in served.generate(asked, count)]
         except (Exception, SystemExit) as error:  # the user's code
             words = f"{type(error).__name__}: {error}"
             raise UsageError(f"engine {name}: generate(prompts, {count}) raised {words}") from error
@@ -64,7 +66,7 @@ def engine(source: Any) -> Engine:
             raise UsageError(f"engine {name}: {len(answers)} answers to {len(asked)} prompts")
         return answers
 
-    return Engine(name, generate, getattr(made, "model", None))
+    return Engine(name, generate, getattr(served, "model", None))
 
 
 def _called(factory: Any, name: str) -> Any:

@@ -310,8 +310,8 @@ def _fault(number: int, wrong: Wrong, prompt: int, judged: Judged) -> ServingFau
         stage = ServingStage.LOGITS
     if event.kind.is_of_cache:
         written = event._replace(kind=event.kind.written)
-        given = "" if event.kind.is_read else " as the cache is given them"
-        words = f"layer {layer}, {event.kind.value[0]}{given}, " + place_words(
+        how = "" if event.kind.is_read else " as the cache is how them"
+        words = f"layer {layer}, {event.kind.value[0]}{how}, " + place_words(
             wrong, judged.truth[written].shape[1]
         )
     else:
