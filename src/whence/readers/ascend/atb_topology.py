@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whence.readers.encodings.json_file import json_of
+from whence.errors import UnreadableRun
+from whence.readers.encodings.json_file import object_of
 
 _BYTES = 256 << 20
 _DEPTH = 32
@@ -54,14 +55,10 @@ class Model(NamedTuple):
 def read(path: Path) -> Model | None:
     """A topology file; None when it is none."""
     try:
-        if path.stat().st_size > _BYTES:
-            return None
-        tree = json_of(path)
-    except (OSError, ValueError, RecursionError):
+        tree = object_of(path, path.name, limit=_BYTES)
+    except UnreadableRun:
         return None
-    if not isinstance(tree, dict) or not isinstance(tree.get("nodes"), list):
-        return None
-    nodes = tuple(_operations(tree["nodes"], 0))
+    nodes = tuple(_operations(tree.get("nodes"), 0))
     if not nodes:
         return None
     number = _LAST_NUMBER.search(nodes[0].name)
@@ -71,10 +68,9 @@ def read(path: Path) -> Model | None:
     return Model(str(tree.get("modelName", path.stem)), nodes, first)
 
 
-def _operations(nodes: list[Any], depth: int) -> Iterator[Operation]:
-    for node in nodes if depth < _DEPTH else ():
+def _operations(nodes: Any, depth: int) -> Iterator[Operation]:
+    for node in nodes if isinstance(nodes, list) and depth < _DEPTH else ():
         if isinstance(node, dict):
-            below = node.get("nodes")
             param = node.get("param")
             yield Operation(
                 str(node.get("opName", "")),
@@ -82,7 +78,7 @@ def _operations(nodes: list[Any], depth: int) -> Iterator[Operation]:
                 param if isinstance(param, dict) else {},
                 _names(node.get("inTensors")),
                 _names(node.get("outTensors")),
-                tuple(_operations(below, depth + 1)) if isinstance(below, list) else (),
+                tuple(_operations(node.get("nodes"), depth + 1)),
             )
 
 

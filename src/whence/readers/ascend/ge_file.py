@@ -20,13 +20,32 @@ from whence.errors import UnreadableRun
 from whence.readers.ascend import dtypes, layouts
 from whence.readers.encodings import limits, protobuf
 from whence.readers.encodings.archive import bytes_of
-from whence.records.slots import is_output
+from whence.readers.encodings.protobuf import (
+    Message,
+    Schema,
+    integers,
+    messages,
+    packed,
+    raw,
+    texts,
+)
 
 _NANO = b"\x5a\x5a\x5a\x5a"
-_NANO_INPUTS, _NANO_OUTPUTS = 4, 5
+_NANO_SLOTS = {4: "input", 5: "output"}
 _TENSORS = 4096  # of one operator
-_OUTPUT, _INPUT, _BUFFER, _NAME, _WORKSPACE = 3, 4, 5, 6, 8
-_OLD_WORKSPACE = 7  # the number of attributes today: told apart by what is in them
+_SHAPE = messages({1: ("extents", packed)})
+_FORM: Schema = {1: ("type", integers), 2: ("format", integers), 3: ("shape", _SHAPE)}
+_STORED = (("data", raw), ("size", integers), ("original", _SHAPE), ("groups", integers))
+_INPUT: Schema = _FORM | dict(enumerate(_STORED, 4))
+_OUTPUT: Schema = (
+    _FORM | {4: ("origins", messages({1: ("name", texts)}))} | dict(enumerate(_STORED, 5))
+)
+_BUFFER: Schema = dict(enumerate(_STORED[:2], 2))
+_DUMP: Schema = {
+    3: ("output", messages(_OUTPUT)), 4: ("input", messages(_INPUT)),
+    5: ("buffer", messages(_BUFFER)), 6: ("name", texts), 7: ("older", raw),
+    8: ("workspace", messages(_BUFFER)),
+}  # fmt: skip
 
 
 class DumpedTensor(NamedTuple):
@@ -50,12 +69,11 @@ class DumpedTensor(NamedTuple):
 
 
 class DumpFile(NamedTuple):
-    """What one file holds. op_name: "" when not stated. time_us: when it was written, 0 when not
-    stated. unread: what is in the file and is not read, in words.
+    """What one file holds. op_name: "" when not stated. unread: what is in the file and is not
+    read, in words.
     """
 
     op_name: str
-    time_us: int
     tensors: tuple[DumpedTensor, ...]
     unread: tuple[str, ...]
 
@@ -111,116 +129,49 @@ def elements(path: Path, tensor: DumpedTensor) -> Array:
 
 
 def _dump_data(header: bytes, start: int) -> DumpFile:
-    name, time_us = "", 0
-    described: dict[str, list[_Description]] = {
-        "output": [],
-        "input": [],
-        "buffer": [],
-        "workspace": [],
-    }
-    kinds = {_OUTPUT: "output", _INPUT: "input", _BUFFER: "buffer", _WORKSPACE: "workspace"}
-    base = np.frombuffer(header, np.uint8).__array_interface__["data"][0]
-    for number, kind, value in protobuf.fields(header):
-        if number == 2 and kind == protobuf.VARINT:
-            time_us = value
-        elif kind != protobuf.BYTES:
-            continue
-        elif number == _NAME:
-            name = protobuf.text(value)
-        elif number in kinds or (number == _OLD_WORKSPACE and _is_workspace(value)):
-            slot = kinds.get(number, "workspace")
-            if len(described[slot]) >= _TENSORS:
-                raise UnreadableRun(f"it says that one operator has more than {_TENSORS} {slot}s")
-            described[slot].append(_tensor(slot, value, base))
+    base = _address(header)
+    fields = protobuf.read(header, _DUMP)
+    # the number of attributes today: told apart by what is in them
+    older = [protobuf.read(value, _BUFFER) for value in fields["older"] if _is_workspace(value)]
+    fields["workspace"] = older + fields["workspace"]
     tensors: list[DumpedTensor] = []
     unread: list[str] = []
     place = start
     for slot in ("input", "output", "buffer", "workspace"):
-        for k, description in enumerate(described[slot]):
-            inside = description.inside is not None
-            offset, nbytes = (
-                (8 + description.inside[0], description.inside[1])
-                if description.inside is not None
-                else (place, description.nbytes)
-            )
-            place += 0 if inside else description.nbytes
+        if len(fields[slot]) > _TENSORS:
+            raise UnreadableRun(f"it says that one operator has more than {_TENSORS} {slot}s")
+        for k, tensor in enumerate(fields[slot]):
+            offset, nbytes = place, tensor.last("size", 0)
+            if inside := tensor.last("data"):  # its elements are in the header itself
+                offset, nbytes = 8 + _address(inside) - base, len(inside)
+            else:
+                place += nbytes
             if slot in ("buffer", "workspace"):
                 unread.append(f"{slot} {k} of {nbytes} bytes")
             else:
-                tensors.append(_dumped_tensor(f"{slot}.{k}", description, offset, nbytes))
-    return DumpFile(name, time_us, tuple(tensors), tuple(unread))
+                tensors.append(_described(f"{slot}.{k}", tensor, offset, nbytes))
+    return DumpFile(fields.last("name"), tuple(tensors), tuple(unread))
 
 
-class _Description(NamedTuple):
-    """What a header states of one tensor. inside: (offset in the header, bytes) when its elements
-    are in the header itself.
-    """
-
-    type: dtypes.Type
-    format: int
-    shape: tuple[int, ...]
-    original: tuple[int, ...]
-    nbytes: int
-    groups: int
-    origin: str
-    inside: tuple[int, int] | None
+def _address(data: bytes | memoryview) -> int:
+    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
 
 
-def _tensor(slot: str, message: Any, base: int) -> _Description:
-    """OpOutput, OpInput, OpBuffer or Workspace: their field numbers agree except for the origin of
-    an output, which moves later ones by one.
-    """
-    later = 1 if slot == "output" else 0
-    plain = slot in ("buffer", "workspace")
-    data_number, size_number = (2, 3) if plain else (4 + later, 5 + later)
-    type_code = format_code = nbytes = groups = 0
-    shape: tuple[int, ...] = ()
-    original: tuple[int, ...] = ()
-    origin = ""
-    inside: tuple[int, int] | None = None
-    for number, kind, value in protobuf.fields(message):
-        if number == size_number and kind == protobuf.VARINT:
-            nbytes = value
-        elif number == data_number and kind == protobuf.BYTES:
-            if len(value):
-                inside = (
-                    np.frombuffer(value, np.uint8).__array_interface__["data"][0] - base,
-                    len(value),
-                )
-        elif plain:
-            continue
-        elif number == 1 and kind == protobuf.VARINT:
-            type_code = value
-        elif number == 2 and kind == protobuf.VARINT:
-            format_code = value
-        elif number == 3 and kind == protobuf.BYTES:
-            shape = _shape(value)
-        elif number == 6 + later and kind == protobuf.BYTES:
-            original = _shape(value)
-        elif number == 7 + later and kind == protobuf.VARINT:
-            groups = protobuf.signed(value)
-        elif later and number == 4 and kind == protobuf.BYTES:
-            origin = next(
-                (
-                    protobuf.text(v)
-                    for n, k, v in protobuf.fields(value)
-                    if n == 1 and k == protobuf.BYTES
-                ),
-                "",
-            )
-    return _Description(
-        dtypes.ge(type_code), format_code, shape, original, nbytes, groups, origin, inside
+def _described(slot: str, tensor: Message, start: int, nbytes: int) -> DumpedTensor:
+    """An OpInput or OpOutput."""
+    shape, original = (
+        limits.extents([n for form in tensor[name][-1:] for n in form["extents"]], "a tensor")
+        for name in ("shape", "original")
     )
-
-
-def _shape(message: Any) -> tuple[int, ...]:
-    out: list[int] = []
-    for number, kind, value in protobuf.fields(message):
-        if number == 1 and kind in (protobuf.VARINT, protobuf.BYTES):
-            if len(value) > 10 * limits.RANK if kind == protobuf.BYTES else len(out) > limits.RANK:
-                raise UnreadableRun(f"a tensor of more than {limits.RANK} dimensions")
-            out += protobuf.packed(kind, value)
-    return limits.extents(out, "a tensor")
+    kind, form, groups = (
+        dtypes.ge(tensor.last("type", 0)),
+        tensor.last("format", 0),
+        tensor["groups"],
+    )
+    origin = "".join(each.last("name") for each in tensor.get("origins", ())[-1:])
+    return _tensor(
+        slot, kind, (form, max([1, *groups[-1:]])), (shape, original), (start, nbytes), origin
+    )
 
 
 def _is_workspace(message: Any) -> bool:
@@ -236,56 +187,50 @@ def _is_workspace(message: Any) -> bool:
         return False
 
 
-def _dumped_tensor(slot: str, description: _Description, start: int, nbytes: int) -> DumpedTensor:
-    stored = description.shape
-    if not stored and nbytes and description.type.bits:
-        count = nbytes * 8 // description.type.bits  # no shape: a scalar, or what its bytes hold
+def _tensor(
+    slot: str,
+    kind: dtypes.Type,
+    form: tuple[int, int],
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    at: tuple[int, int],
+    origin: str = "",
+) -> DumpedTensor:
+    """form: format, groups. shapes: stored, original. at: start, bytes."""
+    stored, original = shapes
+    if not stored and at[1] and kind.bits:
+        count = at[1] * 8 // kind.bits  # no shape: a scalar, or what its bytes hold
         stored = () if count == 1 else (count,)
-    layout = layouts.logical(
-        description.format, stored, description.original, max(description.groups, 1)
-    )
-    return DumpedTensor(slot, description.type, stored, layout, start, nbytes, description.origin)
+    layout = layouts.logical(form[0], stored, original, form[1])
+    return DumpedTensor(slot, kind, stored, layout, *at, origin)
 
 
 def _nano(header: bytes, start: int) -> DumpFile:
-    tensors: list[tuple[str, tuple[int, ...], _Description]] = []
+    described: dict[str, list[Any]] = {"input": [], "output": []}
     for tag, value in _records(header, 8):
-        if tag not in (_NANO_INPUTS, _NANO_OUTPUTS):
+        if (slot := _NANO_SLOTS.get(tag)) is None:
             continue
-        slot = "input" if tag == _NANO_INPUTS else "output"
         (count,) = struct.unpack_from("<I", value)
         place = 4
-        for k in range(min(count, _TENSORS)):
-            code, layout = struct.unpack_from("<2I", value, place)
+        for _ in range(min(count, _TENSORS)):
+            code, form = struct.unpack_from("<2I", value, place)
             # type, format, kind of address[, index, original type, original format], address,
             # offset, size, bytes of what follows
-            fixed = 12 + (12 if slot == "output" else 0)
+            fixed = 24 if slot == "output" else 12
             _, _, nbytes, extra_bytes = struct.unpack_from("<3QI", value, place + fixed)
             place += fixed + 28
-            shapes = {
-                t: tuple(v[: len(v) // 8 * 8].cast("Q"))
-                for t, v in _records(value[place : place + extra_bytes], 0)
-                if t in (0, 1)
-            }
+            extra = dict(_records(value[place : place + extra_bytes], 0))
             place += extra_bytes
-            extents = {t: limits.extents(tuple(map(int, s)), "a tensor") for t, s in shapes.items()}
-            description = _Description(
-                dtypes.acl(code),
-                layout,
-                extents.get(0, ()),
-                extents.get(1, ()),
-                nbytes,
-                1,
-                "",
-                None,
+            shapes = (
+                limits.extents([*v[: len(v) // 8 * 8].cast("Q")], "a tensor")
+                for v in (extra.get(t, memoryview(b"")) for t in (0, 1))
             )
-            tensors.append((f"{slot}.{k}", (), description))
-    tensors.sort(key=lambda t: is_output(t[0]))
-    out, place = [], start
-    for slot, _, description in tensors:
-        out.append(_dumped_tensor(slot, description, place, description.nbytes))
-        place += description.nbytes
-    return DumpFile("", 0, tuple(out), ())
+            described[slot].append((dtypes.acl(code), (form, 1), tuple(shapes), nbytes))
+    tensors, place = list[DumpedTensor](), start
+    for slot, entries in described.items():
+        for k, (kind, form, shapes, nbytes) in enumerate(entries):
+            tensors.append(_tensor(f"{slot}.{k}", kind, form, shapes, (place, nbytes)))
+            place += nbytes
+    return DumpFile("", tuple(tensors), ())
 
 
 def _records(data: bytes | memoryview, place: int) -> Iterator[tuple[int, memoryview]]:

@@ -7,6 +7,9 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
+from whence.errors import UnreadableRun
+from whence.readers.encodings import limits
+
 _BEGINNING = 64
 _PIECE = 1 << 20
 _WIDE_BYTES = 256 << 20
@@ -30,6 +33,34 @@ def json_of(path: Path) -> Any:
             raise ValueError(f"it has {size} bytes and is not written in UTF-8; write it in UTF-8")
         file.seek(0)
         return json.loads(file.read())
+
+
+_AGAIN = "copy or dump it again"
+
+
+def tree_of(path: Path, name: str, remedy: str = _AGAIN, limit: int = limits.JSON_BYTES) -> Any:
+    """As `json_of`; raises UnreadableRun, also beyond `limit` bytes. name: as errors call it."""
+    try:
+        if (size := path.stat().st_size) > limit:
+            raise UnreadableRun(f"{name} has {size} bytes, more than {limit}; dump less at once")
+        return json_of(path)
+    except OSError as error:
+        raise UnreadableRun(f"cannot read {name}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        words = str(error)[:120]
+        raise UnreadableRun(
+            f"{name} is damaged or was not written to its end ({words}); {remedy}"
+        ) from error
+
+
+def object_of(
+    path: Path, name: str, remedy: str = _AGAIN, limit: int = limits.JSON_BYTES
+) -> dict[str, Any]:
+    """As `tree_of`, of a file that holds an object."""
+    tree = tree_of(path, name, remedy, limit)
+    if not isinstance(tree, dict):
+        raise UnreadableRun(f"{name} holds a {type(tree).__name__}, not an object")
+    return tree
 
 
 def refuse_zeros(file: IO[bytes]) -> None:

@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from whence.readers.encodings import onnx_tensor, protobuf
 from whence.readers.encodings.onnx_tensor import OnnxTensor
+from whence.readers.encodings.protobuf import (
+    PAIRS,
+    Message,
+    Schema,
+    floats,
+    integers,
+    messages,
+    packed,
+    raw,
+    texts,
+)
 
-_FLOAT, _INT, _STRING, _TENSOR, _GRAPH = 1, 2, 3, 4, 5
-_FLOATS, _INTS, _STRINGS, _TENSORS, _GRAPHS = 6, 7, 8, 9, 10
-_VALUES = {2: _FLOAT, 3: _INT, 4: _STRING, 5: _TENSOR, 6: _GRAPH, 7: _FLOATS, 8: _INTS,
-           9: _STRINGS, 10: _TENSORS, 11: _GRAPHS}  # fmt: skip
-_ZERO: dict[int, Any] = {_FLOAT: 0.0, _INT: 0, _STRING: "", _TENSOR: None}
 _DEPTH = 32  # of graphs inside graphs
 
 
@@ -71,39 +78,54 @@ class OnnxModel:
     bodies: dict[str, str] = field(default_factory=dict)
 
 
+_TENSOR_TYPE: Schema = {
+    1: ("dtype", integers),
+    2: ("shapes", messages({1: ("extents", messages({1: ("size", integers)}))})),
+}
+_VALUE = messages(
+    {1: ("name", texts), 2: ("types", messages({1: ("tensors", messages(_TENSOR_TYPE))}))}
+)
+_GRAPH: Schema = {
+    1: ("nodes", raw), 5: ("initializers", raw), 11: ("inputs", _VALUE), 12: ("outputs", _VALUE),
+    13: ("inner", _VALUE), 15: ("sparse", messages({1: ("values", raw)})),
+}  # fmt: skip
+_NODE: Schema = {
+    1: ("inputs", texts), 2: ("outputs", texts), 3: ("name", texts), 4: ("op_type", texts),
+    5: ("attributes", raw), 6: ("doc", texts), 7: ("domain", texts), 9: ("metadata", PAIRS),
+}  # fmt: skip
+_ATTRIBUTE: Schema = {
+    1: ("name", texts), 2: ("1", floats), 3: ("2", packed), 4: ("3", texts), 5: ("4", raw),
+    6: ("graphs", raw), 7: ("6", floats), 8: ("7", packed), 9: ("8", texts), 10: ("9", raw),
+    11: ("graphs", raw), 20: ("type", integers),
+}  # fmt: skip
+"""Values have the number of their type as name."""
+_ZERO: dict[int, Any] = {1: 0.0, 2: 0, 3: "", 4: None}
+"""Of types of a single value, what it is where proto3 left it out."""
+_MODEL: Schema = {
+    1: ("ir_version", integers), 2: ("producer", texts), 3: ("release", texts), 7: ("graphs", raw),
+    8: ("opsets", messages({1: ("domain", texts), 2: ("version", integers)})),
+    14: ("metadata", PAIRS), 25: ("functions", raw),
+}  # fmt: skip
+
+
 def parse(message: protobuf.Buffer) -> OnnxModel:
     """The model that a file holds. Raises ValueError when it is none."""
-    model, producer = OnnxModel(), ["", ""]
-    for number, kind, value in protobuf.fields(message):
-        if number == 1 and kind == protobuf.VARINT:
-            model.ir_version = protobuf.signed(value)
-        elif kind != protobuf.BYTES:
-            continue
-        elif number in (2, 3):
-            producer[number - 2] = protobuf.text(value)
-        elif number == 7:
-            _graph(value, model.graph, 0)
-        elif number == 8:
-            domain, version = "", 0
-            for n, k, v in protobuf.fields(value):
-                if n == 1 and k == protobuf.BYTES:
-                    domain = protobuf.text(v)
-                elif n == 2 and k == protobuf.VARINT:
-                    version = protobuf.signed(v)
-            model.opsets[plain_domain(domain)] = version
-        elif number == 14:
-            _pair(value, model.metadata)
-        elif number == 25:
-            names = {
-                n: protobuf.text(v)
-                for n, k, v in protobuf.fields(value)
-                if n in (1, 10) and k == protobuf.BYTES
-            }
-            model.functions.append(".".join(filter(None, (names.get(10), names.get(1)))))
-            model.bodies[model.functions[-1]] = hashlib.sha256(value).hexdigest()
+    fields = protobuf.read(message, _MODEL)
+    model = OnnxModel(
+        fields.last("ir_version", 0),
+        " ".join(filter(None, (fields.last("producer"), fields.last("release")))),
+        opsets={plain_domain(o.last("domain")): o.last("version", 0) for o in fields["opsets"]},
+        metadata=protobuf.table(fields["metadata"]),
+    )
+    for graph in fields["graphs"]:
+        _graph(graph, model.graph, 0)
+    for function in fields["functions"]:
+        about = protobuf.read(function, {1: ("name", texts), 10: ("domain", texts)})
+        name = ".".join(filter(None, (about.last("domain"), about.last("name"))))
+        model.functions.append(name)
+        model.bodies[name] = hashlib.sha256(function).hexdigest()
     if not model.graph.nodes and not model.graph.outputs:
         raise ValueError("it holds no graph")
-    model.producer = " ".join(filter(None, producer))
     return model
 
 
@@ -112,135 +134,66 @@ def plain_domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
-def _graph(message: protobuf.Buffer, graph: OnnxGraph, depth: int) -> None:
+def _graph(message: protobuf.Buffer, graph: OnnxGraph, depth: int) -> OnnxGraph:
+    """Add what a message says to a graph."""
     if depth > _DEPTH:
         raise ValueError("graphs are nested too deeply")
-    for number, kind, value in protobuf.fields(message):
-        if kind != protobuf.BYTES:
-            continue
-        if number == 1:
-            graph.nodes.append(_node(value, depth))
-        elif number == 5:
-            tensor = onnx_tensor.parse(value)
-            graph.initializers[tensor.name] = tensor
-        elif number == 15:
-            graph.sparse.add(_sparse_name(value))
-        elif number in (11, 12, 13):
-            name, dtype, shape = _value(value)
-            if number != 13:
-                (graph.inputs if number == 11 else graph.outputs).append(name)
-            if shape is not None:
-                graph.shapes[name] = shape
-            if dtype:
-                graph.dtypes[name] = dtype
+    fields = protobuf.read(message, _GRAPH)
+    graph.nodes += [_node(node, depth) for node in fields["nodes"]]
+    for tensor in map(onnx_tensor.parse, fields["initializers"]):
+        graph.initializers[tensor.name] = tensor
+    for sparse in fields["sparse"]:
+        graph.sparse.update(onnx_tensor.parse(values).name for values in sparse["values"])
+    graph.inputs += [value.last("name") for value in fields["inputs"]]
+    graph.outputs += [value.last("name") for value in fields["outputs"]]
+    for value in (*fields["inputs"], *fields["outputs"], *fields["inner"]):
+        _describe(value, graph)
+    return graph
 
 
-def _sparse_name(message: protobuf.Buffer) -> str:
-    for number, kind, value in protobuf.fields(message):
-        if number == 1 and kind == protobuf.BYTES:
-            return onnx_tensor.parse(value).name
-    return ""
-
-
-def _value(message: protobuf.Buffer) -> tuple[str, str, tuple[int, ...] | None]:
-    """Name, dtype and shape of a value; "" and None where that is no tensor, or has none."""
-    name, dtype, shape = "", "", None
-    for number, kind, value in protobuf.fields(message):
-        if kind == protobuf.BYTES and number == 1:
-            name = protobuf.text(value)
-        elif kind == protobuf.BYTES and number == 2:
-            kinds = _messages_of(value, 1)
-            for n, k, number_of_type in (f for kind in kinds for f in protobuf.fields(kind)):
-                if n == 1 and k == protobuf.VARINT:
-                    dtype = onnx_tensor.dtype_of(number_of_type)
-            for form in _messages(kinds, 2):
-                shape = tuple(_extent(extent) for extent in _messages([form], 1))
-    return name, dtype, shape
-
-
-def _messages_of(message: protobuf.Buffer, number: int) -> list[protobuf.Buffer]:
-    return [v for n, k, v in protobuf.fields(message) if n == number and k == protobuf.BYTES]
-
-
-def _messages(messages: list[protobuf.Buffer], number: int) -> list[protobuf.Buffer]:
-    """The messages of a field in several."""
-    return [inner for message in messages for inner in _messages_of(message, number)]
-
-
-def _extent(message: protobuf.Buffer) -> int:
-    stated = [protobuf.signed(v) for n, k, v in protobuf.fields(message) if n == 1 and k == 0]
-    return stated[-1] if stated else -1
-
-
-def _pair(message: protobuf.Buffer, into: dict[str, str]) -> None:
-    texts = {n: protobuf.text(v) for n, k, v in protobuf.fields(message) if k == protobuf.BYTES}
-    into[texts.get(1, "")] = texts.get(2, "")
+def _describe(value: Message, graph: OnnxGraph) -> None:
+    """Note dtype and shape of a value, as far as they are stated."""
+    name = value.last("name")
+    for tensor in (tensor for kind in value["types"] for tensor in kind["tensors"]):
+        if dtype := onnx_tensor.dtype_of(tensor.last("dtype", 0)):
+            graph.dtypes[name] = dtype
+        for shape in tensor["shapes"]:
+            graph.shapes[name] = tuple(extent.last("size", -1) for extent in shape["extents"])
 
 
 def _node(message: protobuf.Buffer, depth: int) -> OnnxNode:
-    node = OnnxNode()
-    for number, kind, value in protobuf.fields(message):
-        if kind != protobuf.BYTES:
-            continue
-        if number == 1:
-            node.inputs.append(protobuf.text(value))
-        elif number == 2:
-            node.outputs.append(protobuf.text(value))
-        elif number == 3:
-            node.name = protobuf.text(value)
-        elif number == 4:
-            node.op_type = protobuf.text(value)
-        elif number == 5:
-            _attribute(value, node, depth)
-        elif number == 6:
-            node.doc = protobuf.text(value)
-        elif number == 7:
-            node.domain = plain_domain(protobuf.text(value))
-        elif number == 9:
-            _pair(value, node.metadata)
+    fields = protobuf.read(message, _NODE)
+    node = OnnxNode(
+        fields.last("op_type"), plain_domain(fields.last("domain")), fields.last("name"),
+        fields["inputs"], fields["outputs"], metadata=protobuf.table(fields["metadata"]),
+        doc=fields.last("doc"),
+    )  # fmt: skip
+    for attribute in fields["attributes"]:
+        _attribute(protobuf.read(attribute, _ATTRIBUTE), node, depth)
     return node
 
 
-def _attribute(message: protobuf.Buffer, node: OnnxNode, depth: int) -> None:
-    name, stated = "", 0
-    values: dict[int, list[Any]] = {}
-    for number, kind, value in protobuf.fields(message):
-        if number == 1 and kind == protobuf.BYTES:
-            name = protobuf.text(value)
-        elif number == 20 and kind == protobuf.VARINT:
-            stated = value
-        elif number in _VALUES:
-            sort = _VALUES[number]
-            values.setdefault(sort, []).extend(_read(sort, kind, value, depth))
-    if graphs := [*values.get(_GRAPH, ()), *values.get(_GRAPHS, ())]:
+def _attribute(fields: Message, node: OnnxNode, depth: int) -> None:
+    name = fields.last("name")
+    if graphs := [_graph(graph, OnnxGraph(), depth + 1) for graph in fields["graphs"]]:
         node.graphs[name] = graphs
         return
     # writers before ONNX 1.3 left the type out
-    sort = stated or next(iter(values), 0)
-    if sort in (_FLOATS, _INTS, _STRINGS, _TENSORS):
-        node.attributes[name] = values.get(sort, [])
-    elif sort in _ZERO:
-        # proto3 leaves a zero out
-        node.attributes[name] = (values.get(sort) or [_ZERO[sort]])[-1]
-
-
-def _read(sort: int, kind: int, value: Any, depth: int) -> list[Any]:
-    """What one field of an attribute holds."""
-    if sort in (_FLOAT, _FLOATS):
-        return [_float(number) for number in protobuf.floats(kind, value)]
-    if sort in (_INT, _INTS):
-        return list(protobuf.packed(kind, value))
-    if kind != protobuf.BYTES:
-        return []
-    if sort in (_STRING, _STRINGS):
-        return [protobuf.text(value)]
-    if sort in (_TENSOR, _TENSORS):
-        return [onnx_tensor.parse(value)]
-    graph = OnnxGraph()
-    _graph(value, graph, depth + 1)
-    return [graph]
+    kind = fields.last("type", 0) or next((n for n in range(1, 10) if fields.get(str(n))), 0)
+    plain = _PLAIN.get(kind)
+    values = fields.get(str(kind), [])
+    values = values if plain is None else list(map(plain, values))
+    if kind in _ZERO:
+        node.attributes[name] = values[-1] if values else _ZERO[kind]
+    elif str(kind) in fields:
+        node.attributes[name] = values
 
 
 def _float(value: float) -> Any:
     """A number as plain JSON can hold it."""
     return value if math.isfinite(value) else {"float": str(value)}
+
+
+_PLAIN: dict[int, Callable[[Any], Any]] = {
+    1: _float, 6: _float, 4: onnx_tensor.parse, 9: onnx_tensor.parse,
+}  # fmt: skip

@@ -172,11 +172,8 @@ def parse(message: protobuf.Buffer) -> OnnxTensor:
             tensor.name = protobuf.text(value)
         elif number == 9 and kind == protobuf.BYTES:
             tensor.raw = value
-        elif number == 13 and kind == protobuf.BYTES:
-            pair = {
-                n: protobuf.text(v) for n, k, v in protobuf.fields(value) if k == protobuf.BYTES
-            }
-            tensor.external[pair.get(1, "")] = pair.get(2, "")
+        elif number == 13:
+            tensor.external |= protobuf.table(protobuf.PAIRS(kind, value))
         elif number not in (3, 6, 12, 14, 16):
             raise ValueError(f"field {number} does not belong to a tensor")
     tensor.shape = limits.extents(tuple(shape), "a tensor")

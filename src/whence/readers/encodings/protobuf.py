@@ -1,4 +1,4 @@
-"""The protobuf wire format, read without a schema: fields by number.
+"""The protobuf wire format: fields by number, or by name where a schema says which are read.
 
 Source: https://protobuf.dev/programming-guides/encoding/. A message is untrusted: nothing is
 allocated that is not there.
@@ -7,11 +7,33 @@ allocated that is not there.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 Buffer = bytes | memoryview
+Reader = Callable[[int, Any], list[Any]]
+"""The values of one sight of a field, by its wire type and value; [] where it has another type."""
+Schema = dict[int, tuple[str, Reader]]
+"""The fields of a message that are read, by number: their name, and how."""
+
+
+class Message(dict[str, list[Any]]):
+    """The values of the fields of a message, in the order of the file."""
+
+    def last(self, name: str, otherwise: Any = "") -> Any:
+        """The value of a field that is meant once; the last one counts."""
+        return self[name][-1] if self[name] else otherwise
+
+
+def read(message: Buffer, schema: Schema) -> Message:
+    """The fields of a schema. Raises ValueError, as `fields` does."""
+    values = Message({name: [] for name, _ in schema.values()})
+    for number, kind, value in fields(message):
+        if number in schema:
+            name, reader = schema[number]
+            values[name] += reader(kind, value)
+    return values
 
 
 def fields(message: Buffer) -> Iterator[tuple[int, int, Any]]:
@@ -64,6 +86,32 @@ def varint(data: Buffer, place: int) -> tuple[int, int]:
 def signed(value: int) -> int:
     """A VARINT of an int32, int64 or enum field."""
     return value - (1 << 64) if value >> 63 else value
+
+
+def raw(kind: int, value: Any) -> list[memoryview]:
+    """Bytes, or a message that is read later."""
+    return [value] if kind == BYTES else []
+
+
+def texts(kind: int, value: Any) -> list[str]:
+    return [text(value)] if kind == BYTES else []
+
+
+def integers(kind: int, value: Any) -> list[int]:
+    return [signed(value)] if kind == VARINT else []
+
+
+def messages(schema: Schema) -> Reader:
+    """How a field is read whose value is a message."""
+    return lambda kind, value: [read(value, schema)] if kind == BYTES else []
+
+
+PAIRS = messages({1: ("key", texts), 2: ("value", texts)})
+"""How a table of texts is read, which `table` makes of its entries."""
+
+
+def table(entries: Iterable[Message]) -> dict[str, str]:
+    return {entry.last("key"): entry.last("value") for entry in entries}
 
 
 def packed(kind: int, value: Any) -> list[int]:

@@ -17,7 +17,7 @@ from whence.readers.ascend import atb_topology, graph_text
 from whence.readers.ascend.atb_topology import Operation
 from whence.readers.assembly.builder import Building
 from whence.readers.encodings import limits
-from whence.readers.encodings.json_file import json_of
+from whence.readers.encodings.json_file import object_of
 from whence.readers.source import Place
 from whence.records import Lack, Run
 
@@ -84,7 +84,7 @@ def open_run(place: Place) -> Run:
     for path in paths:
         try:
             _add(building, path)
-        except (UnreadableRun, ValueError, RecursionError) as error:
+        except UnreadableRun as error:
             failed.append(f"{path.name}: {error}")
             building.lacks(Lack.DAMAGED, path.name, f"{path.name} cannot be read: {error}")
     if len(failed) == len(paths):
@@ -94,13 +94,7 @@ def open_run(place: Place) -> Run:
 
 def _add(building: Building, path: Path) -> None:
     if path.suffix == ".json":
-        if path.stat().st_size > limits.JSON_BYTES // 16:
-            raise UnreadableRun(
-                f"it has {path.stat().st_size} bytes; a graph stays below {limits.JSON_BYTES // 16}"
-            )
-        tree = json_of(path)
-        if not isinstance(tree, dict):
-            raise UnreadableRun("it is not the graph of a model")
+        tree = object_of(path, "it", limit=limits.JSON_BYTES // 16)
         if isinstance(tree.get("children"), list):
             _module(building, tree, path.stem, -1, 0)
             return

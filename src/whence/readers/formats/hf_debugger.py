@@ -17,12 +17,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from whence import dtypes
-from whence.errors import UnreadableRun, WhenceError
+from whence.errors import WhenceError
 from whence.readers.assembly import named_tensors, safetensors_file
 from whence.readers.assembly.builder import Building
 from whence.readers.encodings import limits, printed_text
 from whence.readers.encodings.archive import File
-from whence.readers.encodings.json_file import json_of
+from whence.readers.encodings.json_file import object_of
 from whence.readers.encodings.number_text import Digits, Values
 from whence.readers.source import Place
 from whence.records import Lack, Run, Statistics
@@ -57,7 +57,7 @@ def open_run(place: Place) -> Run:
         if name.endswith(_SUMMARY):  # says the same of the same tensors
             place.leave(name)
     for name in names:
-        loaded = _loaded(place, name)
+        loaded = object_of(place.inside(name), name)
         root = PurePosixPath(str(loaded.get("module_path", "model")).split(" ")[0]).name
         tree = _Tree(building, place, loaded, root)
         tree.add()
@@ -65,22 +65,6 @@ def open_run(place: Place) -> Run:
             text = f"{name} holds tensors without their values, as a summary does"
             building.lacks(Lack.DAMAGED, name, text)
     return building.run()
-
-
-def _loaded(place: Place, name: str) -> dict[str, Any]:
-    path = place.inside(name)
-    if path.stat().st_size > limits.JSON_BYTES:
-        raise UnreadableRun(
-            f"{name} has {path.stat().st_size} bytes; dump with use_repr=False, which keeps "
-            "tensors beside the tree"
-        )
-    try:
-        tree = json_of(path)
-    except (ValueError, RecursionError, OSError) as error:
-        raise UnreadableRun(f"{name} is no JSON: {error}") from error
-    if not isinstance(tree, dict):
-        raise UnreadableRun(f"{name} is no tree of calls")
-    return tree
 
 
 class _Tree:

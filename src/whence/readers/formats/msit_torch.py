@@ -26,7 +26,7 @@ from whence.readers.assembly.builder import Building
 from whence.readers.assembly.call_order import ordered
 from whence.readers.assembly.named_tensors import natural
 from whence.readers.encodings import limits, torch_file
-from whence.readers.encodings.json_file import json_of
+from whence.readers.encodings.json_file import tree_of
 from whence.readers.encodings.pickle_values import TorchTensor
 from whence.readers.source import Place
 from whence.records import Lack, Run, Statistics
@@ -284,16 +284,11 @@ def _tree(path: Path, building: Building) -> dict[str, str]:
     """Modules with their classes, in the order of the tree: the order in which they were made,
     mostly that in which they run.
     """
+    remedy = "classes and the order of modules are not known from it"
     try:
-        limit = path.stat().st_size
-        top = json_of(path) if limit < limits.JSON_BYTES else None
-    except (OSError, ValueError, RecursionError) as error:
-        building.lacks(
-            Lack.DAMAGED,
-            path.name,
-            f"{path.name} cannot be read ({error}); classes and the order of modules are not "
-            "known from it",
-        )
+        top = tree_of(path, path.name, remedy)
+    except UnreadableRun as error:
+        building.lacks(Lack.DAMAGED, path.name, str(error))
         return {}
     out: dict[str, str] = {}
     todo = [(top, 0)]

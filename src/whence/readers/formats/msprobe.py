@@ -17,8 +17,7 @@ from whence.errors import UnreadableRun
 from whence.readers.ascend.msprobe_calls import CallReader, IndexFile, parent_name
 from whence.readers.assembly import call_order
 from whence.readers.assembly.builder import Building
-from whence.readers.encodings import limits
-from whence.readers.encodings.json_file import json_of
+from whence.readers.encodings.json_file import object_of
 from whence.readers.source import Place
 from whence.records import Lack, Run
 
@@ -96,23 +95,7 @@ def _json(place: Place, name: str, *, needed: bool = True) -> dict[str, Any]:
         place.leave(name)
         if not path.is_file():
             return {}
-    try:
-        if path.stat().st_size > limits.JSON_BYTES:
-            raise UnreadableRun(
-                f"{name} has {path.stat().st_size} bytes, more than {limits.JSON_BYTES}; dump "
-                "fewer steps or calls"
-            )
-        data = json_of(path)
-    except OSError as error:
-        raise UnreadableRun(f"cannot read {name}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise UnreadableRun(
-            f"{name} is damaged or was not written to its end ({str(error)[:120]}); dump again, "
-            "and call stop()"
-        ) from error
-    if not isinstance(data, dict):
-        raise UnreadableRun(f"{name} holds a {type(data).__name__}, not an object of calls")
-    return data
+    return object_of(path, name, "dump again, and call stop()")
 
 
 def _add(building: Building, place: Place, file: IndexFile) -> None:

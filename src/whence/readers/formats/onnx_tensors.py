@@ -35,6 +35,7 @@ _SET = re.compile(
     r"(?:^|/)(?:test_data_set_(?P<set>\d{1,6})/)?(?P<kind>input|output)_(?P<slot>\d{1,6})\.pb$"
 )
 _SUFFIXES = (".pb", ".tensorproto")
+_GRAPHS: protobuf.Schema = {7: ("graphs", protobuf.messages({5: ("initializers", protobuf.raw)}))}
 _DATA_SET = re.compile(r"test_data_set_\d{1,6}")
 
 
@@ -145,18 +146,12 @@ def _initializers(place: Place) -> list[OnnxTensor]:
     """Of the graph of a model; those of graphs inside its operators are not looked for. Raises
     UnreadableRun.
     """
-    file, tensors = File(place.path), []
+    file = File(place.path)
     try:
-        for number, kind, graph in protobuf.fields(_view(file)):
-            if number == 7 and kind == protobuf.BYTES:
-                tensors += [
-                    onnx_tensor.parse(value)
-                    for n, k, value in protobuf.fields(graph)
-                    if n == 5 and k == protobuf.BYTES
-                ]
+        graphs = protobuf.read(_view(file), _GRAPHS)["graphs"]
+        return [onnx_tensor.parse(value) for graph in graphs for value in graph["initializers"]]
     except ValueError as error:
         raise UnreadableRun(f"{file.name} is no ONNX model: {error}") from error
-    return tensors
 
 
 def _view(file: File) -> Any:

@@ -18,9 +18,9 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.assembly import sidecar
 from whence.readers.assembly.builder import Building
-from whence.readers.encodings import limits, numpy_file, torch_file
+from whence.readers.encodings import numpy_file, torch_file
 from whence.readers.encodings.archive import File
-from whence.readers.encodings.json_file import json_of
+from whence.readers.encodings.json_file import tree_of
 from whence.readers.encodings.pickle_values import TorchTensor
 from whence.readers.source import Place
 from whence.records import Run
@@ -82,15 +82,7 @@ def _tail(place: Place) -> bytes:
 
 
 def _loaded(place: Place) -> Any:
-    if place.size > limits.JSON_BYTES:
-        raise UnreadableRun(
-            f"{place.path} has {place.size} bytes; save a folder of iterations instead (a path "
-            "without a suffix)"
-        )
-    try:
-        return json_of(place.path)
-    except (ValueError, RecursionError, OSError) as error:
-        raise UnreadableRun(f"{place.path} is no JSON: {error}") from error
+    return tree_of(place.path, str(place.path), "save it again")
 
 
 def _iterations(

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import PurePosixPath
 
-from whence.errors import ElementsMissing
+from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.assembly import named_tensors, safetensors_file, sidecar_index
 from whence.readers.assembly.builder import Building, Load
 from whence.readers.assembly.named_tensors import Named
 from whence.readers.encodings.archive import File
-from whence.readers.encodings.json_file import json_of
+from whence.readers.encodings.json_file import object_of
 from whence.readers.source import Place
 from whence.records import Lack, Run
 
@@ -54,20 +54,15 @@ def _is_ours(name: str) -> bool:
 def _check_index(building: Building, place: Place, name: str) -> None:
     """Say which files an index names that are not there."""
     try:
-        counts = Counter(json_of(place.inside(name))["weight_map"].values())
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, OSError) as error:
-        building.lacks(
-            Lack.DAMAGED, name, f"{name} cannot be read: {type(error).__name__}: {error}"
-        )
+        counts = Counter(map(str, object_of(place.inside(name), name)["weight_map"].values()))
+    except (UnreadableRun, KeyError, AttributeError) as error:
+        building.lacks(Lack.DAMAGED, name, f"{name} cannot be read: {error}")
         return
     folder = PurePosixPath(name).parent
     for file, count in counts.items():
-        if str(folder / str(file)) not in place.files:
-            building.lacks(
-                Lack.DAMAGED,
-                str(folder / str(file)),
-                f"{count} tensors that {name} names are in {file}, which is not there",
-            )
+        if (path := str(folder / file)) not in place.files:
+            text = f"{count} tensors that {name} names are in {file}, which is not there"
+            building.lacks(Lack.DAMAGED, path, text)
 
 
 class _Elements:

@@ -6,12 +6,20 @@ Field numbers: paddle/fluid/framework/framework.proto.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from whence.errors import UnreadableRun
 from whence.readers.encodings import protobuf
-from whence.readers.encodings.protobuf import packed, signed, text
+from whence.readers.encodings.protobuf import (
+    Message,
+    Schema,
+    integers,
+    messages,
+    packed,
+    raw,
+    texts,
+)
 from whence.readers.paddle.program import (
     BOOKKEEPING,
     CALL_STACK,
@@ -30,12 +38,54 @@ DTYPES = {
 }  # fmt: skip
 
 
+_SLOT = messages({1: ("slot", texts), 2: ("names", texts)})
+_DESCRIPTION: Schema = {1: ("dtype", integers), 2: ("shape", packed)}
+_VARIABLE: Schema = {
+    1: ("name", texts), 3: ("persistable", integers), 5: ("persistable", integers),
+    2: ("types", messages({3: ("tensors", messages({1: ("descriptions", raw)}))})),
+}  # fmt: skip
+
+
+def _floats(kind: int, value: Any) -> list[float]:
+    return list(map(shortest, protobuf.floats(kind, value)))
+
+
+def _doubles(kind: int, value: Any) -> list[float]:
+    return [number for (number,) in struct.iter_unpack("<d", value)]
+
+
+def _truths(kind: int, value: Any) -> list[bool]:
+    return list(map(bool, packed(kind, value)))
+
+
+def _short(kind: int, value: Any) -> list[str]:
+    return [text[:MAX_TEXT] for text in texts(kind, value)]
+
+
+# what an attribute has once, or a list of
+_ATTRIBUTE: Schema = {
+    1: ("name", texts), 2: ("type", integers), 12: ("blocks", packed), 14: ("blocks", packed),
+    3: ("value", integers), 13: ("value", integers), 4: ("value", _floats), 19: ("value", _doubles),
+    5: ("value", _short), 17: ("value", _short), 10: ("value", _truths),
+    6: ("list", packed), 15: ("list", packed), 11: ("list", _truths), 7: ("list", _floats),
+    16: ("list", _doubles), 8: ("list", _short), 18: ("list", _short),
+}  # fmt: skip
+# INTS FLOATS STRINGS BOOLEANS LONGS FLOAT64S VARS: empty ones have no entry
+_LIST_TYPES = {3, 4, 5, 7, 11, 12, 14}
+_OPERATOR: Schema = {
+    1: ("inputs", _SLOT), 2: ("outputs", _SLOT), 3: ("type", texts),
+    4: ("attributes", messages(_ATTRIBUTE)),
+}  # fmt: skip
+_PROGRAM: Schema = {
+    1: ("blocks", messages({3: ("variables", messages(_VARIABLE)), 4: ("operators", raw)}))
+}
+
+
 def read(message: bytes) -> ProgramDescription:
     """Read a ProgramDesc. Raises ValueError or UnreadableRun for what is none."""
     blocks = [
-        _Block(value)
-        for number, kind, value in protobuf.fields(message)
-        if number == 1 and kind == protobuf.BYTES
+        _Block({v.name: v for v in map(_variable, block["variables"])}, block["operators"])
+        for block in protobuf.read(message, _PROGRAM)["blocks"]
     ]
     if not blocks:
         raise UnreadableRun("it has no block of operators")
@@ -43,52 +93,26 @@ def read(message: bytes) -> ProgramDescription:
     return ProgramDescription(list(_operators(blocks, (0,), {0})), parameters)
 
 
-class _Block:
-    def __init__(self, message: memoryview) -> None:
-        self.variables: dict[str, Variable] = {}
-        self.operators: list[memoryview] = []
-        for number, kind, value in protobuf.fields(message):
-            if number == 3 and kind == protobuf.BYTES:
-                variable = _variable(value)
-                self.variables[variable.name] = variable
-            elif number == 4 and kind == protobuf.BYTES:
-                self.operators.append(value)
+class _Block(NamedTuple):
+    """operators: as they stand in the file."""
+
+    variables: dict[str, Variable]
+    operators: list[memoryview]
 
 
-def _variable(message: memoryview) -> Variable:
-    name, dtype, persistable = "", "", False
-    shape: tuple[int, ...] = ()
-    for number, kind, value in protobuf.fields(message):
-        if number == 1 and kind == protobuf.BYTES:
-            name = text(value)
-        elif number == 2 and kind == protobuf.BYTES:
-            dtype, shape = _tensor(value)
-        elif number in (3, 5) and kind == protobuf.VARINT:
-            persistable |= bool(value)
-    return Variable(name, dtype, shape, persistable and bool(dtype))
-
-
-def _tensor(message: memoryview) -> tuple[str, tuple[int, ...]]:
-    """(dtype, shape) of a VarType that is a tensor, ("", ()) of others (feed lists, scopes)."""
-    for number, kind, value in protobuf.fields(message):
-        if number == 3 and kind == protobuf.BYTES:
-            inner = next(
-                (v for n, k, v in protobuf.fields(value) if n == 1 and k == protobuf.BYTES), None
-            )
-            return description(inner) if inner is not None else ("", ())
-    return "", ()
+def _variable(fields: Message) -> Variable:
+    """A variable; without dtype and shape what is no tensor (feed lists, scopes)."""
+    tensors = [tensor for kind in fields["types"] for tensor in kind["tensors"]]
+    descriptions = [description(d) for tensor in tensors for d in tensor["descriptions"]]
+    dtype, shape = next(iter(descriptions), ("", ()))
+    return Variable(fields.last("name"), dtype, shape, any(fields["persistable"]) and bool(dtype))
 
 
 def description(message: bytes | memoryview) -> tuple[str, tuple[int, ...]]:
     """(dtype, shape) of a TensorDesc; a dtype code that is not known stays visible ("code 99")."""
-    dtype = ""
-    shape: list[int] = []
-    for number, kind, value in protobuf.fields(message):
-        if number == 1 and kind == protobuf.VARINT:
-            dtype = DTYPES.get(value, f"code {value}")
-        elif number == 2:
-            shape += packed(kind, value)
-    return dtype, tuple(shape)
+    fields = protobuf.read(message, _DESCRIPTION)
+    dtypes = [DTYPES.get(code, f"code {code}") for code in fields["dtype"]]
+    return (dtypes or [""])[-1], tuple(fields["shape"])
 
 
 def _operators(
@@ -113,88 +137,31 @@ def _operators(
 
 def _operator(message: memoryview, variables: dict[str, Variable]) -> tuple[Operator, list[int]]:
     """An operator, and the blocks it runs."""
-    operator, nested = Operator(""), list[int]()
-    for number, kind, value in protobuf.fields(message):
-        if kind != protobuf.BYTES:
-            continue
-        if number in (1, 2):
-            slot, names = _slot(value)
-            has_several = len(names) > 1
-            refs = [
-                (
-                    f"{slot}.{i}" if has_several else slot,
-                    variables.get(name) or Variable(name, "", ()),
-                )
-                for i, name in enumerate(names)
-                if name
-            ]
-            (operator.inputs if number == 1 else operator.outputs).extend(refs)
-        elif number == 3:
-            operator.op_type = text(value)
-        elif number == 4:
-            name, content, inner = _attribute(value)
-            nested += inner
-            if name == CALL_STACK and isinstance(content, list):
-                operator.source = _source(content)
-            operator.onednn |= name == "use_mkldnn" and content is True
-            if name not in BOOKKEEPING and not inner and not name.startswith("__"):
-                operator.attributes[name] = content
+    fields = protobuf.read(message, _OPERATOR)
+    inputs, outputs = (
+        [
+            (
+                f"{slot.last('slot')}.{i}" if len(slot["names"]) > 1 else slot.last("slot"),
+                variables.get(name) or Variable(name, "", ()),
+            )
+            for slot in fields[side]
+            for i, name in enumerate(slot["names"])
+            if name
+        ]
+        for side in ("inputs", "outputs")
+    )
+    operator, nested = Operator(fields.last("type"), inputs, outputs), list[int]()
+    for attribute in fields["attributes"]:
+        name, inner = attribute.last("name"), attribute["blocks"]
+        is_list = attribute["list"] or attribute.last("type", -1) in _LIST_TYPES
+        content = attribute["list"] if is_list else attribute.last("value", None)
+        nested += inner
+        if name == CALL_STACK and isinstance(content, list):
+            operator.source = _source(content)
+        operator.onednn |= name == "use_mkldnn" and content is True
+        if name not in BOOKKEEPING and not inner and not name.startswith("__"):
+            operator.attributes[name] = content
     return operator, nested
-
-
-def _slot(message: memoryview) -> tuple[str, list[str]]:
-    slot, names = "", []
-    for number, kind, value in protobuf.fields(message):
-        if kind == protobuf.BYTES and number == 1:
-            slot = text(value)
-        elif kind == protobuf.BYTES and number == 2:
-            names.append(text(value))
-    return slot, names
-
-
-# by field number, how a value is read that an attribute has once, or a list of
-_VALUES: dict[int, Callable[[Any], Any]] = {
-    3: signed,
-    13: signed,
-    4: lambda data: shortest(struct.unpack("<f", data)[0]),
-    19: lambda data: struct.unpack("<d", data)[0],
-    5: lambda data: text(data)[:MAX_TEXT],
-    17: lambda data: text(data)[:MAX_TEXT],
-    10: bool,
-}
-_ELEMENTS: dict[int, Callable[[int, Any], Iterable[Any]]] = {
-    6: packed,
-    15: packed,
-    11: lambda kind, data: map(bool, packed(kind, data)),
-    7: lambda kind, data: map(shortest, protobuf.floats(kind, data)),
-    16: lambda kind, data: (x for (x,) in struct.iter_unpack("<d", data)),
-    8: lambda kind, data: [text(data)[:MAX_TEXT]],
-    18: lambda kind, data: [text(data)[:MAX_TEXT]],
-}
-# INTS FLOATS STRINGS BOOLEANS LONGS FLOAT64S VARS: empty ones have no entry
-_LIST_TYPES = {3, 4, 5, 7, 11, 12, 14}
-
-
-def _attribute(message: memoryview) -> tuple[str, Any, list[int]]:
-    """(name, value, blocks it runs)."""
-    name, is_list = "", False
-    value: Any = None
-    elements: list[Any] = []
-    blocks: list[int] = []
-    attribute_type = -1
-    for number, kind, data in protobuf.fields(message):
-        if number == 1:
-            name = text(data)
-        elif number == 2:
-            attribute_type = int(data)
-        elif number in (12, 14):
-            blocks += packed(kind, data)
-        elif number in _VALUES:
-            value = _VALUES[number](data)
-        elif number in _ELEMENTS:
-            is_list = True
-            elements += _ELEMENTS[number](kind, data)
-    return name, elements if is_list or attribute_type in _LIST_TYPES else value, blocks
 
 
 def _source(stack: list[Any]) -> str:
