@@ -115,17 +115,14 @@ def described_when_shown(run: Run, *, every: bool) -> Run:
     every: all of its tensors will be looked at; then only when that takes seconds (up to 4 GiB of
     elements).
     """
-    if not isinstance(run, ForeignRun) or (every and _nbytes(run) > _SHOWN_BYTES):
-        return run
-    return ShownRun(run)
-
-
-def _nbytes(run: Run) -> int:
-    return sum(
+    nbytes = sum(
         r.count * dtypes.named(r.dtype).itemsize
-        for r in run.records
+        for r in (run.records if every and isinstance(run, ForeignRun) else ())
         if not r.why and r.dtype in dtypes.DTYPES
     )
+    if not isinstance(run, ForeignRun) or (every and nbytes > _SHOWN_BYTES):
+        return run
+    return ShownRun(run)
 
 
 def _described(run: Run, record: Record) -> Record:

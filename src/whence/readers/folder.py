@@ -95,15 +95,11 @@ def open_folder(place: Place, readers: Readers) -> tuple[Run | None, str]:
             raise reading.failures[0]
         return None, ""
     parts, missing = reading.parts, tuple(reading.missing)
-    run = parts[0].run if _is_whole(parts) else joined(place.path, parts)
+    is_whole = len(parts) == 1 and not parts[0].file  # one reader took all
+    run = parts[0].run if is_whole else joined(place.path, parts)
     return _Folder(run, missing, reading.files()), " and ".join(
         dict.fromkeys(part.reader for part in parts)
     )
-
-
-def _is_whole(parts: Sequence[Part]) -> bool:
-    """Whether one reader took the whole folder."""
-    return len(parts) == 1 and not parts[0].file
 
 
 class _Folder(Over):
@@ -146,7 +142,7 @@ class _Reading:
             try:
                 run = opened(self._left, name, reader)
             except WhenceError as error:
-                if not self.parts and not _is_loose(reader):
+                if not self.parts and not getattr(reader, "LOOSE", False):
                     raise
                 self._failed(error, sorted(self._left.asked_for))
             else:
@@ -228,10 +224,6 @@ class _Reading:
 def _is_cut(file: Place) -> bool:
     """Whether a small text has no line, or a last one that does not end."""
     return file.size <= len(file.head) and not file.head.endswith(b"\n")
-
-
-def _is_loose(reader: Reader) -> bool:
-    return bool(getattr(reader, "LOOSE", False))
 
 
 def _files_of(run: Run) -> set[str]:

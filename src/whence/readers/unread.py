@@ -24,6 +24,7 @@ _WORDS = frozenset((
     ".cfg", ".xml", ".svg", ".patch", ".diff", ".tex", ".lock",
 ))  # fmt: skip
 """Of names of texts that are never a dump: sources, notes, settings."""
+_LOGS = frozenset((".txt", ".log", ".err", ".out", ".csv", ".jsonl"))
 _OTHER_KINDS = (
     b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"%PDF", b"\x7fELF", b"!<arch>\n",
     b"SQLite format 3\0", b"wOFF", b"wOF2", b"OggS", b"fLaC",
@@ -78,7 +79,8 @@ def content_of(place: Place, name: str) -> Content:
         return Content.WORDS
     suffix = PurePosixPath(name).suffix.lower()
     if not place.size:
-        return Content.WORDS if _is_words(suffix) else Content.EMPTY
+        # of such a name it lacks nothing that could be compared
+        return Content.WORDS if suffix in _WORDS | _LOGS else Content.EMPTY
     if suffix in TENSOR_SUFFIXES:
         return Content.TENSORS
     if _is_text(_unpacked(place.head)):
@@ -113,11 +115,6 @@ def described(name: str, head: bytes) -> str:
         f"{PurePosixPath(name).name}=2x12x64:float32, or write it beside them: echo "
         f"2x12x64:float32 > {PurePosixPath(name).with_suffix('.shape')}"
     )
-
-
-def _is_words(suffix: str) -> bool:
-    """Whether an empty file of this name lacks nothing that could be compared."""
-    return suffix in _WORDS or suffix in (".txt", ".log", ".err", ".out", ".csv", ".jsonl")
 
 
 def _is_other_kind(head: bytes, suffix: str) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.readers.encodings import limits
+from whence.readers.encodings.archive import unpacked
 
 ACL = {
     0: "float32", 1: "float16", 2: "int8", 3: "int32", 4: "uint8", 6: "int16", 7: "uint16",
@@ -40,11 +40,6 @@ _PACKED = {
     "int4": (4, "int8"), "uint1": (1, "uint8"), "int2": (2, "int8"), "uint2": (2, "uint8"),
     "float6_e3m2": (6, "bfloat16"), "float6_e2m3": (6, "bfloat16"), "float4_e2m1": (4, "bfloat16"),
 }  # fmt: skip
-_SMALL_FLOATS = {
-    "float6_e3m2": ml_dtypes.float6_e3m2fn,
-    "float6_e2m3": ml_dtypes.float6_e2m3fn,
-    "float4_e2m1": ml_dtypes.float4_e2m1fn,
-}
 
 
 class Type(NamedTuple):
@@ -102,23 +97,9 @@ def decoded(kind: Type, data: Array, shape: tuple[int, ...]) -> Array:
         )
     data = np.ascontiguousarray(data[:need])
     if kind.name in _PACKED:
-        return _unpacked(kind, data, count).reshape(shape)
+        small = unpacked(data.view(np.uint8), kind.name, kind.bits, count)
+        return small.astype(dtypes.named(kind.dtype).numpy).reshape(shape)
     if kind.name == "complex32":
         return data.view("<f2").astype(np.float32).view(np.complex64).reshape(shape)
     # A memory map may begin anywhere; views of odd addresses are well defined in numpy.
     return data.view(dtypes.named(kind.dtype).numpy).reshape(shape)
-
-
-def _unpacked(kind: Type, data: Array, count: int) -> Array:
-    bits = np.unpackbits(data.view(np.uint8), bitorder="little")[: count * kind.bits].reshape(
-        count, kind.bits
-    )
-    codes: Array = (bits << np.arange(kind.bits, dtype=np.uint8)).sum(axis=1, dtype=np.uint8)
-    if kind.name in _SMALL_FLOATS:
-        small: Array = codes.view(_SMALL_FLOATS[kind.name]).astype(ml_dtypes.bfloat16)
-        return small
-    if kind.name.startswith("u"):
-        return codes
-    sign = 1 << (kind.bits - 1)
-    signed: Array = ((codes.astype(np.int16) ^ sign) - sign).astype(np.int8)
-    return signed

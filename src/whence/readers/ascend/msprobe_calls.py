@@ -19,6 +19,7 @@ from whence.readers.assembly import sidecar
 from whence.readers.assembly.builder import Building
 from whence.readers.encodings import limits, numpy_file, torch_file
 from whence.readers.encodings.archive import File
+from whence.readers.encodings.json_file import leaves
 from whence.readers.encodings.pickle_values import TorchTensor
 from whence.readers.source import Place
 from whence.records import Call, Statistics
@@ -261,9 +262,6 @@ def parent_name(construct: Mapping[str, Any], name: str) -> str | None:
     return parent if isinstance(parent, str) else None
 
 
-_DEPTH = 64  # of lists and dicts in one argument
-
-
 def _loader(place: Place, file: str) -> Callable[[], Array]:
     """Loads the tensor of a file in the dump. Raises ElementsMissing when called."""
 
@@ -292,22 +290,12 @@ def _torch(path: Path) -> Array:
     return tensors[0][1].array()
 
 
-def _leaves(tree: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
     """(slot, leaf) of a tree of arguments, nested lists and dicts: "0.1" or "mask". A leaf is a
     dict with "type", or null.
     """
-    if isinstance(tree, dict) and not isinstance(tree.get("type"), str):
-        items: Any = tree.items()
-    elif isinstance(tree, list):
-        items = enumerate(tree)
-    else:
-        if tree is not None or prefix:
-            yield prefix, tree
-        return
-    if depth >= _DEPTH:
-        return
-    for key, value in items:
-        yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key), depth + 1)
+    found = leaves(tree, lambda node: isinstance(node, dict) and isinstance(node.get("type"), str))
+    return ((slot, leaf) for slot, leaf in found if slot or leaf is not None)
 
 
 def _is_tensor(leaf: Any) -> bool:

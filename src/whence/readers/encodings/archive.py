@@ -8,9 +8,11 @@ import io
 import mmap
 import os
 import zipfile
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -50,6 +52,37 @@ def bytes_of(path: Path, start: int, nbytes: int) -> Bytes:
     if len(data) != nbytes:
         raise ValueError(f"it ends after {len(data)} of {nbytes} bytes from byte {start} on")
     return np.frombuffer(data, np.uint8)
+
+
+def unpacked(data: Bytes, name: str, bits: int, count: int) -> npt.NDArray[Any]:
+    """Elements of less than a byte as the narrowest type that is at hand; the first lies in the
+    lowest bits. name: of their type, of which "uint.." has no sign, and "float.." is one of
+    ml_dtypes.
+    """
+    flags = np.unpackbits(data, bitorder="little")[: count * bits].reshape(count, bits)
+    codes: npt.NDArray[Any] = (flags << np.arange(bits, dtype=np.uint8)).sum(1, np.uint8)
+    if name.startswith("float"):
+        codes = codes.view(getattr(ml_dtypes, f"{name}fn"))
+        return codes.astype(np.float32)
+    sign = 0 if name.startswith("u") else 1 << (bits - 1)
+    signed: npt.NDArray[Any] = (codes.astype(np.int16) ^ sign) - sign
+    return signed
+
+
+_LOOK = 4096  # elements of each end
+
+
+def ends(load: Callable[[], npt.NDArray[Any]]) -> Hashable | None:
+    """What stands for a tensor where only sameness is asked: its form, and both ends of its
+    elements; None of a single element, and where they cannot be read.
+    """
+    try:
+        array = load()
+    except Exception:  # noqa: BLE001 - a damaged tensor tells nothing
+        return None
+    flat = array.reshape(-1)
+    ends = flat[:_LOOK].tobytes(), flat[-_LOOK:].tobytes()
+    return (str(array.dtype), array.shape, *ends) if array.size > 1 else None
 
 
 class File:

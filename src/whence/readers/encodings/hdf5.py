@@ -161,19 +161,13 @@ class _Died(Exception):
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         _ended(process, os.getpid(), kill=False)
         code = process.returncode
+        signals = {each.value: each.name for each in signal.Signals}
         self.is_final = code == -signal.SIGXCPU
         super().__init__(
             "libhdf5 does not come to an end with it"
             if self.is_final
-            else f"libhdf5 ended with {_name(code)}"
+            else f"libhdf5 ended with {signals.get(-code, f'code {code}')}"
         )
-
-
-def _name(code: int) -> str:
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"code {code}"
 
 
 def _ended(process: subprocess.Popen[bytes], pid: int, *, kill: bool = True) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,6 +62,21 @@ def object_of(
     if not isinstance(tree, dict):
         raise UnreadableRun(f"{name} holds a {type(tree).__name__}, not an object")
     return tree
+
+
+def leaves(tree: Any, is_leaf: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    """(dotted path, leaf) of nested lists and objects, in their order; what is neither is a leaf
+    too.
+    """
+    todo = [("", tree)]
+    while todo:
+        path, node = todo.pop()
+        if is_leaf(node) or not isinstance(node, (dict, list)):
+            yield path, node
+            continue
+        parts = node.items() if isinstance(node, dict) else enumerate(node)
+        inner = [(f"{path}.{key}" if path else str(key), part) for key, part in parts]
+        todo += reversed(inner)
 
 
 def refuse_zeros(file: IO[bytes]) -> None:

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.readers.encodings import limits, protobuf
-from whence.readers.encodings.archive import File, words
+from whence.readers.encodings.archive import File, unpacked, words
 
 _NAMES = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
@@ -82,7 +81,8 @@ class OnnxTensor:
                 f"{self.stored} {self.shape} needs {nbytes} bytes, {data.size} are there"
             )
         if self.stored in _PACKED:
-            return _unpacked(data, self.stored, count).reshape(self.shape)
+            small = unpacked(data, self.stored, bits, count)
+            return small.astype(kind.numpy).reshape(self.shape)
         return words(data, kind.numpy).reshape(self.shape)
 
     def _bytes(
@@ -136,20 +136,6 @@ class OnnxTensor:
             size = 1 if self.stored in _PACKED else dtypes.named(self.dtype).itemsize
             flat = flat.astype(np.dtype(f"<u{size}"))
         return np.ascontiguousarray(flat).view(np.uint8)
-
-
-def _unpacked(data: np.ndarray[Any, np.dtype[np.uint8]], stored: str, count: int) -> Array:
-    """One element a byte; the first lies in the lowest bits."""
-    bits, dtype = _PACKED[stored]
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    codes: np.ndarray[Any, np.dtype[Any]] = ((data[:, None] >> shifts) & ((1 << bits) - 1)).reshape(
-        -1
-    )[:count]
-    if stored.startswith("int"):
-        codes = ((codes.astype(np.int16) ^ (1 << (bits - 1))) - (1 << (bits - 1))).astype(np.int8)
-    elif stored.startswith("float"):
-        codes = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
-    return codes.astype(dtypes.named(dtype).numpy)
 
 
 def dtype_of(number: int) -> str:

@@ -462,6 +462,19 @@ class PickleMachine:
                 f"{str(error)[:120]}"
             ) from error
 
+    def take(self, count: int) -> list[Any]:
+        """The last values of the stack, which loses them; `_MARKED`: all behind the last mark."""
+        stack, start = self.stack, len(self.stack) - count
+        if count == _MARKED:
+            start = next(
+                (i for i in reversed(range(len(stack))) if isinstance(stack[i], _Mark)), -1
+            )
+        if start < 0:
+            raise ValueError("its stack is empty, or lacks a mark")
+        items = stack[start + (count == _MARKED) :]
+        del stack[start:]
+        return items
+
     def _ignore(self, op: str, arg: Any) -> None:
         pass
 
@@ -484,85 +497,65 @@ class PickleMachine:
         value = self.memo[int(arg)]
         self.stack.append(value.built if isinstance(value, _NumpyArray) else value)
 
-    def _move(self, op: str, arg: Any) -> None:
-        """Operations on the stack alone."""
-        stack = self.stack
-        if op == "MARK":
-            stack.append(_Mark())
-        elif op == "DUP":
-            stack.append(stack[-1])
-        elif op == "POP":
-            stack.pop()
-        else:  # POP_MARK
-            self.marked()
+    def _repeat(self, op: str, arg: Any) -> None:
+        self.stack.append(self.stack[-1])
 
-    def _collect(self, op: str, arg: Any) -> None:
-        """Operations that make containers or fill them."""
-        stack = self.stack
-        if op in _TUPLES:
-            n = _TUPLES[op]
-            if len(stack) < n:
-                raise ValueError("its stack is empty")
-            items = stack[-n:]
-            del stack[-n:]
-            stack.append(tuple(items))
-        elif op == "TUPLE":
-            stack.append(tuple(self.marked()))
-        elif op in ("LIST", "FROZENSET"):
-            stack.append(self.marked())
-        elif op == "DICT":
-            items = self.marked()
-            stack.append({})
-            put_into(stack[-1], items)
-        elif op == "APPEND":
-            item = stack.pop()
-            append_to(stack[-1], [item])
-        elif op in ("APPENDS", "ADDITEMS"):
-            items = self.marked()
-            append_to(stack[-1], items)
-        elif op == "SETITEM":
-            value, key = stack.pop(), stack.pop()
-            put_into(stack[-1], [key, value])
-        else:  # SETITEMS
-            items = self.marked()
-            put_into(stack[-1], items)
+    def _drop(self, op: str, arg: Any) -> None:
+        self.take(_DROPPED[op])
 
-    def _construct(self, op: str, arg: Any) -> None:
-        """Operations that name a class or make an object."""
-        stack = self.stack
-        if op == "GLOBAL":
-            stack.append(Global(arg.replace(" ", ".", 1)))
-        elif op == "INST":
-            stack.append(
-                called(Global(arg.replace(" ", ".", 1)), tuple(self.marked()), self.makers)
-            )
-        elif op == "STACK_GLOBAL":
-            last, module = stack.pop(), stack.pop()
-            stack.append(Global(f"{text_of(module)}.{text_of(last)}"))
-        elif op in ("REDUCE", "NEWOBJ"):
-            args, target = stack.pop(), stack.pop()
-            stack.append(called(target, tuple_of(args), self.makers))
-        elif op == "NEWOBJ_EX":
-            named, args, target = stack.pop(), stack.pop(), stack.pop()
-            stack.append(called(target, (*tuple_of(args), named), self.makers))
-        elif op == "OBJ":
-            target, *arguments = self.marked()
-            stack.append(called(target, tuple(arguments), self.makers))
-        elif op == "BUILD":
-            state = stack.pop()
-            stack[-1] = built(stack[-1], state)
-        else:  # BINPERSID
-            stack.append(self.storage(tuple_of(stack.pop())))
+    def _fill(self, op: str, arg: Any) -> None:
+        count, fill = _FILLED[op]
+        items = self.take(count)
+        fill(self.stack[-1], items)
 
-    def marked(self) -> list[Any]:
-        for i in range(len(self.stack) - 1, -1, -1):
-            if isinstance(self.stack[i], _Mark):
-                items = self.stack[i + 1 :]
-                del self.stack[i:]
-                return items
-        raise ValueError("a mark is missing")
+    def _make(self, op: str, arg: Any) -> None:
+        count, make = _MADE[op]
+        self.stack.append(make(self, *self.take(count)))
+
+    def _named(self, op: str, arg: Any) -> None:
+        named = Global(arg.replace(" ", ".", 1))
+        is_called = op == "INST"
+        self.stack.append(self.call(named, *self.take(_MARKED)) if is_called else named)
+
+    def call(self, target: Any, *args: Any) -> Any:
+        return called(target, args, self.makers)
+
+    def apply(self, target: Any, args: Any, *named: Any) -> Any:
+        return self.call(target, *tuple_of(args), *named)
 
 
+def _a_tuple(machine: PickleMachine, *items: Any) -> tuple[Any, ...]:
+    return items
+
+
+def _a_list(machine: PickleMachine, *items: Any) -> list[Any]:
+    return list(items)
+
+
+def _a_dict(machine: PickleMachine, *items: Any) -> dict[Any, Any]:
+    entries: dict[Any, Any] = {}
+    put_into(entries, list(items))
+    return entries
+
+
+_MARKED = -1
+_MADE: dict[str, tuple[int, Callable[..., Any]]] = {
+    **{f"TUPLE{count}": (count, _a_tuple) for count in (1, 2, 3)},
+    "TUPLE": (_MARKED, _a_tuple), "LIST": (_MARKED, _a_list), "FROZENSET": (_MARKED, _a_list),
+    "DICT": (_MARKED, _a_dict), "OBJ": (_MARKED, PickleMachine.call),
+    **dict.fromkeys(("REDUCE", "NEWOBJ"), (2, PickleMachine.apply)),
+    "NEWOBJ_EX": (3, PickleMachine.apply),
+    "STACK_GLOBAL": (2, lambda _, module, name: Global(f"{text_of(module)}.{text_of(name)}")),
+    "BUILD": (2, lambda _, target, state: built(target, state)),
+    "BINPERSID": (1, lambda machine, pid: machine.storage(tuple_of(pid))),
+}  # fmt: skip
+"""How many values an operation takes off the stack, and what it makes of them."""
+_FILLED: dict[str, tuple[int, Callable[[Any, list[Any]], None]]] = {
+    "APPEND": (1, append_to), "APPENDS": (_MARKED, append_to), "ADDITEMS": (_MARKED, append_to),
+    "SETITEM": (2, put_into), "SETITEMS": (_MARKED, put_into),
+}  # fmt: skip
+"""How many it takes, and how these fill what is below them."""
+_DROPPED = {"POP": 1, "POP_MARK": _MARKED}
 _IGNORED = ("PROTO", "FRAME", "READONLY_BUFFER")
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _VALUES = {
@@ -575,8 +568,8 @@ _EMPTY: dict[str, Callable[[], Any]] = {
     "EMPTY_DICT": dict,
     "EMPTY_TUPLE": tuple,
     "EMPTY_SET": list,
+    "MARK": _Mark,
 }
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _FOLLOW: dict[str, Callable[[PickleMachine, str, Any], None]] = {
     name: follow
     for names, follow in (
@@ -586,11 +579,11 @@ _FOLLOW: dict[str, Callable[[PickleMachine, str, Any], None]] = {
         (_EMPTY, PickleMachine._empty),
         (("BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"), PickleMachine._remember),
         (("BINGET", "LONG_BINGET", "GET"), PickleMachine._recall),
-        (("MARK", "DUP", "POP", "POP_MARK"), PickleMachine._move),
-        ((*_TUPLES, "TUPLE", "LIST", "FROZENSET", "DICT"), PickleMachine._collect),
-        (("APPEND", "APPENDS", "ADDITEMS", "SETITEM", "SETITEMS"), PickleMachine._collect),
-        (("GLOBAL", "INST", "STACK_GLOBAL", "REDUCE", "NEWOBJ"), PickleMachine._construct),
-        (("NEWOBJ_EX", "OBJ", "BUILD", "BINPERSID"), PickleMachine._construct),
+        (("DUP",), PickleMachine._repeat),
+        (_DROPPED, PickleMachine._drop),
+        (_FILLED, PickleMachine._fill),
+        (_MADE, PickleMachine._make),
+        (("GLOBAL", "INST"), PickleMachine._named),
     )
     for name in names
 }

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Hashable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.ascend import atb_file, atb_topology
 from whence.readers.ascend.process_folders import PROCESS, ranks
 from whence.readers.assembly.builder import Building
+from whence.readers.encodings.archive import bytes_of, ends
 from whence.readers.source import Place
 from whence.records import Run
 
@@ -44,8 +46,6 @@ _WEIGHTS = {
     "LayerNormOperation": {1: "weight", 2: "bias"},
     "GatherOperation": {0: "weight"},
 }
-# of each end of a tensor: what stands for its content where only sameness over tokens is asked
-_LOOK_BYTES = 4096
 _TRIED = 8
 
 
@@ -374,16 +374,8 @@ class _Files:
             self._looks[name] = None
             if entry is not None and not entry[1].why:
                 path, stored = entry
-                with path.open("rb") as file:
-                    file.seek(stored.start)
-                    head = file.read(min(stored.nbytes, _LOOK_BYTES))
-                    file.seek(stored.start + max(stored.nbytes - _LOOK_BYTES, 0))
-                    self._looks[name] = (
-                        stored.type.name,
-                        stored.dims,
-                        head,
-                        file.read(min(stored.nbytes, _LOOK_BYTES)),
-                    )
+                content = ends(partial(bytes_of, path, stored.start, stored.nbytes))
+                self._looks[name] = (stored.type.name, stored.dims, content)
         return self._looks[name]
 
     def differ(self, first: int, second: int) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 from whence.dtypes import Array
@@ -23,8 +24,8 @@ from whence.readers.assembly import npy_tensors
 from whence.readers.assembly.builder import Building
 from whence.readers.assembly.call_order import ordered
 from whence.readers.assembly.named_tensors import natural
-from whence.readers.encodings import limits, numpy_file
-from whence.readers.encodings.archive import File
+from whence.readers.encodings import numpy_file
+from whence.readers.encodings.archive import File, ends
 from whence.readers.source import Place
 from whence.records import Run
 from whence.records.marks import Mark, mark
@@ -39,8 +40,6 @@ _GM = re.compile(r"gm_(\d+)_dump$")
 _GRAPH = re.compile(r"graph_(\d+)$")
 _RANK = re.compile(r"worldsize\d+_global_rank(\d+)$")
 _ABOVE = 4
-# of each end of a tensor: what stands for its content where only the order is asked
-_LOOK_BYTES = 4096
 _NUMBERS = frozenset({"int64", "float64", "bool"})  # what torch makes of numbers of Python
 
 
@@ -160,14 +159,15 @@ def _argument(place: Place, file: _File) -> Any:
             )
         if header.shape or header.dtype not in _NUMBERS:
             return None
-        return _array(place, file.name, header).item()
+        return _array(place, file.name).item()
     except (UnreadableRun, ElementsMissing, OSError):
         return None
 
 
-def _array(place: Place, name: str, header: numpy_file.Header) -> Array:
-    file = File(place.inside(name), name)
-    return numpy_file.array(header, file.part(0, file.size), name)
+def _array(place: Place, name: str) -> Array:
+    path = place.inside(name)
+    file = File(path, name)
+    return numpy_file.array(npy_tensors.header(path), file.part(0, file.size), name)
 
 
 def _where(parts: tuple[str, ...]) -> _Where:
@@ -234,23 +234,7 @@ def _order(place: Place, nodes: dict[str, list[_File]]) -> list[str]:
     }
     for node, files in nodes.items():
         for file in files:
-            content = _look(place, file)
+            content = ends(partial(_array, place, file.name))
             if content is not None:
                 contents[file.kind][node].append(content)
     return ordered(first, contents["INPUT"], contents["OUTPUT"])
-
-
-def _look(place: Place, file: _File) -> Hashable | None:
-    """What stands for the content of a tensor: its shape, and both ends of its bytes."""
-    try:
-        path = place.inside(file.name)
-        header = npy_tensors.header(path)
-        stored = File(path, file.name)
-        if limits.count(header.shape) < 2:
-            return None
-        nbytes = stored.size - header.start
-        head = stored.part(header.start, min(nbytes, _LOOK_BYTES))
-        tail = stored.part(max(stored.size - _LOOK_BYTES, header.start), min(nbytes, _LOOK_BYTES))
-    except Exception:  # noqa: BLE001 - a damaged tensor says nothing of the order
-        return None
-    return header.dtype, header.shape, head.tobytes(), tail.tobytes()

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 
 from whence import dtypes
 from whence.errors import WhenceError
-from whence.readers.assembly import named_tensors, safetensors_file
+from whence.readers.assembly import safetensors_file
 from whence.readers.assembly.builder import Building
 from whence.readers.encodings import limits, printed_text
 from whence.readers.encodings.archive import File
-from whence.readers.encodings.json_file import object_of
+from whence.readers.encodings.json_file import leaves, object_of
 from whence.readers.encodings.number_text import Digits, Values
 from whence.readers.source import Place
 from whence.records import Lack, Run, Statistics
@@ -74,7 +74,8 @@ class _Tree:
         self.building, self.place, self.tree, self.root = building, place, tree, root
         self.without_values = 0
         # A module that ran twice has written over its file: what is in it is of the last call.
-        self.remaining = Counter(path for path in _paths(tree))
+        held = (item.get("value") for _, item in leaves(tree, _is_tensor) if _is_tensor(item))
+        self.remaining = Counter(name for name in held if isinstance(name, str))
 
     def add(self) -> None:
         todo: list[tuple[Any, int]] = [(self.tree, -1)]
@@ -99,7 +100,7 @@ class _Tree:
                 **dict(self._records(args)),
                 **(dict(self._records(kwargs)) if isinstance(kwargs, dict) else {}),
             }
-            outputs = dict(self._records(_listed(node.get("outputs"))))
+            outputs = dict(self._records(node.get("outputs")))
             if parent == -1 and not outputs:
                 outputs = self._of_root()
             call = self.building.call(
@@ -123,8 +124,9 @@ class _Tree:
         """(slot, record) of every tensor in inputs or outputs, nested lists and dicts taken
         apart.
         """
-        for slot, tensor in _tensors(value, ""):
-            yield slot, self._record(tensor)
+        for slot, tensor in leaves(value, _is_tensor):
+            if _is_tensor(tensor):
+                yield slot or "0", self._record(tensor)
 
     def _record(self, tensor: dict[str, Any]) -> int:
         dtype = str(tensor.get("dtype", "")).removeprefix("torch.")
@@ -194,49 +196,12 @@ class _Tree:
         return self.building.tensor(dtype, shape, why=f"{name} {why}", file=name.removeprefix("./"))
 
 
-def _listed(value: Any) -> Any:
-    """Outputs as slots: a single tensor is the first of them."""
-    return [value] if isinstance(value, dict) and _is_tensor(value) else value
-
-
 def _is_tensor(value: Any) -> bool:
     return (
         isinstance(value, dict)
         and isinstance(value.get("shape"), str)
         and isinstance(value.get("dtype"), str)
     )
-
-
-def _tensors(value: Any, slot: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    todo: list[tuple[str, Any]] = [(slot, value)]
-    while todo:
-        path, item = todo.pop()
-        if _is_tensor(item):
-            yield path or "0", item
-            continue
-        parts = (
-            list(item.items())
-            if isinstance(item, dict)
-            else list(enumerate(item))
-            if isinstance(item, list)
-            else []
-        )
-        todo += [(named_tensors.below(path, str(key)), part) for key, part in reversed(parts)]
-
-
-def _paths(tree: Any) -> Iterator[str]:
-    """Files of all tensors in a tree of calls."""
-    todo = [tree]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, dict):
-            if _is_tensor(node):
-                if isinstance(node.get("value"), str):
-                    yield node["value"]
-                continue
-            todo += node.values()
-        elif isinstance(node, list):
-            todo += node
 
 
 def _figures(tensor: dict[str, Any], count: int) -> tuple[Statistics | None, float]:

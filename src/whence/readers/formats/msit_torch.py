@@ -17,15 +17,16 @@ import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from whence import dtypes
-from whence.errors import ElementsMissing, UnreadableRun
+from whence.errors import UnreadableRun
 from whence.readers.ascend.process_folders import PROCESS, ranks
 from whence.readers.assembly.builder import Building
 from whence.readers.assembly.call_order import ordered
 from whence.readers.assembly.named_tensors import natural
 from whence.readers.encodings import limits, torch_file
+from whence.readers.encodings.archive import ends
 from whence.readers.encodings.json_file import tree_of
 from whence.readers.encodings.pickle_values import TorchTensor
 from whence.readers.source import Place
@@ -42,8 +43,6 @@ _HEADER = [
     "L2Norm",
 ]  # fmt: skip
 _TREE_DEPTH = 200
-# elements of each end of a tensor: what stands for its content where only the order is asked
-_LOOK = 1024
 
 
 def sniff(place: Place) -> bool:
@@ -86,7 +85,8 @@ def open_run(place: Place) -> Run:
         if weight:
             weights[_process(folders[:-2])][weight[1]] = name
         elif match:
-            slot = _slot(match[2], match[3])
+            # "output" of a module that returns one tensor is its place 0
+            slot = f"{match[2]}.{match[3][1:].replace('_', '.') or '0'}"
             tensors[_moment(folders[:-2])][match[1]].append(_Tensor(slot, name))
         elif folders[-1] == "model_tree.json":
             trees[_process(folders[:-1])] = _tree(place.inside(name), building)
@@ -264,13 +264,6 @@ def _tensors(place: Place, building: Building, name: str) -> list[tuple[str, int
     ]
 
 
-def _slot(kind: str, places: str) -> str:
-    """ "output" of a module that returns one tensor is its place 0; nested ones keep all their
-    places.
-    """
-    return f"{kind}.{places[1:].replace('_', '.') or '0'}"
-
-
 def _process(folders: tuple[str, ...]) -> str:
     return next((f for f in reversed(folders) if PROCESS.match(f)), "")
 
@@ -342,19 +335,12 @@ def _statistics(
 
 
 def _look(place: Place, tensor: _Tensor) -> Hashable | None:
-    """What stands for the content of a tensor: its shape, and both ends of its elements."""
+    """What stands for the content of a tensor."""
     if tensor.row is not None:
         figures = tensor.row[2]
         return (tensor.row[:2], figures and (figures.min, figures.max, figures.mean, figures.norm))
-    try:
-        loaded = torch_file.load(place.inside(tensor.file), tensor.file)
-        if (
-            not isinstance(loaded, TorchTensor)
-            or limits.count(loaded.shape) < 2
-            or not loaded.is_contiguous
-        ):
-            return None
-        flat = loaded.array().reshape(-1)
-    except (UnreadableRun, ElementsMissing, OSError):
-        return None
-    return loaded.dtype, loaded.shape, flat[:_LOOK].tobytes(), flat[-_LOOK:].tobytes()
+
+    def load() -> Any:
+        return torch_file.load(place.inside(tensor.file), tensor.file).array()
+
+    return ends(load)

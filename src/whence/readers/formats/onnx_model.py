@@ -53,7 +53,12 @@ def open_run(place: Place) -> Run:
     """
     model = described(place)
     graph = model.graph
-    building = Building(place.path, KIND, settings=_settings(model))
+    settings = {
+        "opsets": {domain or "ai.onnx": version for domain, version in model.opsets.items()},
+        "producer": model.producer,
+        "ir_version": model.ir_version,
+    }
+    building = Building(place.path, KIND, settings=settings)
     params = {name: _parameter(building, place, t) for name, t in graph.initializers.items()}
     params |= {name: building.tensor("undefined", (), why="it is sparse") for name in graph.sparse}
     for node in graph.nodes:
@@ -86,14 +91,6 @@ def constant_of(node: OnnxNode) -> OnnxTensor | None:
         return None
     value = node.attributes.get("value")
     return value if isinstance(value, OnnxTensor) else None
-
-
-def _settings(model: OnnxModel) -> dict[str, Any]:
-    return {
-        "opsets": {domain or "ai.onnx": version for domain, version in model.opsets.items()},
-        "producer": model.producer,
-        "ir_version": model.ir_version,
-    }
 
 
 def _parameter(building: Building, place: Place, tensor: OnnxTensor) -> int:

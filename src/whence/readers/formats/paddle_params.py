@@ -169,17 +169,9 @@ def _tensor(
             raise ElementsMissing(
                 f"the file has become shorter: {data.size} of {stream.nbytes} bytes"
             )
-        return (
-            np.frombuffer(data, dtypes.named(stream.dtype).numpy).reshape(stream.shape)
-            if stream.nbytes
-            else _empty(stream)
-        )
+        return data.view(dtypes.named(stream.dtype).numpy).reshape(stream.shape)
 
     return building.tensor(stream.dtype, stream.shape, load)
-
-
-def _empty(stream: Stream) -> Array:
-    return np.empty(stream.shape, dtypes.named(stream.dtype).numpy)
 
 
 def _names(building: Building, place: Place, streams: list[Stream]) -> list[str]:

@@ -38,9 +38,12 @@ def sniff(place: Place) -> bool:
     if place.is_folder:
         first = next((name for name in place.names if _ITERATION.fullmatch(name)), None)
         return first is not None and sniff(place.within(first))
-    return place.head.lstrip()[:1] in (b"{", b"[") and any(
-        mark in place.head or mark in _tail(place) for mark in _MARKS
-    )
+    if place.head.lstrip()[:1] not in (b"{", b"["):
+        return False
+    with place.path.open("rb") as file:  # a large array may stand before the first mark
+        file.seek(max(0, place.size - 4096))
+        ends = place.head + b" " + file.read()
+    return any(mark in ends for mark in _MARKS)
 
 
 def open_run(place: Place) -> Run:
@@ -72,13 +75,6 @@ def open_run(place: Place) -> Run:
         for name, record in records.items():
             building.call(name, kind="label", root=root, step=step, outputs=[record])
     return building.run()
-
-
-def _tail(place: Place) -> bytes:
-    """The end of a file: a large array may stand before the first mark."""
-    with place.path.open("rb") as file:
-        file.seek(max(0, place.size - 4096))
-        return file.read()
 
 
 def _loaded(place: Place) -> Any:

@@ -81,13 +81,12 @@ class _Forms:
         called = (name, pure.name, pure.stem, named_tensors.placed(name)[0])
         return (
             next((f for n, f in self._stated.items() if any(fnmatch(c, n) for c in called)), None)
-            or next(filter(None, (self._of_file(beside, size) for beside in _beside(pure))), None)
+            or next(
+                filter(None, (raw_form.of_value(self._read(b), size) for b in _beside(pure))), None
+            )
             or next(filter(None, (self._of_index(pure, size, index) for index in _FOR_ALL)), None)
             or raw_form.of_text(pure.name, size)
         )
-
-    def _of_file(self, name: PurePosixPath, size: int) -> Form | None:
-        return raw_form.of_value(self._read(name), size)
 
     def _of_index(self, pure: PurePosixPath, size: int, index: str) -> Form | None:
         """As a file for all says: by a key, or in an entry with a name."""

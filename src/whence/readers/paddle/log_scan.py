@@ -51,13 +51,6 @@ _OF_NO_USE = (b"--- Running", b"Parameter containing")
 _EMPTY = b"Tensor(Not initialized)"
 
 
-def _stated(line: bytes) -> re.Match[bytes] | None:
-    """The end of a line that says of a tensor that it is a nullptr or initialized. Its start is not
-    searched: a line may be megabytes long.
-    """
-    return _STATED.search(line.rstrip(b" .!")[-_STATED_BYTES:])
-
-
 @dataclass(slots=True)
 class Point:
     """Something a log shows of a tensor. first_name: the name it had before its layout changed.
@@ -203,7 +196,10 @@ class LogScan:
                 self.points.append(_checked(match, self.step))
         elif _INPUTS in line and _OPERATOR in line:
             self._edge(line)
-        elif (state := _stated(line)) is not None and _EMPTY not in line:
+        # the start is not searched: a line may be megabytes long
+        elif (
+            state := _STATED.search(line.rstrip(b" .!")[-_STATED_BYTES:])
+        ) is not None and _EMPTY not in line:
             self.stated[_decoded(state[1].strip(b" *:-")), state[2].decode()] += 1
         elif is_log or not line.strip() or line.startswith(_OF_NO_USE):
             pass
