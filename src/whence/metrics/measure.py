@@ -198,13 +198,9 @@ def _finish(
         answer[job.place] = measured
 
 
-def _identical(job: Job, rows: Accumulators, k: int) -> bool:
-    return job.r_type is job.t_type and not rows.ints[k, I["bytes_differ"]]
-
-
 def _same(job: Job, rows: Accumulators, k: int) -> Measured:
     if job.r_type is job.t_type:
-        identical = _identical(job, rows, k)
+        identical = not rows.ints[k, I["bytes_differ"]]
         return Measured("same", identical, {"values_equal": 1.0} if identical else {})
     equal = next(m for m in agreement.METRICS if m.name == "values_equal").formula(rows)[k]
     return Measured("same", False, {"values_equal": float(equal)})

@@ -88,13 +88,9 @@ def _bounds(dtype: str) -> _Bounds:
     largest, tiny = float(info.max), float(info.smallest_subnormal)
     half_step = (largest - float(np.nextafter(info.max, info.dtype.type(0)))) / 2
     overflow = largest + half_step
-    if _has_even_significand(largest, 2 * half_step):  # then the tie goes down
+    if (largest / (2 * half_step)) % 2 == 0:  # an even significand: the tie goes down
         overflow = float(np.nextafter(overflow, np.inf))
     return _Bounds(overflow, largest, float(info.smallest_normal) - tiny / 2, tiny / 2)
-
-
-def _has_even_significand(value: float, step: float) -> bool:
-    return (value / step) % 2 == 0
 
 
 def extent(values: Array) -> Extent:

@@ -166,11 +166,14 @@ def _merged(program: Program, aliases: Mapping[str, str]) -> Program:
         for slot, first in aliases.items()
         if slot in places and first in tensors
     }
-    if not merged:
-        return program
+    return _with_inputs(program, merged)
+
+
+def _with_inputs(program: Program, operands: Mapping[int, Any]) -> Program:
+    """The program with other operands in the place of some inputs."""
 
     def renamed(kind: str, value: Any) -> Any:
-        return merged.get(value, {kind: value}) if kind == "in" else {kind: value}
+        return operands.get(value, {kind: value}) if kind == "in" else {kind: value}
 
     return msgspec.structs.replace(
         program,
@@ -185,17 +188,7 @@ def _joined(program: Program) -> Program:
     """
     results = dict(program.outputs)
     made = {k: results[slot] for k, slot in enumerate(program.inputs) if slot in results}
-    if not made:
-        return program
-
-    def joined(kind: str, value: Any) -> Any:
-        return made.get(value, {kind: value}) if kind == "in" else {kind: value}
-
-    return msgspec.structs.replace(
-        program,
-        operations=tuple(operation.with_operands(joined) for operation in program.operations),
-        outputs=tuple((slot, map_operands(joined, operand)) for slot, operand in program.outputs),
-    )
+    return _with_inputs(program, made)
 
 
 class _Copied:

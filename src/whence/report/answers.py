@@ -62,11 +62,9 @@ def as_csv(columns: Sequence[str], batches: Rows) -> Iterator[str]:
     """CSV in parts. A text that a spreadsheet would take for a formula is quoted."""
     yield csv_text([map(cell, columns)])
     for batch in batches:
-        yield csv_text(map(_cell, row) for row in batch)
-
-
-def _cell(value: Any) -> Any:
-    return value if isinstance(value, int | float) else cell(_text(value))
+        yield csv_text(
+            [v if isinstance(v, int | float) else cell(_text(v)) for v in row] for row in batch
+        )
 
 
 def as_json(columns: Sequence[str], batches: Rows) -> Iterator[str]:

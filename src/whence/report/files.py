@@ -20,24 +20,6 @@ from whence.results.columns import PairColumns, RowColumns, VerdictColumns
 from whence.results.sequence import MadeOnDemand
 
 T = TypeVar("T")
-_FIXED = (
-    "verdict",
-    "name",
-    "op_type",
-    "step",
-    "rank",
-    "occurrence",
-    "reference_slot",
-    "target_slot",
-    "reference_dtype",
-    "target_dtype",
-    "reference_shape",
-    "target_shape",
-    "rule",
-    "identical",
-    "tier",
-    "why",
-)
 
 
 def everything_json(result: Comparison) -> Iterator[bytes]:
@@ -98,7 +80,7 @@ def table_csv(result: Comparison) -> Iterator[str]:
     for row in rows:
         if not row.measured.values.keys() <= metrics.keys():
             metrics |= row.measured.values
-    yield csv_line((*_FIXED, *metrics, "max_abs_index"))
+    yield csv_line((*_NAMES, "identical", "tier", "why", *metrics, "max_abs_index"))
     figures = tuple(metrics)
     for part in _parts(result.rows):
         if isinstance(part, RowColumns):
@@ -115,25 +97,12 @@ def _cells(rows: Sequence[Row], metrics: Sequence[str]) -> Iterator[tuple[Any, .
     # what was measured of equal pairs is one object
     measured = {id(row.measured): row.measured for row in rows}
     ends = dict(zip(measured, _ends(list(measured.values()), metrics), strict=True))
-    starts = zip(*_names(rows), strict=True)
+    columns = ([getattr(row, name) for row in rows] for name in _NAMES)
+    starts = zip(
+        *(_each(make, cells) for make, cells in zip(_NAMES.values(), columns, strict=True)),
+        strict=True,
+    )
     return (start + ends[id(row.measured)] for start, row in zip(starts, rows, strict=True))
-
-
-def _names(rows: Sequence[Row]) -> Iterator[list[Any]]:
-    """The columns before what was measured."""
-    yield [row.verdict for row in rows]
-    yield _each(cell, [row.name for row in rows])
-    yield _each(cell, [row.op_type for row in rows])
-    yield [row.step for row in rows]
-    yield [row.rank for row in rows]
-    yield [row.occurrence for row in rows]
-    yield _each(cell, [row.reference_slot for row in rows])
-    yield _each(cell, [row.target_slot for row in rows])
-    yield [row.reference_dtype for row in rows]
-    yield [row.target_dtype for row in rows]
-    yield _each(_extents, [row.reference_shape for row in rows])
-    yield _each(_extents, [row.target_shape for row in rows])
-    yield [row.rule for row in rows]
 
 
 def _ends(measured: Sequence[Measured], metrics: Sequence[str]) -> list[tuple[str, ...]]:
@@ -148,8 +117,8 @@ def _ends(measured: Sequence[Measured], metrics: Sequence[str]) -> list[tuple[st
     return list(zip(*columns, strict=True))
 
 
-def _each(make: Callable[[Any], str], values: Sequence[Hashable]) -> list[str]:
-    """A column of texts. Names and shapes repeat from step to step; each is made once."""
+def _each(make: Callable[[Any], object], values: Sequence[Hashable]) -> list[object]:
+    """A column of cells. Names and shapes repeat from step to step; each is made once."""
     known = {value: make(value) for value in set(values)}
     return [known[value] for value in values]
 
@@ -274,6 +243,14 @@ def _line_start(cells: Iterable[object]) -> str:
 def _extents(shape: tuple[int, ...]) -> str:
     """A shape as a cell has it."""
     return "x".join(map(str, shape))
+
+
+_NAMES: dict[str, Callable[[Any], object]] = {
+    "verdict": str, "name": cell, "op_type": cell, "step": int, "rank": int, "occurrence": int,
+    "reference_slot": cell, "target_slot": cell, "reference_dtype": str, "target_dtype": str,
+    "reference_shape": _extents, "target_shape": _extents, "rule": str,
+}  # fmt: skip
+"""The columns before what was measured, and how a cell of each is made."""
 
 
 def _json(value: object) -> str:

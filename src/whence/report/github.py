@@ -27,7 +27,10 @@ def github_annotations(result: Comparison, root: Path | None = None) -> str:
 def _line(remark: Remark) -> str:
     where = {"file": remark.file, "line": str(remark.line)} if remark.file else {}
     title = {"title": f"whence: {remark.title}"}
-    properties = ",".join(f"{key}={_property(value)}" for key, value in {**where, **title}.items())
+    properties = ",".join(
+        f"{key}={_data(value).replace(':', '%3A').replace(',', '%2C')}"
+        for key, value in {**where, **title}.items()
+    )
     level = _LEVELS.get(remark.level, remark.level)
     return f"::{level} {properties}::{_data(remark.text)}"
 
@@ -35,7 +38,3 @@ def _line(remark: Remark) -> str:
 def _data(text: str) -> str:
     # What a run names must not begin a command of its own: `clean` leaves no line end.
     return clean(text).replace("%", "%25")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")

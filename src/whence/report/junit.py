@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-import msgspec
-
 from whence.report.answer import answer, headline
 from whence.report.tables import AT_LINE, clean
 from whence.results import GUILTY, CallPair, Comparison, Confidence, Row, VerdictKind, severity
@@ -30,33 +28,22 @@ def junit_xml(result: Comparison) -> str:
         headline(result),
         answer(result),
     )
-    for call in _cases(result):
-        name = call.name + (f" #{call.occurrence}" if call.occurrence else "")
-        suite.case(
-            f"rank{call.rank}.step{call.step}",
-            f"{name} ({call.op_type})",
-            call.outcome,
-            call.verdict,
-            call.why,
-        )
+    for row, outcome, why in _cases(result):
+        name = row.name + (f" #{row.occurrence}" if row.occurrence else "")
+        group = f"rank{row.rank}.step{row.step}"
+        suite.case(group, f"{name} ({row.op_type})", outcome, row.verdict, why)
     for side, names in result.without_partner.items():
         for name in names:
             ambiguous = side == "ambiguous"
             why = "several calls fit it equally well" if ambiguous else f"only in the {side}"
             suite.case("unmatched", name, "skipped", "unmatched", f"no partner: {why}")
     for prompt in result.generation.prompts if result.generation else ():
-        outcome = (
-            "passed"
-            if prompt.passes
-            else "skipped"
-            if prompt.outcome == "not compared"
-            else "failed"
-        )
+        failing = "skipped" if prompt.outcome == "not compared" else "failed"
         compared = f"{prompt.outcome}; {prompt.compared} of {prompt.of} tokens compared"
         suite.case(
             "prompts",
             f"prompt {prompt.number} ({prompt.root}, step {prompt.step}, row {prompt.row})",
-            outcome,
+            "passed" if prompt.passes else failing,
             prompt.outcome,
             compared,
         )
@@ -99,24 +86,10 @@ _MADE = ("output", "mutated")
 _DOWNSTREAM = (VerdictKind.INHERITED, VerdictKind.AMPLIFIED)
 
 
-class Case(msgspec.Struct, frozen=True):
-    """One compared call. outcome: "passed", "failed", or "skipped" (not comparable, not judged, or
-    only suspected). why: in a sentence.
-    """
-
-    name: str
-    op_type: str
-    step: int
-    rank: int
-    occurrence: int
-    verdict: str
-    outcome: str
-    why: str
-
-
-def _cases(result: Comparison) -> Iterator[Case]:
-    """Every compared call in the order of the reference; calls of which no tensor is paired are
-    left out.
+def _cases(result: Comparison) -> Iterator[tuple[Row, str, str]]:
+    """(one of its rows, outcome, why in a sentence) of every compared call in the order of the
+    reference. Outcome: "passed", "failed", or "skipped" (not comparable, not judged, or only
+    suspected). Calls of which no tensor is paired are left out.
     """
     called = {f.pair: f.source for f in result.findings if AT_LINE.search(f.source)}
     outcomes: dict[int, tuple[bool, str]] = {}
@@ -149,9 +122,7 @@ def _cases(result: Comparison) -> Iterator[Case]:
             outcome, why = "skipped", lost
         elif row.verdict in _DOWNSTREAM and result.inputs_differ:
             outcome, why = "skipped", "the inputs of the models differ, so this proves nothing"
-        yield Case(
-            row.name, row.op_type, row.step, row.rank, row.occurrence, row.verdict, outcome, why
-        )
+        yield row, outcome, why
 
 
 def _unseen(pair: CallPair, rows: list[Row]) -> str:

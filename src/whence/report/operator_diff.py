@@ -41,7 +41,9 @@ def tested_csv(diff: Any, *, xray: bool = False) -> str:
         passed: object = "" if row.passed is None else row.passed
         name, dtype, test_name = row.name, result.dtype, [cell(row.name)] if xray else []
         if xray:
-            name, dtype = _xray_name(row.name, result.op), _torch_dtype(result.dtype)
+            name = _xray_name(row.name, result.op)
+            dtypes = (f"torch.{each}" for each in result.dtype.split("; ") if each)
+            dtype = "; ".join("torch.float" if d == "torch.float32" else d for d in dtypes)
             passed = {None: "", True: "pass", False: "fail"}[row.passed]
         lines.append(
             (
@@ -71,15 +73,6 @@ def _xray_name(test: str, op: str) -> str:
         return test
     return f"{int(match[2]):05d}-{op.partition('.')[0]}" + (
         "-backward" if match[1].endswith("_backward") else ""
-    )
-
-
-def _torch_dtype(names: str) -> str:
-    """`float32; int64` as `torch.float; torch.int64`."""
-    return "; ".join(
-        "torch.float" if name == "float32" else f"torch.{name}"
-        for name in names.split("; ")
-        if name
     )
 
 

@@ -27,9 +27,19 @@ _MOST = 12  # lines of names without a partner
 @answering
 def plan_text(plan: Plan, reference: Run, target: Run) -> Document:
     """The plan for a terminal: what is paired and why, then what is left."""
-    calls = count(_selected(plan, "reference"), "call")
+    selected = (
+        {*(p.reference for p in plan.pairs), *(a for a, _ in plan.ambiguous)},
+        {
+            *(call for p in plan.pairs for call in (p.target, *p.also)),
+            *(call for _, others in plan.ambiguous for call in others),
+        },
+    )
+    calls, against = (
+        len(some) + len(alone)
+        for some, (_, _, alone) in zip(selected, _unmatched(plan, reference, target), strict=True)
+    )
     paired = count(len(plan.pairs), "pair")
-    yield f"{paired} of {calls} against {count(_selected(plan, 'target'))}"
+    yield f"{paired} of {count(calls, 'call')} against {count(against)}"
     yield from (f"aligned: {note}" for note in plan.notes)
     groups: dict[tuple[str, str, str, str], list[CallPair]] = {}
     for pair in plan.pairs:
@@ -178,7 +188,7 @@ def _entry(
         for name, scope in calls.items()
         if name != "x" and not others
     }
-    names: dict[str, str] = {name: scope for scope, name in called.items()} or {"x": b.scope}
+    names = {name: scope for scope, name in called.items()} or {"x": b.scope}
     for slot in pair.slots:
         if slot.dims:
             if slot.reference_slot not in derived:
@@ -196,14 +206,9 @@ def _entry(
     reference_name, *target_names = (
         _generalised([a.scope, *names.values()]) if general else [a.scope, *names.values()]
     )
-    entry: dict[str, Any] = {
-        "reference": reference_name,
-        "target": target_names[0]
-        if len(target_names) == 1
-        else dict(zip(names, target_names, strict=True)),
-    }
-    if len(target_names) == 1 and "x" not in names:
-        entry["target"] = dict(zip(names, target_names, strict=True))
+    is_plain = list(names) == ["x"]
+    targets = dict(zip(names, target_names, strict=True))
+    entry = {"reference": reference_name, "target": targets["x"] if is_plain else targets}
     return {**entry, "slots": slots} if slots else entry
 
 
@@ -271,22 +276,6 @@ def _generalised(names: Sequence[str]) -> list[str]:
     for letter in itertools.islice("ijkl", len(shared)):
         out = [re.sub(r"\d+", f"{{{letter}}}", name, count=1) for name in out]
     return out
-
-
-def _selected(plan: Plan, side: str) -> int:
-    pairs = (
-        {p.reference for p in plan.pairs}
-        if side == "reference"
-        else {t for p in plan.pairs for t in (p.target, *p.also)}
-    )
-    doubtful = (
-        {a for a, _ in plan.ambiguous}
-        if side == "reference"
-        else {b for _, bs in plan.ambiguous for b in bs}
-    )
-    return len(pairs | doubtful) + len(
-        plan.unmatched_reference if side == "reference" else plan.unmatched_target
-    )
 
 
 def _alone(title: str, names: Iterable[str]) -> Iterator[str]:

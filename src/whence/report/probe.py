@@ -230,7 +230,11 @@ def _error_text(error: float | None) -> str:
 
 
 def _effect_rows(rows: tuple[ModuleEffect, ...], chosen: set[str]) -> Document:
-    tried = [row for row in rows if row.error is not None or not row.parameters or _is_harm(row)]
+    tried = [
+        row
+        for row in rows
+        if row.error is not None or not row.parameters or row.why.startswith("NaN or Inf")
+    ]
     table = [("module", "class", "parameters", "error alone", "flips", "")]
     for row in tried[:_MOST_ROWS]:
         flips = f"{row.flips} of {row.rows}" if row.rows else ""
@@ -245,7 +249,3 @@ def _effect_rows(rows: tuple[ModuleEffect, ...], chosen: set[str]) -> Document:
         shown = {row.module for row in tried}
         why = next(row.why for row in rows if row.module not in shown)
         yield f"    {len(rows) - len(tried)} more are not offered: {why}"
-
-
-def _is_harm(row: ModuleEffect) -> bool:
-    return row.why.startswith("NaN or Inf")

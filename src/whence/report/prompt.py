@@ -7,7 +7,7 @@ lines of that.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from whence import records, results
@@ -42,13 +42,14 @@ _WIDE = 160
 
 def text(item: Any) -> str:
     """What `item` says of itself; of anything else what it has as a run: how much it holds."""
-    for kind, words in _WORDS.items():
-        if isinstance(item, kind):
-            return words(item)
-    return (
-        f"<{type(item).__name__} {clean(item.path)}: {count(len(item.calls), 'call')}, "
-        f"{count(len(item.records), 'record')}>"
-    )
+    words = next((words for kind, words in _WORDS.items() if isinstance(item, kind)), _run)
+    lines = words(item)
+    return "\n".join(map(clean, [lines] if isinstance(lines, str) else lines))
+
+
+def _run(run: Any) -> str:
+    held = f"{count(len(run.calls), 'call')}, {count(len(run.records), 'record')}"
+    return f"<{type(run).__name__} {run.path}: {held}>"
 
 
 def line(result: results.Comparison) -> str:
@@ -64,70 +65,59 @@ def cause(finding: results.Finding) -> str:
     return f"{cause_words(finding)} ({finding.confidence})"
 
 
-def _comparison(result: results.Comparison) -> str:
+def _comparison(result: results.Comparison) -> Iterator[str]:
     rows = []
     if result.findings and result.status == results.Status.DIFFERENT:
         first = result.findings[0]
-        rows.append(("why", clean(first.sentence)))
+        rows.append(("why", first.sentence))
         if line_ := called_at(first.source):
-            rows.append(("called at", clean(line_)))
+            rows.append(("called at", line_))
     if result.undecided is not None:
         rows.append(("where", _place(result.undecided)))
     if result.inputs_differ:
-        rows.append(("inputs differ", clean(result.inputs_differ[0])))
+        rows.append(("inputs differ", result.inputs_differ[0]))
     if basis := evidence.basis(result):
         rows.append(("how sure", basis))
     if result.effect is not None:
         rows.append(("at the outputs", effect.words(result.effect)))
     if result.next:
-        rows.append(("next", clean(result.next[0].command)))
-    return "\n".join([line(result), *(f"  {title:<16}{words}" for title, words in rows)])
+        rows.append(("next", result.next[0].command))
+    yield line(result)
+    yield from (f"  {title:<16}{words}" for title, words in rows)
 
 
 def _finding(finding: results.Finding) -> str:
-    why = f": {clean(finding.sentence)}" if finding.sentence else ""
-    return (
-        f"<Finding {clean(finding.name)} ({clean(finding.op_type)}), {_where(finding)}: "
-        f"{cause(finding)}{why}>"
-    )
+    why = f": {finding.sentence}" if finding.sentence else ""
+    return f"<Finding {finding.name} ({finding.op_type}), {_where(finding)}: {cause(finding)}{why}>"
 
 
 def _where(item: Any) -> str:
     return f"step {item.step}, rank {item.rank}"
 
 
-def _module(module: results.ModuleResult) -> str:
-    return "\n".join(module_lines(module))
-
-
 def _module_call(call: results.ModuleCall) -> str:
     tensors = ", ".join(
-        f"{clean(row.reference_slot)} {size(row)}"
-        for row in call.tensors
-        if not row.measured.identical
+        f"{row.reference_slot} {size(row)}" for row in call.tensors if not row.measured.identical
     )
     return (
-        f"<ModuleCall {clean(call.name)} ({clean(call.op_type)}), {_where(call)}: {call.verdict}; "
+        f"<ModuleCall {call.name} ({call.op_type}), {_where(call)}: {call.verdict}; "
         f"{tensors or 'every tensor bitwise equal'}>"
     )
 
 
 def _row(row: results.Row) -> str:
-    return (
-        f"<Row {clean(row.name)} {clean(row.reference_slot)}, {_where(row)}: {row.verdict}, "
-        f"{size(row)}>"
-    )
+    return f"<Row {row.name} {row.reference_slot}, {_where(row)}: {row.verdict}, {size(row)}>"
 
 
 def _verdict(verdict: results.Verdict) -> str:
     sure = f" ({verdict.confidence})" if verdict.confidence else ""
     basis = f" by {verdict.evidence}" if verdict.evidence else ""
-    why = f": {clean(verdict.sentence)}" if verdict.sentence else ""
+    why = f": {verdict.sentence}" if verdict.sentence else ""
     return f"<Verdict {verdict.verdict}{sure}{basis}{why}>"
 
 
 def _next_step(step: results.NextStep) -> str:
-    return f"<NextStep {clean(step.command)}: {clean(step.decides)}>"
+    return f"<NextStep {step.command}: {step.decides}>"
 
 
 def _effect(item: results.Effect) -> str:
@@ -135,13 +125,13 @@ def _effect(item: results.Effect) -> str:
 
 
 def _undecided(item: results.Undecided) -> str:
-    why = f": {clean(item.why)}" if item.why else ""
+    why = f": {item.why}" if item.why else ""
     return f"<Undecided {_place(item)}{why}>"
 
 
 def _place(item: results.Undecided) -> str:
-    kind = f" ({clean(item.op_type)})" if item.op_type else ""
-    return f"{clean(item.place)}{kind}, {_where(item)}"
+    kind = f" ({item.op_type})" if item.op_type else ""
+    return f"{item.place}{kind}, {_where(item)}"
 
 
 def _coverage(coverage: results.Coverage) -> str:
@@ -153,8 +143,8 @@ def _coverage(coverage: results.Coverage) -> str:
 
 def _remark(remark: results.Remark) -> str:
     return (
-        f"<Remark {clean(remark.name)} ({clean(remark.op_type)}), {_where(remark)}: {remark.kind}: "
-        f"{clean(remark.sentence)}>"
+        f"<Remark {remark.name} ({remark.op_type}), {_where(remark)}: {remark.kind}: "
+        f"{remark.sentence}>"
     )
 
 
@@ -168,22 +158,22 @@ def _plan(plan: results.Plan) -> str:
 
 def _explained(patch: results.Explained) -> str:
     share = f", {patch.share:.0%} of the error" if patch.share is not None else ""
-    return f"<Explained {clean(patch.name)}: {count(patch.calls, 'call')} patched{share}>"
+    return f"<Explained {patch.name}: {count(patch.calls, 'call')} patched{share}>"
 
 
 def _rung(rung: results.Rung) -> str:
-    why = clean(rung.why or rung.sentence)
-    return f"<Rung {clean(rung.name)}: {rung.verdict}{f': {why}' if why else ''}>"
+    why = rung.why or rung.sentence
+    return f"<Rung {rung.name}: {rung.verdict}{f': {why}' if why else ''}>"
 
 
 def _call(call: records.Call) -> str:
-    name = clean(call.scope or call.root) + (f"/{clean(call.op)}" if call.op else "")
+    name = call.scope or call.root + (f"/{call.op}" if call.op else "")
     read = [ref.slot for ref in call.refs if is_read(ref.slot)]
     wrote = [ref.slot for ref in call.refs if is_written(ref.slot)]
     kind = "" if call.kind == "module" else f"{call.kind}, "
-    error = f"; raised {clean(call.error)[:100]}" if call.error else ""
+    error = f"; raised {call.error[:100]}" if call.error else ""
     return (
-        f"<Call {name} ({clean(call.op_type)}), {kind}{_where(call)}: "
+        f"<Call {name} ({call.op_type}), {kind}{_where(call)}: "
         f"{listed(read, _FEW) or 'nothing'} -> {listed(wrote, _FEW) or 'nothing'}{error}>"
     )
 
@@ -195,20 +185,20 @@ def _record(record: records.Record) -> str:
         figures = f", mean {statistics.mean:.4g}"
         if statistics.min is not None and statistics.max is not None:
             figures += f", from {statistics.min:.4g} to {statistics.max:.4g}"
-    why = f", {shortened(clean(record.why), _WIDE)}" if record.why else ""
+    why = f", {shortened(record.why, _WIDE)}" if record.why else ""
     return f"<Record #{record.id} {kind_of_record(record)}{figures}{why}>"
 
 
 def _run_info(info: records.RunInfo) -> str:
     versions = ", ".join(f"{name} {v}" for name, v in list(info.versions.items())[:_FEW])
-    command = clean(" ".join(info.command))[:100] or "no command"
-    started = f", started {clean(info.started)}" if info.started else ""
-    return f"<RunInfo {clean(info.kind)} run of {command}{started}; {clean(versions)}>"
+    command = " ".join(info.command)[:100] or "no command"
+    started = f", started {info.started}" if info.started else ""
+    return f"<RunInfo {info.kind} run of {command}{started}; {versions}>"
 
 
 def _note(note: records.Note) -> str:
-    where = f" at {clean(note.scope)}" if note.scope else ""
-    return f"<Note {clean(note.kind)}{where}: {shortened(clean(note.text), _WIDE)}>"
+    where = f" at {note.scope}" if note.scope else ""
+    return f"<Note {note.kind}{where}: {shortened(note.text, _WIDE)}>"
 
 
 def _program(program: records.Program) -> str:
@@ -219,28 +209,21 @@ def _program(program: records.Program) -> str:
     )
 
 
-def _first_lines(words: Callable[[Any], str]) -> Callable[[Any], str]:
+def _first_lines(words: Callable[..., str]) -> Callable[[Any], list[str]]:
     """The text of the command line, cut."""
 
-    def cut(item: Any) -> str:
+    def cut(item: Any) -> list[str]:
         lines = words(item).rstrip("\n").split("\n")
-        return "\n".join(_cut(lines))
+        more = len(lines) - _LINES
+        return [*lines[: _LINES - 1], f"... {count(more + 1, 'more line')}"] if more > 0 else lines
 
     return cut
 
 
-def _cut(lines: Sequence[str]) -> Iterator[str]:
-    if len(lines) <= _LINES:
-        yield from lines
-        return
-    yield from lines[: _LINES - 1]
-    yield f"... {count(len(lines) - _LINES + 1, 'more line')}"
-
-
-_WORDS: dict[type, Callable[[Any], str]] = {
+_WORDS: dict[type, Callable[[Any], str | Iterable[str]]] = {
     results.Comparison: _comparison,
+    results.ModuleResult: module_lines,
     results.Finding: _finding,
-    results.ModuleResult: _module,
     results.ModuleCall: _module_call,
     results.Row: _row,
     results.Verdict: _verdict,

@@ -33,7 +33,10 @@ def repeated_text(result: Repeated) -> Document:
     else:
         yield "DOES NOT REPEAT", _place(first)
         yield from _first(first)
-        yield "  also", few(result.sources[1:], _MOST_ALSO, _other)
+        yield (
+            "  also",
+            few(result.sources[1:], _MOST_ALSO, lambda s: f"{_place(s)}: {_KINDS[s.kind]}"),
+        )
         yield from _reach(result)
         yield "  runs", _groups(result)
         yield "  to repeat", first.repeats_with
@@ -49,10 +52,6 @@ def _first(first: Source) -> Document:
     if first.count:
         size = f"rel_l2 {first.error:.3g}, " if first.error is not None else ""
         yield "  by", f"{size}{first.differing:,} of {count(first.count, 'element')}"
-
-
-def _other(source: Source) -> str:
-    return f"{_place(source)}: {_KINDS[source.kind]}"
 
 
 def _place(source: Source) -> str:

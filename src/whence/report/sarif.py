@@ -57,15 +57,11 @@ def _result(remark: Remark) -> dict[str, Any]:
             {"fullyQualifiedName": clean(remark.title), "kind": "module"}
         ]
     if remark.file:
+        scheme = "file://" if PurePosixPath(remark.file).is_absolute() else ""
         location["physicalLocation"] = {
-            "artifactLocation": {"uri": _uri(remark.file)},
+            "artifactLocation": {"uri": scheme + quote(remark.file)},
             "region": {"startLine": max(1, remark.line)},
         }
     if location:
         result["locations"] = [location]
     return result
-
-
-def _uri(file: str) -> str:
-    path = PurePosixPath(file)
-    return ("file://" if path.is_absolute() else "") + quote(file)

@@ -43,7 +43,9 @@ def summary_of(result: Comparison) -> Summary:
         next=result.next,
         first_difference=result.first_difference,
         counts=result.counts,
-        coverage=_coverage(result),
+        coverage=CoverageSummary(
+            **msgspec.structs.asdict(result.coverage), share=result.coverage.share
+        ),
         unmatched=result.unmatched,
         incomparable=result.incomparable,
         inputs_differ=few("inputs_differ", result.inputs_differ),
@@ -70,11 +72,6 @@ def summary_of(result: Comparison) -> Summary:
         versions=result.versions,
         omitted=omitted,
     )
-
-
-def _coverage(result: Comparison) -> CoverageSummary:
-    counted = msgspec.structs.asdict(result.coverage)
-    return CoverageSummary(**counted, share=result.coverage.share)
 
 
 def _generation(result: Comparison, few: Few) -> GenerationSummary | None:

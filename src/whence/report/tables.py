@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -145,24 +146,25 @@ def columns(
     width: int | None = None,
     give: Mapping[int, str] | None = None,
     drop: Sequence[int] = (),
+    measure: Callable[[str], int] = len,
 ) -> Iterator[str]:
     """Rows as lines with straight columns, cleaned. right: positions of columns that align right.
 
-    width, give, drop: as `fitted` takes them; without a width nothing is cut.
+    width, give, drop, measure: as `fitted` takes them; without a width nothing is cut.
     """
     cells = [[clean(text) for text in row] for row in rows]
-    table, dropped = fitted(cells, width, gap=len(gap), give=give, drop=drop)
-    widths = [
-        max((len(row[i]) for row in table if i < len(row)), default=0)
-        for i in range(max(map(len, table), default=0))
-    ]
+    table, dropped = fitted(cells, width, gap=len(gap), give=give, drop=drop, measure=measure)
+    widths = _widths(table, measure)
     for row in table:
-        padded = (
-            text.rjust(widths[i]) if i in right else text.ljust(widths[i])
-            for i, text in enumerate(row)
-            if i not in dropped
-        )
+        padded = []
+        for i, text in enumerate(row):
+            blanks = " " * (widths[i] - measure(text))
+            padded += [blanks + text if i in right else text + blanks] * (i not in dropped)
         yield gap.join(padded).rstrip()
+
+
+def _widths(rows: Sequence[Sequence[str]], measure: Callable[[str], int]) -> list[int]:
+    return [max(map(measure, column)) for column in itertools.zip_longest(*rows, fillvalue="")]
 
 
 def _shown(character: str) -> str:
@@ -193,10 +195,7 @@ def fitted(
     rows = [list(row) for row in table]
     if width is None or not rows:
         return rows, frozenset()
-    widths = [
-        max((measure(row[i]) for row in rows if i < len(row)), default=0)
-        for i in range(max(map(len, rows)))
-    ]
+    widths = _widths(rows, measure)
     dropped: set[int] = set()
 
     def excess() -> int:

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from whence.report.document import Document, answering, few
-from whence.report.tables import HEAD, cell, clean, count, csv_text, fitted, listed, number
+from whence.report.tables import HEAD, cell, clean, columns, count, csv_text, listed, number
 from whence.results import Disagreement, OutputMatch, PromptMatch, TokenComparison, TokenMatch
 
 _MOST = 5
@@ -193,9 +193,10 @@ def _table(result: TokenComparison, rows: int, width: int | None) -> Iterator[st
         "first difference",
     ]
     table = [head, *(_cells(p, text=text, with_earlier=result.before is not None) for p in prompts)]
-    right = {i for i, h in enumerate(head) if h in ("no", "char", "token", "prefix", "ref", "tgt")}
-    fits, _ = fitted(table, width, give={len(head) - 2: HEAD, len(head) - 1: HEAD}, measure=_width)
-    yield from _columns(fits, right)
+    numbers = ("no", "char", "token", "prefix", "ref", "tgt")
+    right = [i for i, h in enumerate(head) if h in numbers]
+    give = {len(head) - 2: HEAD, len(head) - 1: HEAD}
+    yield from columns(table, right, width=width, give=give, measure=_width)
     if omitted:
         yield f"{count(omitted, 'more prompt')}: --rows 0 shows all, --format csv too"
 
@@ -269,17 +270,6 @@ def _whole(value: int | None) -> str:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
-
-
-def _columns(table: Sequence[Sequence[str]], right: Iterable[int]) -> Iterator[str]:
-    """As `plain.columns`, by the width on a terminal: outputs are text in any script."""
-    widths = [max(_width(row[i]) for row in table) for i in range(len(table[0]))]
-    for row in table:
-        padded = []
-        for i, text in enumerate(row):
-            blanks = " " * (widths[i] - _width(text))
-            padded.append(blanks + text if i in right else text + blanks)
-        yield "  ".join(padded).rstrip()
 
 
 def _width(text: str) -> int:

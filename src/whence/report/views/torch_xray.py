@@ -40,13 +40,6 @@ def _module(_: int, row: ViewRow) -> str:
     return bench if bench == target else f"{bench}/{target}"
 
 
-def _is_fine(row: ViewRow) -> bool:
-    """Within the tool's tolerance, or equal; what could not be compared is not fine (whence_note
-    says why).
-    """
-    return row.result == "Pass" or row.rel_l2 == 0.0
-
-
 def _count(_: int, row: ViewRow) -> int | None:
     value = row.figures.get("gt_num")
     return int(value) if isinstance(value, float) else None
@@ -54,7 +47,7 @@ def _count(_: int, row: ViewRow) -> int | None:
 
 COLUMNS: Columns = {
     "Index": lambda index, _: index,
-    "Status": lambda _, row: "" if _is_fine(row) else "Fail",
+    "Status": lambda _, row: "" if row.result == "Pass" or row.rel_l2 == 0.0 else "Fail",
     "Module (Bench/Target)": _module,
     "Cosine": figure("cosine"),
     "RMSE": figure("rmse"),

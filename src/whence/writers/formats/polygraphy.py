@@ -70,9 +70,9 @@ def _write(work: Writing, path: Path, runners: dict[str, list[_Iteration]]) -> N
             for k, calls in enumerate(iterations):
                 file.write(', {"outputs": {' if k else '{"outputs": {')
                 marks = _outputs(work, file, calls, Path(scratch) / "tensor.pt")
+                seconds = sum(call.seconds for call in calls if call.parent < 0)
                 file.write(
-                    f'}}, "runtime": {json.dumps(_runtime(calls))}, "runner_name": '
-                    f"{json.dumps(runner)}, "
+                    f'}}, "runtime": {json.dumps(seconds)}, "runner_name": {json.dumps(runner)}, '
                 )
                 file.write(
                     '"polygraphy_class": "IterationResult", "whence": '
@@ -106,11 +106,6 @@ def _outputs(work: Writing, file: IO[str], calls: _Iteration, scratch: Path) -> 
     for call in making.untold():
         work.leave("a call without tensors", job.name(call))
     return marks
-
-
-def _runtime(calls: _Iteration) -> float:
-    """Seconds of the outermost calls."""
-    return sum(call.seconds for call in calls if call.parent < 0)
 
 
 def _array(file: IO[str], array: Array, scratch: Path) -> None:

@@ -19,7 +19,6 @@ import msgspec
 
 from whence import dtypes, extras
 from whence._version import __version__
-from whence.dtypes import Array
 from whence.records import Call, Run, Statistics
 from whence.records.slots import split_slot
 from whence.writers.support import job
@@ -115,7 +114,9 @@ def _step(work: Writing, file: Any, step: int, calls: list[Call], rows: Any, ran
             )
             if array is None:
                 continue
-            dataset = group.create_dataset(plain(tensor_name), data=_bits(array))
+            # of types that HDF5 does not know, their bits
+            data = array if has_numpy_type(array) else array.view(f"u{array.dtype.itemsize}")
+            dataset = group.create_dataset(plain(tensor_name), data=data)
             dataset.attrs.update(
                 {
                     "dtype": f"torch.{dtypes.of(array).name}",
@@ -163,11 +164,6 @@ def _without_arguments(mark: dict[str, Any]) -> dict[str, Any]:
     for card in (mark.get("card", {}), *mark.get("also", ())):
         card.pop("arguments", None)
     return mark
-
-
-def _bits(array: Array) -> Array:
-    """As HDF5 holds it: the elements, or of types that it does not know their bits."""
-    return array if has_numpy_type(array) else array.view(f"u{array.dtype.itemsize}")
 
 
 def _figures(statistics: Statistics | None) -> tuple[str, ...]:

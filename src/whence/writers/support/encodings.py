@@ -62,18 +62,14 @@ def write_torch(path: Path, array: Array) -> None:
         entry = zipfile.ZipInfo("archive/data/0")
         entry.file_size = array.nbytes
         is_large = array.nbytes > _ZIP64_BYTES
-        start = _position(archive) + 30 + len(entry.filename) + 4 + (20 if is_large else 0)
+        assert archive.fp is not None
+        start = archive.fp.tell() + 30 + len(entry.filename) + 4 + (20 if is_large else 0)
         padding = -start % _ALIGN
         entry.extra = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding
         with archive.open(entry, "w", force_zip64=is_large) as file:
             for piece in pieces(array):
                 file.write(piece)
         archive.writestr(zipfile.ZipInfo("archive/version"), b"3\n")
-
-
-def _position(archive: zipfile.ZipFile) -> int:
-    assert archive.fp is not None
-    return archive.fp.tell()
 
 
 def _pickle(array: Array) -> bytes:

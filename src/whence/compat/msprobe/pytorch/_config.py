@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ def read(path: str | os.PathLike[str] | None, arguments: Mapping[str, Any]) -> S
         "slots": _slots(section.get("data_mode")),
     }
     if level == "L0" and listed:
-        options["include"] = tuple(f"re:.*{_escaped(name)}.*" for name in listed)
+        options["include"] = tuple(f"re:.*{re.escape(_plain(name))}.*" for name in listed)
     if level == "debug":
         # what is saved by name alone, which is in the run
         options |= {
@@ -184,9 +185,3 @@ def _plain(name: str) -> str:
     if len(parts) == 4 and parts[-1] in ("forward", "backward"):
         return parts[1]
     return name
-
-
-def _escaped(name: str) -> str:
-    import re
-
-    return re.escape(_plain(name))
