@@ -135,6 +135,11 @@ def below(
     return decorated
 
 
+def group(name: str, text: str | None) -> click.Group:
+    """A group of commands, each of which is stated with `below`."""
+    return click.Group(name, help=text, context_settings={"help_option_names": ["-h", "--help"]})
+
+
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that were given or have a default."""
     return {name: value for name, value in options.items() if value is not None}

@@ -14,12 +14,9 @@ import click
 
 from whence.cli import _answers, _files
 from whence.cli._answers import CODES
-from whence.cli._options import HERE, PATH, below, option
+from whence.cli._options import HERE, PATH, below, group, option
 
-
-@click.group("msprobe", help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
-def command() -> None:
-    """Its command follows."""
+command = group("msprobe", __doc__)
 
 
 @below(

@@ -10,15 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
 from whence.cli._answers import say, told, width
-from whence.cli._options import COUNT, HERE, TEXT_OR_JSON, argument, below, given, option
+from whence.cli._options import COUNT, HERE, TEXT_OR_JSON, argument, below, given, group, option
 
-
-@click.group("ops", help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
-def command() -> None:
-    """Its commands follow."""
+command = group("ops", __doc__)
 
 
 @below(

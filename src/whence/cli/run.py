@@ -100,7 +100,6 @@ def _a_file(ctx: click.Context, argument: click.Parameter, word: str) -> list[An
     option(
         "--on-record MODULE:FUNCTION",
         "A function called with (op type, name, tensor); the numbers it returns are kept.",
-        default="",
         rare=True,
     ),
     option(
@@ -141,7 +140,6 @@ def _a_file(ctx: click.Context, argument: click.Parameter, word: str) -> list[An
         "--force-tokens REF",
         "Generate with the tokens of this run instead of the program's own.",
         PATH,
-        default="",
     ),
     "Experiments",
     option(
@@ -150,13 +148,10 @@ def _a_file(ctx: click.Context, argument: click.Parameter, word: str) -> list[An
         "repeatable).",
         rare=True,
     ),
-    option(
-        "--patch-from REF", "The run that --patch takes outputs from.", PATH, default="", rare=True
-    ),
+    option("--patch-from REF", "The run that --patch takes outputs from.", PATH, rare=True),
     option(
         "--inject FAULT@NAME",
         "Plant a fault (scale@layers.3.mlp) to see whether it is found.",
-        default="",
         rare=True,
     ),
     option(
@@ -171,7 +166,7 @@ def _a_file(ctx: click.Context, argument: click.Parameter, word: str) -> list[An
         rare=True,
     ),
     "Logits (--level logits)",
-    option("--logits-module PATTERN", "The inner module whose output is the logits.", default=""),
+    option("--logits-module PATTERN", "The inner module whose output is the logits."),
     option(
         "--positions",
         "Keep logits of the last token of each row, or of all tokens.",
@@ -208,12 +203,10 @@ def _a_file(ctx: click.Context, argument: click.Parameter, word: str) -> list[An
     option(
         "--library NAME|FILE",
         "Make this library save its tensors: acltransformer, atb, or a profile file.",
-        default="",
     ),
     option(
         "--library-runner NAMES",
         "Only tensors of these operations of the library.  [default: all]",
-        default="",
         rare=True,
     ),
     option(
@@ -225,7 +218,6 @@ def _a_file(ctx: click.Context, argument: click.Parameter, word: str) -> list[An
     option(
         "--library-dump DIR",
         "Where the library saves its tensors.  [default: as the profile says]",
-        default="",
         rare=True,
     ),
     context_settings={"allow_interspersed_args": False},

@@ -16,14 +16,12 @@ import click
 
 from whence.cli import _answers, _files
 from whence.cli._answers import CODES
-from whence.cli._options import HERE, PATH, argument, below, option
+from whence.cli._options import HERE, PATH, argument, below, group, option
 
 _MATCHES = {"exact": "exact", "fuzzy": "auto", "order": "order"}
 
 
-@click.group("xray", help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
-def command() -> None:
-    """Its commands follow."""
+command = group("xray", __doc__)
 
 
 @below(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import numpy as np
 
 from whence.metrics.accumulators import Accumulators, Floats
@@ -27,7 +29,7 @@ METRICS = (
         "core",
         "places where both sides are finite; the error figures are taken over these",
         "count",
-        lambda a: a["pairs"],
+        itemgetter("pairs"),
     ),
     Metric(
         "values_equal",
@@ -58,24 +60,24 @@ METRICS = (
         "core",
         "places where exactly one side is NaN",
         "count",
-        lambda a: a["nan_mismatch"],
+        itemgetter("nan_mismatch"),
     ),
     Metric(
         "inf_mismatch",
         "core",
         "places without NaN where one side is Inf and the other is not the same Inf",
         "count",
-        lambda a: a["inf_mismatch"],
+        itemgetter("inf_mismatch"),
     ),
     Metric(
-        "nan_matched", "core", "places where both sides are NaN", "count", lambda a: a["nan_both"]
+        "nan_matched", "core", "places where both sides are NaN", "count", itemgetter("nan_both")
     ),
     Metric(
         "inf_matched",
         "core",
         "places where both sides are the same Inf",
         "count",
-        lambda a: a["inf_match"],
+        itemgetter("inf_match"),
     ),
     Metric(
         "sign_mismatch",

@@ -14,10 +14,6 @@ def _rel_l2(a: Accumulators) -> Floats:
     )
 
 
-def _rmse(a: Accumulators) -> Floats:
-    return np.sqrt(over(a["dd"], a["pairs"])) / a["dd_scale"]
-
-
 ORDER = 20
 OVER_FINITE_PAIRS = True
 METRICS = (
@@ -28,7 +24,13 @@ METRICS = (
         "Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., sec. 1.2",
         _rel_l2,
     ),
-    Metric("rmse", "core", "sqrt(mean (t - r)^2)", "root mean square error", _rmse),
+    Metric(
+        "rmse",
+        "core",
+        "sqrt(mean (t - r)^2)",
+        "root mean square error",
+        lambda a: np.sqrt(over(a["dd"], a["pairs"])) / a["dd_scale"],
+    ),
     Metric(
         "max_abs_err",
         "core",

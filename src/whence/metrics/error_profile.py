@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from whence import dtypes
 from whence.dtypes import Array
+from whence.metrics.numpy_pass import wide
 
 F64 = npt.NDArray[np.float64]
 
@@ -66,7 +66,7 @@ def closely(reference: Array, target: Array) -> Closely:
     shape = reference.shape
     last = shape[-1] if len(shape) > 1 else max(reference.size, 1)
     rows = max(1, min(reference.size, _MOST) // max(last, 1))
-    ref, tgt = (_wide(side.reshape(-1)[: rows * last]) for side in (reference, target))
+    ref, tgt = (wide(side.reshape(-1)[: rows * last]) for side in (reference, target))
     fine = np.isfinite(ref) & np.isfinite(tgt)
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.where(fine, np.abs(tgt - ref), np.nan)
@@ -88,12 +88,6 @@ def closely(reference: Array, target: Array) -> Closely:
         worst.astype(np.int64),
         (int((~np.isfinite(ref)).sum()), int((~np.isfinite(tgt)).sum())),
     )
-
-
-def _wide(flat: Array) -> npt.NDArray[np.float64] | npt.NDArray[np.complex128]:
-    if dtypes.of(flat).kind == "complex":
-        return flat.astype(np.complex128)
-    return flat.astype(np.float64)
 
 
 def _odd(ref: Array, tgt: Array) -> npt.NDArray[np.bool_]:

@@ -16,52 +16,26 @@ MAX_CHANNELS = 1 << 20
 """A longer last axis is not measured by row and channel: the sums would no longer fit in cache."""
 
 _NONE = "needs two axes or more, and a last one of at most 1048576"
-_SOURCE = "rel_l2 of each"
 
 
-def _worst(a: Accumulators, column: str) -> Floats:
-    # the pass leaves -1 when it saw no difference at all
-    return np.where(
-        (a.channels > 0) & (a["pairs"] > 0), np.sqrt(np.maximum(a[column], 0.0)), np.nan
-    )
+def _metric(name: str, definition: str, column: str, finish: np.ufunc) -> Metric:
+    def formula(a: Accumulators) -> Floats:
+        # the pass leaves -1 when it saw no difference at all
+        is_measured = (a.channels > 0) & (a["pairs"] > 0)
+        return np.where(is_measured, finish(np.maximum(a[column], 0.0)), np.nan)
 
-
-def _place(a: Accumulators, column: str) -> Floats:
-    return np.where((a.channels > 0) & (a["pairs"] > 0), np.maximum(a[column], 0.0), np.nan)
+    return Metric(name, "full", definition, "rel_l2 of each", formula, _NONE)
 
 
 ORDER = 80
-METRICS = (
-    Metric(
-        "worst_row_rel_l2",
-        "full",
-        "largest rel_l2 of a row",
-        _SOURCE,
-        lambda a: _worst(a, "row_worst"),
-        _NONE,
-    ),
-    Metric(
-        "worst_row",
-        "full",
-        "that row, as flat index over all axes but the last",
-        _SOURCE,
-        lambda a: _place(a, "row_index"),
-        _NONE,
-    ),
-    Metric(
-        "worst_channel_rel_l2",
-        "full",
-        "largest rel_l2 of a channel",
-        _SOURCE,
-        lambda a: _worst(a, "channel_worst"),
-        _NONE,
-    ),
-    Metric(
-        "worst_channel",
-        "full",
-        "that channel, as index on the last axis",
-        _SOURCE,
-        lambda a: _place(a, "channel_index"),
-        _NONE,
-    ),
+METRICS = tuple(
+    metric
+    for part, place in (
+        ("row", "flat index over all axes but the last"),
+        ("channel", "index on the last axis"),
+    )
+    for metric in (
+        _metric(f"worst_{part}_rel_l2", f"largest rel_l2 of a {part}", f"{part}_worst", np.sqrt),
+        _metric(f"worst_{part}", f"that {part}, as {place}", f"{part}_index", np.positive),
+    )
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import numpy as np
 
 from whence.metrics.accumulators import Accumulators, Floats
@@ -45,7 +47,7 @@ def _side(letter: str, side: str) -> tuple[Metric, ...]:
             "core",
             f"{figure} in the {side}",
             "count",
-            lambda a: a[f"{letter}_{name}"],
+            itemgetter(f"{letter}_{name}"),
         )
 
     return (

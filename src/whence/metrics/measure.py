@@ -138,7 +138,9 @@ def _jobs(
                 answer.append(Measured("none", False, why=str(error.args[0])))
                 continue
         if reference.size == 0:
-            answer.append(_empty(tier, r_type is t_type))
+            names = _NAMES[tier] if tier != "same" else ["values_equal"]
+            whys = dict.fromkeys(names, "empty")
+            answer.append(Measured(tier, r_type is t_type, dict.fromkeys(names), whys))
             continue
         channels = (
             shape[-1]
@@ -160,11 +162,6 @@ def _jobs(
 
 def _show(shape: tuple[int, ...]) -> str:
     return f"({','.join(map(str, shape))})"
-
-
-def _empty(tier: str, identical: bool) -> Measured:
-    names = _NAMES[tier] if tier != "same" else ["values_equal"]
-    return Measured(tier, identical, dict.fromkeys(names), dict.fromkeys(names, "empty"))
 
 
 def _path(r_type: DType, t_type: DType, size: int, tier: str) -> int:

@@ -97,7 +97,7 @@ def _scales(reference: Array, target: Array, r_type: DType, t_type: DType) -> tu
     tops = [0.0] * 5
     for start in range(0, reference.size, CHUNK):
         with np.errstate(all="ignore"):
-            r, t = (_wide(flat(side, start, start + CHUNK)) for side in (reference, target))
+            r, t = (wide(flat(side, start, start + CHUNK)) for side in (reference, target))
             fine = np.isfinite(r) & np.isfinite(t)
             pr, pt = r[fine], t[fine]
             for k, values in enumerate((r[np.isfinite(r)], t[np.isfinite(t)], pr, pt, pt - pr)):
@@ -116,7 +116,7 @@ def _power(top: float) -> float:
     return math.ldexp(1.0, max(-1000, min(1000, -math.frexp(min(top, 1.7e308))[1])))
 
 
-def _wide(array: Array) -> Any:
+def wide(array: Array) -> Any:
     return array.astype(np.complex128) if array.dtype.kind == "c" else array.astype(np.float64)
 
 
@@ -181,7 +181,7 @@ def _chunk(
     """Fill in the figures of tier "core" but `close`."""
     f, i = part.floats[0], part.ints[0]
     r_own, t_own, r_scale, t_scale, d_scale = scales
-    rv, tv = _wide(r), _wide(t)
+    rv, tv = wide(r), wide(t)
     i[I["n"]] = rv.size
     r_nan, t_nan = np.isnan(rv), np.isnan(tv)
     r_inf, t_inf = np.isinf(rv) & ~r_nan, np.isinf(tv) & ~t_nan

@@ -4,6 +4,8 @@ out and counted.
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import numpy as np
 
 from whence.metrics.accumulators import Accumulators, Floats
@@ -40,6 +42,6 @@ METRICS = (
         "full",
         "elements left out of both because r is exactly 0",
         "count",
-        lambda a: a["rel_skipped"],
+        itemgetter("rel_skipped"),
     ),
 )

@@ -4,15 +4,9 @@ decades.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from operator import itemgetter
 
-from whence.metrics.accumulators import Accumulators, Floats
 from whence.metrics.metric import Metric
-
-
-def _count(column: str) -> Callable[[Accumulators], Floats]:
-    return lambda a: a[column]
-
 
 ORDER = 60
 METRICS = tuple(
@@ -21,7 +15,7 @@ METRICS = tuple(
         "full",
         f"elements with |t - r| > 1e-{k + 1}",
         "count",
-        _count(f"over_{k}"),
+        itemgetter(f"over_{k}"),
     )
     for k in range(8)
 )

@@ -166,7 +166,12 @@ class _Reading:
             elif content in (Content.TEXT, Content.TENSORS) or not file.size:
                 reader = recognising(file, self._readers)
                 recognised += [(name, file, reader)] if reader else []
-                if not reader and PurePosixPath(name).suffix in read & _TABLES and _is_cut(file):
+                if (
+                    not reader
+                    and PurePosixPath(name).suffix in read & _TABLES
+                    and file.size <= len(file.head)
+                    and not file.head.endswith(b"\n")
+                ):
                     self._lacks(
                         Lack.UNREAD, name, "has no end, and others of its kind hold tensors"
                     )
@@ -219,11 +224,6 @@ class _Reading:
         self.missing.append(
             Missing(kind, name, f"{name} {text}; take it away, or give --ignore {name!r}")
         )
-
-
-def _is_cut(file: Place) -> bool:
-    """Whether a small text has no line, or a last one that does not end."""
-    return file.size <= len(file.head) and not file.head.endswith(b"\n")
 
 
 def _files_of(run: Run) -> set[str]:

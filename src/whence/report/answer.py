@@ -27,7 +27,6 @@ from whence.results import (
     Evidence,
     Finding,
     LayerCost,
-    NextStep,
     NotThere,
     Occurrence,
     Status,
@@ -84,7 +83,14 @@ def _answer(result: Comparison, output: str, occurrences: bool) -> Document:
     if result.effect is not None:
         yield "  at the outputs", effect.words(result.effect)
     yield from _missing(result.missing)
-    yield "  next", map(_next_line, result.next)
+    # A line with words to fill in cannot be typed as it stands, and does not look so.
+    yield (
+        "  next",
+        (
+            ("# fill in: " if s.fill_in else "") + f"{s.command}   # {s.decides}"
+            for s in result.next
+        ),
+    )
     if not logits_only:
         yield _counts(result)
     yield from (("  aligned", note) for note in result.plan.notes[:6])
@@ -116,13 +122,6 @@ def _missing(missing: Sequence[NotThere]) -> Document:
         )
         yield "  leaves out" if accepted else "  missing", texts
     yield _more(missing, "summary.json (missing)")
-
-
-def _next_line(step: NextStep) -> str:
-    """A command that takes the answer further."""
-    words = f"{step.command}   # {step.decides}"
-    # A line with words to fill in cannot be typed as it stands, and does not look so.
-    return f"# fill in: {words}" if step.fill_in else words
 
 
 def written_to(result: Comparison, output: str) -> str:

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from whence import extras
 from whence.errors import StoreFailed, UsageError
 from whence.report.own_files import MARK
-
-if TYPE_CHECKING:
-    from whence.results import Comparison, Row
+from whence.results import Comparison, Finding, Row, Token, Verdict
 
 T = TypeVar("T")
 Columns = tuple[tuple[str, str], ...]
@@ -34,39 +34,45 @@ class Table(NamedTuple):
     rows: Callable[[], Iterator[tuple[Any, ...]]]
 
 
-_ROW = (
-    ("pair", "int64"), ("name", "string"), ("op_type", "string"), ("step", "int64"),
-    ("rank", "int64"), ("occurrence", "int64"), ("verdict", "string"), ("rule", "string"),
-    ("reference_slot", "string"), ("target_slot", "string"), ("reference_dtype", "string"),
-    ("target_dtype", "string"), ("reference_shape", "list"), ("target_shape", "list"),
-    ("reference_record", "int64"), ("target_record", "int64"),
+_KINDS: dict[Any, str] = {
+    int: "int64",
+    float: "float64",
+    tuple[int, ...]: "list",
+    tuple[str, ...]: "strings",
+    dict[str, float | None]: "map",
+}
+_KINDS |= {kind | None: name for kind, name in _KINDS.items()}
+
+
+def _columns(struct: type, *names: str) -> Columns:
+    types = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    return tuple((name, _KINDS.get(types[name], "string")) for name in names)
+
+
+_ROW = _columns(
+    Row, "pair", "name", "op_type", "step", "rank", "occurrence", "verdict", "rule",
+    "reference_slot", "target_slot", "reference_dtype", "target_dtype", "reference_shape",
+    "target_shape", "reference_record", "target_record",
 )  # fmt: skip
-_VERDICT = (
-    ("pair", "int64"), ("verdict", "string"), ("evidence", "string"), ("confidence", "string"),
-    ("score", "float64"), ("cause", "string"), ("stretch", "int64"), ("slot", "string"),
-    ("where", "string"), ("operator", "string"), ("side", "string"), ("source", "string"),
-    ("reason", "string"), ("sentence", "string"), ("numbers", "map"),
+_VERDICT = _columns(
+    Verdict, "pair", "verdict", "evidence", "confidence", "score", "cause", "stretch", "slot",
+    "where", "operator", "side", "source", "reason", "sentence", "numbers",
 )  # fmt: skip
-_OF_CALL = (
-    ("name", "string"), ("op_type", "string"), ("step", "int64"), ("rank", "int64"),
-    ("occurrence", "int64"),
+_OF_CALL = _columns(
+    Row, "name", "op_type", "step", "rank", "occurrence",
 )  # fmt: skip
-_FINDING = (
-    ("name", "string"), ("op_type", "string"), ("cause", "string"), ("verdict", "string"),
-    ("confidence", "string"), ("evidence", "string"), ("step", "int64"), ("rank", "int64"),
-    ("occurrence", "int64"), ("pair", "int64"), ("root", "string"), ("slot", "string"),
-    ("operator", "string"), ("side", "string"), ("phase", "string"), ("source", "string"),
-    ("sentence", "string"), ("also", "strings"), ("worst_index", "list"),
-    ("worst_reference", "float64"), ("worst_target", "float64"), ("numbers", "map"),
+_FINDING = _columns(
+    Finding, "name", "op_type", "cause", "verdict", "confidence", "evidence", "step", "rank",
+    "occurrence", "pair", "root", "slot", "operator", "side", "phase", "source", "sentence", "also",
+    "worst_index", "worst_reference", "worst_target", "numbers",
 )  # fmt: skip
-_TOKEN = (
-    ("prompt", "int64"), ("index", "int64"), ("step", "int64"), ("row", "int64"),
-    ("target_step", "int64"), ("target_row", "int64"), ("reference", "int64"), ("target", "int64"),
-    ("verdict", "string"), ("score", "float64"), ("why", "string"), ("numbers", "map"),
+_TOKEN = _columns(
+    Token, "prompt", "index", "step", "row", "target_step", "target_row", "reference", "target",
+    "verdict", "score", "why", "numbers",
 )  # fmt: skip
-_SUMMARY = (
-    ("status", "string"), ("evidence", "string"), ("headline", "string"), ("reference", "string"),
-    ("target", "string"), ("unmatched", "int64"), ("incomparable", "int64"),
+_SUMMARY = _columns(
+    Comparison, "status", "evidence", "headline", "reference", "target", "unmatched",
+    "incomparable",
 )  # fmt: skip
 
 
@@ -124,7 +130,8 @@ def reader(table: Table) -> Any:
     schema = arrow.schema([(name, _type(arrow, kind)) for name, kind in kinds])
 
     def batches() -> Iterator[Any]:
-        for rows in _batches(table.rows()):
+        left = table.rows()
+        while rows := list(islice(left, _BATCH)):
             columns = zip(*rows, strict=True)
             arrays = [
                 arrow.array(_cells(kind, cells), _type(arrow, kind))
@@ -164,12 +171,11 @@ def write_parquet(result: Any, path: str | Path, table: str) -> int:
 
 
 def _type(arrow: ModuleType, kind: str) -> Any:
-    if kind == "list":
-        return arrow.list_(arrow.int64())
-    if kind == "strings":
-        return arrow.list_(arrow.string())
     if kind == "map":
         return arrow.map_(arrow.string(), arrow.float64())
+    of = {"list": "int64", "strings": "string"}.get(kind)
+    if of is not None:
+        return arrow.list_(getattr(arrow, of)())
     return getattr(arrow, {"bool": "bool_"}.get(kind, kind))()
 
 
@@ -179,11 +185,6 @@ def _cells(kind: str, cells: Iterable[Any]) -> list[Any]:
     if kind == "string":  # names come from runs, and a run may hold half of a pair of surrogates
         return [None if c is None else c.encode("utf-8", "replace").decode() for c in cells]
     return list(cells)
-
-
-def _batches(items: Iterator[T]) -> Iterator[list[T]]:
-    while batch := list(islice(items, _BATCH)):
-        yield batch
 
 
 def _of_fields(columns: Columns, items: Iterable[Any]) -> Iterator[tuple[Any, ...]]:

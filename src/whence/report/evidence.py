@@ -98,7 +98,10 @@ def lines(result: Comparison) -> Document:
         where = f"first in {drawn.name} ({drawn.op_type}), step {drawn.step}"
         text = f"differ in {count(drawn.calls, 'call')}, {where}, rank {drawn.rank}"
         yield "  random numbers", f"{text}; replays take the target's"
-    yield from _observed(result)
+    for note in result.notes:  # by how much a capture changed what it captured
+        side, is_effect, words = note.partition(OBSERVER)
+        if is_effect:
+            yield "  observer effect", f"{side}{words}"
     yield from _repetition(result)
     yield from _third(result)
 
@@ -150,14 +153,6 @@ def visible(result: Comparison) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2g} %"
-
-
-def _observed(result: Comparison) -> Document:
-    """By how much the capture of each side changed what it captured, where that was measured."""
-    for note in result.notes:
-        side, is_effect, words = note.partition(OBSERVER)
-        if is_effect:
-            yield "  observer effect", f"{side}{words}"
 
 
 def _repetition(result: Comparison) -> Document:

@@ -19,7 +19,8 @@ def fuzzed_text(result: Fuzzed) -> Document:
         yield _HEADS[result.status]
     for fault in result.faults:
         yield from _fault(fault)
-    yield "  cases", _cases(result)
+    skipped = f", {result.skipped} that the reference does not take" if result.skipped else ""
+    yield "  cases", f"{count(result.cases, 'case')} judged{skipped}"
     if result.refused:
         yield "  refused", f"{count(result.refused, 'case')}, the first {result.refusal}"
     if result.not_repeated:
@@ -37,8 +38,3 @@ def _fault(fault: KernelFault) -> Document:
         name = " ".join(part for part in (fault.output, at) if part) or "the result"
         yield "  there", f"{name} is {fault.got:.9g}, exactly {fault.exact:.9g}"
     yield "  test", fault.test
-
-
-def _cases(result: Fuzzed) -> str:
-    skipped = f", {result.skipped} that the reference does not take" if result.skipped else ""
-    return f"{count(result.cases, 'case')} judged{skipped}"

@@ -37,7 +37,11 @@ def tested_csv(diff: Any, *, xray: bool = False) -> str:
     lines: list[tuple[object, ...]] = [(*columns_, "test") if xray else columns_]
     for row in diff.rows:
         result = row.either
-        pairs = [_count(side, k) for k in range(8) for side in (row.target, row.reference)]
+        pairs = [
+            "" if side is None or side.beyond[k] is None else side.beyond[k]
+            for k in range(8)
+            for side in (row.target, row.reference)
+        ]
         passed: object = "" if row.passed is None else row.passed
         name, dtype, test_name = row.name, result.dtype, [cell(row.name)] if xray else []
         if xray:
@@ -115,10 +119,6 @@ def tested_text(diff: Any) -> Document:
         f"{count(passed.count(None))} not compared"
     )
     yield from (f"  {note}" for note in diff.notes)
-
-
-def _count(row: Any, k: int) -> Any:
-    return "" if row is None or row.beyond[k] is None else row.beyond[k]
 
 
 def _worst(row: Any) -> str:

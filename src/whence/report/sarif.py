@@ -30,7 +30,15 @@ def sarif(result: Comparison, root: Path | None = None) -> str:
     driver = {
         "name": "whence",
         "version": __version__,
-        "rules": [_rule(name) for name in dict.fromkeys(remark.rule for remark in noted)],
+        "rules": [
+            {
+                "id": name,
+                "shortDescription": {
+                    "text": CAUSES.get(name) or _RULES.get(name, f"the error is {name} here")
+                },
+            }
+            for name in dict.fromkeys(remark.rule for remark in noted)
+        ],
     }
     run = {
         "tool": {"driver": driver},
@@ -38,11 +46,6 @@ def sarif(result: Comparison, root: Path | None = None) -> str:
         "results": [_result(remark) for remark in noted],
     }
     return msgspec.json.encode({"version": "2.1.0", "runs": [run]}).decode() + "\n"
-
-
-def _rule(name: str) -> dict[str, Any]:
-    words = CAUSES.get(name) or _RULES.get(name, f"the error is {name} here")
-    return {"id": name, "shortDescription": {"text": words}}
 
 
 def _result(remark: Remark) -> dict[str, Any]:

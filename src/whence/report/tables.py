@@ -54,7 +54,9 @@ def clean(text: object) -> str:
     return (
         plain
         if plain.isprintable()
-        else "".join(c if c.isprintable() else _shown(c) for c in plain)
+        else "".join(
+            c if c.isprintable() else " " if c == "\xa0" else ascii(c)[1:-1] for c in plain
+        )
     )
 
 
@@ -165,10 +167,6 @@ def columns(
 
 def _widths(rows: Sequence[Sequence[str]], measure: Callable[[str], int]) -> list[int]:
     return [max(map(measure, column)) for column in itertools.zip_longest(*rows, fillvalue="")]
-
-
-def _shown(character: str) -> str:
-    return ascii(character)[1:-1] if not character.isprintable() and ord(character) != 0xA0 else " "
 
 
 _LEAST = 16  # characters that a column which gives way keeps

@@ -24,7 +24,13 @@ def xray_summary(run: Run, form: str) -> Iterator[str]:
     ]
     if form == "text":
         table = [
-            (str(i), step, str(rank), clean(name), *map(_digits, _figures(run, record)))
+            (
+                str(i),
+                step,
+                str(rank),
+                clean(name),
+                *("" if v is None else f"{v:.7g}" for v in _figures(run, record)),
+            )
             for i, (step, rank, name, record) in enumerate(rows)
         ]
         yield from (line + "\n" for line in _framed([COLUMNS, *table], text_column=3))
@@ -50,10 +56,6 @@ def _framed(rows: list[tuple[str, ...]], text_column: int) -> Iterator[str]:
         if number == 0:
             yield rule
     yield rule
-
-
-def _digits(value: float | None) -> str:
-    return "" if value is None else f"{value:.7g}"
 
 
 def _place(record: Record, call: Call, slot: str) -> tuple[str, int, str]:

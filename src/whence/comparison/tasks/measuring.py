@@ -50,38 +50,9 @@ _Results = list[Measured | str]
 def perform(payload: bytes) -> bytes:
     """Measure the pairs of a task, in a worker."""
     work = msgspec.msgpack.decode(payload, type=_Work)
-    reference, target = opened(work.reference), opened(work.target)
-    results: dict[int, Measured | str] = {}
-    readable: list[int] = []
-    for side, run in enumerate((reference, target)):
-        announce(run, (pair[side] for pair in work.pairs))
-
-    def arrays() -> Iterator[tuple[Array, Array]]:
-        for place, (a, b) in enumerate(work.pairs):
-            try:
-                pair = reference.array(a), target.array(b)
-            except ElementsMissing as error:
-                results[place] = str(error)
-                continue
-            readable.append(place)
-            yield pair
-
-    measured = metrics.measure_many(
-        arrays(),
-        tier=work.tier,
-        rtol=work.rtol,
-        atol=work.atol,
-        threads=1,
-        kernels=work.compiled,
-    )
-    results.update(zip(readable, measured, strict=True))
-    return msgspec.msgpack.encode([results[place] for place in range(len(work.pairs))])
-
-
-def nbytes_of(record: Record) -> int:
-    """Bytes of a tensor's elements; 0 where its dtype has no name here."""
-    dtype = DTYPES.get(record.dtype)
-    return record.count * dtype.itemsize if dtype is not None else 0
+    runs = opened(work.reference), opened(work.target)
+    results = _taken(runs, work.pairs, work, 1, lambda *_: None, kernels=work.compiled)
+    return msgspec.msgpack.encode([results[pair] for pair in work.pairs])
 
 
 def measure(
@@ -213,7 +184,24 @@ def _here(
     progress: Progress,
 ) -> dict[Key, Measured]:
     """Measure on threads of this process."""
-    missing: dict[Key, Measured] = {}
+    taken = _taken(runs, keys, options, options.threads, progress)
+    return {
+        key: Measured("none", False, why=result) if isinstance(result, str) else result
+        for key, result in taken.items()
+    }
+
+
+def _taken(
+    runs: tuple[Run, Run],
+    keys: Sequence[Key],
+    how: _Work | CompareOptions,
+    threads: int | None,
+    progress: Progress,
+    *,
+    kernels: bool | None = None,
+) -> dict[Key, Measured | str]:
+    """Figures of pairs, those first of which a run has no elements: of them a text says why."""
+    missing: dict[Key, Measured | str] = {}
     readable: list[Key] = []
     for side, run in enumerate(runs):
         announce(run, (key[side] for key in keys))
@@ -223,17 +211,13 @@ def _here(
             try:
                 pair = runs[0].array(key[0]), runs[1].array(key[1])
             except ElementsMissing as error:
-                missing[key] = Measured("none", False, why=str(error))
+                missing[key] = str(error)
                 continue
             readable.append(key)
             progress(len(readable), len(keys), "measuring")
             yield pair
 
     measured = metrics.measure_many(
-        arrays(),
-        tier=options.tier,
-        rtol=options.rtol,
-        atol=options.atol,
-        threads=options.threads,
+        arrays(), tier=how.tier, rtol=how.rtol, atol=how.atol, threads=threads, kernels=kernels
     )
     return missing | dict(zip(readable, measured, strict=True))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,6 +21,7 @@ from whence.records.marks import Mark, has_mark
 from whence.results import CallPair, Shown, SlotPair, ViewRow
 
 _Place = tuple[int, int, int]
+_OF_CALL = ("kind", "op_type", "occurrence", "phase", "step", "rank", "source")
 _MOVES = ("cast", "transdata")
 
 
@@ -145,31 +147,21 @@ def _shown(run: Run, call: Call, slot: str, number: int) -> Shown:
     odd = s is not None and (
         s.nan + s.inf > 0 or any(v is not None and not math.isfinite(v) for v in (s.min, s.max))
     )
+    taken: dict[str, Any] = {
+        **{name: getattr(call, name) for name in _OF_CALL},
+        **{name: getattr(s, name, None) for name in ("min", "max", "mean", "norm")},
+    }
     return Shown(
         name=call.scope or call.root,
-        kind=call.kind,
-        op_type=call.op_type,
-        occurrence=call.occurrence,
-        phase=call.phase,
         slot=slot,
-        step=call.step,
-        rank=call.rank,
-        dtype=_stored(record),
+        # as the dump has it, which is what another tool reads
+        dtype=(isinstance(record.elements, Dumped) and record.elements.stored) or record.dtype,
         shape=record.shape,
         file=file,
         path=_path(run, file),
-        source=call.source,
-        min=s.min if s else None,
-        max=s.max if s else None,
-        mean=s.mean if s else None,
-        norm=s.norm if s else None,
         not_finite=odd,
+        **taken,
     )
-
-
-def _stored(record: Record) -> str:
-    """The dtype that the dump has, which is what another tool reads."""
-    return (isinstance(record.elements, Dumped) and record.elements.stored) or record.dtype
 
 
 def _path(run: Run, file: str) -> str:

@@ -62,7 +62,8 @@ def open_run(place: Place) -> Run:
             first = node.name
         elif node.name == first:  # the graph begins anew
             step, records = step + 1, {}
-        sources = [_plain(name) for name, _ in node.sources]
+        names = [name.strip() for name, _ in node.sources]
+        sources = [match[1] if (match := _COPY.fullmatch(n)) else n for n in names]
         shapes = [list(_shape(ne)) for _, ne in node.sources]
         record = _record(building, node)
         inputs = {str(i): records[name] for i, name in enumerate(sources) if name in records}
@@ -121,11 +122,6 @@ def _nodes(place: Place) -> Iterator[_Node]:
                 node.lines.append(text)
     if node is not None:
         yield node
-
-
-def _plain(name: str) -> str:
-    match = _COPY.fullmatch(name.strip())
-    return match[1] if match is not None else name.strip()
 
 
 def _shape(extents: str) -> tuple[int, ...]:

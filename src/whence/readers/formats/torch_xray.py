@@ -11,7 +11,7 @@ external links, external storage and virtual datasets are refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -160,7 +160,10 @@ def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, st
         return
     for phase in dict.fromkeys(call.phase for call in calls):
         ended = [call for call in calls if call.phase == phase]
-        kinds = [_kind(call, calls[call]) for call in ended]
+        kinds = [
+            "module" if "input" in calls[call] else "operator" if call.cls else "label"
+            for call in ended
+        ]
         # what only has a name holds nothing: it stands where it was made
         are_labels = "label" in kinds
         parent = (
@@ -185,10 +188,6 @@ def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, st
                 outputs=slots.get("output", {}),
                 params=slots.get("param", {}),
             )
-
-
-def _kind(call: _Call, slots: Container[str]) -> str:
-    return "module" if "input" in slots else "operator" if call.cls else "label"
 
 
 def _named(path: str, label: str, description: dict[str, Any] | None, why: str = "") -> _Tensor:

@@ -134,7 +134,9 @@ def _step(work: Writing, file: Any, step: int, calls: list[Call], rows: Any, ran
             mark = msgspec.json.encode(fields := marks.of(call, ref.slot))
             if len(mark) > _MARK_BYTES:
                 work.leave("arguments too long for an attribute", tensor_name)
-                mark = msgspec.json.encode(_without_arguments(fields))
+                for card in (fields.get("card", {}), *fields.get("also", ())):
+                    card.pop("arguments", None)
+                mark = msgspec.json.encode(fields)
             dataset.attrs["whence"] = mark.decode()
             work.wrote(array)
     for call in marks.untold():
@@ -158,12 +160,6 @@ def _prefixed(calls: list[Call]) -> Iterator[tuple[Call, str]]:
                 break
         prefixes.add(plain(prefix))
         yield call, prefix
-
-
-def _without_arguments(mark: dict[str, Any]) -> dict[str, Any]:
-    for card in (mark.get("card", {}), *mark.get("also", ())):
-        card.pop("arguments", None)
-    return mark
 
 
 def _figures(statistics: Statistics | None) -> tuple[str, ...]:
