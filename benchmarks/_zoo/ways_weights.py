@@ -26,12 +26,14 @@ from _zoo.ways import PRODUCTS, way
 
 
 def _fed(side: Side) -> dict[str, list[str]]:
-    """Norms with weights -> the linear layers that read them, where nothing else does."""
+    """Norms with weights -> the linear layers that read them, where nothing else does, and whose
+    weights no table of embeddings shares.
+    """
     model, out = side.model, {}
     for name, others in readers(side).items():
         if is_norm(model.get_submodule(name)) and not gemma_like(model.get_submodule(name)):
             kinds = [type(model.get_submodule(o)) for o in others]
-            if kinds and all(k is nn.Linear for k in kinds):
+            if kinds and all(k is nn.Linear for k in kinds) and all(_untied(side, o) for o in others):
                 out[name] = others
     return out
 

@@ -178,6 +178,52 @@ def test_what_a_clean_stretch_holds_costs_no_coverage(tmp_path):
     assert compared(tmp_path, model(True), model(False)).status == "same"
 
 
+def test_a_factor_that_the_code_of_its_own_module_takes_out_is_another_form(tmp_path):
+    class Table(nn.Linear):
+        divisor = 1.0
+
+        def forward(self, x):
+            return super().forward(x) / self.divisor
+
+    def model(divisor, extra=1.0):
+        torch.manual_seed(5)
+        table = Table(8, 16, bias=False)
+        with torch.no_grad():
+            table.weight.mul_(divisor * extra)
+        table.divisor = divisor
+        return nn.Sequential(table, nn.GELU(), nn.Linear(16, 4)).eval()
+
+    assert compared(tmp_path / "form", model(1.0), model(4.0)).status == "same"
+    fault = compared(tmp_path / "fault", model(1.0), model(4.0, extra=1.25))
+    assert [f.name for f in fault.findings] == ["0"]
+
+
+def test_a_call_whose_inside_cannot_be_measured_is_named_by_what_it_returns(tmp_path):
+    class Routed(nn.Module):
+        """Each expert gets rows; is_rotated: those of the next expert."""
+
+        def __init__(self, is_rotated):
+            super().__init__()
+            self.act, self.is_rotated = nn.SiLU(), is_rotated
+            self.weight = nn.Parameter(torch.randn(4, 16, 16) / 4)
+
+        def forward(self, x):
+            index = (x[:, 0] > 0.5) * 1 + (x[:, 1] > 0) * 2
+            result = torch.zeros_like(x)
+            for expert in range(4):
+                rows = (index == (expert + self.is_rotated) % 4).nonzero()[:, 0]
+                result[rows] = self.act(x[rows] @ self.weight[expert].T)
+            return result
+
+    def model(is_rotated):
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(8, 16), Routed(is_rotated), nn.Linear(16, 4)).eval()
+
+    result = compared(tmp_path, model(False), model(True))
+    assert result.status == "different"
+    assert [f.name for f in result.findings] == ["1"]
+
+
 def test_factors_in_words():
     generator = np.random.default_rng(0)
     x = generator.normal(size=(6, 4)).astype(np.float32)

@@ -215,7 +215,7 @@ class Neighbourhoods:
             clean = next((s for s in self._around(around) if s.is_clean), None)
             if clean is not None:
                 return _acquitted(verdict, VerdictKind.INHERITED, Outcome.NO_EFFECT, clean)
-            return verdict
+            return self._unless_far(region, verdict)
         outcome, stretch = Outcome.UNKNOWN, None
         for stretch in self._clean_around(around, region.call):
             outcome = self._outcome(region, verdict, stretch)
@@ -226,6 +226,25 @@ class Neighbourhoods:
             sentence = f"{verdict.sentence}; no effect at the outputs on these inputs"
             return verdict.replace(sentence=sentence)
         return verdict
+
+    def _unless_far(self, region: Region, verdict: Verdict) -> Verdict:
+        """The verdict of code whose results could not be measured, or `introduced` where its call
+        was given the same, what it leaves is far off, and so is all that the stretches around it
+        leave: then the call is the smallest stretch that is wrong.
+        """
+        around = list(self._around(region.call))
+        is_asked = region.stretch >= 0 and not verdict.slot and not self._suspects and around
+        if not is_asked or not all(stretch.left and self._is_far(stretch) for stretch in around):
+            return verdict
+        error = max(self._errors.of(pair).value or 0.0 for pair in around[0].left.values())
+        return verdict.replace(
+            verdict=VerdictKind.INTRODUCED,
+            confidence=Confidence.LIKELY,
+            evidence=Evidence.TWO_DUMPS,
+            numbers={"e_in": 0.0, "e_out": error},
+            sentence=f"given the same, it leaves other results (relative error {error:.2g}), which "
+            f"nothing behind takes back; in its code {verdict.sentence}",
+        )
 
     def _is_cut_otherwise(self, call: Call, verdict: Verdict) -> bool:
         """Is it the growth of an error between tensors that alignment cut, inside a module that
@@ -610,32 +629,38 @@ class Neighbourhoods:
 
     def _outcome(self, region: Region, verdict: Verdict, stretch: Stretch) -> Outcome:
         """What a clean stretch says of a suspect inside it."""
-        shown = self._shown(region, verdict) or self._parameter(region, verdict)
+        parameter = self._parameter(region, verdict)
+        shown = self._shown(region, verdict) or parameter
         if not shown or self._asked.setdefault(stretch.pair.index, 0) >= _SUSPECTS_PER_STRETCH:
             return Outcome.UNKNOWN
         self._asked[stretch.pair.index] += 1
+        other = {r: a for r, a in shown.items() if not self._is_made(stretch, r, a)}
         try:
             if self._matters(stretch, shown):
-                is_each = self._is_each_taken_back(verdict, stretch, shown)
+                is_each = self._is_each_taken_back(verdict, stretch, shown, other)
                 return Outcome.TAKEN_BACK if is_each else Outcome.TRAVELS
+            if not other and parameter and self._matters(stretch, parameter):
+                return Outcome.TAKEN_BACK  # by the code that reads it
         except (ElementsMissing, KeyError):
             return Outcome.UNKNOWN
-        other = {r: a for r, a in shown.items() if not self._is_made(stretch, r, a)}
+        if not other and verdict.evidence == Evidence.TWO_DUMPS and not parameter:
+            return Outcome.IN_PLACE  # a replay after all
         is_reordered = other and all(self._is_in_another_order(stretch, *o) for o in other.items())
         is_in_place = is_reordered or self._is_in_place(region, stretch, shown)
         return Outcome.IN_PLACE if is_in_place else Outcome.NO_EFFECT
 
-    def _is_each_taken_back(self, verdict: Verdict, stretch: Stretch, shown: Arrays) -> bool:
+    def _is_each_taken_back(
+        self, verdict: Verdict, stretch: Stretch, shown: Arrays, differing: Arrays
+    ) -> bool:
         """Does every tensor that differs from what the reference makes there matter by itself? What
         nothing reads has nothing behind it that could take it back; of a parameter whose rows are
         in another order, it is in another order too.
         """
-        differing = [r for r, array in shown.items() if not self._is_made(stretch, r, array)]
         is_parameter = verdict.verdict == VerdictKind.PARAM_DIFF
         return len(shown) == 1 or all(
-            self._matters(stretch, {record: shown[record]})
-            or (is_parameter and self._is_in_another_order(stretch, record, shown[record]))
-            for record in differing
+            self._matters(stretch, {record: array})
+            or (is_parameter and self._is_in_another_order(stretch, record, array))
+            for record, array in differing.items()
         )
 
     def _is_in_another_order(self, stretch: Stretch, record: int, array: Array) -> bool:
