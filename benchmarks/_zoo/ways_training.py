@@ -85,7 +85,10 @@ def trained(side: Side, **changes: Any) -> Side:
 
 
 def _without_chance(model: nn.Module) -> None:
-    """Every dropout keeps all."""
+    """Every dropout keeps all, and nothing of speech is masked at random."""
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "apply_spec_augment"):
+        config.apply_spec_augment = False
     for module in model.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, float) and (name == "p" or "drop" in name):

@@ -40,7 +40,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Region, Run
 from whence.records.slots import is_input, is_output, is_param, is_written, param_name, split_slot
-from whence.records.training import OPTIMIZER
+from whence.records.training import GRADIENTS, OPTIMIZER
 from whence.results import (
     GUILTY,
     CauseKind,
@@ -292,7 +292,10 @@ class Neighbourhoods:
             is_asked = call.phase != OPTIMIZER or verdict.evidence == Evidence.TWO_DUMPS
             is_asked |= call.arguments == self._paired.pair(verdict.pair).partner.arguments
             return is_asked and self._operator_steps.take_back(call)
-        return self._steps.resolve(verdict) and self._steps.take_back(self._steps.call_of(region))
+        call = self._steps.call_of(region)
+        # The step judges its own gradients better than growth does, which knows one operator alone.
+        is_shown = call.op == GRADIENTS and verdict.evidence == Evidence.TWO_DUMPS
+        return (is_shown or self._steps.resolve(verdict)) and self._steps.take_back(call)
 
     def _is_of_script(self, call: Call) -> bool:
         """Is it no part of a forward pass?"""
