@@ -574,8 +574,9 @@ def _cell(kind: str, x: Tensor, h: Tensor, c: Tensor, w: list[Tensor]) -> tuple[
     return torch.sigmoid(o) * torch.tanh(c), c
 
 
-def _unrolled(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+def _unrolled(self: Any, x: Tensor) -> tuple[Tensor, Any]:
     kind = type(self).__name__
+    last = []
     for layer in range(self.num_layers):
         both = []
         for d in range(2 if self.bidirectional else 1):
@@ -590,8 +591,10 @@ def _unrolled(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
                 h, c = _cell(kind, x[:, t], h, c, w)
                 out.append(h)
             both.append(torch.stack(out[::-1] if d else out, 1))
+            last.append((h, c))
         x = torch.cat(both, -1)
-    return x, x
+    hidden, cell = (torch.stack(states) for states in zip(*last, strict=True))
+    return x, (hidden, cell) if kind == "LSTM" else hidden
 
 
 @way("recurrent-unrolled")

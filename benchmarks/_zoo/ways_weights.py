@@ -33,7 +33,11 @@ def _fed(side: Side) -> dict[str, list[str]]:
     for name, others in readers(side).items():
         if is_norm(model.get_submodule(name)) and not gemma_like(model.get_submodule(name)):
             kinds = [type(model.get_submodule(o)) for o in others]
-            if kinds and all(k is nn.Linear for k in kinds) and all(_untied(side, o) for o in others):
+            if (
+                kinds
+                and all(k is nn.Linear for k in kinds)
+                and all(_untied(side, o) for o in others)
+            ):
                 out[name] = others
     return out
 

@@ -75,3 +75,20 @@ def test_another_function_under_autocast_stays_a_fault(epsilon, tmp_path):
 def test_a_cast_in_the_code_of_one_side_stays_a_fault(tmp_path):
     result = compared(model(Norm()), model(Norm(low=True)), tmp_path, autocast=False)
     assert [(f.name, f.verdict) for f in result.findings] == [("1", "introduced")]
+
+
+def test_a_cast_to_the_dtype_that_the_reference_was_given_is_a_loss_of_precision(tmp_path):
+    """Under autocast a layer casts what the reference is given in 16 bits already."""
+    inner, narrow = nn.LayerNorm(64), model(nn.LayerNorm(64)).bfloat16()
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        with whence.capture(narrow, str(tmp_path / "reference")):
+            narrow(x.bfloat16())
+        target = model(inner)
+        with (
+            whence.capture(target, str(tmp_path / "target")),
+            torch.autocast("cpu", torch.bfloat16),
+        ):
+            target(x)
+    result = whence.compare(str(tmp_path / "reference"), str(tmp_path / "target"))
+    assert result.status == "same", result.findings

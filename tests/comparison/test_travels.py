@@ -224,6 +224,29 @@ def test_a_call_whose_inside_cannot_be_measured_is_named_by_what_it_returns(tmp_
     assert [f.name for f in result.findings] == ["1"]
 
 
+def test_an_activation_that_its_layer_applies_already_is_another_form(tmp_path):
+    """The reference's own activation hides it: twice is once."""
+
+    class Activated(nn.Linear):
+        gain = 1.0
+
+        def forward(self, x):
+            return torch.relu(super().forward(x)) * self.gain
+
+    def model(layer, act, gain=1.0):
+        torch.manual_seed(5)
+        first, last = layer(8, 16), nn.Linear(16, 4)
+        first.gain = gain
+        return nn.Sequential(nn.Linear(8, 8), nn.Sequential(first, act, last)).eval()
+
+    plain = model(nn.Linear, nn.ReLU())
+    moved = compared(tmp_path / "form", plain, model(Activated, nn.Identity()))
+    assert moved.status == "same"
+    assert compared(tmp_path / "twice", plain, model(Activated, nn.ReLU())).status == "different"
+    fault = compared(tmp_path / "fault", plain, model(Activated, nn.Identity(), gain=1.1))
+    assert fault.findings[0].name == "1.0"
+
+
 def test_factors_in_words():
     generator = np.random.default_rng(0)
     x = generator.normal(size=(6, 4)).astype(np.float32)

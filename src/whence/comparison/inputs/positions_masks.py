@@ -16,7 +16,15 @@ from whence.comparison.paired_runs import PairedRuns
 from whence.display import listed
 from whence.records import Call
 from whence.records.slots import input_name, is_input, is_output, is_written
-from whence.results import CauseKind, Confidence, Evidence, SlotPair, Verdict, VerdictKind
+from whence.results import (
+    GUILTY,
+    CauseKind,
+    Confidence,
+    Evidence,
+    SlotPair,
+    Verdict,
+    VerdictKind,
+)
 
 
 class PositionsAndMasks:
@@ -139,11 +147,18 @@ class PositionsAndMasks:
         self, verdicts: Mapping[tuple[int, int], Verdict], others: Collection[str]
     ) -> dict[tuple[int, int], Verdict]:
         """The verdicts, with a fault at the first call that uses such a tensor where its root's
-        outputs are beyond rounding; else a note.
+        outputs are beyond rounding; else a note. Outputs prove nothing of it behind a fault that a
+        replay or a parameter proves.
 
         others: roots that have other tokens, so that their outputs prove nothing.
         """
         out = dict(verdicts)
+        proven = {
+            align.step_of(self.paired.calls[call])
+            for (call, _), verdict in verdicts.items()
+            if verdict.verdict == VerdictKind.PARAM_DIFF
+            or (verdict.verdict in GUILTY and verdict.evidence == Evidence.REPLAY)
+        }
         for call, name, slot in self._users():
             if call.root in others or self.harmless(call, slot):
                 continue
@@ -156,12 +171,13 @@ class PositionsAndMasks:
                 else "the outputs could not be measured"
             )
             confidence = Confidence.CERTAIN if error is not None else Confidence.SUSPECT
+            is_open = align.step_of(call) in proven
             out[call.id, -1 if call.leaf else 0] = Verdict(
                 number,
-                VerdictKind.INTRODUCED,
+                VerdictKind.UNDETERMINED if is_open else VerdictKind.INTRODUCED,
                 stretch=-1 if call.leaf else 0,
                 evidence=Evidence.TWO_DUMPS,
-                confidence=confidence,
+                confidence=Confidence.NONE if is_open else confidence,
                 cause=CauseKind.INPUT,
                 numbers={"e_out": error},
                 slot=name,

@@ -20,7 +20,7 @@ from whence.comparison.replays.both_sides import BothSides, Slots, slot_in_targe
 from whence.comparison.replays.self_check import Threads
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
-from whence.records import Call, Program
+from whence.records import Call, Program, Record
 from whence.replay import allowed_operators
 from whence.results import SlotPair
 
@@ -50,12 +50,17 @@ def precision_asked_for(
         if (pair := slots(slot)) is not None
     }
     inputs = {s: p for s, p in pairs.items() if s in program.inputs}
-    coarser = _coarser_dtype(sides, inputs.values()) or of_file
+    both = [
+        (sides.reference.run.records[p.reference_record], sides.target.run.records[p.target_record])
+        for p in inputs.values()
+    ]
+    coarser = _first_coarser(both) or of_file
     if any(slot not in pairs for slot in flagged):
         return ""
-    same_casts = is_own and _casts(program) == _casts(
-        sides.unmasked.run.programs.get(partner.program)
-    )
+    # Who is given more digits and casts them away asks for what the reference was given.
+    known = _first_coarser([(b, a) for a, b in both])
+    own_program = sides.unmasked.run.programs.get(partner.program)
+    same_casts = is_own and _casts(program, known) == _casts(own_program, known)
     if not coarser and not same_casts:
         return ""
     try:
@@ -69,7 +74,6 @@ def precision_asked_for(
                 score = min(score, _score(sides, call, pairs, flagged, coarser))
     except (ReplayRefused, ElementsMissing, KeyError, ValueError):
         return ""
-    own_program = sides.unmasked.run.programs.get(partner.program)
     if score <= 1 and of_file and (is_one or not _are_set_otherwise(program, own_program)):
         return f"no more than the reference's operators round in {of_file}, the dtype of the file"
     if score <= 1 and is_one:
@@ -85,9 +89,10 @@ def precision_asked_for(
     return ""
 
 
-def _casts(program: Program | None) -> Counter[str]:
-    """The floating dtypes that a program asks for on its way. Code that casts down, or does not
-    cast up where the reference does, is told from code that rounds in its own dtype.
+def _casts(program: Program | None, known: str) -> Counter[str]:
+    """The floating dtypes, but for the known one, that a program asks for on its way. Code that
+    casts down, or does not cast up where the reference does, is told from code that rounds in its
+    own dtype.
     """
     if program is None:
         return Counter()
@@ -98,6 +103,7 @@ def _casts(program: Program | None) -> Counter[str]:
         for kind, value in op.operands():
             if kind == "dtype" and dtypes.named(str(value)).is_floating:
                 asked[str(value)] += 1
+    del asked[known]
     return asked
 
 
@@ -123,15 +129,12 @@ def _numbers_of(program: Program | None) -> dict[str, list[str]]:
     return {name: sorted(texts) for name, texts in numbers.items()}
 
 
-def _coarser_dtype(sides: BothSides, pairs: Iterable[SlotPair]) -> str:
-    """The dtype of an input in which the target was given fewer digits than the reference was; ""
-    where it has all.
-    """
-    for pair in pairs:
-        reference = sides.reference.run.records[pair.reference_record].dtype
-        target = sides.target.run.records[pair.target_record].dtype
-        if (dtypes.unit_roundoff(target) or 0.0) > (dtypes.unit_roundoff(reference) or 0.0) > 0:
-            return target
+def _first_coarser(pairs: Iterable[tuple[Record, Record]]) -> str:
+    """The dtype of the first second tensor that has fewer digits than its first; "" for none."""
+    for first, second in pairs:
+        digits, fewer = (dtypes.unit_roundoff(record.dtype) or 0.0 for record in (first, second))
+        if fewer > digits > 0:
+            return second.dtype
     return ""
 
 

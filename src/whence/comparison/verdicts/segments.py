@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-from whence import judge
+from whence import align, judge
 from whence.comparison.replays.conditioning import movement
 from whence.comparison.replays.semantics import ReplayResult
 from whence.comparison.verdicts.call_replays import CallReplays
@@ -14,6 +14,7 @@ from whence.comparison.verdicts.indices import Indices
 from whence.comparison.verdicts.region_evidence import RegionEvidence, RegionOutput
 from whence.records import Call, Region
 from whence.records.marks import Mark, has_mark
+from whence.records.slots import is_of_child, split_child
 from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind, severity
 
 
@@ -165,8 +166,8 @@ class SegmentJudge:
 
     def located(self, verdict: Verdict, region: Region) -> Verdict:
         """The verdict, naming a call instead of code between calls: the one without a partner that
-        made what went wrong; below a root that no dump held, which has no code of its own, else the
-        one that reads it.
+        made what went wrong; else the one that reads it, of what a cache holds, or below a root
+        that no dump held, which has no code of its own.
         """
         children = self.paired.kids.get(region.call, [])
         if (
@@ -190,14 +191,13 @@ class SegmentJudge:
                     named=child,
                     sentence=f"the target has no such call: {verdict.sentence}",
                 )
-        if not has_mark(self.paired.calls[region.call], Mark.PUT_TOGETHER):
+        is_held = is_of_child(verdict.slot) and align.is_cache(split_child(verdict.slot)[1])
+        if not is_held and not has_mark(self.paired.calls[region.call], Mark.PUT_TOGETHER):
             return verdict
         reader = self.paired.calls[children[region.stretch]]
-        return verdict.replace(
-            where=reader.scope,
-            named=reader.id,
-            sentence=f"comes in here, and no call of the dump made it: {verdict.sentence}",
-        )
+        words = "held by its cache" if is_held else "comes in here, and no call of the dump made it"
+        sentence = f"{words}: {verdict.sentence}"
+        return verdict.replace(where=reader.scope, named=reader.id, sentence=sentence)
 
 
 def _written(call: Call) -> set[int]:

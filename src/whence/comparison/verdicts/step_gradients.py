@@ -15,7 +15,7 @@ from typing import Any
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.judge.limits import LIMITS
 from whence.records import Call, Region
-from whence.records.slots import is_input, is_output, split_slot
+from whence.records.slots import is_input, is_output, is_param, is_written, split_slot
 from whence.records.training import GRADIENTS, LOSS, OPTIMIZER
 from whence.results import GUILTY, SlotPair, Verdict
 
@@ -49,6 +49,23 @@ class StepGradients:
             all(map(self._right_steps.__getitem__, taken))
             and self._top(call) not in self._wrong_passes
         )
+
+    def cover(self, call: Call) -> bool:
+        """Is a call that could not be measured right by what a step takes, or, one that steps, by
+        the parameters that later calls read?
+        """
+        written = [r.record for r in call.refs if is_written(r.slot)]
+        is_step = call.phase == OPTIMIZER
+        left = [self._errors.of(self._read[n]) for n in written if is_step and n in self._read]
+        return self.take_back(call) or (
+            bool(left) and all(e.exact or (e.value or math.inf) <= LIMITS.within(e.u) for e in left)
+        )
+
+    @functools.cached_property
+    def _read(self) -> dict[int, SlotPair]:
+        """The pairs of parameters that calls read, by record of the reference."""
+        pairs = (pair for slots in self._paired.slots for pair in slots.values())
+        return {p.reference_record: p for p in pairs if is_param(p.reference_slot)}
 
     def _may_a_step_tell(self, call: Call) -> bool:
         is_alone = call.phase == "backward" and call.id not in self._paired.pair_of

@@ -4,6 +4,7 @@ in the place of its own.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +16,9 @@ from whence.comparison.replays.wired import WiredReplay
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.records import Call, Ref
-from whence.results import SlotPair
+from whence.results import SlotPair, Verdict, VerdictKind
 
-WELL_WITHIN = 0.33  # of the limit: right comes to 0.25 at most, a drowned fault to 0.43 at least
+WELL_WITHIN = 0.28  # of the limit: what is right comes to 0.25, a fault nearly drowned from 0.32
 
 
 @dataclass(slots=True)
@@ -50,6 +51,30 @@ class Stretch:
         it? A fault that the rest of the stretch nearly drowns ends there.
         """
         return self.score <= WELL_WITHIN
+
+
+class Outcome(enum.Enum):
+    """What one stretch says of a suspect in it."""
+
+    TAKEN_BACK = "taken back"
+    IN_PLACE = "agrees in place"
+    TRAVELS = "travels"
+    NO_EFFECT = "no effect"
+    UNKNOWN = "cannot be run"
+
+
+def acquitted(
+    verdict: Verdict, kind: VerdictKind, outcome: Outcome, stretch: Stretch, change: str = ""
+) -> Verdict:
+    """The verdict of a suspect that a stretch acquits. change: what it makes otherwise."""
+    call = stretch.pair.call
+    around = call.scope or call.root or "the model"
+    words = {
+        Outcome.TAKEN_BACK: f"another form: {change}, and is taken back before the end of {around}",
+        Outcome.IN_PLACE: f"another form: the reference makes the same here within {around}",
+        Outcome.NO_EFFECT: f"inside {around}, whose results are right on its inputs",
+    }[outcome]
+    return verdict.withdrawn(kind, f"{words}; {verdict.sentence}")
 
 
 class StretchReplay(WiredReplay):

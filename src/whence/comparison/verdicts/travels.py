@@ -10,7 +10,6 @@ takes it back: another form of the same computation.
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
 import itertools
 import math
@@ -35,7 +34,14 @@ from whence.comparison.verdicts.own_inputs import CallsOnOwnInputs
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.regions import RegionJudge
 from whence.comparison.verdicts.step_gradients import StepGradients
-from whence.comparison.verdicts.stretch_replay import WELL_WITHIN, Stretch, StretchReplay
+from whence.comparison.verdicts.stretch_replay import (
+    WELL_WITHIN,
+    Outcome,
+    Stretch,
+    StretchReplay,
+    acquitted,
+)
+from whence.comparison.verdicts.unmeasured_code import unless_far
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Region, Run
@@ -64,16 +70,6 @@ _TELLS = 0.5  # of the limit: what a tensor moves by that is told from rounding,
 _FAR_OFF = 30.0  # times the limit by one copy that no further copies bring below it
 _FAR = 0.5  # power of the unit roundoff that no clean stretch with equal inputs comes near
 _CHANGED = VerdictKind.PARAM_DIFF, VerdictKind.OTHER_FORM
-
-
-class Outcome(enum.Enum):
-    """What one stretch says of a suspect in it."""
-
-    TAKEN_BACK = "taken back"
-    IN_PLACE = "agrees in place"
-    TRAVELS = "travels"
-    NO_EFFECT = "no effect"
-    UNKNOWN = "cannot be run"
 
 
 _STEP = (
@@ -176,7 +172,7 @@ class Neighbourhoods:
         """Is a call of the reference that could not be measured inside a stretch whose results are
         right, or before a step that takes right gradients?
         """
-        if self._steps.take_back(self._paired.calls[number]):
+        if self._steps.cover(self._paired.calls[number]):
             return True
         if self._sides is None:
             return False
@@ -204,7 +200,7 @@ class Neighbourhoods:
         if self._is_taken_back_at_step(region, verdict):
             kind = VerdictKind.OTHER_FORM
             return verdict.withdrawn(kind, f"{_TAKEN_BACK_AT_STEP}; {verdict.sentence}")
-        around = self._start(region)
+        start = self._start(region)
         if self._is_cut_otherwise(self._paired.calls[region.call], verdict):
             return verdict.withdrawn(
                 VerdictKind.INHERITED,
@@ -212,39 +208,21 @@ class Neighbourhoods:
                 f"and padding were aligned; {verdict.sentence}",
             )
         if verdict.verdict == VerdictKind.UNDETERMINED:
-            clean = next((s for s in self._around(around) if s.is_clean), None)
+            clean = next((s for s in self._around(start) if s.is_clean), None)
             if clean is not None:
-                return _acquitted(verdict, VerdictKind.INHERITED, Outcome.NO_EFFECT, clean)
-            return self._unless_far(region, verdict)
+                return acquitted(verdict, VerdictKind.INHERITED, Outcome.NO_EFFECT, clean)
+            around = list(self._around(region.call)) if region.stretch >= 0 else []
+            return verdict if self._suspects else unless_far(self._errors, around, verdict)
         outcome, stretch = Outcome.UNKNOWN, None
-        for stretch in self._clean_around(around, region.call):
+        for stretch in self._clean_around(start, region.call):
             outcome = self._outcome(region, verdict, stretch)
             if outcome in (Outcome.TAKEN_BACK, Outcome.IN_PLACE):
                 words = self._change_in_words(region, verdict, stretch)
-                return _acquitted(verdict, VerdictKind.OTHER_FORM, outcome, stretch, words)
+                return acquitted(verdict, VerdictKind.OTHER_FORM, outcome, stretch, words)
         if outcome == Outcome.NO_EFFECT and stretch is not None and stretch.pair.call.parent < 0:
             sentence = f"{verdict.sentence}; no effect at the outputs on these inputs"
             return verdict.replace(sentence=sentence)
         return verdict
-
-    def _unless_far(self, region: Region, verdict: Verdict) -> Verdict:
-        """The verdict of code whose results could not be measured, or `introduced` where its call
-        was given the same, what it leaves is far off, and so is all that the stretches around it
-        leave: then the call is the smallest stretch that is wrong.
-        """
-        around = list(self._around(region.call))
-        is_asked = region.stretch >= 0 and not verdict.slot and not self._suspects and around
-        if not is_asked or not all(stretch.left and self._is_far(stretch) for stretch in around):
-            return verdict
-        error = max(self._errors.of(pair).value or 0.0 for pair in around[0].left.values())
-        return verdict.replace(
-            verdict=VerdictKind.INTRODUCED,
-            confidence=Confidence.LIKELY,
-            evidence=Evidence.TWO_DUMPS,
-            numbers={"e_in": 0.0, "e_out": error},
-            sentence=f"given the same, it leaves other results (relative error {error:.2g}), which "
-            f"nothing behind takes back; in its code {verdict.sentence}",
-        )
 
     def _is_cut_otherwise(self, call: Call, verdict: Verdict) -> bool:
         """Is it the growth of an error between tensors that alignment cut, inside a module that
@@ -649,8 +627,20 @@ class Neighbourhoods:
         if not other and verdict.evidence == Evidence.TWO_DUMPS and not parameter:
             return Outcome.IN_PLACE  # a replay after all
         is_reordered = other and all(self._is_in_another_order(stretch, *o) for o in other.items())
-        is_in_place = is_reordered or self._is_in_place(region, stretch, shown)
-        return Outcome.IN_PLACE if is_in_place else Outcome.NO_EFFECT
+        if is_reordered or self._is_in_place(region, stretch, shown):
+            return Outcome.IN_PLACE
+        return Outcome.TAKEN_BACK if self._is_relied_on(region, stretch) else Outcome.NO_EFFECT
+
+    def _is_relied_on(self, region: Region, stretch: Stretch) -> bool:
+        """Are the results of a clean stretch no longer right where the target computes all around
+        the suspect, and the reference the suspect alone? What is behind in the reference hides what
+        the target's leaves to the suspect, as an activation does that is applied twice.
+        """
+        container = self._start(region)
+        others = {container, *self._paired.kids.get(container, ())} - {region.call}
+        others &= self._paired.pair_of.keys()
+        reverse = self._stretch(stretch.pair.call.id, stretch.replaced | others)
+        return bool(reverse.plain) and _is_told(reverse.score, stretch.score)
 
     def _is_each_taken_back(
         self, verdict: Verdict, stretch: Stretch, shown: Arrays, differing: Arrays
@@ -812,16 +802,3 @@ def _around(result: Array, plain: Array, copies: Sequence[Arrays], record: int) 
         return arrays
     moved = result.astype(np.float64) - plain.astype(np.float64)
     return [a.astype(np.float64) + moved for a in arrays]
-
-
-def _acquitted(
-    verdict: Verdict, kind: VerdictKind, outcome: Outcome, stretch: Stretch, change: str = ""
-) -> Verdict:
-    call = stretch.pair.call
-    around = call.scope or call.root or "the model"
-    words = {
-        Outcome.TAKEN_BACK: f"another form: {change}, and is taken back before the end of {around}",
-        Outcome.IN_PLACE: f"another form: the reference makes the same here within {around}",
-        Outcome.NO_EFFECT: f"inside {around}, whose results are right on its inputs",
-    }[outcome]
-    return verdict.withdrawn(kind, f"{words}; {verdict.sentence}")

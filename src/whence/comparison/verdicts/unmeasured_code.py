@@ -1,0 +1,62 @@
+"""Code whose results could not be measured (experts that were given other rows): where its call was
+given the same and leaves what no rounding does, and so does all around, the call is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from whence import dtypes
+from whence.comparison.paired_runs import PairedRuns
+from whence.comparison.verdicts.pair_errors import PairErrors
+from whence.comparison.verdicts.stretch_replay import Stretch
+from whence.frameworks.operator_names import CHOOSES, base_name
+from whence.judge.limits import LIMITS
+from whence.records.slots import is_input
+from whence.results import Confidence, Evidence, SlotPair, Verdict, VerdictKind
+
+
+def unless_far(errors: PairErrors, around: Sequence[Stretch], verdict: Verdict) -> Verdict:
+    """The verdict of such code, or `introduced` where its call is the smallest stretch that is
+    wrong. around: the stretches from its call on, none of them clean.
+    """
+    if verdict.slot or not around or _chooses(errors.paired, around[0].pair.call.id):
+        return verdict
+    slots = errors.paired.slots[around[0].pair.index].values()
+    came_in, _ = _largest(errors, (p for p in slots if is_input(p.reference_slot)))
+    (error, u), *above = (_largest(errors, stretch.left.values()) for stretch in around)
+    far = LIMITS.far_16 if dtypes.is_half_roundoff(u) else LIMITS.far
+    is_same = came_in <= LIMITS.within(u)
+    if not is_same or error <= far or any(e <= LIMITS.within(u) for e, u in above):
+        return verdict
+    return verdict.replace(
+        verdict=VerdictKind.INTRODUCED,
+        confidence=Confidence.LIKELY,
+        evidence=Evidence.TWO_DUMPS,
+        numbers={"e_in": came_in, "e_out": error},
+        sentence=f"given the same, the call leaves other results (relative error {error:.2g}), "
+        f"which nothing behind it takes back; of its code {verdict.sentence}",
+    )
+
+
+def _largest(errors: PairErrors, pairs: Iterable[SlotPair]) -> tuple[float, float]:
+    """The largest error of these tensors, infinite where whole numbers differ, and the unit
+    roundoff; nothing where there are none.
+    """
+    known = [errors.of(pair) for pair in pairs]
+    sizes = [0.0 if e.exact else (e.value or 0.0) if e.u else math.inf for e in known]
+    return max(sizes, default=0.0), max((e.u for e in known), default=0.0)
+
+
+def _chooses(paired: PairedRuns, number: int) -> bool:
+    """Does a call, or one inside it, choose among scores? Rounding decides ties."""
+    below = [number]
+    while below:
+        call = paired.calls[below.pop()]
+        below += paired.kids.get(call.id, ())
+        program = paired.reference.programs.get(call.program)
+        names = (base_name(operation.name) for operation in program.operations) if program else ()
+        if not CHOOSES.keys().isdisjoint(names):
+            return True
+    return False
