@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Sequence
 
 from whence import align, judge
-from whence.comparison.replays.conditioning import movement
 from whence.comparison.replays.semantics import ReplayResult
 from whence.comparison.verdicts.call_replays import CallReplays
 from whence.comparison.verdicts.indices import Indices
@@ -84,8 +81,6 @@ class SegmentJudge:
             growth = judge.grow(leaf.inputs, [o.error for o in outputs], leaf.u)
         if growth.verdict == VerdictKind.INTRODUCED:
             growth = self._replays.growth_where_read(evidence, outputs) or growth
-        if growth.verdict == VerdictKind.INTRODUCED and growth.evidence == Evidence.TWO_DUMPS:
-            growth = self._growth_with_cancelling(evidence, outputs, growth)
         slots = [(o.name, o.slot) for o in outputs]
         verdict = self._indices.judged(
             judge.judge_region(pair.index, evidence.segment, growth, note=why),
@@ -98,33 +93,6 @@ class SegmentJudge:
         return judge.judge_unseen(
             verdict, growth, leaf.u, leaf.inputs, lambda: self.errors.sight(s for _, s in slots)
         )
-
-    def _growth_with_cancelling(
-        self, evidence: RegionEvidence, outputs: Sequence[RegionOutput], growth: judge.ErrorGrowth
-    ) -> judge.ErrorGrowth:
-        """The growth with room for what the reference's own operators make of so small an error:
-        where terms cancel, much.
-        """
-        if self._replays.replayer is None:
-            return growth
-        source, error = self._replays.replayer.reference, growth.e_in + 2 * evidence.leaf.u
-        errors = []
-        for output in outputs:
-            made = self._makers.get(output.slot.reference_record)
-            moves = movement(source, *made, error) if made is not None else 0.0
-            spread = max(output.error.spread, moves)
-            errors.append(dataclasses.replace(output.error, spread=spread))
-        return judge.grow(evidence.leaf.inputs, errors, evidence.leaf.u)
-
-    @functools.cached_property
-    def _makers(self) -> dict[int, tuple[Call, str]]:
-        """The first call of the reference that made a record and has a program, and its slot."""
-        return {
-            ref.record: (call, ref.slot)
-            for call in reversed(self.paired.calls)
-            if call.program
-            for ref in call.slots("output")
-        }
 
     def _of_other_rows(self, evidence: RegionEvidence, slot: str, words: str) -> Verdict:
         """A call inside that is given other rows than the reference's operators give it. One choice

@@ -131,7 +131,9 @@ class Neighbourhoods:
         self._watched = frozenset(
             record for key, _ in suspects for record in self._regions[key].outputs
         )
-        self._suspects = list(dict.fromkeys(c for (c, _), v in suspects if v.verdict in GUILTY))
+        suspects.sort(key=lambda suspect: suspect[1].verdict == VerdictKind.UNDETERMINED)
+        asked_of = (k for k, v in suspects if v.verdict in GUILTY or (k[1] >= 0 and not v.slot))
+        self._suspects = list(dict.fromkeys(call for call, _ in asked_of))
         judged, standing = dict(verdicts), set[tuple[Any, ...]]()
         with Threads(1) if self._sides is not None else contextlib.nullcontext():
             for key, verdict in suspects:
@@ -139,7 +141,8 @@ class Neighbourhoods:
                 module = call.root, call.scope, call.phase, call.op, key[1], verdict.verdict
                 if module in standing:  # its calls are one finding, whatever others say
                     continue
-                judged[key] = asked = self._after_asking(self._regions[key], verdict)
+                is_alone = not standing
+                judged[key] = asked = self._after_asking(self._regions[key], verdict, is_alone)
                 if asked.verdict in GUILTY:
                     standing.add(module)
             return self._with_uneven(judged)
@@ -194,7 +197,8 @@ class Neighbourhoods:
         is_leaf = region.stretch < 0
         return self._paired.calls[region.call].parent if is_leaf else region.call
 
-    def _after_asking(self, region: Region, verdict: Verdict) -> Verdict:
+    def _after_asking(self, region: Region, verdict: Verdict, is_alone: bool) -> Verdict:
+        """is_alone: does no fault stand so far?"""
         if verdict.cause == CauseKind.KERNEL:  # wrong by its own program, whatever comes behind
             return verdict
         if self._is_taken_back_at_step(region, verdict):
@@ -212,7 +216,7 @@ class Neighbourhoods:
             if clean is not None:
                 return acquitted(verdict, VerdictKind.INHERITED, Outcome.NO_EFFECT, clean)
             around = list(self._around(region.call)) if region.stretch >= 0 else []
-            return verdict if self._suspects else unless_far(self._errors, around, verdict)
+            return unless_far(self._errors, around, verdict) if is_alone else verdict
         outcome, stretch = Outcome.UNKNOWN, None
         for stretch in self._clean_around(start, region.call):
             outcome = self._outcome(region, verdict, stretch)
@@ -267,8 +271,11 @@ class Neighbourhoods:
         """Are the gradients right that the next step of each parameter takes?"""
         call = self._paired.calls[region.call]
         if self._operator_steps is not None and self._is_of_script(call):
+            partner = self._paired.pair(verdict.pair).partner
+            # A number that one operator takes otherwise may change less than a step's rounding.
+            is_set = call.op == partner.op and call.arguments != partner.arguments
             is_asked = call.phase != OPTIMIZER or verdict.evidence == Evidence.TWO_DUMPS
-            is_asked |= call.arguments == self._paired.pair(verdict.pair).partner.arguments
+            is_asked |= not is_set
             return is_asked and self._operator_steps.take_back(call)
         call = self._steps.call_of(region)
         # The step judges its own gradients better than growth does, which knows one operator alone.
@@ -624,10 +631,9 @@ class Neighbourhoods:
                 return Outcome.TAKEN_BACK  # by the code that reads it
         except (ElementsMissing, KeyError):
             return Outcome.UNKNOWN
-        if not other and verdict.evidence == Evidence.TWO_DUMPS and not parameter:
+        if not other and verdict.evidence == Evidence.TWO_DUMPS and not verdict.cause:
             return Outcome.IN_PLACE  # a replay after all
-        is_reordered = other and all(self._is_in_another_order(stretch, *o) for o in other.items())
-        if is_reordered or self._is_in_place(region, stretch, shown):
+        if other and all(self._is_in_another_order(stretch, *o) for o in other.items()):
             return Outcome.IN_PLACE
         return Outcome.TAKEN_BACK if self._is_relied_on(region, stretch) else Outcome.NO_EFFECT
 
@@ -739,24 +745,6 @@ class Neighbourhoods:
                     return words
         return "it differs here"
 
-    def _is_in_place(self, region: Region, stretch: Stretch, shown: Arrays) -> bool:
-        """Does the reference itself make the target's tensors at the suspect's place, and would
-        what is expected of the suspect by itself be told from them there?
-        """
-        expected = self._expected(region)
-        for record, array in shown.items():
-            if not self._is_made(stretch, record, array):
-                return False
-            computed = stretch.computed[record]
-            around = _around(computed, computed, stretch.copies_computed, record)
-            own = expected.get(record)
-            if own is None:
-                return False
-            scores = [judge.whole(a, computed, around).score for a in (_as(own, array), array)]
-            if not _is_told(*scores):
-                return False
-        return True
-
     def _is_made(self, stretch: Stretch, record: int, array: Array) -> bool:
         """Does the reference make this tensor at a record while a stretch runs?"""
         copies = stretch.copies_computed
@@ -766,31 +754,10 @@ class Neighbourhoods:
         around = _around(computed, computed, copies, record)
         return array.shape == computed.shape and judge.whole(array, computed, around).score <= 1
 
-    def _expected(self, region: Region) -> Arrays:
-        """What a suspect's own program makes on the target's inputs; code between calls, on what
-        the target's calls before it left.
-        """
-        own = Stretch(self._paired.pair(self._paired.pair_of[region.call]), self._left(region.call))
-        before = self._paired.kids.get(region.call, ())[: max(region.stretch, 0)]
-        with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
-            patches = {
-                pair.reference_record: self._paired.target.array(pair.target_record)
-                for call in before
-                for pair in self._left(call).values()
-            }
-            left, computed = self._replayed(own, self._dtypes(own)[0], patches, None)
-            return {**computed, **left}
-        return {}
-
 
 def _is_told(score: float, right: float) -> bool:
     """Is a result so much farther off than what is right that the target would show it?"""
     return score > max(_TELLS, _CLEARLY * right)
-
-
-def _as(array: Array, like: Array) -> Array:
-    """An array in the dtype of another."""
-    return judge.rounded(array, dtypes.of(like).name)
 
 
 def _around(result: Array, plain: Array, copies: Sequence[Arrays], record: int) -> list[Array]:
