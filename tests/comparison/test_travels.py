@@ -900,3 +900,24 @@ def test_channels_in_another_order_are_so_in_code_and_in_a_cache(tmp_path, monke
         monkeypatch.setattr(modeling, "apply_rotary_pos_emb", lambda *a, **k: next(forms)(*a, **k))
     result = whence.compare(tmp_path / "r", tmp_path / "t")
     assert result.status == ("same" if sign > 0 else "different")
+
+
+def test_a_parameter_that_the_target_lacks_is_missed_where_rounding_hides_its_growth(tmp_path):
+    """In 16 bits a small bias makes the error grow by less than one operator may."""
+
+    def model():
+        torch.manual_seed(7)
+        layer = nn.Linear(64, 64)
+        with torch.no_grad():
+            layer.bias.normal_(0, 0.01)
+        return nn.Sequential(nn.Linear(64, 64), layer, nn.LayerNorm(64)).eval()
+
+    reference, target = model(), model().bfloat16()
+    target[1].bias = None
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
+    for name, net_of, given in (("r", reference, x.float()), ("t", target, x)):
+        with whence.capture(net_of, tmp_path / name), torch.no_grad():
+            net_of(given)
+    result = whence.compare(tmp_path / "r", tmp_path / "t")
+    assert result.findings[0].name == "1"
+    assert "`bias` is a parameter of the reference only" in result.findings[0].sentence

@@ -4,6 +4,7 @@ the figures that came of it.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Collection, Sequence
 
@@ -19,6 +20,7 @@ from whence.comparison.replays.reproduction import precision_asked_for
 from whence.comparison.replays.sampling import Sampling
 from whence.comparison.replays.semantics import PLAIN, FaultCause, ReplayResult, Semantics
 from whence.comparison.verdicts.declared.candidates import CallReplay
+from whence.comparison.verdicts.operator_forms import lone_parameters
 from whence.comparison.verdicts.padded_rows import PaddedRows
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.parameters import Parameters
@@ -114,6 +116,8 @@ class CallReplays:
         replaying = self.of(pair)
         semantics = declared.masked.semantics(call, pair.partner)
         result = replaying.figures(semantics)
+        if not result.local and (alone := self._of_reference_alone(pair)):
+            result = replaying.figures(dataclasses.replace(semantics, params=alone))
         if not call.leaf:
             result = declared.containers.replayed(result, pair, replaying)
         if self._is_surprising(pair.index, result):
@@ -130,6 +134,17 @@ class CallReplays:
         if result.inside:
             self.inside[call.id] = len(self.paired.alone(call.id))
         return result
+
+    def _of_reference_alone(self, pair: PairedCall) -> dict[str, Array]:
+        """The parameters that the target's call lacks and the reference's computes with: what
+        follows shows whether something else makes up for them.
+        """
+        named, reference = self.paired.plan.pairs[pair.index], self.paired.reference
+        if not lone_parameters(named, self.paired):
+            return {}
+        records = {r.slot: r.record for r in pair.call.slots("param")}
+        slots = (slot for slot in named.only_reference if slot in records)
+        return {slot: reference.array(records[slot]).astype(np.float64) for slot in slots}
 
     def _leave_padding_out(
         self, pair: PairedCall, replaying: CallReplay, result: ReplayResult
