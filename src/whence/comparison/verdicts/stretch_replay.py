@@ -10,14 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from whence import dtypes
 from whence.comparison.paired_runs import PairedCall
 from whence.comparison.replays.both_sides import BothSides
 from whence.comparison.replays.wired import WiredReplay
 from whence.dtypes import Array
+from whence.errors import ReplayRefused
 from whence.records import Call, Ref
 from whence.records.slots import is_written
 from whence.results import SlotPair, Verdict, VerdictKind
 
+_CLEARLY = 4.0  # times as far
+_TELLS = 0.5  # of the limit: what a tensor moves by that is told from rounding, clearly farther
 WELL_WITHIN = 0.28  # of the limit: what is right comes to 0.25, a fault nearly drowned from 0.32
 
 
@@ -165,3 +171,21 @@ class StretchReplay(WiredReplay):
             if patch is not None and patch.shape == array.shape:
                 passed[slot] = patch
         return passed
+
+
+def is_told(score: float, right: float) -> bool:
+    """Is a result so much farther off than what is right that the target would show it?"""
+    return score > max(_TELLS, _CLEARLY * right)
+
+
+def moved_to(
+    result: Array, plain: Array, copies: Sequence[Mapping[int, Array]], record: int
+) -> list[Array]:
+    """The copies of a tensor, moved from the plain result to this one. Raises ReplayRefused."""
+    arrays = [copy[record] for copy in copies]
+    if any(a.shape != result.shape for a in (plain, *arrays)):
+        raise ReplayRefused("its shape follows what is computed inside")
+    if result is plain or not dtypes.of(result).is_floating:
+        return arrays
+    moved = result.astype(np.float64) - plain.astype(np.float64)
+    return [a.astype(np.float64) + moved for a in arrays]

@@ -40,6 +40,8 @@ from whence.comparison.verdicts.stretch_replay import (
     Stretch,
     StretchReplay,
     acquitted,
+    is_told,
+    moved_to,
 )
 from whence.comparison.verdicts.unmeasured_code import unless_far
 from whence.dtypes import Array
@@ -65,8 +67,6 @@ Arrays = Mapping[int, Array]
 _SUSPECTS_PER_STRETCH = 24  # each costs one run of it
 _SUSPECTS_TOGETHER = 6  # of which one or two may run by the target's programs
 _TAKEN_BACK_AT_STEP = "another form: the gradients that the optimiser takes are right"
-_CLEARLY = 4.0  # times as far
-_TELLS = 0.5  # of the limit: what a tensor moves by that is told from rounding, clearly farther
 _FAR_OFF = 30.0  # times the limit by one copy that no further copies bring below it
 _FAR = 0.5  # power of the unit roundoff that no clean stretch with equal inputs comes near
 _CHANGED = VerdictKind.PARAM_DIFF, VerdictKind.OTHER_FORM
@@ -204,7 +204,9 @@ class Neighbourhoods:
         if self._is_taken_back_at_step(region, verdict):
             kind = VerdictKind.OTHER_FORM
             return verdict.withdrawn(kind, f"{_TAKEN_BACK_AT_STEP}; {verdict.sentence}")
-        start = self._start(region)
+        # Of a parameter, the code that reads it is asked too.
+        is_parameter = verdict.verdict == VerdictKind.PARAM_DIFF
+        start = region.call if is_parameter else self._start(region)
         if self._is_cut_otherwise(self._paired.calls[region.call], verdict):
             return verdict.withdrawn(
                 VerdictKind.INHERITED,
@@ -607,7 +609,7 @@ class Neighbourhoods:
         scores = []
         for record, pair in stretch.left.items():
             array = self._paired.target.array(pair.target_record)
-            copies = _around(results[record], stretch.plain[record], stretch.copies, record)
+            copies = moved_to(results[record], stretch.plain[record], stretch.copies, record)
             if array.shape != results[record].shape:
                 return math.inf
             scores.append(judge.whole(array, results[record], copies).score)
@@ -623,30 +625,35 @@ class Neighbourhoods:
             return Outcome.UNKNOWN
         self._asked[stretch.pair.index] += 1
         other = {r: a for r, a in shown.items() if not self._is_made(stretch, r, a)}
+        is_right = all(self._is_made(stretch, r, a, WELL_WITHIN) for r, a in shown.items())
         try:
             if self._matters(stretch, shown):
                 is_each = self._is_each_taken_back(verdict, stretch, shown, other)
                 return Outcome.TAKEN_BACK if is_each else Outcome.TRAVELS
-            if not other and parameter and self._matters(stretch, parameter):
+            if is_right and parameter and self._matters(stretch, parameter):
                 return Outcome.TAKEN_BACK  # by the code that reads it
         except (ElementsMissing, KeyError):
             return Outcome.UNKNOWN
-        if not other and verdict.evidence == Evidence.TWO_DUMPS and not verdict.cause:
+        if is_right and verdict.evidence == Evidence.TWO_DUMPS and not verdict.cause:
             return Outcome.IN_PLACE  # a replay after all
-        if other and all(self._is_in_another_order(stretch, *o) for o in other.items()):
+        is_reordered = other and all(self._is_in_another_order(stretch, *o) for o in other.items())
+        if is_reordered or self._is_in_place(region, stretch, shown):
             return Outcome.IN_PLACE
-        return Outcome.TAKEN_BACK if self._is_relied_on(region, stretch) else Outcome.NO_EFFECT
+        is_relied_on = not parameter and self._is_relied_on(region, stretch)
+        return Outcome.TAKEN_BACK if is_relied_on else Outcome.NO_EFFECT
 
     def _is_relied_on(self, region: Region, stretch: Stretch) -> bool:
         """Are the results of a clean stretch no longer right where the target computes all around
         the suspect, and the reference the suspect alone? What is behind in the reference hides what
         the target's leaves to the suspect, as an activation does that is applied twice.
         """
-        container = self._start(region)
-        others = {container, *self._paired.kids.get(container, ())} - {region.call}
-        others &= self._paired.pair_of.keys()
-        reverse = self._stretch(stretch.pair.call.id, stretch.replaced | others)
-        return bool(reverse.plain) and _is_told(reverse.score, stretch.score)
+        container, number = self._start(region), stretch.pair.call.id
+        every = {container, region.call, *self._paired.kids.get(container, ())}
+        every &= self._paired.pair_of.keys()
+        if not self._stretch(number, stretch.replaced | every).is_clean:
+            return False  # the target's programs do not serve here
+        reverse = self._stretch(number, stretch.replaced | (every - {region.call}))
+        return bool(reverse.plain) and is_told(reverse.score, stretch.score)
 
     def _is_each_taken_back(
         self, verdict: Verdict, stretch: Stretch, shown: Arrays, differing: Arrays
@@ -675,7 +682,7 @@ class Neighbourhoods:
         """Are the results of a clean stretch no longer right with these tensors in it?"""
         try:
             patched, _ = self._replayed(stretch, self._dtypes(stretch)[0], shown, None)
-            return _is_told(self._score(stretch, patched), stretch.score)
+            return is_told(self._score(stretch, patched), stretch.score)
         except ReplayRefused:  # the plain run was not: these tensors lead elsewhere
             return True
 
@@ -745,27 +752,48 @@ class Neighbourhoods:
                     return words
         return "it differs here"
 
-    def _is_made(self, stretch: Stretch, record: int, array: Array) -> bool:
+    def _is_in_place(self, region: Region, stretch: Stretch, shown: Arrays) -> bool:
+        """Does the reference itself make the target's tensors at the suspect's place, and would
+        what is expected of the suspect by itself be told from them there?
+        """
+        expected = self._expected(region)
+        for record, array in shown.items():
+            if not self._is_made(stretch, record, array):
+                return False
+            computed = stretch.computed[record]
+            around = moved_to(computed, computed, stretch.copies_computed, record)
+            own = expected.get(record)
+            if own is None:
+                return False
+            scores = [
+                judge.whole(a, computed, around).score
+                for a in (judge.rounded(own, dtypes.of(array).name), array)
+            ]
+            if not is_told(*scores):
+                return False
+        return True
+
+    def _is_made(self, stretch: Stretch, record: int, array: Array, limit: float = 1.0) -> bool:
         """Does the reference make this tensor at a record while a stretch runs?"""
         copies = stretch.copies_computed
         if record not in stretch.computed or any(record not in copy for copy in copies):
             return False
         computed = stretch.computed[record]
-        around = _around(computed, computed, copies, record)
-        return array.shape == computed.shape and judge.whole(array, computed, around).score <= 1
+        around = moved_to(computed, computed, copies, record)
+        return array.shape == computed.shape and judge.whole(array, computed, around).score <= limit
 
-
-def _is_told(score: float, right: float) -> bool:
-    """Is a result so much farther off than what is right that the target would show it?"""
-    return score > max(_TELLS, _CLEARLY * right)
-
-
-def _around(result: Array, plain: Array, copies: Sequence[Arrays], record: int) -> list[Array]:
-    """The copies of a tensor, moved from the plain result to this one. Raises ReplayRefused."""
-    arrays = [copy[record] for copy in copies]
-    if any(a.shape != result.shape for a in (plain, *arrays)):
-        raise ReplayRefused("its shape follows what is computed inside")
-    if result is plain or not dtypes.of(result).is_floating:
-        return arrays
-    moved = result.astype(np.float64) - plain.astype(np.float64)
-    return [a.astype(np.float64) + moved for a in arrays]
+    def _expected(self, region: Region) -> Arrays:
+        """What a suspect's own program makes on the target's inputs; code between calls, on what
+        the target's calls before it left.
+        """
+        own = Stretch(self._paired.pair(self._paired.pair_of[region.call]), self._left(region.call))
+        before = self._paired.kids.get(region.call, ())[: max(region.stretch, 0)]
+        with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
+            patches = {
+                pair.reference_record: self._paired.target.array(pair.target_record)
+                for call in before
+                for pair in self._left(call).values()
+            }
+            left, computed = self._replayed(own, self._dtypes(own)[0], patches, None)
+            return {**computed, **left}
+        return {}
