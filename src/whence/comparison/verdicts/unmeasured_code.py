@@ -28,7 +28,8 @@ def unless_far(errors: PairErrors, around: Sequence[Stretch], verdict: Verdict) 
     (error, u), *above = (_largest(errors, stretch.left.values()) for stretch in around)
     far = LIMITS.far_16 if dtypes.is_half_roundoff(u) else LIMITS.far
     is_same = came_in <= LIMITS.within(u)
-    if not is_same or error <= far or any(e <= LIMITS.within(u) for e, u in above):
+    is_far = far < error < math.inf  # of another shape it says nothing
+    if not is_same or not is_far or any(e <= LIMITS.within(u) for e, u in above):
         return verdict
     return verdict.replace(
         verdict=VerdictKind.INTRODUCED,
