@@ -8,6 +8,7 @@ import pytest
 
 import whence
 from whence.comparison.verdicts.channel_factors import factor_in_words
+from whence.comparison.verdicts.segments import SegmentJudge
 from whence.comparison.verdicts.step_gradients import StepGradients
 from whence.comparison.verdicts.travels import Neighbourhoods
 from whence.records import Operation, Program
@@ -921,3 +922,78 @@ def test_a_parameter_that_the_target_lacks_is_missed_where_rounding_hides_its_gr
     result = whence.compare(tmp_path / "r", tmp_path / "t")
     assert result.findings[0].name == "1"
     assert "`bias` is a parameter of the reference only" in result.findings[0].sentence
+
+
+def test_positions_are_not_blamed_for_outputs_behind_a_fault(tmp_path):
+    class Placed(nn.Module):
+        """Positions count from any start."""
+
+        def __init__(self, gain):
+            super().__init__()
+            torch.manual_seed(8)
+            self.place, self.up, self.gain = nn.Embedding(16, 8), nn.Linear(8, 8), gain
+
+        def forward(self, x, position_ids):
+            place = self.place(position_ids - position_ids.min())
+            return torch.tanh(self.up(x) * self.gain + place)
+
+    x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(2))
+    for name, gain, start in (("r", 1.0, 0), ("t", 1.05, 3)):
+        model = Placed(gain).eval()
+        with whence.capture(model, tmp_path / name), torch.no_grad():
+            model(x, torch.arange(start, start + 6))
+    result = whence.compare(tmp_path / "r", tmp_path / "t")
+    assert result.status == "different"
+    assert all("given another" not in f.sentence for f in result.findings)
+
+
+def test_what_a_cache_holds_is_named_by_the_call_that_reads_it():
+    attention = SimpleNamespace(id=1, scope="layer.attention", leaf=False, refs=())
+    layer = SimpleNamespace(id=0, scope="layer", notes=())
+    judge = SegmentJudge.__new__(SegmentJudge)
+    judge.paired = SimpleNamespace(
+        kids={0: [1]}, calls=[layer, attention], pair_of={1: 1}, slot=lambda *_: None
+    )
+    verdict = Verdict(
+        0,
+        VerdictKind.INTRODUCED,
+        0,
+        Evidence.TWO_DUMPS,
+        slot="0:input.past_key_values.layers.0.keys",
+        sentence="the error grows",
+    )
+    named = judge.located(verdict, SimpleNamespace(call=0, stretch=0))
+    assert (named.where, named.named) == ("layer.attention", 1)
+    assert named.sentence == "held by its cache: the error grows"
+    own = judge.located(verdict.replace(slot="0:input.0"), SimpleNamespace(call=0, stretch=0))
+    assert not own.where
+
+
+class ByHand(torch.optim.Optimizer):
+    """Stochastic gradient descent by its formula."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1e-2})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(group["lr"] * parameter.grad)
+
+
+def test_steps_of_one_run_alone_are_right_by_the_parameters_that_are_read(tmp_path):
+    def run(name, made):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+        optimizer = made(model.parameters())
+        with whence.capture(model, tmp_path / name, gradients=True):
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.linspace(-1, 1, 96).reshape(12, 8)).pow(2).mean().backward()
+                optimizer.step()
+        return tmp_path / name
+
+    reference = run("r", lambda parameters: torch.optim.SGD(parameters, lr=1e-2))
+    result = whence.compare(reference, run("t", ByHand))
+    assert result.status == "same", (result.headline, result.coverage)
