@@ -204,8 +204,7 @@ class Neighbourhoods:
         if self._is_taken_back_at_step(region, verdict):
             kind = VerdictKind.OTHER_FORM
             return verdict.withdrawn(kind, f"{_TAKEN_BACK_AT_STEP}; {verdict.sentence}")
-        # Of a parameter, the code that reads it is asked too.
-        is_parameter = verdict.verdict == VerdictKind.PARAM_DIFF
+        is_parameter = verdict.verdict == VerdictKind.PARAM_DIFF  # its reader may take it back
         start = region.call if is_parameter else self._start(region)
         if self._is_cut_otherwise(self._paired.calls[region.call], verdict):
             return verdict.withdrawn(
@@ -274,8 +273,10 @@ class Neighbourhoods:
         call = self._paired.calls[region.call]
         if self._operator_steps is not None and self._is_of_script(call):
             partner = self._paired.pair(verdict.pair).partner
-            # A number that one operator takes otherwise may change less than a step's rounding.
-            is_set = call.op == partner.op and call.arguments != partner.arguments
+            beside = self._paired.kids.get(call.parent, ())
+            # Another number in a step of the same operators may change less than its rounding.
+            is_set = call.arguments != partner.arguments and call.op == partner.op
+            is_set &= all(number in self._paired.pair_of for number in beside)
             is_asked = call.phase != OPTIMIZER or verdict.evidence == Evidence.TWO_DUMPS
             is_asked |= not is_set
             return is_asked and self._operator_steps.take_back(call)
