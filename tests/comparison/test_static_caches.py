@@ -55,7 +55,7 @@ def test_a_cache_that_was_changed_between_steps_is_no_missing_mask(tmp_path):
     decoded(tmp_path / "tgt", "growing", wrong=1.05)
     result = whence.compare(tmp_path / "ref", tmp_path / "tgt")
     first = result.findings[0]
-    assert (first.name, first.step) == ("model.layers.0", 2)
+    assert (first.name, first.step) == ("model.layers.0.self_attn", 2)
     assert "past_key_values.layers.0.keys" in first.slot and "attention_mask" not in first.sentence
 
 
