@@ -41,8 +41,8 @@ AGAIN = {"docs/locate.md"}
 """Pages whose commands run the programs again, as the runs say that they were run."""
 PROGRAMS = ("infer.py", "generate.py")
 SLOW = {
-    *("docs/answer.md", "docs/capture.md", "docs/exported.md", "docs/labels.md"),
-    *("docs/locate.md", "docs/notebook.md", "docs/operators.md"),
+    *("docs/answer.md", "docs/capture.md", "docs/labels.md", "docs/locate.md"),
+    *("docs/onnx.md", "docs/operators.md", "docs/report.md"),
 }
 """Pages that start other programs, or draw."""
 ANSWERS = (0, 1, 2)
@@ -171,17 +171,17 @@ REF, TGT = (
 )
 COMPARED = f"{REF}\n{TGT}\nwhence compare runs/ref runs/tgt -o cmp"
 BEFORE = {
+    "docs/alignment.md": f"{REF}\n{TGT}",
     "docs/convert.md": f"{REF}\nwhence convert runs/ref dump_of_another_tool --to safetensors",
     "docs/labels.md": "",
     "docs/locate.md": f"{REF}\n{TGT}",
-    "docs/notebook.md": COMPARED,
+    "docs/report.md": COMPARED,
     "docs/operators.md": f"""{COMPARED}
 whence run --level op -o runs/first -- python train.py
 whence ops generate runs/first -o first
 pytest first --detail_compare_path ref.csv
 pytest first --detail_compare_path tgt.csv""",
     "docs/policy.md": f"{REF}\nwhence run -o runs/int8 -- python infer.py --int8",
-    "docs/programs.md": f"{REF}\n{TGT}",
 }
 
 
