@@ -33,7 +33,7 @@ def text_of(path: str | os.PathLike[str], encoding: str = "utf-8") -> str:
         data = file.read(4 * _CHARACTERS + 1)
     if len(data) > 4 * _CHARACTERS:
         raise OSError(
-            errno.EFBIG, f"larger than a file of this kind is ({4 * _CHARACTERS} bytes)", str(path)
+            errno.EFBIG, f"larger than the {4 * _CHARACTERS} bytes that are read", str(path)
         )
     return data.decode(encoding)
 
@@ -129,7 +129,7 @@ def _check_numbers(value: Any) -> None:
 def _check_length(text: str) -> None:
     if len(text) > _CHARACTERS:
         raise NotConfig(
-            f"{len(text)} characters are more than a file of this kind has ({_CHARACTERS})"
+            f"it has {len(text)} characters; files of this kind are read up to {_CHARACTERS}"
         )
 
 

@@ -228,7 +228,7 @@ class _Reader:
     ) -> dict[str, yaml.Node]:
         if not isinstance(node, yaml.MappingNode):
             raise self._error(
-                node, f"{subject} is no table of {', '.join(allowed or needed) or 'names'}"
+                node, f"{subject} must be a table of {', '.join(allowed or needed) or 'names'}"
             )
         out: dict[str, yaml.Node] = {}
         for key, value in node.value:

@@ -37,7 +37,9 @@ CODES = {"pass": 0, "fail": 1, "undecided": 2}
         SHARE,
     ),
     option(
-        "--thresholds FILE", "File with both shares per model (TOML or YAML; docs/generation.md).", PATH
+        "--thresholds FILE",
+        "File with both shares per model (TOML or YAML; docs/generation.md).",
+        PATH,
     ),
     option(
         "--model NAME",

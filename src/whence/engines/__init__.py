@@ -34,7 +34,9 @@ def create(
     if workers is not None and workers < 1:
         raise UsageError(f"workers {workers}: one or more")
     if address is not None and name != "ray":
-        raise UsageError(f"address (--address) is of a Ray cluster: engine ray, not {name}")
+        raise UsageError(
+            f"address (--address) names a Ray cluster: it needs engine ray, not {name}"
+        )
     if name == "local":
         if workers is not None:
             raise UsageError(

@@ -279,8 +279,8 @@ class RankGroups:
         if chosen.how in ("replicated", "sum"):
             if len(set(shapes)) > 1:
                 raise UsageError(
-                    f"{chosen}: the ranks hold {', '.join(map(str, dict.fromkeys(shapes)))}, "
-                    "which are not one shape"
+                    f"{chosen}: every rank must hold the same shape, and the ranks hold "
+                    f"{', '.join(map(str, dict.fromkeys(shapes)))}"
                 )
             return [((Level(chosen.how, len(shapes)),), shapes[0])]
         if not -dims <= chosen.axis < dims:

@@ -277,8 +277,8 @@ def _too_few(generation: Generation, coverage: Coverage, least: float) -> str:
     if coverage.share < least:
         parted = sum(p.outcome in ("explained", "sampled") for p in generation.prompts)
         why = (
-            f"{parted} prompts part at a token that is no fault, and what follows answers "
-            "another text"
+            f"{parted} prompts diverge at a token that is no fault, and later tokens continue "
+            "different texts"
             if parted
             else "the target ends early"
         )

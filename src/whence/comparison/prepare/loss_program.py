@@ -232,7 +232,7 @@ class _Expansion:
         program = self._trained.program_of(child)
         if not child.leaf or program.params or slot not in dict(program.outputs):
             raise LossNotMoved(
-                f"{child.scope} is in one run only, and no loss without layers and parameters"
+                f"{child.scope} is in one run only, and is not a loss: it has layers or parameters"
             )
         if place not in self._lone:
             self._lone[place] = ProgramPart(

@@ -172,8 +172,8 @@ def open_programs(
     for run in runs:
         if not is_program(run):
             raise UsageError(
-                f"{run.path} is no program; --program takes what a framework saved of a model "
-                "without its weights (.pdmodel)"
+                f"{run.path} is not a program; --program takes the file in which a framework "
+                "saved a model without its weights (.pdmodel)"
             )
     return runs
 

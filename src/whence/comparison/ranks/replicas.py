@@ -45,11 +45,16 @@ def check(parameters: Parameters) -> RankCheck:
         return RankCheck(kind, RankVerdict.NOTHING, "no rank holds a copy of what another holds")
     number = f"{compared:,} {'parameter or buffer' if compared == 1 else 'parameters and buffers'}"
     if not drifts:
-        words = f"{number} that ranks hold alike are equal, with gradients and states, in all steps"
+        words = (
+            f"{number} that ranks hold copies of are equal, with gradients and states, in all steps"
+        )
         return RankCheck(kind, RankVerdict.FINE, words)
     findings = tuple(_findings(parameters, drifts))
     return RankCheck(
-        kind, RankVerdict.FAULT, f"{len(drifts):,} of {number} that ranks hold alike part", findings
+        kind,
+        RankVerdict.FAULT,
+        f"{len(drifts):,} of {number} that ranks hold copies of differ",
+        findings,
     )
 
 
@@ -160,7 +165,7 @@ def _cause(parameters: Parameters, drift: _Drift) -> tuple[RankCause, str, tuple
     if drift.slot == TAKEN_GRADIENT:
         return _gradient(parameters, drift)
     if drift.stage == LEFT:
-        return RankCause.OTHER_STEP, f"the step of the optimizer leaves {parted} apart", ()
+        return RankCause.OTHER_STEP, f"the optimizer's step leaves {parted} different", ()
     if drift.stage == STATE:
         return RankCause.OTHER_STATE, f"the optimizer of {parted} begins with another one", ()
     before = [m for m in drift.parameter.stepped if m.step < drift.step]
@@ -183,7 +188,11 @@ def _cause(parameters: Parameters, drift: _Drift) -> tuple[RankCause, str, tuple
     if not drift.parameter.stepped:
         words = f"each of {in_words(drift.ranks)} keeps its own: neither broadcast nor reduced"
         return RankCause.NOT_SYNCHRONISED, words, ()
-    return RankCause.CHANGED, f"{parted}: parted between the steps of the optimizer", ()
+    return (
+        RankCause.CHANGED,
+        f"{parted}: they became different between two steps of the optimizer",
+        (),
+    )
 
 
 def _known(parameters: Parameters, moment: Moment, slot: str, rank: int) -> Print | None:

@@ -163,7 +163,7 @@ def check_still_one(sides: BothSides, first: str, second: str, slots: Slots) -> 
     a, b = (sides.target.run.records[p.target_record] for p in pairs)
     if not a.hash or a.hash != b.hash or a.shape != b.shape:
         raise ReplayRefused(
-            f"{second} was {first} itself in the reference and is not in the target"
+            f"{first} and {second} are one tensor in the reference and two in the target"
         )
 
 

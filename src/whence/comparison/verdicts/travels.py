@@ -73,10 +73,10 @@ _CHANGED = VerdictKind.PARAM_DIFF, VerdictKind.OTHER_FORM
 
 
 _STEP = (
-    "the step is written otherwise, and leaves other parameters than the reference's operators "
-    "make of the target's gradients"
+    "the optimiser's step is written differently, and its parameters are not those that the "
+    "reference's operators compute from the target's gradients"
 )
-_STEP_UNSEEN = "the step is written otherwise, and its operators cannot be run again"
+_STEP_UNSEEN = "the optimiser's step is written differently, and its operators cannot be run again"
 
 
 class Neighbourhoods:

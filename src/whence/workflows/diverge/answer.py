@@ -94,8 +94,8 @@ class Answer:
             step = int(self._reference.steps[blind])
             share = f"{self._apart[blind]:.1%}"
             why.append(
-                f"from step {step} on the runs are {share} apart by growth that starts nowhere in "
-                "particular; a later fault would not stand out"
+                f"from step {step} on the runs are {share} apart by growth without a single "
+                "origin; a later fault would not stand out"
                 + (
                     ""
                     if self._repetitions

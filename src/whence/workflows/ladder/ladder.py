@@ -308,8 +308,8 @@ class _Rungs:
             self.repeated.append(rounded)
             self.rounding = True
             self.notes.append(
-                "where nothing can be replayed, the noise is what an eager run differs by whose "
-                "modules' results are rounded once more"
+                "where nothing can be replayed, the noise is what an eager run changes by when "
+                "every module's result is rounded once more"
             )
             return True
         return False

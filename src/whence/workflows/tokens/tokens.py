@@ -55,7 +55,7 @@ def tokens(
     lists of such; an output is text or a list of token ids. before, after: (reference, target) of
     each commit, instead of these two. full, half: shares of the prompts, 0 to 1, that must agree
     over the shorter output, and over its first half (0.75, 0.4). thresholds, model: a TOML or YAML
-    file with shares per model (docs/generation.md), and the model's name there; without one, what the
+    file with shares per model (docs/generation.md), and the model's name there; else what the
     records call "model". prompt_key, output_key: other keys, "choices.0.text" for nested ones.
     match: how prompts are paired. "auto": by the prompt, and by position where a record has
     none; "prompt" or "position": that alone. Raises UnreadableRun, UsageError.
