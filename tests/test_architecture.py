@@ -53,7 +53,7 @@ LAYERS = {
     "readers": {"store", "frameworks"},
     "writers": {"frameworks"},
     "metrics": {"_kernels"},
-    "align": {"_kernels"},
+    "align": {"frameworks"},
     "judge": {"metrics"},
     "replay": {"frameworks"},
     "report": set(),

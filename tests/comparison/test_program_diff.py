@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whence.comparison.programs import operator_pairing
-from whence.comparison.programs.operator_pairing import blocks
+from whence.align.calls import sequence_alignment
+from whence.align.calls.sequence_alignment import blocks
 from whence.comparison.replays.program_difference import differing_sizes
 from whence.errors import UsageError
 
@@ -49,7 +49,7 @@ def test_one_more_operator_moves_no_other(place):
 
 
 def test_too_much_work_is_refused_with_what_was_shared(monkeypatch):
-    monkeypatch.setattr(operator_pairing, "_MAX_WORK", 50)
+    monkeypatch.setattr(sequence_alignment, "_MAX_WORK", 50)
     with pytest.raises(
         UsageError, match="share 1 operators at their ends; between them are 40 and 40"
     ):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import bisect
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from whence.records import Call, Run
@@ -49,6 +51,46 @@ def match_roots(
     if len(free) == 1 and len(target_free) == 1:
         table[free[0]] = target_free[0]
     return table
+
+
+def facing_lanes(
+    calls: Iterable[Call], others: Iterable[Call]
+) -> list[tuple[list[Call], list[Call]]]:
+    """Calls of both runs that may be paired, in order: those of one rank, root, step, micro step
+    and phase.
+    """
+    sides = list(calls), list(others)
+    ranks = [len({c.rank for c in side}) for side in sides]
+    names: tuple[dict[str, str], dict[str, str]] = (match_roots(*sides), {})
+    lanes: dict[Hashable, tuple[list[Call], list[Call]]] = defaultdict(lambda: ([], []))
+    for number, side in enumerate(sides):
+        for call in sorted(side, key=lambda c: c.order):
+            rank = 0 if ranks == [1, 1] else call.rank
+            root = names[number].get(call.root, call.root)
+            lanes[rank, root, call.step, call.micro, call.phase][number].append(call)
+    return list(lanes.values())
+
+
+class LastWriters:
+    """Which call wrote last, before another one ran, what that reads.
+
+    written: calls, and what stands for what they wrote.
+    """
+
+    def __init__(self, written: Iterable[tuple[Call, Hashable]]) -> None:
+        self._writers: dict[Hashable, list[Call]] = defaultdict(list)
+        for call, content in sorted(written, key=lambda item: _when(item[0])):
+            self._writers[content].append(call)
+
+    def before(self, reader: Call, content: Hashable) -> Call | None:
+        """None for what no call before the reader wrote."""
+        writers = self._writers.get(content, ())
+        place = bisect.bisect_left(writers, _when(reader), key=_when)
+        return writers[place - 1] if place else None
+
+
+def _when(call: Call) -> tuple[int, int, int]:
+    return call.step, call.micro, call.order
 
 
 class Sites:

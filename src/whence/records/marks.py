@@ -116,6 +116,12 @@ def mark_values(noted: Call | Program, kind: Mark) -> list[str]:
     ]
 
 
+def taken_parameters(call: Call) -> list[tuple[str, str]]:
+    """(name, place) of the parameters that an operator of a graph takes, as its notes say."""
+    parts = (value.rpartition(" as ") for value in mark_values(call, Mark.TAKES))
+    return [(name, place) for name, _, place in parts]
+
+
 def mark_value(noted: Call | Program, kind: Mark) -> str:
     """The value of the first note that says this, "" without one."""
     return next(iter(mark_values(noted, kind)), "")

@@ -65,6 +65,11 @@ class SlotPair(msgspec.Struct, frozen=True, array_like=True, gc=False):
     target_record: int
     dims: str = ""
 
+    @property
+    def records(self) -> tuple[int, int]:
+        """The reference's record and the target's."""
+        return self.reference_record, self.target_record
+
 
 TENSOR_RULE = "tensor"
 """The rule of pairs that were made because tensors are paired, one of which has no call

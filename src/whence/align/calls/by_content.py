@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-import numpy as np
-
 from whence.align.calls import call_sequences
-from whence.align.calls.fingerprints import distance
+from whence.align.calls.fingerprints import distance, nearest_by_far
 from whence.align.calls.site_pairing import CLOSE_OUTPUT, CONTENT, SitePairing, unique_contents
 
 _CLEARLY = 5.0  # times closer than the next candidate
@@ -48,7 +46,7 @@ def _outputs(pairing: SitePairing) -> None:
         if not a or not b or len(a) * len(b) > 1 << 22:
             continue
         moments, across = ([f.out_moments for f in fs.many(s)] for fs, s in zip(features, (a, b)))
-        for i, j in _clear_winners(distance(moments, across)):
+        for i, j in nearest_by_far(distance(moments, across), CLOSE_OUTPUT, _CLEARLY):
             site, partner = a[i], b[j]
             if (
                 pairing.fits(site, partner)
@@ -60,20 +58,3 @@ def _outputs(pairing: SitePairing) -> None:
                     f"{_CLEARLY:.0f} times further or more"
                 )
                 pairing.pair(site, partner, CONTENT, evidence)
-
-
-def _clear_winners(
-    distances: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
-) -> list[tuple[int, int]]:
-    """Rows and columns that are each other's nearest by far."""
-    out = []
-    for i in range(distances.shape[0]):
-        j = int(distances[i].argmin())
-        best = distances[i, j]
-        if (
-            best < CLOSE_OUTPUT
-            and (distances[i] <= best * _CLEARLY + 1e-9).sum() == 1
-            and (distances[:, j] <= best * _CLEARLY + 1e-9).sum() == 1
-        ):
-            out.append((i, j))
-    return out

@@ -62,9 +62,7 @@ def realign(pairing: SitePairing, pairs: Pairs) -> dict[int, tuple[int, ...]]:
                 pairs[calls[i]] = former
             else:
                 doubtful[calls[i]] = tuple(others[j] for j in js)
-    used = {b for b, _, _ in pairs.values()}
-    open_ = {a: tuple(b for b in bs if b not in used) for a, bs in doubtful.items()}
-    return {a: bs for a, bs in open_.items() if bs}
+    return doubtful
 
 
 def _repeats(sites: Sites) -> dict[Hashable, list[int]]:

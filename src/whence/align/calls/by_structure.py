@@ -11,7 +11,7 @@ import numpy as np
 
 from whence.align.call_sites import Sites
 from whence.align.calls import call_sequences
-from whence.align.calls.fingerprints import Feature, distance
+from whence.align.calls.fingerprints import Feature, distance, nearest_by_far
 from whence.align.calls.sequence_alignment import longest_increasing
 from whence.align.calls.site_pairing import CONTENT, ORDER, SitePairing, unique_contents
 from whence.align.module_names import likeness, starred
@@ -85,13 +85,8 @@ def _nearest(
     distances = distance([features[i].moments for i in rows], [across[j].moments for j in columns])
     shapes = [[features[i].shapes == across[j].shapes for j in columns] for i in rows]
     distances = np.where(shapes, distances, np.inf)
-    out = []
-    for x, i in enumerate(rows):
-        y = int(np.argmin(distances[x]))
-        second = min([*np.delete(distances[x], y), *np.delete(distances[:, y], x)], default=np.inf)
-        if distances[x, y] < _NEAR_MOMENTS and second > _BY_FAR * distances[x, y]:
-            out.append((i, columns[y]))
-    return out
+    pairs = nearest_by_far(distances, _NEAR_MOMENTS, _BY_FAR)
+    return [(rows[x], columns[y]) for x, y in pairs]
 
 
 def _between(

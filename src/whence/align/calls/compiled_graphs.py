@@ -13,9 +13,9 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
-from whence.align.call_sites import match_roots
+from whence.align.call_sites import facing_lanes
 from whence.align.calls.graph_nodes import (
     is_compiled,
     kernel_note,
@@ -61,24 +61,7 @@ def _executions(
     graphs: Sequence[Call], target_graphs: Sequence[Call]
 ) -> Iterable[tuple[Call, Call]]:
     """Executions of one graph: same step, compile and count; else by place among as many."""
-    roots = match_roots(graphs, target_graphs)
-    one_rank = len({c.rank for c in graphs}) == len({c.rank for c in target_graphs}) == 1
-
-    def lanes(calls: Sequence[Call], names: Mapping[str, str]) -> dict[Hashable, list[Call]]:
-        out: dict[Hashable, list[Call]] = defaultdict(list)
-        for call in sorted(calls, key=lambda c: c.order):
-            out[
-                0 if one_rank else call.rank,
-                names.get(call.root, call.root),
-                call.step,
-                call.micro,
-                call.phase,
-            ].append(call)
-        return out
-
-    across = lanes(target_graphs, {})
-    for lane, calls in lanes(graphs, roots).items():
-        target_calls = across.get(lane, [])
+    for calls, target_calls in facing_lanes(graphs, target_graphs):
         named = {(c.op, c.scope, c.occurrence): c for c in target_calls}
         pairs = [(c, named[key]) for c in calls if (key := (c.op, c.scope, c.occurrence)) in named]
         if len(pairs) < len(calls) == len(target_calls):
@@ -260,7 +243,7 @@ class _Execution:
         notes = (mark(Mark.NODE, call.op), *((kernel_note(call),) if is_compiled(call) else ()))
         if program is not None:
             side.cutting.programs[program.id] = program
-        return msgspec.structs.replace(
+        return replace(
             call,
             op=name,
             occurrence=self.shared[name][0].occurrence,
@@ -288,20 +271,20 @@ class _Execution:
             for r in above.refs
             if _plain(f"param.{within}{param_name(r.slot)}") not in side.records
         )
-        cutting.replaced[parent] = msgspec.structs.replace(above, refs=refs)
+        cutting.replaced[parent] = replace(above, refs=refs)
 
     def _tail(self, side: _Side, program: Program | None, needed: set[str]) -> None:
         """Let the graph's own call read the calls below it, and only parameters that are left."""
         refs = tuple(r for r in side.call.refs if not is_param(r.slot) or r.slot in needed)
         if program is not None:
             numbered = {f"input.{name}": f"{k}:output.0" for k, name in enumerate(self.shared)}
-            program = msgspec.structs.replace(
+            program = replace(
                 program,
                 inputs=tuple(numbered.get(s, s) for s in program.inputs),
                 calls=tuple((k, 0) for k in range(len(self.shared))),
             )
             side.cutting.programs[program.id] = program
-        side.cutting.replaced[side.call.id] = msgspec.structs.replace(
+        side.cutting.replaced[side.call.id] = replace(
             side.call,
             refs=refs,
             program=program.id if program is not None else "",
@@ -333,13 +316,13 @@ def _pieces(
         out[name] = program_piece(
             program,
             {"output.0": {"op": list(place)}},
-            inner_cuts,
             kinds,
             f"{program.id} {number} {name}",
+            inner_cuts,
         )
     ends = {slot: operand for slot, operand in program.outputs if slot in side.records}
     if ends:
-        out[""] = program_piece(program, ends, cuts, kinds, f"{program.id} {number}")
+        out[""] = program_piece(program, ends, kinds, f"{program.id} {number}", cuts)
     return out
 
 

@@ -207,3 +207,21 @@ def distance(
     if a.shape[1] > 3:
         out = np.maximum(out, np.abs(a[:, None, 3] - b[None, :, 3]))
     return out
+
+
+def nearest_by_far(
+    distances: np.ndarray[Any, np.dtype[np.float64]], limit: float, times: float
+) -> list[tuple[int, int]]:
+    """Rows and columns that are within the limit, and so many times nearer to each other than to
+    any other.
+    """
+    out = []
+    for i in range(distances.shape[0]):
+        j = int(distances[i].argmin())
+        best = distances[i, j]
+        rivals = (distances[i] <= best * times + 1e-9).sum() + (
+            distances[:, j] <= best * times + 1e-9
+        ).sum()
+        if best < limit and rivals == 2:
+            out.append((i, j))
+    return out

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from whence import dtypes
 from whence.align.calls.tensor_slots import pair_in_order
@@ -68,7 +68,7 @@ def settled_parameters(
     changed = _with_constants(program, call, alone) if program is not None and alone else None
     new_call = _without(call, alone)
     if changed is not None:
-        new_call = msgspec.structs.replace(new_call, program=changed.id)
+        new_call = replace(new_call, program=changed.id)
     return Settled(new_call, _without(partner, alone_target), changed)
 
 
@@ -117,7 +117,7 @@ def _without(call: Call, slots: set[str]) -> Call:
     if not slots:
         return call
     refs = tuple(r for r in call.refs if r.slot not in slots)
-    return msgspec.structs.replace(call, refs=refs)
+    return replace(call, refs=refs)
 
 
 def _with_constants(program: Program, call: Call, slots: set[str]) -> Program | None:
@@ -135,7 +135,7 @@ def _with_constants(program: Program, call: Call, slots: set[str]) -> Program | 
             return {"const": places[value]}
         return {kind: value}
 
-    return msgspec.structs.replace(
+    return replace(
         program,
         id=f"{program.id} with {' '.join(map(str, constants))}",
         operations=tuple(o.with_operands(replaced) for o in program.operations),

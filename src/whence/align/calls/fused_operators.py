@@ -10,10 +10,10 @@ and a side that has several calls in it gets them joined. See docs/dev/decisions
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from whence.align.call_sites import match_roots, selected
+from whence.align.call_sites import facing_lanes, selected
 from whence.align.calls.facing_tensors import ResultNames, facing
 from whence.align.calls.inner_calls import InnerCalls
 from whence.align.calls.input_order import results_of
@@ -97,49 +97,33 @@ def joined(reference: Run, target: Run) -> Fused:
     return Fused(new_reference, new_target, tuple(pairs), notes)
 
 
-class _Lane(NamedTuple):
+def _lanes(reference: Run, target: Run) -> Iterator[tuple[list[Call], list[Call]]]:
     """Calls of one step that may be paired; a repeated call is in a lane of its own."""
-
-    reference: list[Call]
-    target: list[Call]
-
-
-def _lanes(reference: Run, target: Run) -> Iterable[_Lane]:
-    calls, others = ([c for c in selected(run.calls) if c.leaf] for run in (reference, target))
-    roots = match_roots(calls, others)
-    ranks = {c.rank for c in calls}, {c.rank for c in others}
-    one_rank = len(ranks[0]) == len(ranks[1]) == 1
-
-    def key(call: Call, root: str) -> Hashable:
-        return (
-            (0 if one_rank else call.rank),
-            root,
-            call.step,
-            call.micro,
-            call.phase,
-            call.occurrence,
-        )
-
-    lanes: dict[Hashable, _Lane] = defaultdict(lambda: _Lane([], []))
-    for call in calls:
-        lanes[key(call, roots.get(call.root, call.root))].reference.append(call)
-    for call in others:
-        lanes[key(call, call.root)].target.append(call)
-    return (lane for lane in lanes.values() if lane.reference and lane.target)
+    leaves = ([c for c in selected(run.calls) if c.leaf] for run in (reference, target))
+    for calls, others in facing_lanes(*leaves):
+        for occurrence in dict.fromkeys(c.occurrence for c in calls):
+            own, across = (
+                [c for c in side if c.occurrence == occurrence] for side in (calls, others)
+            )
+            if across:
+                yield own, across
 
 
 def _groups(
-    lane: _Lane, reference: Run, target: Run, inside: tuple[InnerCalls, InnerCalls]
+    lane: tuple[list[Call], list[Call]],
+    reference: Run,
+    target: Run,
+    inside: tuple[InnerCalls, InnerCalls],
 ) -> Iterable[_Group]:
     """Calls of both runs that share origins, directly or through each other."""
-    names, target_names = _by_name(lane.reference), _by_name(lane.target)
+    names, target_names = map(_by_name, lane)
     cut: tuple[set[int], set[int]] = set(), set()
     if len(names) + len(target_names) < _TRIED:
         cut = (
-            _bind_concatenated(lane.reference, lane.target, names, target_names, target),
-            _bind_concatenated(lane.target, lane.reference, target_names, names, reference),
+            _bind_concatenated(*lane, names, target_names, target),
+            _bind_concatenated(*lane[::-1], target_names, names, reference),
         )
-    steps = {c.id for c in lane.reference}, {c.id for c in lane.target}
+    steps = [{c.id for c in calls} for calls in lane]
     for group in _connected(names, target_names):
         a = sorted((c for in_reference, c in group if in_reference), key=lambda c: c.order)
         b = sorted((c for in_reference, c in group if not in_reference), key=lambda c: c.order)

@@ -8,8 +8,8 @@ import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from whence.align.call_sites import match_roots
 from whence.align.derived_run import Derived
@@ -54,9 +54,7 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
         return target, ()
     alike = set(shifts.values())
     others = alike.pop() if len(alike) == 1 else 0
-    calls = [
-        msgspec.structs.replace(c, step=c.step - shifts.get(c.root, others)) for c in target.calls
-    ]
+    calls = [replace(c, step=c.step - shifts.get(c.root, others)) for c in target.calls]
     words = (
         f"steps of {root} of the target are moved by {-shift}: then what comes in is the same"
         for root, shift in shifts.items()
@@ -166,9 +164,7 @@ def _modules_of(run: Run) -> Run:
     number = {call.id: i for i, call in enumerate(modules)}
     parents = {call.parent for call in modules}
     calls: list[Call] = [
-        msgspec.structs.replace(
-            c, id=number[c.id], parent=number.get(c.parent, -1), leaf=c.id not in parents
-        )
+        replace(c, id=number[c.id], parent=number.get(c.parent, -1), leaf=c.id not in parents)
         for c in modules
     ]
     return Over(run, calls)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from whence import dtypes
 from whence.records import Call, Program
@@ -47,13 +47,22 @@ def is_compiled(call: Call) -> bool:
 def program_piece(
     program: Program,
     outputs: Mapping[str, Any],
-    cut: Mapping[NodePlace, str],
     kinds: Mapping[str, str],
     id_: str,
+    cut: Mapping[NodePlace, str] = {},
+    shape: Callable[[str], tuple[int, ...]] = lambda _: (),
 ) -> Program:
-    """What leads to `outputs` from the inputs of the graph and the places where it is cut."""
+    """What leads to `outputs` from the inputs of a program and the places where it is cut.
+
+    kinds: dtypes by slot. cut: the name of what is made there. shape: of the tensor in a slot, ()
+    where unknown: an input of which nothing but extents is taken is none of the piece's own, for
+    what it makes would seem to be made of it, wrong where that is wrong.
+    """
     needed = _needed(program, outputs, cut)
     order = {old: new for new, old in enumerate(sorted(needed))}
+    read = {
+        key for old in order for kind, key in program.operations[old].operands() if kind == "in"
+    }
     inputs: list[str] = []
     params: list[str] = []
     constants: list[int] = []
@@ -65,6 +74,12 @@ def program_piece(
             return {"op": [order[key[0]], key[1]]}
         if kind == "in":
             return {"in": _index(inputs, program.inputs[key])}
+        if kind == "dim":
+            slot, axis = program.inputs[key[0]], key[1]
+            extents = shape(slot) if key[0] not in read else ()
+            return extents[axis] if axis < len(extents) else {"dim": [_index(inputs, slot), axis]}
+        if kind == "mul":
+            return {"mul": map_operands(replaced, key)}
         if kind == "const":
             return {"const": _index(constants, program.constants[key])}
         if kind == "param":
@@ -75,13 +90,8 @@ def program_piece(
     new_outputs = tuple(
         (slot, map_operands(replaced, operand)) for slot, operand in outputs.items()
     )
-    fixed = tuple(
-        (inputs.index(s), axis, n)
-        for i, axis, n in program.fixed
-        if (s := program.inputs[i]) in inputs
-    )
     floating = [k for s in (*inputs, *params) if dtypes.is_floating(k := kinds.get(s, ""))]
-    return msgspec.structs.replace(
+    return replace(
         program,
         id=id_,
         operations=tuple(operations),
@@ -91,11 +101,20 @@ def program_piece(
         constants=tuple(constants),
         base=floating[0] if floating else program.base,
         input_dtypes=tuple(kinds.get(s, "") for s in inputs),
-        fixed=fixed,
+        fixed=tuple(
+            (inputs.index(s), axis, n)
+            for i, axis, n in program.fixed
+            if (s := program.inputs[i]) in inputs
+        ),
         equal=(),
-        names=tuple(program.names[old] for old in order),
+        calls=(),
+        same=(),
+        lost=(),
+        names=tuple(program.names[old] for old in order) if program.names else (),
         scopes=tuple(program.scopes[old] for old in order) if program.scopes else (),
         picks=tuple((n, order[i], k) for n, i, k in program.picks if i in order),
+        lines=(),
+        call_lines=(),
     )
 
 

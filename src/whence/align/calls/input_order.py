@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.records import Call, Record, Ref, Run
 from whence.records.marks import Mark, has_mark
@@ -104,7 +104,7 @@ def _reordered(call: Call, kind: str, places: Sequence[int]) -> Call:
         return call
     ordered = iter([own[k] for k in places])
     refs = tuple(next(ordered) if slot_kind(r.slot) == kind else r for r in call.refs)
-    return msgspec.structs.replace(call, refs=refs)
+    return replace(call, refs=refs)
 
 
 def _of_one_origin(

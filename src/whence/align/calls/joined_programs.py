@@ -8,36 +8,45 @@ serves only these.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from whence import dtypes
 from whence.errors import ReplayRefused
 from whence.records import Call, Operation, Program, Ref, Run
-from whence.records.program import map_operands
+from whence.records.program import identified, map_operands
 from whence.records.slots import is_of_child, is_param, is_written
 
 
-def joined_program(
+def _the_record(_: Run, record: int) -> Hashable:
+    return record
+
+
+def with_joined_program(
     run: Run,
+    whole: Call,
     members: Sequence[Call],
     refs: Sequence[Ref],
-    content: Callable[[Run, int], Hashable],
-) -> Program:
-    """The program of one call that stands for its members.
+    content: Callable[[Run, int], Hashable] = _the_record,
+) -> tuple[Call, Program | None]:
+    """A call that stands for others with the program of these, and that program; None with the
+    reason where one of them cannot be run again, or reads what neither the call nor one before it
+    has.
 
-    members: in an order in which each runs behind those whose tensors it reads. refs: what the call
-    reads and leaves. content: equal for records of one content. Raises ReplayRefused where a member
-    cannot be run again, or reads what neither the call nor a member before it has.
+    members: in an order in which each runs behind those whose tensors it reads. refs: what the
+    program reads and leaves. content: equal for records of one content.
     """
-    chain = _Chain(run, refs, content)
-    for member in members:
-        chain.append(member)
-    return chain.program()
+    try:
+        chain = _Chain(run, refs, content)
+        for member in members:
+            chain.append(member)
+        program = chain.program()
+    except ReplayRefused as refused:
+        return replace(whole, program="", no_program=str(refused)), None
+    return replace(whole, program=program.id, no_program=""), program
 
 
 class _Chain:
@@ -149,5 +158,4 @@ class _Chain:
             under_grad=any(p.under_grad for p in self._programs),
             notes=tuple(dict.fromkeys(note for p in self._programs for note in p.notes)),
         )
-        digest = hashlib.sha256(msgspec.json.encode(program, order="sorted")).hexdigest()[:32]
-        return msgspec.structs.replace(program, id=f"joined {digest}")
+        return identified(program)

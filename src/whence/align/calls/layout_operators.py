@@ -9,15 +9,15 @@ in one is named like any other.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.align.call_sites import match_roots, selected
 from whence.align.calls.fused_operators import Fused
 from whence.align.calls.tensor_slots import pair_in_order
 from whence.align.derived_run import Derived, renumbered
-from whence.records import Call, Ref, Run
+from whence.records import Call, Ref
 from whence.records.marks import Mark, has_mark, mark
 from whence.records.slots import is_output
 
@@ -33,19 +33,25 @@ def pair_moves(fused: Fused) -> Fused:
     """Give operators of either run that only move elements a partner in the other."""
     if not fused.pairs:
         return fused
-    fused = _across(fused, True)
-    return _across(fused, False)
+    fused = _turned(_with_partners(_turned(fused), "target"))
+    return _with_partners(fused, "reference")
 
 
-def _across(fused: Fused, in_target: bool) -> Fused:
-    """in_target: the operators are the target's, and the reference gets calls that pass through."""
+def _turned(fused: Fused) -> Fused:
+    """The runs in each other's place."""
+    pairs = tuple((b, a, why) for a, b, why in fused.pairs)
+    return Fused(fused.target, fused.reference, pairs, fused.notes)
+
+
+def _with_partners(fused: Fused, side: str) -> Fused:
+    """The runs, of which the second gets calls that pass on what moves of the first are given.
+    side: what the first is.
+    """
     owner, receiver = fused.reference, fused.target
-    if in_target:
-        owner, receiver = receiver, owner
-    moves = _moves(fused, owner, receiver, in_target)
+    moves = _moves(fused)
     if not moves:
         return fused
-    partners = _partners(fused, in_target)
+    partners = _partners(fused)
     contents: dict[Hashable, int] = {}
     for record in receiver.records:
         if record.hash and record.count > 1:
@@ -80,16 +86,20 @@ def _across(fused: Fused, in_target: bool) -> Fused:
     for call in sorted(receiver.calls, key=lambda c: c.order):
         ordered += [*preceding[call.id], call, *following[call.id]]
     calls, new = renumbered(ordered)
-    return _with_moves(fused, in_target, Derived(receiver, (), (), calls), new, pairs)
+    paired = [(a, new[b], why) for a, b, why in fused.pairs]
+    paired += [(move, new[n], mark(Mark.MOVES)) for move, n in pairs]
+    counts = Counter(owner.calls[move].scope for move, _ in pairs)
+    notes = (*fused.notes, *(_sentence(name, count, side) for name, count in counts.items()))
+    return Fused(owner, Derived(receiver, (), (), calls), tuple(paired), notes)
 
 
-def _moves(fused: Fused, owner: Run, receiver: Run, in_target: bool) -> list[Call]:
-    """The owner's operators without a partner that only move elements, in order."""
-    paired = {(b if in_target else a) for a, b, _ in fused.pairs}
-    names = {c.scope for c in receiver.calls if c.leaf}
+def _moves(fused: Fused) -> list[Call]:
+    """The first run's operators without a partner that only move elements, in order."""
+    paired = {a for a, _, _ in fused.pairs}
+    names = {c.scope for c in fused.target.calls if c.leaf}
     moves = (
         c
-        for c in selected(owner.calls)
+        for c in selected(fused.reference.calls)
         if c.leaf
         and c.op_type in _MOVES
         and c.id not in paired
@@ -102,7 +112,7 @@ def _moves(fused: Fused, owner: Run, receiver: Run, in_target: bool) -> list[Cal
 def _passing(move: Call, anchor: Call, number: int, root: str, record: int) -> Call:
     """The partner of a move, beside a call of the other run: it passes on a record."""
     slots = (move.slots("input")[0].slot, move.slots("output")[0].slot)
-    return msgspec.structs.replace(
+    return replace(
         move,
         id=number,
         root=root,
@@ -116,51 +126,19 @@ def _passing(move: Call, anchor: Call, number: int, root: str, record: int) -> C
     )
 
 
-def _with_moves(
-    fused: Fused,
-    in_target: bool,
-    receiver: Run,
-    new: Mapping[int, int],
-    pairs: Sequence[tuple[int, int]],
-) -> Fused:
-    """The runs with the calls that were added. receiver: the run that got them; new: its new ids
-    by the old; pairs: (the operator, the old id of its partner).
-    """
-    owner = fused.target if in_target else fused.reference
-    if in_target:
-        paired = [(new[a], b, why) for a, b, why in fused.pairs]
-        paired += [(new[n], move, mark(Mark.MOVES)) for move, n in pairs]
-    else:
-        paired = [(a, new[b], why) for a, b, why in fused.pairs]
-        paired += [(move, new[n], mark(Mark.MOVES)) for move, n in pairs]
-    counts = Counter(owner.calls[move].scope for move, _ in pairs)
-    side = "target" if in_target else "reference"
-    notes = (*fused.notes, *(_sentence(name, count, side) for name, count in counts.items()))
-    return Fused(
-        receiver if in_target else owner, owner if in_target else receiver, tuple(paired), notes
-    )
-
-
 def _sentence(name: str, count: int, side: str) -> str:
     return f"{name} of the {side} only moves elements: it is compared with its own input" + (
         f" ({count} calls)" if count > 1 else ""
     )
 
 
-def _partners(fused: Fused, in_target: bool) -> dict[int, int]:
-    """Tensors of one run -> their partners, from calls that carry out the same operators."""
+def _partners(fused: Fused) -> dict[int, int]:
+    """Tensors of the first run -> their partners, from calls that carry out the same operators."""
     out: dict[int, int] = {}
+    reference, target = fused.reference, fused.target
     for a, b, _ in fused.pairs:
-        slots, _, _ = pair_in_order(
-            fused.reference.calls[a], fused.target.calls[b], fused.reference, fused.target
-        )
-        for slot in slots:
-            record, partner = (
-                (slot.target_record, slot.reference_record)
-                if in_target
-                else (slot.reference_record, slot.target_record)
-            )
+        for slot in pair_in_order(reference.calls[a], target.calls[b], reference, target)[0]:
             # An output counts before an input that another call read.
-            if record not in out or is_output(slot.reference_slot):
-                out[record] = partner
+            if slot.reference_record not in out or is_output(slot.reference_slot):
+                out[slot.reference_record] = slot.target_record
     return out

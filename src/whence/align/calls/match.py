@@ -44,9 +44,7 @@ def plan(reference: Run, target: Run, match: str = "auto", fused: Fused | None =
         raise UsageError(f"match {match!r}: {', '.join(MATCHES[:-1])} or {MATCHES[-1]}")
     if match == "order":
         pairs = [(a, b, "line by line", "") for a, b in line_by_line(reference, target)]
-        return _plan(
-            reference, target, pairs, {}, selected(reference.calls), selected(target.calls)
-        )
+        return _plan(reference, target, pairs, {})
     pairing = SitePairing(reference, target)
     together = fused or Fused(reference, target)
     for call, partner, evidence in together.pairs:
@@ -75,13 +73,11 @@ def plan(reference: Run, target: Run, match: str = "auto", fused: Fused | None =
         ):
             if not pairing.settled():
                 rule(pairing)
-    return _call_plan(pairing, reference, target, match, together)
+    return _call_plan(pairing, match, together)
 
 
 def _call_plan(
     pairing: SitePairing,
-    reference: Run,
-    target: Run,
     match: str,
     fused: Fused,
 ) -> Plan:
@@ -110,14 +106,7 @@ def _call_plan(
         (sites.calls[a], target_sites.calls[b], rule, evidence)
         for a, (b, rule, evidence) in pairs.items()
     ]
-    return _plan(
-        reference,
-        target,
-        call_pairs,
-        ambiguous,
-        selected(sites.calls),
-        selected(target_sites.calls),
-    )
+    return _plan(sites.run, target_sites.run, call_pairs, ambiguous)
 
 
 def _keep(pairs: Pairs, fused: Fused) -> None:
@@ -147,8 +136,6 @@ def _plan(
     target: Run,
     pairs: list[tuple[Call, Call, str, str]],
     ambiguous: dict[int, tuple[int, ...]],
-    calls: list[Call],
-    others: list[Call],
 ) -> Plan:
     pairs.sort(key=lambda p: p[0].order)
     taken = {a.id for a, *_ in pairs} | ambiguous.keys()
@@ -157,8 +144,8 @@ def _plan(
     }
     return Plan(
         tuple(pair_of(a, b, rule, reference, target, evidence) for a, b, rule, evidence in pairs),
-        tuple(sorted(c.id for c in calls if c.id not in taken)),
-        tuple(sorted(c.id for c in others if c.id not in target_taken)),
+        tuple(sorted(c.id for c in selected(reference.calls) if c.id not in taken)),
+        tuple(sorted(c.id for c in selected(target.calls) if c.id not in target_taken)),
         tuple(sorted(ambiguous.items())),
     )
 

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from whence.errors import UsageError
+
+_MAX_WORK = 40_000_000  # steps of the search for a common subsequence
 _EQUAL = 0.3  # alternatives within this are equal
 
 Scores = np.ndarray[Any, np.dtype[np.float64]]
@@ -122,6 +125,45 @@ def _walked_back(trail: Sequence[Mapping[int, int]], x: int, y: int) -> list[tup
             pairs.append((x, y))
         x, y = px, py
     return pairs[::-1]
+
+
+def blocks(first: Sequence[Any], second: Sequence[Any]) -> list[tuple[int, int, int, int, bool]]:
+    """(from, to, from, to, equal) of runs of operators that are paired and of what lies
+    between, in order.
+
+    Along a longest common subsequence. Raises UsageError when the two have too little in common to
+    be searched.
+    """
+    start, least = 0, min(len(first), len(second))
+    while start < least and first[start] == second[start]:
+        start += 1
+    end = 0
+    while end < least - start and first[-1 - end] == second[-1 - end]:
+        end += 1
+    middle = first[start : len(first) - end], second[start : len(second) - end]
+    common = common_subsequence(*middle, _MAX_WORK)
+    if common is None:
+        raise UsageError(
+            f"the programs share {start + end} operators at their ends; between them are "
+            f"{len(middle[0])} and {len(middle[1])} operators, too many to compare"
+        )
+    matched = (
+        [(i, i) for i in range(start)]
+        + [(start + i, start + j) for i, j in common]
+        + [(len(first) - end + i, len(second) - end + i) for i in range(end)]
+    )
+    out: list[tuple[int, int, int, int, bool]] = []
+    a = b = 0
+    for i, j in [*matched, (len(first), len(second))]:
+        if i > a or j > b:
+            out.append((a, i, b, j, False))
+        if i < len(first) and j < len(second):
+            if out and out[-1][4] and out[-1][1] == i and out[-1][3] == j:
+                out[-1] = (out[-1][0], i + 1, out[-1][2], j + 1, True)
+            else:
+                out.append((i, i + 1, j, j + 1, True))
+        a, b = i + 1, j + 1
+    return out
 
 
 def longest_increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from whence import dtypes
 from whence.align.calls.sequence_alignment import best_in_order
@@ -44,7 +44,7 @@ def pair_slots(
         if match is None:
             unpaired.append(ref)
         else:
-            slots.append(SlotPair(ref.slot, match.slot, ref.record, match.record))
+            slots.append(_pair(ref, match))
     slots = _of_one_kind(slots, across, reference, target)
     if call.op_type != partner.op_type:
         slots = _elsewhere(_swapped(slots, reference, target), across, reference, target)
@@ -62,9 +62,9 @@ def pair_slots(
     free = list(across.values())
     if not unpaired or not free:
         return slots, [r.slot for r in unpaired], [f.slot for f in free]
-    for kind in dict.fromkeys(_kind(r) for r in unpaired):
-        refs = [r for r in unpaired if _kind(r) == kind]
-        others = [f for f in free if _kind(f) == kind]
+    for kind in dict.fromkeys(slot_family(r.slot) for r in unpaired):
+        refs = [r for r in unpaired if slot_family(r.slot) == kind]
+        others = [f for f in free if slot_family(f.slot) == kind]
         for ref, match in _matched(refs, others, kind, reference, target):
             a, b = reference.records[ref.record], target.records[match.record]
             if _may_be_another(ref.slot, is_part, is_fused) and (
@@ -73,7 +73,7 @@ def pair_slots(
                 continue
             unpaired.remove(ref)
             free.remove(match)
-            slots.append(SlotPair(ref.slot, match.slot, ref.record, match.record))
+            slots.append(_pair(ref, match))
     return slots, [r.slot for r in unpaired], [f.slot for f in free]
 
 
@@ -168,10 +168,6 @@ def _of_one_kind(
 
 def _is_float(record: Record) -> bool:
     return dtypes.is_floating(record.dtype)
-
-
-def _kind(ref: Ref) -> str:
-    return slot_family(ref.slot)
 
 
 def _matched(
@@ -323,7 +319,7 @@ def _elsewhere(
         others = [
             r
             for r in free.values()
-            if _kind(r) == "input" and target.records[r.record].shape == record.shape
+            if slot_family(r.slot) == "input" and target.records[r.record].shape == record.shape
         ]
         fits = min(others, key=lambda r: _distance(record, target.records[r.record]), default=None)
         if fits is not None and _CLEARLY * _distance(
@@ -379,7 +375,7 @@ def _pair(ref: Ref, across: Ref) -> SlotPair:
 
 
 def _without(call: Call, slots: set[str]) -> Call:
-    return msgspec.structs.replace(call, refs=tuple(r for r in call.refs if r.slot not in slots))
+    return replace(call, refs=tuple(r for r in call.refs if r.slot not in slots))
 
 
 def _clash(pair: SlotPair, reference: Run, target: Run) -> bool:

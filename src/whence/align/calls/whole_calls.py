@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.align.calls.facing_tensors import with_programs
-from whence.align.calls.joined_programs import joined_program
+from whence.align.calls.joined_programs import with_joined_program
 from whence.align.derived_run import renumbered
-from whence.errors import ReplayRefused
 from whence.records import Call, Program, Ref, Run
 from whence.records.marks import Mark, mark, mark_value
 from whence.records.slots import is_input, is_param, is_written, slot_kind
@@ -51,9 +50,7 @@ def together(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int
                 programs[program.id] = program
                 continue
             begun += (
-                msgspec.structs.replace(
-                    m, parent=whole.id, notes=(*m.notes, mark(Mark.NOT_SELECTED))
-                )
+                replace(m, parent=whole.id, notes=(*m.notes, mark(Mark.NOT_SELECTED)))
                 for m in members
             )
         if call.id not in member_of:
@@ -91,12 +88,8 @@ def _with_program(run: Run, members: Sequence[Call], whole: Call) -> tuple[Call,
     """
     if not all(m.kind == "operator" for m in members) or not any(m.program for m in members):
         return whole, None
-    try:
-        program = joined_program(run, members, whole.refs, content_of)
-    except ReplayRefused as refused:
-        return msgspec.structs.replace(whole, program="", no_program=str(refused)), None
-    whole = msgspec.structs.replace(whole, program=program.id, no_program="", leaf=True)
-    return whole, program
+    joined, program = with_joined_program(run, whole, members, whole.refs, content_of)
+    return replace(joined, leaf=program is not None), program
 
 
 def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
@@ -121,7 +114,7 @@ def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
     ]
     outputs = dict.fromkeys(r.record for r in (*last, *ends))
     files = {
-        (_kind(r), r.record): c.files[r.slot]
+        (slot_kind(r.slot), r.record): c.files[r.slot]
         for c in reversed(members)
         for r in c.refs
         if r.slot in c.files
@@ -131,15 +124,15 @@ def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
     ]
     refs += [Ref(f"output.{k}", r) for k, r in enumerate(outputs)]
     whole = whole_call(members, refs, number)
-    of_record = {(_kind(r), r.record): r.slot for r in refs}
+    of_record = {(slot_kind(r.slot), r.record): r.slot for r in refs}
     placed = {of_record[key]: file for key, file in files.items() if key in of_record}
-    return msgspec.structs.replace(whole, files=placed)
+    return replace(whole, files=placed)
 
 
 def whole_call(members: Sequence[Call], refs: Sequence[Ref], number: int) -> Call:
     """A call in the place of the last of its members, with these tensors."""
     names = list(dict.fromkeys(c.scope for c in members))
-    return msgspec.structs.replace(
+    return replace(
         members[-1],
         id=number,
         scope=_called(names),
@@ -165,10 +158,6 @@ def _executed(members: Sequence[Call]) -> tuple[str, ...]:
     kinds = {mark_value(m, Mark.EXECUTED_IN) for m in members}
     kind = next(iter(kinds)) if len(kinds) == 1 else ""
     return (mark(Mark.EXECUTED_IN, kind),) if kind else ()
-
-
-def _kind(ref: Ref) -> str:
-    return slot_kind(ref.slot)
 
 
 def _called(names: Sequence[str]) -> str:

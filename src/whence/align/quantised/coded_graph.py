@@ -4,25 +4,21 @@ graphs of values, and its calls taken together as layers.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from whence import dtypes
 from whence.align.call_sites import selected, step_of
-from whence.align.calls.facing_tensors import with_programs
-from whence.align.calls.joined_programs import joined_program
+from whence.align.calls.joined_programs import with_joined_program
 from whence.align.calls.whole_calls import whole_call
-from whence.align.derived_run import renumbered
 from whence.align.quantised.coded_values import CodedValues
 from whence.align.quantised.decoded_run import Decoded, DecodedRun
 from whence.align.quantised.operands import DEQUANTIZE, QUANTIZE, form_of, operands, plain_type
 from whence.align.quantised.plain_calls import plain_calls, plain_name
 from whence.align.quantised.weights import coded_weights
-from whence.align.values.groups import last_maker
+from whence.align.values.groups import with_wholes
 from whence.align.values.value_graph import Stretch, ValueGraph, is_move
-from whence.errors import ReplayRefused
 from whence.records import Call, Program, Ref, Run
 from whence.records.quantised import Coded, CodedWeight, Member, QuantisedLayer
 from whence.records.slots import is_input, is_param
@@ -69,7 +65,7 @@ class CodedSide:
     def read(self, record: int) -> Coded:
         """The same of what a layer reads."""
         of = self.rounded.get(record, -1)
-        return msgspec.structs.replace(self.coded(record), of=of)
+        return replace(self.coded(record), of=of)
 
     def graphs(self) -> Iterator[CodedGraph]:
         """The graph of each step."""
@@ -89,38 +85,18 @@ class CodedSide:
 
     def with_layers(self, parts: Sequence[Stretch]) -> tuple[Run, list[int]]:
         """(the run with each part as one call, those calls)."""
-        first = len(self.run.calls)
-        programs: dict[str, Program] = {}
-        heads = {last_maker(part).id: number for number, part in enumerate(parts)}
-        members = {call.id for part in parts for call in part.calls}
-        read = {record for part in parts for record in part.reads}
-        members |= {
+        read = {record for part in parts for record in part.reads} & {*self.rounded}
+        rounding = {
             call.id
             for call in self._leaves
-            if call.op_type in QUANTIZE and call.slots("output")[0].record in read & {*self.rounded}
+            if call.op_type in QUANTIZE and call.slots("output")[0].record in read
         }
-        begun: list[Call] = []
-        names: Counter[object] = Counter()
-        for call in sorted(self.run.calls, key=lambda c: c.order):
-            if call.id in heads:
-                number = heads[call.id]
-                whole, program = self._whole(parts[number], first + number)
-                if program is not None:
-                    programs[program.id] = program
-                key = step_of(whole), whole.scope
-                begun.append(msgspec.structs.replace(whole, occurrence=names[key]))
-                names[key] += 1
-            elif call.id not in members:
-                begun.append(call)
-        calls, new_ids = renumbered(begun)
-        run = DecodedRun(with_programs(self.run, calls, programs), self.made)
-        return run, [new_ids[first + n] for n in range(len(parts))]
+        run, ids = with_wholes(self.run, parts, self._whole, rounding)
+        return DecodedRun(run, self.made), ids
 
     def _as_taken(self, part: Stretch, record: int) -> Coded:
         """What a part reads, and whether all that read it round it by its own range."""
-        return msgspec.structs.replace(
-            self.read(record), is_measured=_rounds_by_range(part.calls, record)
-        )
+        return replace(self.read(record), is_measured=_rounds_by_range(part.calls, record))
 
     def _floats(self, part: Stretch, weights: Sequence[CodedWeight]) -> tuple[int, ...]:
         """The parameters of a part that are neither codes nor of any."""
@@ -164,9 +140,7 @@ class CodedSide:
                 *(Ref(r.slot, self._facing(r)) for r in own if not is_param(r.slot)),
                 *(Ref(f"param.{k}", record) for k, record in enumerate(params)),
             )
-        whole = msgspec.structs.replace(
-            whole_call(_shown(part.calls), refs, number), leaf=True, kind="operator"
-        )
+        whole = replace(whole_call(_shown(part.calls), refs, number), leaf=True, kind="operator")
         if is_quantised:
             layer = QuantisedLayer(
                 tuple(self._as_taken(part, record) for record in part.reads),
@@ -178,12 +152,8 @@ class CodedSide:
                 tuple(map(self.coded, self._inner(part))),
                 self._floats(part, weights),
             )
-            whole = msgspec.structs.replace(whole, quantised=layer)
-        try:
-            program = joined_program(self.run, part.calls, own, lambda _, record: record)
-        except ReplayRefused as refused:
-            return msgspec.structs.replace(whole, program="", no_program=str(refused)), None
-        return msgspec.structs.replace(whole, program=program.id, no_program=""), program
+            whole = replace(whole, quantised=layer)
+        return with_joined_program(self.run, whole, part.calls, own)
 
 
 class CodedGraph:
@@ -198,7 +168,7 @@ class CodedGraph:
         shown = params | {side.decoded(record) for record in params}
         ends = [Ref(r.slot, side.decoded(r.record)) for r in root.slots("output")]
         inputs = [Ref(r.slot, side.decoded(r.record)) for r in root.slots("input")]
-        plain_root = msgspec.structs.replace(root, refs=(*inputs, *ends))
+        plain_root = replace(root, refs=(*inputs, *ends))
         self.plain = ValueGraph(run, plain_root, plain, shown)
 
     def shown(self, record: int) -> int:
@@ -256,7 +226,7 @@ def _member(call: Call) -> Member:
 def _shown(calls: Sequence[Call]) -> Sequence[Call]:
     """The calls that a layer is named by: those that compute."""
     named = [
-        call if call.scope else msgspec.structs.replace(call, scope=call.op_type)
+        call if call.scope else replace(call, scope=call.op_type)
         for call in calls
         if not is_move(call) and call.op_type not in QUANTIZE | DEQUANTIZE
     ]

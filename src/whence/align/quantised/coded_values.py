@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from whence import dtypes
 from whence.align.quantised.operands import (
@@ -146,7 +146,7 @@ class CodedValues:
         grid = self.grids.get(self.numbers.get(record, record))
         if grid is None or record not in self.last:
             return grid
-        return msgspec.structs.replace(grid, channels_last=True)
+        return replace(grid, channels_last=True)
 
 
 def _is_channels_last(call: Call) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,9 +11,9 @@ import numpy as np
 
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
+from whence.frameworks import host
 from whence.records import Looked, Over, Record, Run
 from whence.records.quantised import Grid, numbers
-from whence.records.storage import Sketch, Statistics
 
 _HELD_BYTES = 256 << 20
 
@@ -67,7 +66,7 @@ class DecodedRun(Over):
             array = self.array(record)
         except ElementsMissing as error:
             return Record(record, "float32", _shape(source.shape, made.grid), why=str(error))
-        statistics, sketch = figures(array)
+        statistics, sketch = host.statistics(array.reshape(-1).view(np.uint8), "float32")
         return Record(record, "float32", array.shape, statistics=statistics, sketch=sketch)
 
 
@@ -79,38 +78,6 @@ def decoded(run: Run, made: Decoded) -> Array:
     if made.grid.channels_last and array.ndim > 2:
         array = np.moveaxis(array, -1, 1)
     return np.array(array, dtype=np.float32, order="C")
-
-
-def figures(array: Array) -> tuple[Statistics, Sketch]:
-    """Statistics and sketch of an array. The checksum is for arrays of this kind alone."""
-    wide = array.astype(np.float64).reshape(-1)
-    if not wide.size or not np.isfinite(wide).all():
-        nan, inf = int(np.isnan(wide).sum()), int(np.isinf(wide).sum())
-        none = Statistics(wide.size, None, None, None, None, None, nan, inf, 0)
-        return none, Sketch(_checksum(array), None, None, None)
-    size = np.abs(wide)
-    norm = math.sqrt(float(wide @ wide))
-    ends = float(wide.min()), float(wide.max())
-    zeros = int(np.count_nonzero(wide == 0))
-    moments = float(wide.mean()), float(wide.std())
-    squares = wide * wide
-    return (
-        Statistics(wide.size, *ends, *moments, norm, 0, 0, zeros),
-        Sketch(
-            _checksum(array),
-            float(size.sum()),
-            float((squares * wide).sum()),
-            float(squares @ squares),
-        ),
-    )
-
-
-def _checksum(array: Array) -> int:
-    """A sum over mixed bits that no order of the elements changes."""
-    bits = array.reshape(-1).view(np.uint32).astype(np.uint64)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
-    return int(np.sum(bits, dtype=np.uint64) >> np.uint64(1))
 
 
 def _shape(shape: tuple[int, ...], grid: Grid) -> tuple[int, ...]:

@@ -8,14 +8,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.align.call_sites import selected, step_of
 from whence.align.calls.facing_tensors import with_programs
-from whence.align.calls.joined_programs import joined_program
+from whence.align.calls.joined_programs import with_joined_program
 from whence.align.derived_run import renumbered
 from whence.align.quantised.operands import MEASURE, operands, plain_type
-from whence.errors import ReplayRefused
 from whence.records import Call, Program, Ref, Run
 from whence.records.marks import Mark, mark
 from whence.records.slots import is_param, param_name
@@ -142,7 +141,7 @@ def _whole(run: Run, layer: _Layer) -> tuple[Call, Program | None]:
     params = {place: ref for place, ref in held.items() if ref is not None}
     refs = (Ref("input.0", measure.slots("input")[0].record), *dict.fromkeys(params.values()))
     outputs = last.slots("output")
-    whole = msgspec.structs.replace(
+    whole = replace(
         last,
         op_type=layer.op_type,
         refs=(*refs, *outputs),
@@ -152,8 +151,4 @@ def _whole(run: Run, layer: _Layer) -> tuple[Call, Program | None]:
             *(mark(Mark.TAKES, f"{param_name(r.slot)} as {k}") for k, r in params.items()),
         ),
     )
-    try:
-        program = joined_program(run, layer.members, whole.refs, lambda _, record: record)
-    except ReplayRefused:
-        return whole, None
-    return msgspec.structs.replace(whole, program=program.id, no_program=""), program
+    return with_joined_program(run, whole, layer.members, whole.refs)

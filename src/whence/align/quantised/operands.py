@@ -6,14 +6,20 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from whence.records import Call, Ref
-from whence.records.marks import Mark, mark_values
+from whence.records.marks import taken_parameters
 from whence.records.slots import input_name
 
 QUANTIZE = frozenset(("QuantizeLinear", "com.microsoft.QuantizeLinear"))
 DEQUANTIZE = frozenset(("DequantizeLinear", "com.microsoft.DequantizeLinear"))
 MEASURE = frozenset(("DynamicQuantizeLinear",))
 """Nodes that make codes by the range of what they read."""
-_DOMAINS = ("com.microsoft.nhwc.", "com.microsoft.")
+_DOMAINS = ("com.microsoft.nchwc", "com.microsoft", "ai.onnx.ml", "ai.onnx.training")
+_OWN_DOMAINS = ("com.microsoft.nhwc.", "com.microsoft.")
+
+
+def domain_of(op_type: str) -> str:
+    """The domain of a node's type, "" of ONNX's own."""
+    return next((domain for domain in _DOMAINS if op_type.startswith(f"{domain}.")), "")
 
 
 class Triple(NamedTuple):
@@ -67,7 +73,7 @@ KEEPS = frozenset((
 
 def plain_type(call: Call) -> str:
     """The type of a node without the domain of the runtime's own operators."""
-    for domain in _DOMAINS:
+    for domain in _OWN_DOMAINS:
         if call.op_type.startswith(domain):
             return call.op_type.removeprefix(domain)
     return call.op_type
@@ -79,8 +85,7 @@ def operands(call: Call) -> dict[int, Ref]:
     reads = {
         int(name): ref for ref in call.slots("input") if (name := input_name(ref.slot)).isdigit()
     }
-    for taken in mark_values(call, Mark.TAKES):
-        name, _, place = taken.rpartition(" as ")
+    for name, place in taken_parameters(call):
         if place.isdigit() and f"param.{name}" in by_slot:
             reads[int(place)] = by_slot[f"param.{name}"]
     return reads

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.align.quantised.coded_values import CodedValues
 from whence.align.quantised.operands import DEQUANTIZE, QUANTIZE, form_of, operands
@@ -81,7 +81,7 @@ def _without_clipping(calls: Sequence[Call], ends: Sequence[int]) -> list[Call]:
     for call in calls:
         if call.arguments.get("activation") == "Relu":
             arguments = {k: v for k, v in call.arguments.items() if k != "activation"}
-            call = msgspec.structs.replace(call, arguments=arguments)
+            call = replace(call, arguments=arguments)
         out.append(call)
     for k, call in enumerate(calls):
         place = makers.get(_first(call)) if kind_of(call) == "Relu" else None
@@ -90,9 +90,7 @@ def _without_clipping(calls: Sequence[Call], ends: Sequence[int]) -> list[Call]:
             continue
         if len(maker.slots("output")) == 1 and _first(call) == maker.slots("output")[0].record:
             refs = [ref for ref in maker.refs if not is_output(ref.slot)]
-            out[place] = msgspec.structs.replace(
-                maker, scope=call.scope, refs=(*refs, *call.slots("output"))
-            )
+            out[place] = replace(maker, scope=call.scope, refs=(*refs, *call.slots("output")))
             out[k] = None
     return [call for call in out if call is not None]
 
@@ -112,21 +110,21 @@ def _plain(
     if call.op_type in DEQUANTIZE:
         source = operands(call)[0].record
         refs = (Ref("input.0", decoded(source)), *outputs)
-        return msgspec.structs.replace(call, op_type="Identity", refs=refs)
+        return replace(call, op_type="Identity", refs=refs)
     if form is None:
         inputs = tuple(
             ref if is_param(ref.slot) else Ref(ref.slot, decoded(ref.record))
             for ref in call.refs
             if not is_output(ref.slot)
         )
-        return msgspec.structs.replace(call, refs=(*inputs, *outputs))
+        return replace(call, refs=(*inputs, *outputs))
     if call.op_type in QUANTIZE:
         refs = (Ref("input.0", decoded(_first(call))), *outputs)
-        return msgspec.structs.replace(call, op_type="Identity", refs=refs)
+        return replace(call, op_type="Identity", refs=refs)
     coded = [operand.ref for operand in values.operands(call)]
     coded_records = {ref.record for ref in coded}
     others = [
         ref for ref in call.slots("input") if ref.record not in coded_records
     ]  # what is given as numbers
     refs = tuple(Ref(ref.slot, decoded(ref.record)) for ref in (*others, *coded))
-    return msgspec.structs.replace(call, op_type=form.kind, refs=(*refs, *outputs))
+    return replace(call, op_type=form.kind, refs=(*refs, *outputs))

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from whence.align.quantised.coded_values import CodedValues
 from whence.align.quantised.operands import operands
@@ -39,7 +39,7 @@ def coded_weights(
         bias = weights.get(reads.get(2, -1))
         if bias is not None and grids[0] is not None and grids[1] is not None:
             factors = (*grids[0].scale, *grids[1].scale)
-            weights[reads[2]] = msgspec.structs.replace(bias, factors=factors)
+            weights[reads[2]] = replace(bias, factors=factors)
     return list(weights.values())
 
 
@@ -55,13 +55,12 @@ def faced(reference: Run, calls: Sequence[int], target: Run, partners: Sequence[
             continue
         facing = _facing(reference, reference.calls[a], target, layer.weights)
         weights = tuple(
-            msgspec.structs.replace(w, facing=slot)
-            for w, slot in zip(layer.weights, facing, strict=True)
+            replace(w, facing=slot) for w, slot in zip(layer.weights, facing, strict=True)
         )
         params = [Ref(w.facing or f"param.beside.{w.name}", w.coded.record) for w in weights]
         refs = (*(r for r in partner.refs if not is_param(r.slot)), *params)
-        layer = msgspec.structs.replace(layer, weights=weights)
-        changed[b] = msgspec.structs.replace(partner, refs=refs, quantised=layer)
+        layer = replace(layer, weights=weights)
+        changed[b] = replace(partner, refs=refs, quantised=layer)
     return Over(target, [changed.get(call.id, call) for call in target.calls])
 
 

@@ -8,16 +8,17 @@ that it calls is one operator for each tensor that it hands on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.align.call_sites import selected
 from whence.align.calls.facing_tensors import with_programs
+from whence.align.calls.graph_nodes import program_piece
 from whence.align.derived_run import renumbered
 from whence.align.values.value_graph import ATEN_MOVES
 from whence.records import Call, Program, Record, Ref, Run, children
-from whence.records.program import map_operands
+from whence.records.program import identified
 from whence.records.slots import is_of_child, is_output, is_param, split_child
 
 _OPERATORS = ("operator", "region")
@@ -45,7 +46,7 @@ def flat(run: Run) -> Run:
     begun = [
         _Part(
             (root.order, -1, 0),
-            msgspec.structs.replace(root, leaf=False, program="", no_program=_FLAT),
+            replace(root, leaf=False, program="", no_program=_FLAT),
         )
         for root in roots.values()
     ]
@@ -54,7 +55,7 @@ def flat(run: Run) -> Run:
         refs = tuple(r for r in call.refs if r.record in read or not is_output(r.slot))
         is_read = any(is_output(ref.slot) for ref in refs)
         if root is not None and call.id != root.id and is_read:
-            call = msgspec.structs.replace(call, parent=root.id, leaf=True, refs=refs)
+            call = replace(call, parent=root.id, leaf=True, refs=refs)
             begun.append(_Part(place, call))
     ordered = [part.call for part in sorted(begun, key=lambda part: part.place)]
     return with_programs(run, renumbered(ordered)[0], programs)
@@ -143,13 +144,13 @@ def _stretch(
             return None
         names[source] = source if is_param(source) else f"input.{len(refs)}"
         refs.append(Ref(names[source], ref.record))
-    own = msgspec.structs.replace(
+    own = replace(
         own,
         inputs=tuple(names[source] for source in own.inputs),
         outputs=(("output.0", own.outputs[0][1]),),
     )
     return (
-        msgspec.structs.replace(
+        replace(
             call,
             id=number,
             refs=(*refs, Ref("output.0", output.record)),
@@ -182,80 +183,13 @@ def _ref(call: Call, inside: Sequence[Call], slot: str) -> Ref | None:
     return next((ref for ref in of.refs if ref.slot == slot), None)
 
 
-def _needed(program: Program, last: int) -> set[int]:
-    """The operations that one depends on, by place, with itself."""
-    needed: set[int] = set()
-    waiting = [last]
-    while waiting:
-        place = waiting.pop()
-        if place not in needed:
-            needed.add(place)
-            operands = program.operations[place].operands()
-            waiting += [value[0] for kind, value in operands if kind == "op"]
-    return needed
-
-
 def _sliced(program: Program, slot: str, shape: Callable[[str], tuple[int, ...]]) -> Program | None:
-    """The part of a program that makes one of its outputs; None where it only passes it on.
-
-    An input of which it takes nothing but extents is none of its own: what it makes would seem to
-    be made of it, wrong where that is wrong. shape: of the tensor in a slot, () where unknown.
+    """The part of a program that makes one of its outputs; None where it only passes it on. shape:
+    of the tensor in a slot, () where unknown.
     """
     operand = dict(program.outputs)[slot]
     if "op" not in operand:
         return None
-    needed = _needed(program, operand["op"][0])
-    places = {old: new for new, old in enumerate(sorted(needed))}
-    read = {
-        value
-        for place in needed
-        for kind, value in program.operations[place].operands()
-        if kind == "in"
-    }
-    inputs: list[int] = []
-    params: list[str] = []
-    extents: list[int] = []
-
-    def renumbered_operand(kind: str, value: Any) -> Any:
-        if kind == "op":
-            return {"op": [places[value[0]], value[1]]}
-        if kind == "dim" and value[0] not in read:
-            known = shape(program.inputs[value[0]])
-            if value[1] < len(known):
-                extents.append(known[value[1]])
-                return known[value[1]]
-        if kind in ("in", "dim"):
-            number = value if kind == "in" else value[0]
-            if number not in inputs:
-                inputs.append(number)
-            new = inputs.index(number)
-            return {"in": new} if kind == "in" else {"dim": [new, value[1]]}
-        if kind == "mul":
-            return {"mul": map_operands(renumbered_operand, value)}
-        if kind == "param" and value not in params:
-            params.append(value)
-        return {kind: value}
-
-    operations = tuple(
-        program.operations[old].with_operands(renumbered_operand) for old in sorted(needed)
-    )
-    output = map_operands(renumbered_operand, operand)
-    return msgspec.structs.replace(
-        program,
-        id=f"{program.id} for {slot} of {extents}",
-        operations=operations,
-        inputs=tuple(program.inputs[k] for k in inputs),
-        outputs=((slot, output),),
-        params=tuple(params),
-        input_dtypes=tuple(program.input_dtypes[k] for k in inputs),
-        fixed=tuple((inputs.index(k), a, n) for k, a, n in program.fixed if k in inputs),
-        equal=(),
-        calls=(),
-        same=(),
-        lost=(),
-        names=(),
-        scopes=(),
-        picks=(),
-        lines=(),
-        call_lines=(),
-    )
+    kinds = dict(zip(program.inputs, program.input_dtypes))
+    piece = program_piece(program, {slot: operand}, kinds, "", shape=shape)
+    return identified(replace(piece, base=program.base))

@@ -8,20 +8,20 @@ a constant that one folded, a transpose that only one needs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.align.call_sites import match_roots, selected, step_of
 from whence.align.calls.facing_tensors import facing, with_programs
 from whence.align.calls.fused_operators import VALUES, Fused
-from whence.align.calls.joined_programs import joined_program
+from whence.align.calls.joined_programs import with_joined_program
 from whence.align.calls.whole_calls import joined_names, whole_call
 from whence.align.derived_run import renumbered
 from whence.align.values.corresponding import corresponding
 from whence.align.values.flat_calls import flat
 from whence.align.values.value_graph import Stretch, ValueGraph, is_move
-from whence.errors import ReplayRefused
 from whence.records import Call, Program, Ref, Run
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_input, is_param
@@ -103,8 +103,8 @@ def joined(reference: Run, target: Run) -> Fused:
         for part, target_part in _parts(graph, other):
             parts.append(part)
             target_parts.append(target_part)
-    reference, ids = _with_wholes(reference, parts)
-    target, target_ids = _with_wholes(target, target_parts)
+    reference, ids = with_wholes(reference, parts, partial(_whole, reference))
+    target, target_ids = with_wholes(target, target_parts, partial(_whole, target))
     placed = list(zip(ids, target_ids, strict=True))
     reference, target = facing(reference, target, placed)
     sentences = Counter(
@@ -179,25 +179,31 @@ def of_one_maker(
     return list({id(group): group for group in groups.values()}.values())
 
 
-def _with_wholes(run: Run, parts: Sequence[Stretch]) -> tuple[Run, list[int]]:
-    """(the run with each part as one call, those calls)."""
+def with_wholes(
+    run: Run,
+    parts: Sequence[Stretch],
+    whole_of: Callable[[Stretch, int], tuple[Call, Program | None]],
+    left_out: Collection[int] = (),
+) -> tuple[Run, list[int]]:
+    """(the run with each part as one call, those calls).
+
+    whole_of: the call of a part under an id, and a program of its own. left_out: calls that belong
+    to no part, and that the run loses too.
+    """
     first = len(run.calls)
     programs: dict[str, Program] = {}
-    heads: dict[int, int] = {}  # last call of a part -> part
-    members: set[int] = set()
-    for number, part in enumerate(parts):
-        heads[last_maker(part).id] = number
-        members.update(call.id for call in part.calls)
+    heads = {_last_maker(part).id: number for number, part in enumerate(parts)}
+    members = {call.id for part in parts for call in part.calls}.union(left_out)
     begun: list[Call] = []
     names: Counter[object] = Counter()
     for call in sorted(run.calls, key=lambda c: c.order):
         if call.id in heads:
             number = heads[call.id]
-            whole, program = _whole(run, parts[number], first + number)
+            whole, program = whole_of(parts[number], first + number)
             if program is not None:
                 programs[program.id] = program
             key = step_of(whole), whole.scope, whole.op
-            begun.append(msgspec.structs.replace(whole, occurrence=names[key]))
+            begun.append(replace(whole, occurrence=names[key]))
             names[key] += 1
         elif call.id not in members:
             begun.append(call)
@@ -205,7 +211,7 @@ def _with_wholes(run: Run, parts: Sequence[Stretch]) -> tuple[Run, list[int]]:
     return with_programs(run, calls, programs), [new_ids[first + n] for n in range(len(parts))]
 
 
-def last_maker(part: Stretch) -> Call:
+def _last_maker(part: Stretch) -> Call:
     """The last call of a part that makes what it is paired for."""
     makes = set(part.makes)
     return next(
@@ -229,7 +235,7 @@ def _whole(run: Run, part: Stretch, number: int) -> tuple[Call, Program | None]:
             if record not in inputs
         ]
         refs = (*ordered, *lent, *(ref for ref in call.refs if not is_input(ref.slot)))
-        return msgspec.structs.replace(call, id=number, refs=refs), None
+        return replace(call, id=number, refs=refs), None
     refs = (
         *(Ref(f"input.{k}", record) for k, record in enumerate(part.reads)),
         *(Ref(f"param.{k}", record) for k, record in enumerate(part.params)),
@@ -241,14 +247,10 @@ def _whole(run: Run, part: Stretch, number: int) -> tuple[Call, Program | None]:
         refs,
         number,
     )
-    whole = msgspec.structs.replace(whole, leaf=True)
-    try:
-        program = joined_program(run, part.calls, refs, lambda _, record: record)
-    except ReplayRefused as refused:
-        return msgspec.structs.replace(whole, program="", no_program=str(refused)), None
-    return msgspec.structs.replace(whole, program=program.id, no_program=""), program
+    whole = replace(whole, leaf=True)
+    return with_joined_program(run, whole, part.calls, refs)
 
 
 def _named(call: Call) -> Call:
     """The call under a name of its own, where it has none but the model's."""
-    return call if call.scope else msgspec.structs.replace(call, scope=call.op_type)
+    return call if call.scope else replace(call, scope=call.op_type)

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from whence import judge
 from whence.comparison.onnx_files import weights
@@ -20,7 +20,6 @@ from whence.comparison.onnx_files.graph import Weight, of_file
 from whence.comparison.onnx_files.normal_form import decoded
 from whence.comparison.onnx_files.weights import State
 from whence.dtypes import is_floating
-from whence.errors import ElementsMissing
 from whence.frameworks import host
 from whence.records import Run
 from whence.records.slots import param_name
@@ -156,10 +155,8 @@ class _Facing:
     def _of(self, held: Held) -> list[_View]:
         """A weight in the orders of axes that frameworks use."""
         if id(held) not in self._views:
-            try:
-                self._views[id(held)] = _views(held.weight.load())
-            except ElementsMissing:
-                self._views[id(held)] = []
+            array = held.weight.elements()
+            self._views[id(held)] = [] if array is None else _views(array)
         return self._views[id(held)]
 
     # ---- rules
@@ -291,7 +288,7 @@ def _with_norms(pairs: list[FacedWeight]) -> list[FacedWeight]:
     """A bias that differs beside a scaled weight is what the norm made of it."""
     scaled = {w.target for w in pairs if w.state == "scaled"}
     return [
-        msgspec.structs.replace(w, state="scaled")
+        replace(w, state="scaled")
         if w.state == "differs" and w.target in scaled and len(w.shape) == 1
         else w
         for w in pairs

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from whence import dtypes
+from whence.align.quantised.operands import domain_of, operands
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.readers.encodings.onnx_model import OnnxGraph, OnnxModel, OnnxNode
@@ -21,10 +22,9 @@ from whence.readers.encodings.onnx_tensor import OnnxTensor
 from whence.readers.formats import onnx_model
 from whence.readers.source import Place
 from whence.records import Call, Run
-from whence.records.marks import Mark, mark_value, mark_values
-from whence.records.slots import input_name, split_slot
+from whence.records.marks import Mark, mark_value
+from whence.records.slots import is_param, param_name, split_slot
 
-DOMAINS = ("com.microsoft.nchwc", "com.microsoft", "ai.onnx.ml", "ai.onnx.training")
 _ATTRIBUTE_OF_CONSTANT = {
     "value_float": np.float32, "value_floats": np.float32,
     "value_int": np.int64, "value_ints": np.int64,
@@ -44,6 +44,13 @@ class Weight:
     load: Callable[[], Array]
     step: Array | None = None
     how: str = ""
+
+    def elements(self) -> Array | None:
+        """Its elements, None where they are not there."""
+        try:
+            return self.load()
+        except ElementsMissing:
+            return None
 
 
 @dataclass(slots=True, eq=False)
@@ -262,28 +269,23 @@ def of_session(run: Run) -> Graph:
 
 def _node(run: Run, call: Call, graph: Graph) -> Node:
     inputs: dict[int, str] = {}
-    for ref in call.slots("input"):
-        name = input_name(ref.slot)
-        if name.isdigit():
-            inputs[int(name)] = _value(ref.record)
-            _remember(run, graph, _value(ref.record), ref.record)
-    params = {ref.slot: ref.record for ref in call.refs}
-    for taken in mark_values(call, Mark.TAKES):
-        name, _, place = taken.rpartition(" as ")
-        record = params.get(f"param.{name}")
-        if record is not None and place.isdigit():
-            inputs[int(place)] = name
-            form = run.records[record]
-            graph.weights[name] = Weight(name, form.dtype, form.shape, partial(run.array, record))
+    for place, ref in operands(call).items():
+        if is_param(ref.slot):
+            name, form = param_name(ref.slot), run.records[ref.record]
+            load = partial(run.array, ref.record)
+            graph.weights[name] = Weight(name, form.dtype, form.shape, load)
+        else:
+            name = _value(ref.record)
+            _remember(run, graph, name, ref.record)
+        inputs[place] = name
     outputs: dict[int, str] = {}
     for ref in call.slots("output"):
         outputs[int(split_slot(ref.slot)[1])] = _value(ref.record)
         _remember(run, graph, _value(ref.record), ref.record)
     op_type = call.op_type
     version = mark_value(call, Mark.OPSET)
-    domain = next((d for d in DOMAINS if op_type.startswith(f"{d}.")), "")
     if version.isdigit():
-        graph.opsets.setdefault(domain, int(version))
+        graph.opsets.setdefault(domain_of(op_type), int(version))
     return Node(
         op_type,
         call.scope,

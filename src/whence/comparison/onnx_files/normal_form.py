@@ -130,10 +130,8 @@ def _is_neutral(graph: Graph, node: Node) -> bool:
 
 
 def _any(weight: Weight) -> bool:
-    try:
-        return bool(np.any(weight.load()))
-    except ElementsMissing:
-        return True
+    array = weight.elements()
+    return array is None or bool(np.any(array))
 
 
 # ---- codes
@@ -175,10 +173,8 @@ def _has_no_negative(graph: Graph, node: Node) -> bool:
     if zero is None:
         return len(node.inputs) < 3  # uint8 from 0 on
     least = {"uint8": 0, "int8": -128, "uint16": 0, "int16": -32768}.get(zero.dtype)
-    try:
-        return least is not None and bool(np.all(zero.load() == least))
-    except ElementsMissing:
-        return False
+    array = zero.elements()
+    return least is not None and array is not None and bool(np.all(array == least))
 
 
 def decoded(graph: Graph, node: Node) -> Weight | None:
@@ -260,11 +256,9 @@ def _attributes(graph: Graph, node: Node) -> None:
 
 def _numbers(weight: Weight) -> list[Any] | None:
     """The elements of a small tensor."""
-    if np.prod(weight.shape, dtype=np.int64) > _SMALL:
-        return None
-    try:
-        array = weight.load()
-    except ElementsMissing:
+    small = np.prod(weight.shape, dtype=np.int64) <= _SMALL
+    array = weight.elements() if small else None
+    if array is None:
         return None
     return [float(x) if is_floating(weight.dtype) else x for x in array.reshape(-1).tolist()]
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from whence.comparison.onnx_files import operator_sets as sets
 from whence.comparison.onnx_files.graph import Graph, Node, Weight
-from whence.errors import ElementsMissing
 
 _LARGE = 1 << 20  # elements of a weight that a key takes in full
 
@@ -135,9 +134,8 @@ class _Keys:
 
 def digest(weight: Weight) -> str:
     """The elements of a weight; of a large one, of every n-th."""
-    try:
-        array = weight.load()
-    except ElementsMissing:
+    array = weight.elements()
+    if array is None:
         return f"weight {weight.shape}"
     flat = array.reshape(-1)[:: max(1, array.size // _LARGE)]
     if array.dtype.itemsize <= 4 and array.dtype.kind not in "iub":

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from whence import dtypes
-from whence.align.quantised.decoded_run import figures
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
+from whence.frameworks import host
 from whence.records import Dumped, Over, Run
 
 _STORED = ("int16", "uint16")
@@ -50,7 +50,8 @@ class BitsRun(Over):
                 if isinstance(old.elements, Dumped)
                 else old.elements
             )
-            statistics, _ = figures(_as_numbers(base.array(number)).astype(np.float32))
+            widened = np.ascontiguousarray(_as_numbers(base.array(number)), np.float32)
+            statistics, _ = host.statistics(widened.reshape(-1).view(np.uint8), "float32")
             records[number] = msgspec.structs.replace(
                 old,
                 dtype="bfloat16",

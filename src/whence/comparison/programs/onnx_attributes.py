@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from whence import dtypes
+from whence.align.quantised.operands import domain_of, operands
 from whence.comparison.programs.paddle_attributes import like
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
-from whence.records import Call, Over, Program, Run
-from whence.records.marks import Mark, has_mark, mark_value, mark_values
-from whence.records.slots import input_name, split_slot
+from whence.records import Call, Over, Program, Ref, Run
+from whence.records.marks import Mark, has_mark, mark_value, taken_parameters
+from whence.records.slots import split_slot
 from whence.replay.onnx_translation.translation import program
 from whence.replay.onnx_translation.writer import Node, Operand, Result
 from whence.store import StoredRun
 
-_DOMAINS = ("com.microsoft.nchwc", "com.microsoft", "ai.onnx.ml", "ai.onnx.training")
 _SESSION = '"onnxruntime"'
 """What the settings of a session of ONNX Runtime hold, and those of no other model."""
 
@@ -44,9 +44,9 @@ def with_node_programs(run: Run) -> Run:
         try:
             written = program(_node(run, call))
             programs[written.id] = written
-            changed[call.id] = msgspec.structs.replace(call, program=written.id, no_program="")
+            changed[call.id] = replace(call, program=written.id, no_program="")
         except ReplayRefused as refused:
-            changed[call.id] = msgspec.structs.replace(call, no_program=str(refused))
+            changed[call.id] = replace(call, no_program=str(refused))
     if not changed:
         return run
     out = Over(run, [changed.get(call.id, call) for call in run.calls])
@@ -56,22 +56,10 @@ def with_node_programs(run: Run) -> Run:
 
 def _node(run: Run, call: Call) -> Node:
     """The node that a call is. Raises ReplayRefused where its operands are not known."""
-    op_type, domain = call.op_type, ""
-    for each in _DOMAINS:
-        if op_type.startswith(f"{each}."):
-            op_type, domain = op_type.removeprefix(f"{each}."), each
-            break
-    reads: dict[int, str] = {}
-    for ref in call.slots("input"):
-        name = input_name(ref.slot)
-        if name.isdigit():
-            reads[int(name)] = ref.slot
-    for taken in mark_values(call, Mark.TAKES):
-        name, _, place = taken.rpartition(" as ")
-        if place.isdigit():
-            reads[int(place)] = f"param.{name}"
-    records = {ref.slot: ref.record for ref in call.refs}
-    lost = next((slot for slot in reads.values() if slot not in records), "")
+    domain = domain_of(call.op_type)
+    reads, slots = operands(call), {ref.slot for ref in call.refs}
+    params = (f"param.{name}" for name, place in taken_parameters(call) if place.isdigit())
+    lost = next((slot for slot in params if slot not in slots), "")
     if lost:
         raise ReplayRefused(f"what {call.op_type} reads as {lost} was not captured")
     makes = {int(split_slot(r.slot)[1]): r for r in call.slots("output")}
@@ -79,26 +67,26 @@ def _node(run: Run, call: Call) -> Node:
     if not opset.isdigit() or max([*reads, *makes, 0]) > 10_000:
         raise ReplayRefused(f"{call.op_type}: what it says makes no sense")
     inputs = [
-        _operand(run, reads[k], records[reads[k]]) if k in reads else None
-        for k in range(max(reads, default=-1) + 1)
+        _operand(run, reads[k]) if k in reads else None for k in range(max(reads, default=-1) + 1)
     ]
     outputs = [
         _result(run, makes[k].slot, makes[k].record) if k in makes else None
         for k in range(max(makes, default=-1) + 1)
     ]
     attributes = {name: _attribute(value) for name, value in call.arguments.items()}
+    op_type = call.op_type.removeprefix(f"{domain}.")
     return Node(op_type, domain, int(opset), attributes, inputs, outputs)
 
 
-def _operand(run: Run, slot: str, record: int) -> Operand:
+def _operand(run: Run, ref: Ref) -> Operand:
     def value() -> Array | None:
         try:
-            return run.array(record)
+            return run.array(ref.record)
         except ElementsMissing:
             return None
 
-    tensor = run.records[record]
-    return Operand(slot, tensor.dtype, tensor.shape, value)
+    tensor = run.records[ref.record]
+    return Operand(ref.slot, tensor.dtype, tensor.shape, value)
 
 
 def _result(run: Run, slot: str, record: int) -> Result | None:

@@ -8,16 +8,17 @@ every program it is believed only where it reproduces what the run holds.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from whence.errors import ReplayRefused
 from whence.frameworks.paddle_programs import DRAWS, FOLDED
 from whence.readers import ForeignRun
 from whence.records import Call, Over, Program, Ref, Run
-from whence.records.marks import Mark, mark_values
+from whence.records.marks import Mark, mark_values, taken_parameters
 from whence.records.slots import input_name, is_input, param_name, split_slot
 from whence.replay.paddle_translation import Operand, program
 
@@ -49,7 +50,7 @@ def with_programs(run: Run, saved: Run, operator_of: Mapping[int, int]) -> Run:
             if lists:  # no hook shows a list of tensors: what it was made of counts as read
                 records = [r.record for maker in lists for r in unseen[maker].slots("input")]
                 members = [Ref(f"input.of_{i}", n, "identity") for i, n in enumerate(records)]
-                changed[call.id] = call = msgspec.structs.replace(call, refs=(*members, *call.refs))
+                changed[call.id] = call = replace(call, refs=(*members, *call.refs))
             if not call.slots("output"):
                 unseen[operator.id] = call
             if not call.program and operator.leaf:
@@ -58,7 +59,7 @@ def with_programs(run: Run, saved: Run, operator_of: Mapping[int, int]) -> Run:
                     programs[program.id] = program
                     changed[call.id] = _with_program(call, program)
                 except ReplayRefused as refused:
-                    changed[call.id] = msgspec.structs.replace(call, no_program=str(refused))
+                    changed[call.id] = replace(call, no_program=str(refused))
             variables.add(call, operator)
     out = Over(run, [changed.get(c.id, c) for c in run.calls])
     out.programs = programs
@@ -79,7 +80,7 @@ def _with_program(call: Call, program: Program) -> Call:
         for r in call.refs
         if not param_name(r.slot).startswith(FOLDED) or r.slot in program.params
     )
-    return msgspec.structs.replace(call, program=program.id, no_program="", refs=refs)
+    return replace(call, program=program.id, no_program="", refs=refs)
 
 
 class _Variables:
@@ -166,7 +167,7 @@ def _program(run: Run, call: Call, operator: Call, variables: _Variables) -> Pro
     reads = {r.slot: r.record for kind in ("input", "param") for r in call.slots(kind)}
     operands = _operands(run, operator, reads, variables)
     wanted = {split_slot(ref.slot)[1]: ref.record for ref in operator.slots("input")}
-    wanted |= dict.fromkeys((slot for _, slot in _parameters(operator)), -1)
+    wanted |= dict.fromkeys((slot for _, slot in taken_parameters(operator)), -1)
     lost = [slot for slot in wanted if slot not in operands]
     if len(lost) == 1:
         # Folded constants, what the model was given, what a change of layout lies before: the one
@@ -211,7 +212,7 @@ def _operands(
         slot = slot or (named if named in reads else in_order[place] if numbered else "")
         if slot:
             operands[split_slot(ref.slot)[1]] = _operand(run, slot, reads[slot])
-    for name, operator_slot in _parameters(operator):
+    for name, operator_slot in taken_parameters(operator):
         slot = next((s for s in (f"param.{name}", f"input.{name}") if s in reads), "")
         if slot:
             operands[operator_slot] = _operand(run, slot, reads[slot])
@@ -233,9 +234,3 @@ def _could_be(run: Run, record: int, saved: Run, variable: int) -> bool:
 def _operand(run: Run, slot: str, record: int) -> Operand:
     tensor = run.records[record]
     return Operand(slot, tensor.dtype, tensor.shape)
-
-
-def _parameters(operator: Call) -> Sequence[tuple[str, str]]:
-    """(name, slot of the operator) of the parameters that an operator takes."""
-    pairs = [taken.rpartition(" as ") for taken in mark_values(operator, Mark.TAKES)]
-    return [(name, slot) for name, _, slot in pairs]

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.comparison.programs.operator_pairing import operators
 from whence.comparison.programs.paddle_attributes import like, with_programs
@@ -107,7 +107,7 @@ def with_data_flow(run: Run, program: Run) -> Run:
         )
     for call in logged:
         if call.id not in changed and not call.slots("input"):
-            changed[call.id] = msgspec.structs.replace(call, notes=(*call.notes, UNTOLD))
+            changed[call.id] = replace(call, notes=(*call.notes, UNTOLD))
     note = Note("program", f"data flow from {program.path}: {linked} of {len(logged)} tensors")
     out = Over(run, [changed.get(c.id, c) for c in run.calls])
     out.notes = [*run.notes, note]
@@ -145,7 +145,7 @@ def _linked(
             notes.append(PLACED)
         if not is_known and not call.slots("input"):
             notes.append(UNTOLD)
-        out[call.id] = msgspec.structs.replace(
+        out[call.id] = replace(
             call,
             refs=refs,
             arguments=operator.arguments,
@@ -197,7 +197,7 @@ def with_agreeing_inputs(reference: Run, target: Run) -> tuple[Run, Run]:
         (target, target_calls, reference_calls),
     ):
         cut = {
-            call.id: msgspec.structs.replace(
+            call.id: replace(
                 call,
                 refs=tuple(r for r in call.refs if not is_input(r.slot)),
                 notes=(*call.notes, UNTOLD),

@@ -7,16 +7,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence, Set
 
-from whence.comparison.programs.operator_pairing import blocks
+from whence.align.calls.sequence_alignment import blocks
 from whence.frameworks.paddle_programs import FOLDED
 from whence.records import Call
-from whence.records.marks import Mark, mark_values
+from whence.records.marks import taken_parameters
 from whence.records.slots import param_name
 
 
 def taking(call: Call) -> tuple[str, frozenset[str]]:
     """An operator by its type and the parameters it takes."""
-    names = {taken.rpartition(" as ")[0] for taken in mark_values(call, Mark.TAKES)}
+    names = {name for name, _ in taken_parameters(call)}
     return call.op_type, frozenset(names | {param_name(r.slot) for r in call.slots("param")})
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from whence import align
 from whence._version import __version__
@@ -274,7 +274,7 @@ def with_differences(
             if equal_count
             else []
         )
-    return msgspec.structs.replace(
+    return replace(
         result,
         findings=tuple(findings),
         programs=(*differing, *equal),
@@ -292,9 +292,7 @@ def _of_either(finding: Finding) -> Finding:
         "one program was given for both runs: another attribute in the target's is as likely "
         "as its kernel (--program once for each)"
     )
-    return msgspec.structs.replace(
-        finding, cause=CauseKind.UNKNOWN, sentence=f"{finding.sentence}; {words}"
-    )
+    return replace(finding, cause=CauseKind.UNKNOWN, sentence=f"{finding.sentence}; {words}")
 
 
 def _explained(
@@ -316,4 +314,4 @@ def _explained(
     )
     place = f" ({name})" if name != finding.name and name in names else ""
     words = "" if is_said else f"; in its program{place} {difference.words}"
-    return msgspec.structs.replace(finding, cause=cause, sentence=f"{finding.sentence}{words}")
+    return replace(finding, cause=cause, sentence=f"{finding.sentence}{words}")

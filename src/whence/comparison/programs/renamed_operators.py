@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Set
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.comparison.programs.operator_pairing import operators
 from whence.comparison.programs.paddle_attributes import like
@@ -54,7 +54,7 @@ def renamed_as_partners(
     for call in target.calls:
         is_unmatched = call.root == root and call.id not in target_changes
         if numbered and is_unmatched and call.scope in names:
-            target_changes[call.id] = msgspec.structs.replace(call, scope=f"{call.scope} (target)")
+            target_changes[call.id] = replace(call, scope=f"{call.scope} (target)")
     if not diff.turned:
         paired = {a for a, _ in diff.pairs}
         folded = {
@@ -101,9 +101,7 @@ def _changes_of_pairs(
         reference_call = reference_calls.get((group, partner.get(operator, -1), number))
         if reference_call is None or not (numbered or reference_call.scope == call.scope):
             continue
-        renamed = msgspec.structs.replace(
-            call, scope=reference_call.scope, occurrence=reference_call.occurrence
-        )
+        renamed = replace(call, scope=reference_call.scope, occurrence=reference_call.occurrence)
         target_changes[call.id] = renamed
         end = operator if diff.turned else partner[operator]
         if end in diff.fused:
@@ -138,10 +136,7 @@ def _without(run: Run, omitted: Set[int]) -> Run:
     position = {c.id: i for i, c in enumerate(remaining)}
     out = Over(
         run,
-        [
-            msgspec.structs.replace(c, id=i, parent=position.get(c.parent, -1))
-            for i, c in enumerate(remaining)
-        ],
+        [replace(c, id=i, parent=position.get(c.parent, -1)) for i, c in enumerate(remaining)],
     )
     return like(run, out)
 
@@ -160,7 +155,7 @@ def _executions(run: Run, ran: Mapping[int, int]) -> dict[Execution, Call]:
 
 def _unread(call: Call) -> Call:
     """A call without its inputs, which counts as depending on everything before it."""
-    return msgspec.structs.replace(
+    return replace(
         call,
         refs=tuple(r for r in call.refs if not is_read(r.slot)),
         notes=(*call.notes, UNTOLD),
