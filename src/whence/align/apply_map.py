@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.align.call_sites import selected
 from whence.align.calls.match import pair_of
@@ -52,9 +52,7 @@ def _ignored(run: Run, user_map: Map, patterns: Sequence[tuple[str, int]], side:
             raise user_map.error(line, f"ignore.{side}: {_nothing(pattern, run, side)}")
         ignored.update(matching)
     calls = [
-        msgspec.structs.replace(c, notes=(*c.notes, mark(Mark.NOT_SELECTED)))
-        if c.id in ignored
-        else c
+        replace(c, notes=(*c.notes, mark(Mark.NOT_SELECTED))) if c.id in ignored else c
         for c in run.calls
     ]
     return Derived(run, (), (), calls)
@@ -76,9 +74,7 @@ def _renamed(run: Run, user_map: Map) -> tuple[Run, Mapping[str, str]]:
     for index, (_, rule) in enumerate(rules):
         if index not in used:
             raise user_map.error(rule.line, f"names.from: {_nothing(rule.old, run, 'target')}")
-    calls = [
-        msgspec.structs.replace(c, scope=new[c.scope]) if c.scope in new else c for c in run.calls
-    ]
+    calls = [replace(c, scope=new[c.scope]) if c.scope in new else c for c in run.calls]
     return Derived(run, (), (), calls), {new: old for old, new in new.items()}
 
 
@@ -135,11 +131,7 @@ def applied(
 def _by_name(pair: CallPair, target: Run, named: Mapping[str, str]) -> CallPair:
     """A pair that was found by a rewritten name says so."""
     old = named.get(target.calls[pair.target].scope)
-    return (
-        pair
-        if old is None
-        else msgspec.structs.replace(pair, rule=USER_MAP, evidence=f"{old} in the target")
-    )
+    return pair if old is None else replace(pair, rule=USER_MAP, evidence=f"{old} in the target")
 
 
 def _table(calls: Iterable[Call]) -> Mapping[tuple[Any, ...], list[Call]]:
@@ -221,7 +213,8 @@ def _mapped_slot(
             how.line,
             f"{call.scope}, {name}: {dims} has shape {shape}, the reference's is {expected}",
         )
-    return SlotPair(name, slot_names.get(next(iter(operands)), name), record_id, number, str(dims))
+    text = str(dims) if number < len(editor.target.records) else ""  # told when all is made
+    return SlotPair(name, slot_names.get(next(iter(operands)), name), record_id, number, text)
 
 
 def _nothing(pattern: str, run: Run, side: str) -> str:

@@ -7,11 +7,11 @@ What comes after alignment sees runs of one form, and need not know how they cam
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from whence.align import dims as expressions
 from whence.dtypes import Array
@@ -151,20 +151,18 @@ def _described(
     )
     if len(sources) != 1 or not moved:
         return out
-    out = msgspec.structs.replace(out, statistics=first.statistics, sketch=first.sketch)
-    return (
-        msgspec.structs.replace(out, hash=first.hash)
-        if expressions.keeps_order(node, first.shape)
-        else out
-    )
+    out = replace(out, statistics=first.statistics, sketch=first.sketch)
+    return replace(out, hash=first.hash) if expressions.keeps_order(node, first.shape) else out
 
 
-def text(run: Run, record: int) -> str:
-    """The expression that makes a record of the run's own; "" for one of these."""
-    tensor = made_as(run, record)
+def text(run: Run, record: int, known: Container[int] = ()) -> str:
+    """The expression that makes a record of the run's own, and of those that are known; "" for one
+    of these.
+    """
+    tensor = made_as(run, record) if record not in known else None
     if tensor is None:
         return ""
-    inner = {name: text(run, ids[0]) for name, ids in tensor.operands if len(ids) == 1}
+    inner = {name: text(run, ids[0], known) for name, ids in tensor.operands if len(ids) == 1}
     return expressions.substituted(
         tensor.dims, {name: expression for name, expression in inner.items() if expression}
     )
@@ -172,19 +170,7 @@ def text(run: Run, record: int) -> str:
 
 def worded(run: Run, plan: Plan) -> Plan:
     """The plan with the text of every made tensor of the target beside the pair it is in."""
-    if not isinstance(run, Derived):
-        return plan
-    texts: dict[int, str] = {}
-
-    def with_text(slot: SlotPair) -> SlotPair:
-        record = slot.target_record
-        if not slot.dims and record not in texts:
-            texts[record] = text(run, record)
-        dims = slot.dims or texts[record]
-        return msgspec.structs.replace(slot, dims=dims) if dims != slot.dims else slot
-
-    pairs = (msgspec.structs.replace(p, slots=tuple(map(with_text, p.slots))) for p in plan.pairs)
-    return msgspec.structs.replace(plan, pairs=tuple(pairs))
+    return _with_texts(plan, lambda slot: slot.dims or text(run, slot.target_record))
 
 
 def stated(run: Run, plan: Plan) -> Plan:
@@ -195,30 +181,18 @@ def stated(run: Run, plan: Plan) -> Plan:
     to a map.
     """
     in_calls = {r.record for c in run.calls for r in c.refs}
-    tensors = {m.record: m for m in plan.made_target if m.record not in in_calls}
-    texts: dict[int, str] = {}
+    made = tuple(m for m in plan.made_target if m.record not in in_calls)
+    plan = _with_texts(plan, lambda slot: text(run, slot.target_record, in_calls))
+    return replace(plan, made_target=made)
 
-    def written(record: int) -> str:
-        if record not in tensors:
-            return ""
-        if record not in texts:
-            inner = {
-                name: written(ids[0]) for name, ids in tensors[record].operands if len(ids) == 1
-            }
-            texts[record] = expressions.substituted(
-                tensors[record].dims,
-                {name: expression for name, expression in inner.items() if expression},
-            )
-        return texts[record]
 
-    pairs = (
-        msgspec.structs.replace(
-            p,
-            slots=tuple(msgspec.structs.replace(s, dims=written(s.target_record)) for s in p.slots),
-        )
-        for p in plan.pairs
-    )
-    return msgspec.structs.replace(plan, pairs=tuple(pairs), made_target=tuple(tensors.values()))
+def _with_texts(plan: Plan, text_of: Callable[[SlotPair], str]) -> Plan:
+    def with_text(slot: SlotPair) -> SlotPair:
+        dims = text_of(slot)
+        return replace(slot, dims=dims) if dims != slot.dims else slot
+
+    pairs = (replace(p, slots=tuple(map(with_text, p.slots))) for p in plan.pairs)
+    return replace(plan, pairs=tuple(pairs))
 
 
 def made_as(run: Run, record: int) -> Made | None:
@@ -265,7 +239,7 @@ def renumbered(begun: Sequence[Call]) -> tuple[list[Call], dict[int, int]]:
         todo += [(kid, False) for kid in reversed(kids)]
     new_ids = {call.id: k for k, call in enumerate(ends)}
     calls = [
-        msgspec.structs.replace(
+        replace(
             c,
             id=k,
             order=order[c.id],

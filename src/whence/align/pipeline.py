@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.align import apply_map
 from whence.align.batches import align as batches
@@ -96,7 +96,7 @@ def align(
         target, matched = laid_out(reference, target, matched)
     if match == "auto":
         reference, target, matched = tensors.pair_tensors(reference, target, matched, inside)
-    matched = msgspec.structs.replace(
+    matched = replace(
         matched,
         notes=(*notes, *batched.notes, *together.notes, *matched.notes),
         joined=tuple(batched.joined),
@@ -115,7 +115,7 @@ def _graphs_by_module(
     """Modules of the reference against compiled graphs of the target."""
     within = inside(reference) if inside is not None else None
     reference, target, matched = by_module(reference, target, within)
-    matched = msgspec.structs.replace(
+    matched = replace(
         matched,
         notes=(*notes, *matched.notes),
         made_reference=made_of(reference),

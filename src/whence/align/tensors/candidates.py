@@ -182,10 +182,10 @@ class TensorCandidates:
     def _take(self, tap: Tap, place: Place, fit: axes.Fit, why: str) -> None:
         self.matched[tap.call] = Match(tap, place, fit, why)
 
-    def _fitness(self, tap: Tap, place: Place, fit: axes.Fit) -> tuple[bool, int, bool, bool, int]:
+    def _fitness(self, tap: Tap, place: Place, fit: axes.Fit) -> tuple[bool, int, bool, int]:
         """Sorts places of one content: numbers in names, simplest change of axes, outputs first."""
         named = bool(tap.numbers) and any(numbers == tap.numbers for _, numbers in place.roles)
-        return not named, len(str(fit.node)), not place.is_written, False, place.order
+        return not named, len(str(fit.node)), not place.is_written, place.order
 
     def _one_each(self) -> None:
         """Of several taps with one place, keep the closest, with the simplest change of axes."""

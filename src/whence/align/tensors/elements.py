@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 
-from whence import _kernels, dtypes
+from whence import dtypes
 from whence.align.derived_run import Derived
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Record, Run, Sketch, Statistics
-from whence.results import Made
+from whence.frameworks import host
+from whence.records import Call, Record, Run
+from whence.records.slots import is_input, is_param, is_written
+from whence.results import TENSOR_RULE, CallPair, Made, SlotPair
 
 _HELD = 512  # arrays that were read last
 
@@ -157,30 +160,37 @@ class Elements:
 
 def _described(number: int, array: Array) -> Record:
     """A record of a computed tensor, with figures of its elements."""
-    wide = np.abs(array).astype(np.float64) if array.dtype.kind == "c" else array.astype(np.float64)
-    finite = wide[np.isfinite(wide)]
-    figures = sketch = None
-    if finite.size:
-        figures = Statistics(
-            array.size,
-            float(finite.min()),
-            float(finite.max()),
-            float(finite.mean()),
-            float(finite.std()),
-            float(np.linalg.norm(finite)),
-            int(np.isnan(wide).sum()),
-            int(np.isinf(wide).sum()),
-            int((wide == 0).sum()),
+    dtype = dtypes.of(array).name
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    figures, sketch = host.statistics(data, dtype)
+    return Record(number, dtype, tuple(array.shape), statistics=figures, sketch=sketch)
+
+
+PairedTensor = tuple[int, str, SlotPair]
+"""A call of the other run, why its tensor is paired, and how."""
+
+
+def pairs_of_tensors(
+    calls: Iterable[Call],
+    paired: Mapping[int, PairedTensor],
+    inner: Mapping[int, Sequence[tuple[str, int]]],
+) -> Iterator[CallPair]:
+    """Every call that wrote a paired tensor, or has one inside, with that and all its paired ones.
+
+    paired: by record. inner: by call, (slot, record) of what is inside.
+    """
+    for call in sorted(calls, key=lambda c: c.order):
+        refs = [(r.slot, r.record) for r in call.refs if r.record in paired]
+        outputs = [ref for ref in refs if is_written(ref[0])]
+        chief = next(iter((*outputs, *inner.get(call.id, ()))), None)
+        if chief is None:
+            continue
+        inputs = [ref for ref in refs if is_input(ref[0])]
+        slots = tuple(
+            replace(paired[record][2], reference_slot=slot)
+            for slot, record in (*inputs, *outputs, *inner.get(call.id, ()))
         )
-        square = finite * finite
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        check = _kernels.checksum(data, array.dtype.itemsize)
-        sketch = Sketch(
-            check,
-            float(np.abs(finite).sum()),
-            float((square * finite).sum()),
-            float((square * square).sum()),
-        )
-    return Record(
-        number, dtypes.of(array).name, tuple(array.shape), statistics=figures, sketch=sketch
-    )
+        named = {slot.reference_slot for slot in slots}
+        only = tuple(r.slot for r in call.refs if r.slot not in named and not is_param(r.slot))
+        across, why, _ = paired[chief[1]]
+        yield CallPair(call.id, across, TENSOR_RULE, why, slots, only)

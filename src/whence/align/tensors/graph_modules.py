@@ -9,6 +9,7 @@ target had.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,7 +19,15 @@ from whence.align.call_sites import match_roots, selected
 from whence.align.derived_run import DerivedTensors
 from whence.align.layout import axes
 from whence.align.tensors.candidates import TensorCandidates
-from whence.align.tensors.elements import Elements, Inner, Inside, Tap, split
+from whence.align.tensors.elements import (
+    Elements,
+    Inner,
+    Inside,
+    PairedTensor,
+    Tap,
+    pairs_of_tensors,
+    split,
+)
 from whence.align.tensors.module_outputs import (
     ModuleOutput,
     is_move,
@@ -28,8 +37,8 @@ from whence.align.tensors.module_outputs import (
 from whence.errors import ElementsMissing
 from whence.records import Call, Ref, Run, children
 from whence.records.region import hands_on
-from whence.records.slots import is_input, is_param, is_written, param_name
-from whence.results import TENSOR_RULE, CallPair, Plan, SlotPair
+from whence.records.slots import is_param, param_name
+from whence.results import Plan, SlotPair
 
 _STEPS = 4  # of which nodes inside containers are looked for
 
@@ -66,7 +75,7 @@ class GraphModules:
         self.reference, self.target = reference, target
         self.derived = DerivedTensors(target)
         self.met: set[int] = set()  # modules of the target that the reference called too
-        self.paired: dict[int, tuple[int, str, SlotPair]] = {}
+        self.paired: dict[int, PairedTensor] = {}
         self.elements = Elements(reference, target)
         self.inner: dict[int, Inner] = {}  # of records inside calls
         self._place: dict[
@@ -227,14 +236,16 @@ class GraphModules:
                 )
 
     def _pair_inner(self, tap: Tap, item: Inner, record: int, node: ex.Node, why: str) -> None:
-        new_record = self.derived.add(node, {"x": [tap.record]}, why)
-        dims = "" if new_record == tap.record else str(node)
         self.inner[record] = item
-        self.paired[record] = (
-            tap.call,
-            why,
-            SlotPair(f"inside.{item.operation}", "output.0", record, new_record, dims),
-        )
+        self.paired[record] = self._brought(record, tap.record, node, tap.call, "output.0", why)
+
+    def _brought(
+        self, record: int, target_record: int, node: ex.Node, call: int, slot: str, why: str
+    ) -> PairedTensor:
+        """A tensor of a call of the target, brought to the axes of one of the reference."""
+        new_record = self.derived.add(node, {"x": [target_record]}, why)
+        dims = "" if new_record == target_record else str(node)
+        return call, why, SlotPair("", slot, record, new_record, dims)
 
     def turned(self, record: int) -> bool:
         """Is a tensor of the modules paired with one whose axes have another order?"""
@@ -298,36 +309,19 @@ class GraphModules:
                 node = fit.node
         if node is None:
             return
-        try:
-            new_record = self.derived.add(node, {"x": [target_record]}, why)
-        except ex.Unfit:
-            return
-        dims = "" if new_record == target_record else str(node)
-        self.paired.setdefault(record, (call.id, why, SlotPair("", slot, record, new_record, dims)))
+        with contextlib.suppress(ex.Unfit):
+            brought = self._brought(record, target_record, node, call.id, slot, why)
+            self.paired.setdefault(record, brought)
 
     def plan(self) -> Plan:
         """Pairs every module whose output the target shows with that output; the others have no
         partner and are judged through.
         """
-        pairs: list[CallPair] = []
-        inner: dict[int, list[int]] = defaultdict(list)
+        inner: dict[int, list[tuple[str, int]]] = defaultdict(list)
         for record, item in self.inner.items():
-            inner[item.call].append(record)
-        for call in sorted(selected(self.reference.calls), key=lambda c: c.order):
-            outputs = [r for r in call.refs if r.record in self.paired and is_written(r.slot)]
-            inside_records = inner.get(call.id, [])
-            if call.kind != "module" or not (outputs or inside_records):
-                continue
-            inputs = [r for r in call.refs if r.record in self.paired and is_input(r.slot)]
-            target, why, _ = self.paired[outputs[0].record if outputs else inside_records[0]]
-            slots = tuple(
-                _named(self.paired[r.record][2], r.slot) for r in (*inputs, *outputs)
-            ) + tuple(self.paired[r][2] for r in inside_records)
-            slot_names = {s.reference_slot for s in slots}
-            only = tuple(
-                r.slot for r in call.refs if r.slot not in slot_names and not is_param(r.slot)
-            )
-            pairs.append(CallPair(call.id, target, TENSOR_RULE, why, slots, only))
+            inner[item.call].append((f"inside.{item.operation}", record))
+        modules = (c for c in selected(self.reference.calls) if c.kind == "module")
+        pairs = list(pairs_of_tensors(modules, self.paired, inner))
         used, facing = (
             self.met | {call for call, _, _ in self.paired.values()},
             {p.reference for p in pairs},
@@ -367,10 +361,6 @@ def _notes(forward: int, backward: int) -> tuple[str, ...]:
             "show none; capture the fx run"
         )
     return tuple(notes)
-
-
-def _named(slot: SlotPair, name: str) -> SlotPair:
-    return SlotPair(name, slot.target_slot, slot.reference_record, slot.target_record, slot.dims)
 
 
 def _output(call: Call) -> int:

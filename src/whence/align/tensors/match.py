@@ -13,17 +13,27 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.align.call_sites import selected
 from whence.align.derived_run import DerivedTensors, text
 from whence.align.layout import axes
 from whence.align.plan_editor import USER_MAP
 from whence.align.tensors.candidates import CLEARER, Match, TensorCandidates
-from whence.align.tensors.elements import Elements, Family, Inside, Numbers, Place, Tap, split
+from whence.align.tensors.elements import (
+    Elements,
+    Family,
+    Inside,
+    Numbers,
+    PairedTensor,
+    Place,
+    Tap,
+    pairs_of_tensors,
+    split,
+)
 from whence.records import Call, Run
-from whence.records.slots import is_input, is_param, is_written, slot_kind
-from whence.results import TENSOR_RULE, CallPair, Plan, SlotPair
+from whence.records.slots import is_written, slot_kind
+from whence.results import CallPair, Plan, SlotPair
 
 
 def pair_tensors(
@@ -68,7 +78,7 @@ def _swapped(plan: Plan) -> Plan:
         )
         for p in plan.pairs
     )
-    return msgspec.structs.replace(
+    return replace(
         plan,
         pairs=pairs,
         unmatched_reference=plan.unmatched_target,
@@ -86,13 +96,13 @@ def _one_each(plan: Plan) -> Plan:
         old = by_label.get(pair.reference)
         if old is not None:
             dropped.append(old.target)
-        by_label[pair.reference] = msgspec.structs.replace(
+        by_label[pair.reference] = replace(
             pair, slots=written or pair.slots[:1], only_reference=(), only_target=()
         )
     used = {p.target for p in by_label.values()}
     unmatched = sorted({*plan.unmatched_target, *(d for d in dropped if d not in used)})
     pairs = tuple(sorted(by_label.values(), key=lambda p: p.reference))
-    return msgspec.structs.replace(plan, pairs=pairs, unmatched_target=tuple(unmatched))
+    return replace(plan, pairs=pairs, unmatched_target=tuple(unmatched))
 
 
 class _LabelPairing:
@@ -107,7 +117,7 @@ class _LabelPairing:
         self.elements = Elements(rich, taps)
         self.notes: list[str] = []
         self._copies: set[int] = set()
-        self.from_map: dict[int, tuple[int, str, SlotPair]] = {}
+        self.from_map: dict[int, PairedTensor] = {}
         self._earlier: dict[tuple[str, Family], list[tuple[Family, Numbers]]] = {}
 
     # ---- the answer
@@ -119,7 +129,7 @@ class _LabelPairing:
         for step in sorted({c.step for c in self.labels}):
             matches += self._step(step)
         rich = self.elements.with_inner({m.place.record for m in matches})
-        pairs = self._pairs(matches, rich)
+        pairs = self._pairs(matches)
         paired = {
             *(m.tap.call for m in matches),
             *(label for label, _, _ in self.from_map.values()),
@@ -179,7 +189,7 @@ class _LabelPairing:
         if fit is None:
             return slot
         new_record = self.derived.add(fit.node, {"x": [slot.target_record]}, "its elements")
-        return msgspec.structs.replace(slot, target_record=new_record, dims=str(fit.node))
+        return replace(slot, target_record=new_record, dims=str(fit.node))
 
     # ---- which calls are paired, within one step
 
@@ -256,7 +266,7 @@ class _LabelPairing:
 
     # ---- calls
 
-    def _pairs(self, matches: Sequence[Match], rich: Run) -> list[CallPair]:
+    def _pairs(self, matches: Sequence[Match]) -> list[CallPair]:
         """Pair every call that wrote a paired tensor with its label, and all its paired tensors."""
         paired = dict(self.from_map)
         for match in matches:
@@ -270,35 +280,8 @@ class _LabelPairing:
                     SlotPair("", "output.0", match.place.record, record, dims),
                 ),
             )
-        slots: dict[int, list[SlotPair]] = defaultdict(list)
-        chief: dict[int, tuple[int, str, SlotPair]] = {}
-        between = self._made_between(paired)
-        for call in self.rich.calls:
-            if call.kind != "module":
-                continue
-            outputs = [r for r in call.refs if r.record in paired and is_written(r.slot)]
-            inner = between.get(call.id, [])
-            if not outputs and not inner:
-                continue
-            inputs = [r for r in call.refs if r.record in paired and is_input(r.slot)]
-            for ref in (*inputs, *outputs):
-                slots[call.id].append(
-                    msgspec.structs.replace(paired[ref.record][2], reference_slot=ref.slot)
-                )
-            slots[call.id] += [
-                msgspec.structs.replace(paired[record][2], reference_slot=slot)
-                for slot, record in inner
-            ]
-            chief[call.id] = paired[outputs[0].record if outputs else inner[0][1]]
-        pairs = []
-        for call_id, pairs_of in slots.items():
-            call, (label, why, _) = self.rich.calls[call_id], chief[call_id]
-            slot_names = {s.reference_slot for s in pairs_of}
-            only = tuple(
-                r.slot for r in call.refs if r.slot not in slot_names and not is_param(r.slot)
-            )
-            pairs.append(CallPair(call_id, label, TENSOR_RULE, why, tuple(pairs_of), only, ()))
-        return sorted(pairs, key=lambda p: self.rich.calls[p.reference].order)
+        modules = (call for call in self.rich.calls if call.kind == "module")
+        return list(pairs_of_tensors(modules, paired, self._made_between(paired)))
 
     def _made_between(self, paired: Iterable[int]) -> dict[int, list[tuple[str, int]]]:
         """By call, the tensors inside it: inputs of its children that no call returned."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.align.derived_run import Derived, DerivedTensors, renumbered
 from whence.align.layout import axes
@@ -36,7 +36,7 @@ def as_graphs(reference: Run, target: Run) -> Run:
         number, refs = len(target.calls) + len(added), modules.graph_refs(graph, above, outer)
         replaced.update(_descendants(target, outer.id))
         moved = _moved(graph, number, outer.id, outer, refs)
-        added.append(msgspec.structs.replace(moved, arguments={"mode": "fx"}))
+        added.append(replace(moved, arguments={"mode": "fx"}))
         for node, record in sorted(nodes_of[graph.id], key=lambda n: reference.calls[n[0]].order):
             kid = reference.calls[node]
             want = reference.records[kid.slots("output")[0].record].shape
@@ -46,7 +46,7 @@ def as_graphs(reference: Run, target: Run) -> Run:
             why = f"what {kid.scope} returns is node {kid.op}"
             output = Ref("output.0", derived.add(way, {"x": [record]}, why))
             moved = _moved(kid, len(target.calls) + len(added), number, outer, (output,))
-            added.append(msgspec.structs.replace(moved, arguments={}, origins=()))
+            added.append(replace(moved, arguments={}, origins=()))
     if not added:
         return target
     begun = [(c.order, 0, c) for c in target.calls if c.id not in replaced]
@@ -57,7 +57,7 @@ def as_graphs(reference: Run, target: Run) -> Run:
 
 def _moved(call: Call, number: int, parent: int, outer: Call, refs: tuple[Ref, ...]) -> Call:
     """A call of the other run below a call of this one."""
-    return msgspec.structs.replace(
+    return replace(
         call,
         id=number,
         parent=parent,
