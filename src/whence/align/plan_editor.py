@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import cached_property
 from typing import TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
-from whence.align.derived_run import DerivedTensors, text
+from whence.align.derived_run import DerivedTensors
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Record, Run, children
@@ -62,24 +62,8 @@ class PlanEditor:
 
     def done(self) -> tuple[Run, Plan]:
         """The target with what was made of it, and the plan."""
-        target = self.derived.done()
         pairs = sorted(self.pairs.values(), key=lambda p: self.reference.calls[p.reference].order)
-        texts: dict[int, str] = {}
-        first = len(self.target.records)
-
-        def shown(slot: SlotPair) -> SlotPair:
-            if slot.target_record < first:
-                return slot
-            if slot.target_record not in texts:
-                texts[slot.target_record] = text(target, slot.target_record)
-            return msgspec.structs.replace(slot, dims=texts[slot.target_record])
-
-        pairs = (
-            [msgspec.structs.replace(p, slots=tuple(shown(s) for s in p.slots)) for p in pairs]
-            if self.derived.tensors
-            else pairs
-        )
-        return target, msgspec.structs.replace(
+        return self.derived.done(), replace(
             self.plan,
             pairs=tuple(pairs),
             notes=tuple(self.notes),
@@ -89,6 +73,10 @@ class PlanEditor:
                 (call, tuple(others)) for call, others in sorted(self.ambiguous.items())
             ),
         )
+
+    def calls(self, pair: CallPair) -> tuple[Call, Call]:
+        """The reference's call and the target's."""
+        return self.reference.calls[pair.reference], self.target.calls[pair.target]
 
     def partners(self, but: Container[int] = ()) -> dict[int, tuple[int, str]]:
         """Partners of the reference's records: (record, "call:slot"). but: calls to leave out."""
@@ -105,17 +93,14 @@ class PlanEditor:
     def set_slots(self, call: int, slots: Iterable[SlotPair]) -> None:
         """Give a pair these slots; what is left over of either call follows."""
         pair = self.pairs[call]
-        refs, target_refs = (
-            self.reference.calls[pair.reference].refs,
-            self.target.calls[pair.target].refs,
-        )
+        refs, target_refs = (call.refs for call in self.calls(pair))
         order = [r.slot for r in refs]
         chosen = sorted(slots, key=lambda s: order.index(s.reference_slot))
         paired, used = (
             {s.reference_slot for s in chosen},
             {r for s in chosen for r in self._sources_of(s.target_record)},
         )
-        self.pairs[call] = msgspec.structs.replace(
+        self.pairs[call] = replace(
             pair,
             slots=tuple(chosen),
             only_reference=tuple(n for n in order if n not in paired),
@@ -198,7 +183,7 @@ class PlanEditor:
     def attach(self, reference: int, others: Sequence[int]) -> None:
         """Calls of the target that are part of one that has a partner."""
         pair = self.pairs[reference]
-        self.pairs[reference] = msgspec.structs.replace(pair, also=(*pair.also, *others))
+        self.pairs[reference] = replace(pair, also=(*pair.also, *others))
         self.free_target -= set(others)
 
 
@@ -207,6 +192,12 @@ def spread(items: Sequence[T], count: int = READ) -> list[T]:
     if len(items) <= count:
         return list(items)
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+
+
+def voted(members: Sequence[T], best: Callable[[T], int | None]) -> int | None:
+    """What most of a few siblings say; None where none says anything."""
+    votes = Counter(b for member in spread(members) if (b := best(member)) is not None)
+    return votes.most_common(1)[0][0] if votes else None
 
 
 def short(call: Call) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.align.batches.batch import Batch, batches_of
 from whence.align.batches.gather import SequenceGatherer, shapes_of
@@ -181,7 +181,7 @@ class _RootSide:
             if root.id not in side.removed_calls:
                 tree = self.slots.tree(root.id)
                 side.removed_calls.update(c.id for c in tree)
-                side.new_calls.append([msgspec.structs.replace(c, step=step) for c in tree])
+                side.new_calls.append([replace(c, step=step) for c in tree])
                 step += 1
 
 
@@ -318,7 +318,7 @@ def _done(side: _Side) -> Run:
         for call in group:
             parent = number.get(call.parent, unchanged_ids.get(call.parent, -1))
             calls.append(
-                msgspec.structs.replace(
+                replace(
                     call,
                     id=len(calls),
                     parent=parent,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.align.batches.batch import Batch
 from whence.align.batches.sequence_tensors import Line, SequenceTensors, Shape
@@ -73,9 +73,7 @@ class SequenceGatherer:
             if is_lost:  # no partner: it runs again as part of the call above
                 continue
             calls.append(
-                msgspec.structs.replace(
-                    call, refs=tuple(refs), step=step, micro=micro, notes=(*call.notes, note)
-                )
+                replace(call, refs=tuple(refs), step=step, micro=micro, notes=(*call.notes, note))
             )
         return calls
 

@@ -9,8 +9,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from whence.align.derived_run import DerivedTensors
 from whence.align.dims import Cut, Name, Node, Take
@@ -80,7 +80,7 @@ def cut(reference: Run, target: Run, plan: Plan) -> tuple[Run, Run, Plan]:
     return (
         sides[0].done(),
         sides[1].done(),
-        msgspec.structs.replace(
+        replace(
             plan,
             pairs=tuple(pairs[pair.reference] for pair in plan.pairs),
             notes=(*plan.notes, *notes),
@@ -120,7 +120,7 @@ class _Side:
                     node, {"x": [record.id]}, "columns of one run alone are cut off"
                 )
                 cut_records[self.slot(slot)] = number
-                slot = msgspec.structs.replace(slot, **{self._record: number})
+                slot = replace(slot, **{self._record: number})
             slots.append(slot)
         if not cut_records:
             return pair
@@ -128,8 +128,8 @@ class _Side:
         refs = tuple(Ref(r.slot, cut_records.get(r.slot, r.record), r.edge) for r in call.refs)
         note = marks.gathered(f"{hidden[0].real} of {hidden[0].width} columns", 1)
         notes = call.notes if note in call.notes else (*call.notes, note)
-        self._calls[call.id] = msgspec.structs.replace(call, refs=refs, notes=notes)
-        return msgspec.structs.replace(pair, slots=tuple(slots))
+        self._calls[call.id] = replace(call, refs=refs, notes=notes)
+        return replace(pair, slots=tuple(slots))
 
     def done(self) -> Run:
         """The run with what was cut."""

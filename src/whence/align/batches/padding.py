@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from whence.align.batches.batch import Batch, batches_of
 from whence.align.call_sites import step_of
@@ -57,7 +57,7 @@ def _dense(derived: DerivedTensors, call: Call) -> Call:
         elif part == "values":
             padded = _padded(derived, ref.record, sizes[name], _width(derived.run, call))
             refs += [Ref(name, padded, ref.edge)] if padded is not None else [ref]
-    return msgspec.structs.replace(call, refs=tuple(refs))
+    return replace(call, refs=tuple(refs))
 
 
 def _width(run: Run, call: Call) -> tuple[int, int] | None:
@@ -166,7 +166,7 @@ def fill_padding(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
         for index, slot in enumerate(slots):
             shape = reference.records[slot.reference_record].shape
             where = _along(kept, shape) if kept is not None else None
-            key = slot.reference_record, slot.target_record
+            key = slot.records
             if (
                 where is None
                 or is_param(slot.reference_slot)
@@ -175,10 +175,10 @@ def fill_padding(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
                 continue
             padding.setdefault(key, ~where)
             record = len(target.records) + places.setdefault(key, len(places))
-            slots[index] = msgspec.structs.replace(slot, target_record=record, dims=WORDS)
-        pairs.append(msgspec.structs.replace(pair, slots=tuple(slots)))
+            slots[index] = replace(slot, target_record=record, dims=WORDS)
+        pairs.append(replace(pair, slots=tuple(slots)))
     first = len(target.records)
-    return PaddingFilled(target, reference, padding), msgspec.structs.replace(
+    return PaddingFilled(target, reference, padding), replace(
         plan,
         pairs=tuple(pairs),
         notes=(*plan.notes, *notes),

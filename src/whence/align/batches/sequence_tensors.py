@@ -11,6 +11,7 @@ from whence.align.batches.sequences import Piece
 from whence.align.batches.token_axes import Axes
 from whence.align.derived_run import DerivedTensors
 from whence.align.dims import Cat, Cut, Name, Node, Pad, Star, Take
+from whence.align.dims import names as names_in
 
 Line = Sequence[Piece]
 Shape = tuple[int, ...]
@@ -118,7 +119,7 @@ class SequenceTensors:
         )
 
     def _add(self, node: Node, names: Mapping[int, str], records: Mapping[int, int]) -> int:
-        used = _names(node)
+        used = set(names_in(node))
         bound = {name: [records[call]] for call, name in names.items() if name in used}
         node = _starred(node, bound)
         if isinstance(node, Cat) and any(isinstance(p, Star) for p in node.parts):
@@ -226,14 +227,6 @@ def ends(line: Line) -> list[int]:
 
 def _ends(line: Line) -> list[int]:
     return [total - 1 for total in itertools.accumulate(p.stop - p.start for p in line)]
-
-
-def _names(node: Node) -> set[str]:
-    if isinstance(node, Name | Star):
-        return {node.name}
-    if isinstance(node, Cut | Pad):
-        return _names(node.of)
-    return set().union(*(_names(p) for p in node.parts)) if isinstance(node, Cat) else set()
 
 
 def _starred(node: Node, bound: Mapping[str, Sequence[int]]) -> Node:

@@ -78,22 +78,12 @@ class Axes:
 
 def fits(axes: Axes, sights: Sequence[SeenTokens]) -> bool:
     """Could a tensor of these extents have these axes?"""
+    if axes.last is not None or axes.flat is not None:
+        return False
     return all(
-        max(
-            (
-                k
-                for k in (axes.batch, axes.token, axes.visible, axes.last, axes.flat)
-                if k is not None
-            ),
-            default=-1,
-        )
-        < len(s.shape)
-        and (axes.batch is None or s.shape[axes.batch] == s.batch)
-        and (axes.token is None or s.shape[axes.token] == s.width)
-        and (axes.visible is None or s.shape[axes.visible] == s.total)
-        and axes.last is None
-        and axes.flat is None
+        axis is None or (axis < len(s.shape) and s.shape[axis] == extent)
         for s in sights
+        for axis, extent in ((axes.batch, s.batch), (axes.token, s.width), (axes.visible, s.total))
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from whence.align.layout.axes import X, applied, candidates, in_memory, turned
 from whence.align.layout.consumers import used_so
 from whence.align.layout.distances import AGREES, clear_best, distance, resembles
 from whence.align.layout.layout_state import Family, LayoutState, TensorPair
-from whence.align.plan_editor import spread
+from whence.align.plan_editor import voted
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_param
 
@@ -83,7 +83,7 @@ def _as_in_memory(state: LayoutState, pairs: Sequence[TensorPair], family: Famil
         return False
     decided = {}
     for tensors in pairs:
-        shape, arrays = state.records(tensors)[1].shape, state.arrays(tensors)
+        shape = state.records(tensors)[1].shape
         possible = [
             X,
             *(
@@ -93,12 +93,7 @@ def _as_in_memory(state: LayoutState, pairs: Sequence[TensorPair], family: Famil
                 for node in in_memory(shape, undo=undo)
             ),
         ]
-        best = (
-            clear_best([distance(arrays[0], applied(node, arrays[1])) for node in possible])
-            if arrays is not None
-            else None
-        )
-        if best:
+        if best := _nearest(state, possible, tensors):
             decided[tensors] = (
                 possible[best],
                 "as its kernel library lays it out in memory, confirmed on data",
@@ -122,7 +117,7 @@ def _as_channels(
         arrays = state.arrays(tensors)
         if arrays is None or resembles(*arrays):
             continue
-        best = clear_best([distance(arrays[0], applied(node, arrays[1])) for node in nodes])
+        best = _nearest(state, nodes, tensors)
         if best is not None and nodes[best] is not X:
             clear[tensors] = nodes[best]
         else:
@@ -191,8 +186,8 @@ def _may_be_left_out(state: LayoutState, tensors: TensorPair, call: int) -> bool
     """May a part of the target's tensor be left out: filler, or made of what only it has?"""
     for slot in state.pairs[call].slots:
         if is_param(slot.reference_slot):
-            a, b = state.records((slot.reference_record, slot.target_record))
-            if a.count < b.count and (slot.reference_record, slot.target_record) in state.decided:
+            a, b = state.records(slot.records)
+            if a.count < b.count and slot.records in state.decided:
                 return True
     arrays = state.arrays(tensors)
     if arrays is None:
@@ -211,12 +206,13 @@ def _chosen(
     """The way that the elements of a few siblings agree on."""
     if len(possible) == 1 and ex.keeps_order(possible[0], state.records(pairs[0])[1].shape):
         return possible[0]
-    votes: Counter[int] = Counter()
-    for tensors in spread(pairs):
-        arrays = state.arrays(tensors)
-        if arrays is None or not possible:
-            continue
-        best = clear_best([distance(arrays[0], applied(node, arrays[1])) for node in possible])
-        if best is not None:
-            votes[best] += 1
-    return possible[votes.most_common(1)[0][0]] if votes else None
+    best = voted(pairs, partial(_nearest, state, possible)) if possible else None
+    return possible[best] if best is not None else None
+
+
+def _nearest(state: LayoutState, possible: Sequence[ex.Node], tensors: TensorPair) -> int | None:
+    """Which way makes these two one, by far the nearest; None without elements."""
+    arrays = state.arrays(tensors)
+    if arrays is None:
+        return None
+    return clear_best([distance(arrays[0], applied(node, arrays[1])) for node in possible])

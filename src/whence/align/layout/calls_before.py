@@ -9,13 +9,13 @@ between.
 
 from __future__ import annotations
 
-import bisect
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
+from whence.align.call_sites import LastWriters
 from whence.align.layout.distances import AGREES, distance
 from whence.align.plan_editor import PlanEditor
 from whence.dtypes import Array
@@ -41,13 +41,15 @@ def part_inputs(editor: PlanEditor) -> None:
     """
     if not editor.free_reference:
         return
-    makers: defaultdict[Content, list[Call]] = defaultdict(list)
-    for call in sorted(editor.reference.calls, key=lambda call: call.order):
-        for ref in call.slots("output") if call.leaf else ():
-            makers[content_of(editor, "reference", ref.record)].append(call)
+    makers = LastWriters(
+        (call, content_of(editor, "reference", ref.record))
+        for call in editor.reference.calls
+        if call.leaf
+        for ref in call.slots("output")
+    )
     same = _same_contents(editor)
     for pair in list(editor.pairs.values()):
-        call, partner = editor.reference.calls[pair.reference], editor.target.calls[pair.target]
+        call, partner = editor.calls(pair)
         before = _before(editor, call, makers)
         if not call.leaf or editor.is_fixed(call.id) or not before.read:
             continue
@@ -60,7 +62,7 @@ def part_inputs(editor: PlanEditor) -> None:
                 fused.add(ref.slot)
         if fused and _makes_the_same(editor, pair):
             # none of them is left over: they belong to the calls before
-            editor.pairs[call.id] = msgspec.structs.replace(
+            editor.pairs[call.id] = replace(
                 pair,
                 slots=tuple(
                     s
@@ -102,7 +104,7 @@ class _Before(NamedTuple):
     made: set[Content]
 
 
-def _before(editor: PlanEditor, call: Call, makers: Mapping[Content, Sequence[Call]]) -> _Before:
+def _before(editor: PlanEditor, call: Call, makers: LastWriters) -> _Before:
     before = _Before(set(), set())
     visited: set[int] = set()
     todo = [call]
@@ -113,9 +115,8 @@ def _before(editor: PlanEditor, call: Call, makers: Mapping[Content, Sequence[Ca
             before.read.update(contents)
         for content in contents:
             # of several that made the same, a sum with zeros say, the last before the reader
-            known = makers.get(content, ())
-            place = bisect.bisect_left(known, reader.order, key=lambda maker: maker.order)
-            if place == 0 or (maker := known[place - 1]).id not in editor.free_reference:
+            maker = makers.before(reader, content)
+            if maker is None or maker.id not in editor.free_reference:
                 continue
             before.made.add(content)
             if maker.id not in visited:

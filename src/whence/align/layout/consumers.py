@@ -22,7 +22,7 @@ _NEAR = 0.05
 def outputs_agree(state: LayoutState, call: int) -> bool:
     """Does an output of this call of the reference agree with its partner?"""
     outputs = [s for s in state.pairs[call].slots if is_output(s.reference_slot)]
-    return any(state.agree((s.reference_record, s.target_record)) for s in outputs)
+    return any(state.agree(s.records) for s in outputs)
 
 
 def follows(state: LayoutState, maker: int) -> bool:
@@ -46,7 +46,7 @@ def follows(state: LayoutState, maker: int) -> bool:
                 and elsewhere
                 and slot.reference_record not in known_records
             ):
-                new.add((slot.reference_record, slot.target_record))
+                new.add(slot.records)
             if not is_param(slot.reference_slot):
                 known_records.add(slot.reference_record)
                 if not later:
@@ -58,7 +58,7 @@ def follows(state: LayoutState, maker: int) -> bool:
             for s in parent.slots
             if is_output(s.reference_slot) and s.reference_record not in earlier
         )
-        new.update((s.reference_record, s.target_record) for s in outputs)
+        new.update(s.records for s in outputs)
     return any(state.resemble(tensors) for tensors in new if not _constant(state, tensors[0]))
 
 
@@ -113,7 +113,7 @@ def _are_nodes(state: LayoutState, calls: Sequence[int]) -> bool:
 def _inputs_laid_so(state: LayoutState, call: int, node: ex.Node) -> bool:
     """Was what this call is given laid in this order too?"""
     inputs = (s for s in state.pairs[call].slots if is_input(s.reference_slot))
-    layouts = (state.decided.get((s.reference_record, s.target_record)) for s in inputs)
+    layouts = (state.decided.get(s.records) for s in inputs)
     return any(layout is not None and layout[0] == node for layout in layouts)
 
 
@@ -121,11 +121,7 @@ def _output_distance(state: LayoutState, call: int) -> float:
     """The largest distance of an output from its partner, in the best order of axes."""
     out = 0.0
     for slot in state.pairs[call].slots:
-        arrays = (
-            state.arrays((slot.reference_record, slot.target_record))
-            if is_output(slot.reference_slot)
-            else None
-        )
+        arrays = state.arrays(slot.records) if is_output(slot.reference_slot) else None
         if arrays is not None:
             nodes = candidates(arrays[1].shape, arrays[0].shape)
             out = max(

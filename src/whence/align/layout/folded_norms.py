@@ -32,7 +32,7 @@ def folded(editor: PlanEditor) -> None:
         for ref in call.slots("input"):
             readers[ref.record].append(call)
     for pair in list(editor.pairs.values()):
-        call, target_call = editor.reference.calls[pair.reference], editor.target.calls[pair.target]
+        call, target_call = editor.calls(pair)
         outputs = call.slots("output")
         if len(outputs) != 1 or not call.slots("param") or editor.is_fixed(call.id):
             continue
@@ -94,7 +94,7 @@ def absorbed(editor: PlanEditor) -> None:
     partners_of = _partners_of(editor)
     families: defaultdict[tuple[str, str], list[tuple[CallPair, int, int, int]]] = defaultdict(list)
     for pair in editor.pairs.values():
-        call, target_call = editor.reference.calls[pair.reference], editor.target.calls[pair.target]
+        call, target_call = editor.calls(pair)
         outputs = [s for s in pair.slots if is_output(s.reference_slot)]
         if (
             len(outputs) != 1
@@ -176,7 +176,7 @@ def _takes_more(editor: PlanEditor, pair: CallPair, side: str) -> bool:
 
 
 def _unmatched_inputs(editor: PlanEditor, pair: CallPair) -> list[SlotPair]:
-    call, target_call = editor.reference.calls[pair.reference], editor.target.calls[pair.target]
+    call, target_call = editor.calls(pair)
     inputs, target_inputs = call.slots("input"), target_call.slots("input")
     return (
         [SlotPair(a.slot, b.slot, a.record, b.record) for a, b in zip(inputs, target_inputs)]

@@ -278,9 +278,5 @@ def _pair(
     evidence: str,
     also: tuple[int, ...] = (),
 ) -> None:
-    paired, across = {s.reference_slot for s in slots}, {s.target_slot for s in slots}
-    only = tuple(r.slot for r in call.refs if r.slot not in paired)
-    only_target = tuple(r.slot for r in target_call.refs if r.slot not in across)
-    editor.add(
-        CallPair(call.id, target_call.id, RULE, evidence, tuple(slots), only, only_target, also)
-    )
+    editor.add(CallPair(call.id, target_call.id, RULE, evidence, (), (), (), also))
+    editor.set_slots(call.id, slots)

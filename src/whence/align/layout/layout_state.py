@@ -12,7 +12,7 @@ from whence.align.layout.distances import AGREES, distance, resembles
 from whence.align.module_names import starred
 from whence.align.plan_editor import PlanEditor
 from whence.dtypes import Array
-from whence.records import Call, Record, Run
+from whence.records import Record, Run
 from whence.records.slots import is_input, is_param
 from whence.results import CallPair, Plan, SlotPair
 
@@ -44,9 +44,6 @@ class LayoutState(PlanEditor):
     def records(self, tensors: TensorPair) -> tuple[Record, Record]:
         return self.reference.records[tensors[0]], self.target.records[tensors[1]]
 
-    def calls(self, pair: CallPair) -> tuple[Call, Call]:
-        return self.reference.calls[pair.reference], self.target.calls[pair.target]
-
     def module(self, pair: CallPair) -> tuple[str, str, str, str]:
         """The modules of a pair."""
         call, target_call = self.calls(pair)
@@ -60,7 +57,7 @@ class LayoutState(PlanEditor):
             for slot in pair.slots:
                 if not slot.reference_slot.startswith(kinds):
                     continue
-                tensors = slot.reference_record, slot.target_record
+                tensors = slot.records
                 a, b = self.records(tensors)
                 if a.hash and a.hash == b.hash and a.shape == b.shape:
                     continue
@@ -83,9 +80,7 @@ class LayoutState(PlanEditor):
     def equal_parameters(self) -> Counter[tuple[str, str, tuple[int, ...]]]:
         """How many parameters of one starred name, slot and shape are equal bit by bit."""
         places = {
-            (s.reference_record, s.target_record): (p, s)
-            for p in reversed(self.pairs.values())
-            for s in reversed(p.slots)
+            s.records: (p, s) for p in reversed(self.pairs.values()) for s in reversed(p.slots)
         }
         out: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
         for tensors, (pair, slot) in places.items():

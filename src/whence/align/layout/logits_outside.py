@@ -28,7 +28,7 @@ def heads(editor: PlanEditor) -> None:
         if c.parent == -1 and c.id in editor.pairs
     }
     for pair in roots.values():
-        call, target_call = editor.reference.calls[pair.reference], editor.target.calls[pair.target]
+        call, target_call = editor.calls(pair)
         calls, target_calls = editor.reference.calls, editor.target.calls
         returned = _returned(call, pair.only_reference, editor.reference)
         target_returned = _returned(target_call, pair.only_target, editor.target)

@@ -22,10 +22,11 @@ class Group:
 
     @property
     def whole_side(self) -> str:
-        return _across(self.parts_side)
+        return across(self.parts_side)
 
 
-def _across(side: str) -> str:
+def across(side: str) -> str:
+    """The other side."""
     return "target" if side == "reference" else "reference"
 
 
@@ -111,7 +112,7 @@ def _sums_of(
             by_input[inputs[0].record].append(call)
     counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for whole in sorted(wholes, key=lambda c: c.order):
-        width = extent(editor, _across(side), whole)
+        width = extent(editor, across(side), whole)
         for chosen in (c for members in by_input.values() for c in _neighbours(members)):
             if not width or sum(extent(editor, side, c) for c in chosen) != width:
                 continue

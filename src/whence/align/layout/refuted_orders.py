@@ -34,7 +34,7 @@ def undo_moves_of_equal_parameters(state: LayoutState) -> None:
     """
     for calls in state.modules.values():
         tensors = [
-            (is_param(s.reference_slot), (s.reference_record, s.target_record))
+            (is_param(s.reference_slot), s.records)
             for call in calls
             for s in state.pairs[call].slots
         ]
@@ -65,7 +65,7 @@ def _vector_stays(state: LayoutState, call: int, slot: SlotPair, places: Order) 
     # A vector as long as the inputs may belong to these, and one of several weights to another.
     is_alone = len(matrices) == 1 and shape[0] != shape[1]
     return any(
-        _stays(state, (s.reference_record, s.target_record), places)
+        _stays(state, s.records, places)
         for s in slots
         if is_alone
         or (
@@ -96,7 +96,7 @@ def _mixes_groups(state: LayoutState, call: int, slot: SlotPair, places: Order) 
         return False
     axis = 1 - len(shape)
     for s in state.pairs[call].slots:
-        a, b = state.records((s.reference_record, s.target_record))
+        a, b = state.records(s.records)
         if not is_input(s.reference_slot) or len(a.shape) < -axis or a.shape != b.shape:
             continue
         groups, rest = divmod(a.shape[axis], shape[1])
@@ -106,7 +106,7 @@ def _mixes_groups(state: LayoutState, call: int, slot: SlotPair, places: Order) 
         if (sources != sources[:, :1]).any():
             return True
         if (sources[:, 0] != np.arange(groups)).any() and is_equal(a, b):
-            return not _repeats(state, (s.reference_record, s.target_record), sources[:, 0], axis)
+            return not _repeats(state, s.records, sources[:, 0], axis)
     return False
 
 
@@ -133,10 +133,7 @@ def is_read_unmoved(state: LayoutState, call: int, places: Order) -> bool:
         tensors = frontier.pop()
         for reader in state.readers.get(tensors[0], []):
             slots = state.pairs[reader].slots
-            if not any(
-                is_input(s.reference_slot) and (s.reference_record, s.target_record) == tensors
-                for s in slots
-            ):
+            if not any(is_input(s.reference_slot) and s.records == tensors for s in slots):
                 continue
             outputs, parameters = (
                 _tensors(state, reader, is_output),
@@ -173,7 +170,7 @@ def _receives_moved(state: LayoutState, reader: int, places: Order) -> bool:
     # A matrix has its channels last, a filter in front of its places, a vector either way.
     dims = max(len(state.reference.records[r].shape) for r, _ in parameters)
     for s in state.pairs[reader].slots:
-        tensors = s.reference_record, s.target_record
+        tensors = s.records
         a, b = state.records(tensors)
         if not is_input(s.reference_slot) or a.shape != b.shape or is_equal(a, b):
             continue
@@ -192,11 +189,7 @@ def _receives_moved(state: LayoutState, reader: int, places: Order) -> bool:
 
 def _tensors(state: LayoutState, call: int, is_meant: Callable[[str], bool]) -> list[TensorPair]:
     """The pairs of tensors of a call in such slots."""
-    return [
-        (s.reference_record, s.target_record)
-        for s in state.pairs[call].slots
-        if is_meant(s.reference_slot)
-    ]
+    return [s.records for s in state.pairs[call].slots if is_meant(s.reference_slot)]
 
 
 def _keeps_columns(

@@ -16,8 +16,9 @@ import numpy as np
 from whence import dtypes
 from whence.align import dims as ex
 from whence.align.layout.distances import clear_best, distance
+from whence.align.layout.projection_groups import across as _across
 from whence.align.module_names import starred
-from whence.align.plan_editor import PlanEditor, identifier, spread
+from whence.align.plan_editor import PlanEditor, identifier, voted
 from whence.records import Call
 from whence.records.slots import slot_kind
 from whence.results import SlotPair
@@ -59,9 +60,7 @@ def _decided(editor: PlanEditor, many: str) -> list[tuple[_Place, Chosen]]:
     families: defaultdict[tuple[object, ...], list[_Place]] = defaultdict(list)
     for place in _places(editor, many):
         call, target_call = _calls(editor, place)
-        shape = (
-            (editor.target if many == "reference" else editor.reference).records[place.record].shape
-        )
+        shape = editor.run(_across(many)).records[place.record].shape
         families[
             starred(call.scope),
             starred(target_call.scope),
@@ -103,16 +102,13 @@ def _decided(editor: PlanEditor, many: str) -> list[tuple[_Place, Chosen]]:
 
 
 def _places(editor: PlanEditor, many: str) -> Iterator[_Place]:
-    few = "reference" if many == "target" else "target"
-    records = {"reference": editor.reference.records, "target": editor.target.records}
+    few = _across(many)
+    records = {side: editor.run(side).records for side in (few, many)}
     for pair in editor.pairs.values():
         has_more = pair.only_target if many == "target" else pair.only_reference
         if not has_more or editor.is_fixed(pair.reference):
             continue
-        calls = {
-            "reference": editor.reference.calls[pair.reference],
-            "target": editor.target.calls[pair.target],
-        }
+        calls = dict(zip(("reference", "target"), editor.calls(pair)))
         for kind in ("input", "output"):
             candidates = _floats(editor, many, calls[many], kind)
             if len(candidates) < 2:
@@ -127,8 +123,7 @@ def _places(editor: PlanEditor, many: str) -> Iterator[_Place]:
 
 
 def _floats(editor: PlanEditor, side: str, call: Call, kind: str) -> list[tuple[str, int]]:
-    run = editor.reference if side == "reference" else editor.target
-    records = [(r.slot, run.records[r.record]) for r in call.slots(kind)]
+    records = [(r.slot, editor.run(side).records[r.record]) for r in call.slots(kind)]
     return [
         (slot, record.id)
         for slot, record in records
@@ -137,8 +132,7 @@ def _floats(editor: PlanEditor, side: str, call: Call, kind: str) -> list[tuple[
 
 
 def _calls(editor: PlanEditor, place: _Place) -> tuple[Call, Call]:
-    pair = editor.pairs[place.call]
-    return editor.reference.calls[pair.reference], editor.target.calls[pair.target]
+    return editor.calls(editor.pairs[place.call])
 
 
 def _kind(editor: PlanEditor, place: _Place) -> tuple[object, ...]:
@@ -153,19 +147,19 @@ def _chosen(editor: PlanEditor, places: Sequence[_Place], many: str) -> Chosen |
         *((i,) for i in range(count)),
         *itertools.combinations(range(count), 2),
     ]
-    votes: Counter[int] = Counter()
-    for place in spread(places):
-        tensor = editor.array("reference" if many == "target" else "target", place.record)
+
+    def nearest(place: _Place) -> int | None:
+        tensor = editor.array(_across(many), place.record)
         arrays = [editor.array(many, r) for _, r in place.fits]
         if tensor is None or any(t is None for t in arrays):
-            continue
+            return None
         flat = [np.asarray(t).reshape(tensor.shape).astype(np.float64) for t in arrays]
-        best = clear_best(
+        return clear_best(
             [distance(tensor, np.sum([flat[i] for i in chosen], axis=0)) for chosen in candidates]
         )
-        if best is not None:
-            votes[best] += 1
-    return candidates[votes.most_common(1)[0][0]] if votes else None
+
+    best = voted(places, nearest)
+    return candidates[best] if best is not None else None
 
 
 def _set_sums(editor: PlanEditor, chosen: Iterable[tuple[_Place, Chosen]]) -> None:
@@ -245,41 +239,33 @@ def _alike(
     editor: PlanEditor, split: Mapping[int, set[str]]
 ) -> dict[tuple[int, str], tuple[int, str]]:
     """Which tensor of the target's call each slot holds, by data, for siblings together."""
-    families: defaultdict[tuple[object, ...], list[tuple[int, str, int, list[tuple[str, int]]]]] = (
-        defaultdict(list)
-    )
+    families: defaultdict[tuple[object, ...], list[_Place]] = defaultdict(list)
     for call in split:
         pair = editor.pairs[call]
         reference_call, target_call = editor.reference.calls[call], editor.target.calls[pair.target]
         for slot, record in _all_floats(editor, "reference", reference_call):
             count = editor.reference.records[record].count
-            fits = [
+            fits = tuple(
                 (n, r)
                 for n, r in _all_floats(editor, "target", target_call)
                 if editor.target.records[r].count == count
-            ]
+            )
             if slot in pair.only_reference and fits:
                 families[
                     reference_call.op_type, target_call.op_type, slot, tuple(n for n, _ in fits)
-                ].append((call, slot, record, fits))
+                ].append(_Place(call, slot, record, fits))
     out: dict[tuple[int, str], tuple[int, str]] = {}
+
+    def nearest(member: _Place) -> int | None:
+        array = editor.array("reference", member.record)
+        arrays = [editor.array("target", r) for _, r in member.fits]
+        if array is None or any(t is None for t in arrays):
+            return None
+        return clear_best([distance(array, np.asarray(t).reshape(array.shape)) for t in arrays])
+
     for members in families.values():
-        votes: Counter[int] = Counter()
-        for _, _, record, fits in spread(members):
-            array, arrays = (
-                editor.array("reference", record),
-                [editor.array("target", r) for _, r in fits],
-            )
-            if array is not None and all(t is not None for t in arrays):
-                best = clear_best(
-                    [distance(array, np.asarray(t).reshape(array.shape)) for t in arrays]
-                )
-                votes.update([best] if best is not None else [])
-        if votes:
-            best = votes.most_common(1)[0][0]
-            out.update(
-                ((call, slot), (fits[best][1], fits[best][0])) for call, slot, _, fits in members
-            )
+        if (best := voted(members, nearest)) is not None:
+            out.update(((m.call, m.slot), m.fits[best][::-1]) for m in members)
     return out
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-import msgspec
+from msgspec.structs import replace
 
 from whence import dtypes
 from whence.align import dims as ex
@@ -36,13 +36,13 @@ def laid_out(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
     for call, pair in state.pairs.items() if new_records else ():
         slots = tuple(_with(slot, new_records) for slot in pair.slots)
         if slots != pair.slots:
-            state.pairs[call] = msgspec.structs.replace(pair, slots=slots)
+            state.pairs[call] = replace(pair, slots=slots)
     return state.done()
 
 
 def _with(slot: SlotPair, new_records: dict[TensorPair, int]) -> SlotPair:
-    record = new_records.get((slot.reference_record, slot.target_record))
-    return slot if record is None else msgspec.structs.replace(slot, target_record=record)
+    record = new_records.get(slot.records)
+    return slot if record is None else replace(slot, target_record=record, dims="")
 
 
 def _pair_leftovers(state: LayoutState) -> None:
@@ -75,12 +75,7 @@ def _pair_leftovers(state: LayoutState) -> None:
                 slots.append(SlotPair(name, fits[0], *tensors))
                 free.remove(fits[0])
         if len(slots) != len(pair.slots):
-            only = tuple(
-                n for n in pair.only_reference if n not in {s.reference_slot for s in slots}
-            )
-            state.pairs[call.id] = msgspec.structs.replace(
-                pair, slots=tuple(slots), only_reference=only, only_target=tuple(free)
-            )
+            state.set_slots(call.id, slots)
 
 
 def _fit(state: LayoutState, tensors: TensorPair) -> bool:
@@ -104,7 +99,7 @@ def _sentences(state: LayoutState) -> list[str]:
     )
     for pair in state.pairs.values():
         for slot in pair.slots:
-            tensors = slot.reference_record, slot.target_record
+            tensors = slot.records
             if is_param(slot.reference_slot) and tensors in state.decided:
                 a, b = state.records(tensors)
                 if a.count < b.count:

@@ -185,7 +185,7 @@ def _legitimate(state: LayoutState, layouts: dict[TensorPair, Order], family: Fa
 
 def _order(state: LayoutState, layouts: dict[TensorPair, Order], family: Family) -> None:
     parameters = {
-        (s.reference_record, s.target_record)
+        s.records
         for pair in state.pairs.values()
         for s in pair.slots
         if slot_kind(s.reference_slot) == "param"
@@ -206,7 +206,7 @@ def _order(state: LayoutState, layouts: dict[TensorPair, Order], family: Family)
         for sibling in state.modules[state.module(state.pairs[call])]:
             for s in state.pairs[sibling].slots:
                 kind = slot_kind(s.reference_slot)
-                near = (s.reference_record, s.target_record)
+                near = s.records
                 a, b = state.records(near)
                 if (
                     kind == "param"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.align.ranks.groups import Key, Side
 from whence.records import Call
@@ -79,12 +79,11 @@ def merged(lists: Sequence[Sequence[Key]]) -> list[Key]:
 
 def _renumbered(call: Call, new: dict[int, int]) -> Call:
     refs = tuple(
-        msgspec.structs.replace(ref, slot=_slot(ref.slot, new)) if ":" in ref.slot else ref
-        for ref in call.refs
+        replace(ref, slot=_slot(ref.slot, new)) if ":" in ref.slot else ref for ref in call.refs
     )
     child = backward_child(call.op)
     op = call.op if child is None else backward_of(new.get(child, child))
-    return msgspec.structs.replace(call, refs=refs, op=op, program="", no_program=_NO_PROGRAM)
+    return replace(call, refs=refs, op=op, program="", no_program=_NO_PROGRAM)
 
 
 def _slot(slot: str, new: dict[int, int]) -> str:

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.align.module_names import starred
 from whence.align.ranks import shards
@@ -68,7 +68,7 @@ def combined_figures(side: Side, other_side: Side) -> dict[tuple[Key, str], Reco
         shape, figures = next((o for o in tensor.options if o[0] == picked), tensor.options[-1])
         own_shape = tensor.options[-1][0]
         if shape != own_shape:
-            out[tensor.slot] = msgspec.structs.replace(figures, shape=shape)
+            out[tensor.slot] = replace(figures, shape=shape)
     _constants(side, out)
     return out
 
@@ -120,9 +120,7 @@ def _summed(pieces: Sequence[Record]) -> Record | None:
         low, high = min(s.min or 0.0 for s in parts), max(s.max or 0.0 for s in parts)
         spread = math.sqrt(max(norm**2 / count - mean**2, 0.0)) if low != high else 0.0
         counts = (sum(s.nan for s in parts), sum(s.inf for s in parts), sum(s.zero for s in parts))
-        out = msgspec.structs.replace(
-            out, statistics=Statistics(count, low, high, mean, spread, norm, *counts)
-        )
+        out = replace(out, statistics=Statistics(count, low, high, mean, spread, norm, *counts))
     sketches = [p.sketch for p in pieces if p.sketch is not None]
     if len(sketches) == len(pieces):
         sums = [
@@ -131,7 +129,7 @@ def _summed(pieces: Sequence[Record]) -> Record | None:
             [s.fourth_sum for s in sketches],
         ]
         checksum = sum(s.checksum for s in sketches) % _CHECKSUMS
-        out = msgspec.structs.replace(out, sketch=Sketch(checksum, *map(_total, sums)))
+        out = replace(out, sketch=Sketch(checksum, *map(_total, sums)))
     return out
 
 
@@ -158,7 +156,7 @@ def _constants(side: Side, combined: dict[tuple[Key, str], Record]) -> None:
                 and constant
                 and record.shape[:1] == piece[:1] != whole[:1]
             ):
-                combined[key, slot_beside] = msgspec.structs.replace(
+                combined[key, slot_beside] = replace(
                     record, shape=(*whole[:1], *record.shape[1:]), hash="", sketch=None
                 )
 
@@ -170,7 +168,7 @@ class _OtherSide:
         self._figures: dict[tuple[str, int], list[tuple[float, int, Option]]] = defaultdict(list)
         self._shapes: set[tuple[str, Shape]] = set()
         for index, tensor in enumerate(_tensors(side)):
-            kind = _kind(tensor.slot[1])
+            kind = slot_kind(tensor.slot[1])
             for shape, figures in tensor.options:
                 self._shapes.add((kind, tuple(sorted(shape))))
                 if norm := _norm(figures):
@@ -181,7 +179,7 @@ class _OtherSide:
     def has(self, slot: str, shape: Shape, figures: Record) -> int:
         """Has the other side these figures? 2: in this shape; 1: axes in another order; 0: no."""
         norm, best = _norm(figures), 0
-        among = self._figures.get((_kind(slot), math.prod(shape)), []) if norm else []
+        among = self._figures.get((slot_kind(slot), math.prod(shape)), []) if norm else []
         for size, _, (other_shape, other_figures) in among[
             bisect.bisect_left(among, norm * (1 - _NEAR), key=lambda item: item[0]) :
         ]:
@@ -194,12 +192,8 @@ class _OtherSide:
     def occurring(self, slot: str, shapes: Sequence[Shape]) -> Shape:
         """The first of these shapes that the other side has; the last where it has none."""
         return next(
-            (s for s in shapes if (_kind(slot), tuple(sorted(s))) in self._shapes), shapes[-1]
+            (s for s in shapes if (slot_kind(slot), tuple(sorted(s))) in self._shapes), shapes[-1]
         )
-
-
-def _kind(slot: str) -> str:
-    return slot_kind(slot)
 
 
 def _norm(figures: Record) -> float:

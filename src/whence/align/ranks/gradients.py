@@ -31,7 +31,7 @@ def as_seen(groups: RankGroups, side: Side, key: Key, slot: str, layout: Layout)
     """A layout of a tensor as it counts for one call."""
     if is_taken(key[3], key[5], slot):
         is_said = bool(side.placements(key, slot))
-        return _done(layout) if is_sum(layout) and not is_said else layout
+        return done(layout) if is_sum(layout) and not is_said else layout
     loss = _loss_behind(groups, side, key)
     if divisor(loss) == 1 or not is_left(key[3], key[5], slot):
         return layout
@@ -164,7 +164,8 @@ class PartialGradients:
                 yield self._side.name, self._side.holders(key, slot)[1]
 
 
-def _done(layout: Layout) -> Layout:
+def done(layout: Layout) -> Layout:
+    """The layout of what the ranks have added up."""
     return tuple(
         Level("replicated", level.size) if level.how == "sum" else level for level in layout
     )

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from whence import dtypes
 from whence.align.derived_run import Derived
@@ -84,7 +84,7 @@ class Side:
         calls = [c for c in self.calls if c.rank == rank]
         place = {c.id: i for i, c in enumerate(calls)}
         first = len(self.run.records)
-        records = [msgspec.structs.replace(r, id=first + i) for i, r in enumerate(whole.values())]
+        records = [replace(r, id=first + i) for i, r in enumerate(whole.values())]
         number = {where: r.id for where, r in zip(whole, records, strict=True)}
         new_ids = {
             r: n
@@ -98,7 +98,7 @@ class Side:
             return number.get((self.key_of[call.id], ref.slot), read)
 
         viewed = [
-            msgspec.structs.replace(
+            replace(
                 c,
                 id=i,
                 rank=0,
@@ -261,12 +261,7 @@ class RankGroups:
         shapes: Sequence[shards.Shape],
     ) -> list[tuple[Layout, Any]]:
         """Layouts that shapes allow; those that are declared or the program said, where given."""
-        name = key[4] or key[0]
-        matching = [
-            d
-            for d in self.declared
-            if fnmatch.fnmatchcase(name, d.pattern) and fnmatch.fnmatchcase(slot, d.slot)
-        ]
+        matching = self._declared(key, slot)
         if not matching or len(records) < 2:
             return self._placed(side, key, slot, records, shapes) or shards.candidates(shapes)
         ways = {(d.how, d.axis if d.how not in ("replicated", "sum") else 0) for d in matching}
@@ -327,11 +322,15 @@ class RankGroups:
 
     def is_mapped(self, key: Key, slot: str) -> bool:
         """Does a map say how it lies?"""
+        return bool(self._declared(key, slot))
+
+    def _declared(self, key: Key, slot: str) -> list[Shard]:
         name = key[4] or key[0]
-        return any(
-            fnmatch.fnmatchcase(name, d.pattern) and fnmatch.fnmatchcase(slot, d.slot)
+        return [
+            d
             for d in self.declared
-        )
+            if fnmatch.fnmatchcase(name, d.pattern) and fnmatch.fnmatchcase(slot, d.slot)
+        ]
 
     def blocks_of(self, side: Side, key: Key) -> tuple[tuple[int, int, int], ...]:
         """The parts in which a call's parameters lie on the ranks along their first axis."""

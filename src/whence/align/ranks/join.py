@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.align.derived_run import DerivedTensors
 from whence.align.ranks import shards
@@ -74,7 +74,7 @@ def _renumbered(run: Run, rank: int) -> tuple[Run, tuple[str, ...]]:
     own_rank = next((c.rank for c in run.calls), rank)
     if own_rank == rank:
         return run, ()
-    calls = [msgspec.structs.replace(c, rank=rank) for c in run.calls]
+    calls = [replace(c, rank=rank) for c in run.calls]
     return DerivedTensors(run).done(calls), (f"target: rank {own_rank} is paired with rank {rank}",)
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.align import derived_run
 from whence.align.derived_run import DerivedTensors
@@ -39,7 +39,7 @@ def joined_run(groups: RankGroups, side: Side) -> Run:
         if parted and shown_rank in side.groups[key]:
             notes = (*notes, marks.shown(shown_rank))
         calls.append(
-            msgspec.structs.replace(
+            replace(
                 call,
                 id=place[key],
                 order=place[key],

@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from whence.align.ranks import shards
-from whence.align.ranks.gradients import PartialGradients, is_gradient, is_loss
+from whence.align.ranks.gradients import PartialGradients, done, is_gradient, is_loss
 from whence.align.ranks.groups import (
     Key,
     Place,
@@ -18,7 +18,7 @@ from whence.align.ranks.groups import (
     joined_array,
     record_and_roundoff,
 )
-from whence.align.ranks.shards import FITS, Level
+from whence.align.ranks.shards import FITS
 from whence.errors import ElementsMissing
 from whence.records.slots import is_input, is_output
 
@@ -48,11 +48,7 @@ def unreduced(groups: RankGroups, side: Side) -> None:
         ):
             _stand_in(groups, side, key, place, readers)
             continue
-        whole = tuple(
-            Level("replicated", level.size) if level.how == "sum" else level
-            for level in groups.layouts[place]
-        )
-        groups.layouts[place] = whole
+        whole = groups.layouts[place] = done(groups.layouts[place])
         groups.note_differing(place, whole)
         groups.notes.append(
             f"{side.name}: each rank holds a partial sum of {side.name_of(key, slot)}, and no "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-import msgspec
+from msgspec.structs import replace
 
 from whence.align.derived_run import DerivedTensors
 from whence.records import Call, Ref, Run
@@ -66,9 +66,7 @@ def _reading(call: Call, like: Call, given: dict[str, int]) -> Call:
     refs = [Ref(slot, record, "content") for slot, record in given.items()]
     outputs = [ref for ref in kept if not is_input(ref.slot)]
     inputs = [ref for ref in kept if is_input(ref.slot)]
-    return msgspec.structs.replace(
-        call, refs=(*inputs, *refs, *outputs), program="", no_program=_OTHER
-    )
+    return replace(call, refs=(*inputs, *refs, *outputs), program="", no_program=_OTHER)
 
 
 _OTHER = "its stage was given the gradient of its output by another rank"
