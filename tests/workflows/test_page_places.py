@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import whence
+from whence.comparison.replays.program_difference import difference
 from whence.records import Operation, Program, RunInfo
 from whence.results import Generation, Prompted, Token
 from whence.workflows.page.measure import page_of
@@ -108,6 +109,15 @@ def test_what_only_moved_is_the_same_and_what_reads_another_differs():
     swapped = Operation(C.name, ({"op": [0, 0]}, {"op": [1, 0]}))
     assert side_by_side(program(A, B, C), program(A, B, swapped))[2].mark == "differs"
     assert side_by_side(program(A, B, C), program(A, B))[2].mark == "only reference"
+
+
+def test_operators_are_paired_as_the_answer_pairs_them():
+    again = Operation(A.name, ({"op": [0, 0]}, *A.args[1:]))
+    shifted = Operation(C.name, ({"op": [2, 0]}, {"op": [0, 0]}))
+    reference, target = program(A, B, C), program(A, again, B, shifted)
+    assert [row.mark for row in side_by_side(reference, target)] == ["", "only target", "", ""]
+    said = difference(reference.program, target.program).words
+    assert said == "the reference runs own.norm where the target runs own.scale"
 
 
 def test_of_long_programs_what_differs_is_shown_with_its_neighbours():

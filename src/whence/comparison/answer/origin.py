@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from whence.align.call_sites import LastWriters
 from whence.records import Call, Ref, Run
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_input, split_slot
@@ -82,10 +83,11 @@ class OriginTracer:
         )
         self.place = {c.id: i for i, c in enumerate(self.calls)}
         self.pair_of = {p.reference: i for i, p in enumerate(flow.pairs)}
-        self.writers: dict[int, list[int]] = {}
-        for i, call in enumerate(self.calls):
-            for ref in (*call.slots("output"), *call.slots("mutated")):
-                self.writers.setdefault(ref.record, []).append(i)
+        self._writers = LastWriters(
+            (call, ref.record)
+            for call in self.calls
+            for ref in (*call.slots("output"), *call.slots("mutated"))
+        )
         self.significant: set[int] = set()
         # Calls whose output was not captured pass on what they read.
         handing: set[int] = set()
@@ -111,9 +113,7 @@ class OriginTracer:
         """The last call before this one that wrote what it reads there, None for what the model was
         given.
         """
-        place = self.place[call.id]
-        earlier = [i for i in self.writers.get(ref.record, ()) if i < place]
-        return self.calls[earlier[-1]] if earlier else None
+        return self._writers.before(call, ref.record)
 
     def _outputs(self, call: Call) -> list[Measured]:
         index = self.pair_of.get(call.id)

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from whence import extras
+from whence.align.calls.sequence_alignment import blocks
 from whence.dtypes import Array
+from whence.errors import UsageError
 from whence.frameworks.operator_names import base_name, words
 from whence.records import Call, Operation, Program
 from whence.records.program import OPTIMIZER_STEP
@@ -168,10 +170,8 @@ def first_parting(
         [p.operations[i].name for i in places]
         for p, places in ((reference, reference_places), (target, target_places))
     ]
-    for tag, a0, a1, b0, b1 in SequenceMatcher(
-        None, names[0], names[1], autojunk=False
-    ).get_opcodes():
-        if tag == "equal":
+    for a0, a1, b0, b1, equal in operator_blocks(*names):
+        if equal:
             for a, b in zip(reference_places[a0:a1], target_places[b0:b1]):
                 error = _distance(reference_results[a], target_results[b])
                 if error > tolerance:
@@ -198,6 +198,16 @@ def first_parting(
             )
             return Parting(name, words, on_one_side=True)
     return Parting()
+
+
+def operator_blocks(
+    reference: Sequence[str], target: Sequence[str]
+) -> list[tuple[int, int, int, int, bool]]:
+    """`blocks` of the names of operators; programs that share too little are one that differs."""
+    try:
+        return blocks(reference, target)
+    except UsageError:
+        return [(0, len(reference), 0, len(target), False)]
 
 
 def _numbered(program: Program, place: int) -> str:

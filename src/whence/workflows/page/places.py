@@ -15,12 +15,15 @@ import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from whence import align, extras
-from whence.comparison.replays.program_difference import differing_arguments, source_line
+from whence.comparison.replays.program_difference import (
+    differing_arguments,
+    operator_blocks,
+    source_line,
+)
 from whence.comparison.verdicts import source_lines
 from whence.records import Call, Operation, Program, Run, children
 from whence.records.slots import param_name, split_child
@@ -363,8 +366,7 @@ def _paired(reference: list[_Line], target: list[_Line]) -> Iterator[_Paired]:
     name.
     """
     names = [[line.name for line in side] for side in (reference, target)]
-    matcher = SequenceMatcher(None, names[0], names[1], autojunk=False)
-    for _, a0, a1, b0, b1 in matcher.get_opcodes():
+    for a0, a1, b0, b1, _ in operator_blocks(*names):
         for k in range(max(a1 - a0, b1 - b0)):
             yield _Paired(a0 + k if a0 + k < a1 else -1, b0 + k if b0 + k < b1 else -1)
 
