@@ -1,28 +1,35 @@
 """Pairs the calls and tensors of two runs, and brings both to the same axes."""
 
-from whence.align.batches import prompts
-from whence.align.batches.batch import is_position_or_mask, is_told_apart
-from whence.align.batches.padding import real_positions
-from whence.align.batches.sequences import followers
-from whence.align.call_sites import selected, step_of
-from whence.align.calls.compiled_graphs import cut_alike
-from whence.align.calls.graph_nodes import is_compiled, is_piece, kernel
-from whence.align.calls.layout_operators import is_handed_on
-from whence.align.calls.match import MATCHES, plan
-from whence.align.calls.nearest import nearest
-from whence.align.derived_run import Derived, DerivedTensors
-from whence.align.environment import changed, differences, settings_of, told
-from whence.align.layout.axes import fit
-from whence.align.layout.provenance import named
-from whence.align.module_names import normal_scope, starred
-from whence.align.pipeline import Aligned, align
-from whence.align.ranks.shards import Shard
-from whence.align.tensors.elements import Inner
-from whence.align.tensors.module_outputs import is_move
-from whence.align.user_map import Map
-from whence.align.user_map import load as load_map
-from whence.records.marks import NOT_SELECTED
-from whence.records.slots import is_cache
+from typing import TYPE_CHECKING
+
+from whence.lazy_names import lazily
+
+if TYPE_CHECKING:
+    from whence.align.batches import prompts
+    from whence.align.batches.batch import is_position_or_mask, is_told_apart
+    from whence.align.batches.padding import real_positions
+    from whence.align.batches.sequences import followers
+    from whence.align.call_sites import MATCHES, selected, step_of
+    from whence.align.calls.compiled_graphs import cut_alike
+    from whence.align.calls.graph_nodes import is_compiled, is_piece, kernel
+    from whence.align.calls.layout_operators import is_handed_on
+    from whence.align.calls.match import plan
+    from whence.align.calls.nearest import nearest
+    from whence.align.derived_run import Derived, DerivedTensors
+    from whence.align.environment import changed, differences, settings_of, told
+    from whence.align.layout.axes import fit
+    from whence.align.layout.provenance import named
+    from whence.align.module_names import normal_scope, starred
+    from whence.align.pipeline import Aligned, align
+    from whence.align.ranks.shards import Shard
+    from whence.align.tensors.elements import Inner
+    from whence.align.tensors.module_outputs import is_move
+    from whence.align.user_map import Map
+    from whence.align.user_map import load as load_map
+    from whence.records.marks import NOT_SELECTED
+    from whence.records.slots import is_cache
+else:
+    __getattr__ = lazily(__name__)
 
 __all__ = [
     "MATCHES",

@@ -10,6 +10,9 @@ from typing import NamedTuple
 from whence.records import Call, Run
 from whence.records.marks import Mark, has_mark
 
+MATCHES = ("auto", "exact", "names", "order")
+"""How calls may be paired: by all rules, by equal names, by similar names, in order."""
+
 
 class SiteKey(NamedTuple):
     """What the calls of a site have in common."""

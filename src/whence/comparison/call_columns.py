@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from whence import judge
 from whence.comparison.options import CompareOptions
 from whence.comparison.own_tensors import CallTimes, Column, own_stretches
+from whence.dtypes import unit_roundoff
 from whence.records import Call, Run
 from whence.records.slots import is_input, is_written, slot_kind
 from whence.results import CallPair, Evidence, Measured, Row, Verdict, VerdictKind
@@ -312,7 +312,7 @@ class CallColumns:
         is_dtype = np.bincount(self.columns["dtype"], minlength=len(self.names)) > 0
         return np.array(
             [
-                is_used and judge.unit_roundoff(name) == 0.0
+                is_used and unit_roundoff(name) == 0.0
                 for is_used, name in zip(is_dtype.tolist(), self.names, strict=True)
             ]
         )

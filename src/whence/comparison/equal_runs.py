@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
-from whence import align
-from whence.comparison.answer import generation, summary
+from whence import extras
+from whence.align.environment import differences, settings_of
+from whence.comparison.answer.runs import capture_notes, versions
 from whence.comparison.call_columns import CallColumns, of_columns
 from whence.comparison.options import CompareOptions
 from whence.comparison.replays.sampling import Sampling
@@ -32,10 +33,21 @@ def answer(reference: Run, target: Run, options: CompareOptions) -> Comparison |
     them takes more than this.
     """
     runs = of_columns(reference, target, options)
-    if runs is None or not say_the_same(*runs):
+    if runs is None or _has_more_to_tell(runs[0], options) or not say_the_same(*runs):
         return None
     calls = CallColumns(runs[0])
     return _answer(*runs, options, calls) if calls.are_plain() else None
+
+
+def _has_more_to_tell(run: StoredRun, options: CompareOptions) -> bool:
+    """Is an answer about this run more than about its calls: about logits alone, about a program
+    beside it, or that nothing can be replayed here?
+    """
+    return (
+        run.info.options.get("level") == "logits"
+        or any(settings.get("program") for settings in settings_of(run).values())
+        or (options.replay and bool(run.programs) and not extras.is_here("torch"))
+    )
 
 
 def _answer(
@@ -62,20 +74,22 @@ def _answer(
         unmatched=0,
         incomparable=0,
         inputs_differ=(),
-        versions=summary.versions(reference),
+        versions=versions(reference),
         plan=Plan(calls.pairs()),
         rows=calls.rows(),
         verdicts=calls.verdicts(),
         headline=why,
         notes=(
             *sampling.notes(calls.labels),
-            *summary.capture_notes("reference", reference, ()),
-            *summary.capture_notes("target", target, ()),
+            *capture_notes("reference", reference, ()),
+            *capture_notes("target", target, ()),
         ),
-        environment=tuple(align.differences(reference, target)),
+        environment=tuple(differences(reference, target)),
     )
     if not calls.may_hold_tokens():
         return result
+    from whence.comparison.answer import generation
+
     read = CachedRun(reference)
     generated, unknown = generation.generated(read, CachedRun(target), result, read.calls)
     return msgspec.structs.replace(result, generation=generated, notes=(*result.notes, *unknown))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from whence import align
-from whence.comparison.replays.user_model import Models
-from whence.engines import Engine
-from whence.judge.policy import Policy
+if TYPE_CHECKING:
+    from whence import align
+    from whence.comparison.replays.user_model import Models
+    from whence.engines import Engine
+    from whence.judge.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 
 from whence.comparison import equal_runs
 from whence.comparison.answer import assemble, generation
 from whence.comparison.answer.effect import effect
-from whence.comparison.answer.next_steps import next_steps
-from whence.comparison.answer.not_there import with_missing
+from whence.comparison.answer.runs import ended
 from whence.comparison.context import Context, context_of, followed, timed
 from whence.comparison.differing_part import DifferingPart, differing_part
 from whence.comparison.options import CompareOptions
@@ -128,16 +125,16 @@ def compare_runs(
     """
     if generation.logits_alone(reference, target):
         result = generation.compare_logits(reference, target, options, again, third)
-        return _taken_further(result, reference, target, options)
+        return ended(result, reference, target, options)
     options, not_replayed = followed(reference, target, options)
     alone = not again and third is None and not not_replayed
     if alone and (equal := equal_runs.answer(reference, target, options)) is not None:
-        return _taken_further(equal, reference, target, options)
+        return ended(equal, reference, target, options)
     part = differing_part(reference, target, options) if alone else None
     if part is not None:
         answer = _compared_in_part(part, reference, target, options)
         if answer is not None:
-            return _taken_further(answer, reference, target, options)
+            return ended(answer, reference, target, options)
     reference, target = (
         CachedRun(run) if isinstance(run, StoredRun) else run for run in (reference, target)
     )
@@ -148,7 +145,7 @@ def compare_runs(
     )
     with timed(context.timing, "ranks"):
         result = with_ranks(result, reference, target)
-    return _taken_further(result, prepared.read_reference, prepared.read_target, options)
+    return ended(result, prepared.read_reference, prepared.read_target, options)
 
 
 def _compared_in_part(
@@ -187,15 +184,3 @@ def _with_tokens(
         notes=(*result.notes, *unknown),
         effect=effect(context.paired, context.errors, generated),
     )
-
-
-def _taken_further(
-    result: Comparison, reference: Run, target: Run, options: CompareOptions
-) -> Comparison:
-    """The end of every route: what the runs lack, and what to do next."""
-    result = with_missing(result, reference, target, options)
-    notes = result.notes
-    paths = [os.path.realpath(path) for path in (result.reference, result.target) if path]
-    if len(paths) == 2 and paths[0] == paths[1] and Path(paths[0]).exists():
-        notes = (f"both are one run, compared with itself: {result.reference}", *notes)
-    return msgspec.structs.replace(result, notes=notes, next=next_steps(result, reference, target))

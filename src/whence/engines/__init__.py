@@ -7,8 +7,6 @@ read the runs themselves.
 
 from __future__ import annotations
 
-from whence.engines.processes import Processes
-from whence.engines.ray_cluster import RayCluster
 from whence.engines.task import Engine, Outcome, Task, perform
 from whence.errors import UsageError
 
@@ -43,4 +41,10 @@ def create(
                 "workers (--workers) is for engine processes or ray; local uses threads"
             )
         return None
-    return Processes(workers) if name == "processes" else RayCluster(workers, address)
+    if name == "processes":
+        from whence.engines.processes import Processes
+
+        return Processes(workers)
+    from whence.engines.ray_cluster import RayCluster
+
+    return RayCluster(workers, address)

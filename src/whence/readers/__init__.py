@@ -17,17 +17,14 @@ Which readers there are (`known`), and which of them opens a path (`open_run`), 
 import functools
 import importlib
 import os
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
 
 from whence.display import listed
 from whence.errors import UnreadableRun, WhenceError
-from whence.readers import folder
 from whence.readers.assembly.builder import LOGGED, Building
 from whence.readers.encodings.raw_form import Forms
-from whence.readers.folder import Reader
-from whence.readers.source import Place
+from whence.readers.source import Place, Reader
 from whence.readers.unread import described, may_hold
 from whence.records.marks import GATHERED, ONEDNN, TAKES, UNORDERED, UNTOLD, WIDER
 from whence.records.views import ForeignRun
@@ -48,6 +45,8 @@ def known() -> dict[str, Reader]:
 
     Raises WhenceError when another package's reader cannot be loaded or lacks something.
     """
+    from importlib.metadata import entry_points
+
     readers: dict[str, Reader] = {}
     for path in sorted(_FOLDER.glob("[!_]*.py")):
         readers[path.stem] = importlib.import_module(f"whence.readers.formats.{path.stem}")
@@ -83,6 +82,8 @@ def open_run(path: str | os.PathLike[str], forms: Forms = MappingProxyType({})) 
     recognised by none (with what it is); MissingDependency when the reader that recognises
     it needs a package.
     """
+    from whence.readers import folder
+
     place = Place(path, forms=forms)
     if place.is_folder:
         run, name = folder.open_folder(place, known())

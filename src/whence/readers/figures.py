@@ -109,20 +109,20 @@ class ShownRun(Over):
         return list(dict.fromkeys((*left_out, *self._reasons.values())))
 
 
-def described_when_shown(run: Run, *, every: bool) -> Run:
-    """A dump as `ShownRun`; another run as it is.
+def described_when_shown(run: ForeignRun, *, every: bool) -> Run:
+    """A dump as `ShownRun`.
 
     every: all of its tensors will be looked at; then only when that takes seconds (up to 4 GiB of
     elements).
     """
+    if not every:
+        return ShownRun(run)
     nbytes = sum(
         r.count * dtypes.named(r.dtype).itemsize
-        for r in (run.records if every and isinstance(run, ForeignRun) else ())
+        for r in run.records
         if not r.why and r.dtype in dtypes.DTYPES
     )
-    if not isinstance(run, ForeignRun) or (every and nbytes > _SHOWN_BYTES):
-        return run
-    return ShownRun(run)
+    return run if nbytes > _SHOWN_BYTES else ShownRun(run)
 
 
 def _described(run: Run, record: Record) -> Record:

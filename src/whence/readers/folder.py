@@ -10,30 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Protocol
 
 from whence.errors import ElementsMissing, MissingDependency, UnreadableRun, WhenceError
 from whence.readers.assembly import named_tensors
 from whence.readers.assembly.joined_parts import Part, joined
-from whence.readers.source import Place
+from whence.readers.source import Place, Reader
 from whence.readers.unread import Content, content_of, described, may_hold, not_read
 from whence.records import Dumped, Lack, Missing, Over, Run, missing_of
-
-
-class Reader(Protocol):
-    """What a reader's module holds.
-
-    It may hold three more: LOOSE, that it takes every file of its kind in a folder, none of which
-    needs another; ALONE, what a file of its kind is that is not read as part of a folder; and
-    HOLDS_TENSORS, False where files of its kind hold none.
-    """
-
-    LOOKS_LIKE: str
-    ORDER: int
-
-    def sniff(self, place: Place) -> bool: ...
-    def open_run(self, place: Place) -> Run: ...
-
 
 _TABLES = {".txt", ".csv", ".tsv", ".jsonl"}
 """Of names of texts that are notes as often as tensors."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from whence.errors import UnreadableRun
 from whence.records import Run
+from whence.records.views import ForeignRun
 
 if TYPE_CHECKING:
     from whence.readers.encodings.raw_form import Forms
@@ -20,7 +21,7 @@ def open_run(path: str, forms: Forms | None = None) -> NamedRun:
     Raises UnreadableRun saying what was found instead, MissingDependency when a dump needs a
     package to be read.
     """
-    from whence import readers, store
+    from whence import store
 
     folder = Path(path)
     if store.is_url(path):
@@ -38,6 +39,8 @@ def open_run(path: str, forms: Forms | None = None) -> NamedRun:
     instead = store.what_instead(folder)
     if instead and not any(folder.glob(f"{_BESIDE}*/run.json")):
         raise UnreadableRun(f"{path} {instead}")
+    from whence import readers
+
     return cast("NamedRun", readers.open_run(path, forms or {}))
 
 
@@ -47,9 +50,12 @@ def open_to_show(path: str, *, every: bool = True) -> Run:
     every: all will be looked at; then beyond 4 GiB of elements none get figures, since reading them
     all would take minutes.
     """
+    run = open_run(path)
+    if not isinstance(run, ForeignRun):
+        return run
     from whence.readers.figures import described_when_shown
 
-    return described_when_shown(open_run(path), every=every)
+    return described_when_shown(run, every=every)
 
 
 _BESIDE = "whence-run"

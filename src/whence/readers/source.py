@@ -7,10 +7,12 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol
 
 from whence.errors import UnreadableRun
 from whence.readers.encodings import limits
 from whence.readers.encodings.raw_form import Forms
+from whence.records import Run
 from whence.regular_files import is_regular
 
 
@@ -217,3 +219,18 @@ def _is_there(entry: os.DirEntry[str]) -> bool:
         return entry.is_file() or entry.is_dir()
     except OSError:
         return False
+
+
+class Reader(Protocol):
+    """What a reader's module holds.
+
+    It may hold three more: LOOSE, that it takes every file of its kind in a folder, none of which
+    needs another; ALONE, what a file of its kind is that is not read as part of a folder; and
+    HOLDS_TENSORS, False where files of its kind hold none.
+    """
+
+    LOOKS_LIKE: str
+    ORDER: int
+
+    def sniff(self, place: Place) -> bool: ...
+    def open_run(self, place: Place) -> Run: ...

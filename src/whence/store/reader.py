@@ -494,7 +494,9 @@ def _damaged_shards(process: ProcessReader) -> list[Missing]:
     is_stored = (columns["elements"] == KEPT) | (columns["elements"] == INCREMENT)
     shards = np.where(is_stored, columns["shard"], process.shard_count)
     ends = columns["offset"] + columns["nbytes"]
-    numbers = np.unique(shards[np.flatnonzero(np.diff(shards, prepend=-1))])
+    # np.unique of an array alone would load numpy.ma
+    begin = shards[np.flatnonzero(np.diff(shards, prepend=-1))]
+    numbers = np.array(sorted(set(begin.tolist())), np.int64)
     last = np.zeros(numbers.size, np.int64)  # a number may be any, where an index is damaged
     np.maximum.at(last, np.searchsorted(numbers, shards), ends)
     damaged = []

@@ -8,7 +8,6 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,6 +80,8 @@ class Place:
         """
         if len(requests) < 2:
             return [request() for request in requests]
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(min(AT_ONCE, len(requests))) as threads:
             return list(threads.map(lambda request: request(), requests))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,9 @@ from whence.workflows.saved import as_run, check_output, load_policy, views, wri
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from whence.align import Aligned
+    from whence.align import Aligned, Map
+    from whence.comparison.options import CompareOptions
+    from whence.comparison.replays.user_model import Models
     from whence.judge.policy import Policy
     from whence.records import Run
     from whence.results import Comparison
@@ -90,13 +91,9 @@ def compare(
     bytes. Raises UnreadableRun, UsageError, OutputExists; MissingDependency without Ray.
     """
     arguments = dict(locals())
-    from whence.align import load_map
-    from whence.comparison.onnx_files import answer as onnx_files
+    from whence.comparison import equal_runs
+    from whence.comparison.answer.runs import ended
     from whence.comparison.options import CompareOptions
-    from whence.comparison.pipeline import compare_runs
-    from whence.comparison.prepare import partial_prints
-    from whence.comparison.programs import program_flow, programs
-    from whence.comparison.replays import user_model
     from whence.engines import create
     from whence.report.own_files import check_replaceable
     from whence.workflows import notebook_progress
@@ -119,29 +116,26 @@ def compare(
     (reference, target), arguments["shape"] = with_shapes((reference, target), shape)
     runs = _both_opened(reference, target)
     third_run = _opened(third) if third is not None else None
-    a, b, program_files = programs.apply_programs(*runs, programs.open_programs(program, _opened))
-    a, b = partial_prints.alike(*program_flow.with_agreeing_inputs(a, b))
     with (
         notebook_progress.counting(progress) as count,
         closing(workers_engine) if workers_engine is not None else nullcontext(),
     ):
         values = {n: arguments[n] for n in CompareOptions.__slots__ if n in arguments} | {
             "policy": declared,
-            "chart": load_map(mapping) if mapping is not None else None,
-            "model": user_model.read(model) if model is not None else None,
+            "chart": _map(mapping) if mapping is not None else None,
+            "model": _model(model) if model is not None else None,
             "views": view_names,
             "progress": count,
             "engine": workers_engine,
             "ignore": tuple(ignore),
         }
         options = CompareOptions(**values)
-        if onnx_files.can_compare(a, b):
-            result = onnx_files.compare(a, b)
-        elif programs.is_program(a) or programs.is_program(b):
-            result = programs.compare(a, b)
+        alone = not again and third is None and program is None
+        result = equal_runs.answer(*runs, options) if alone else None
+        if result is not None:
+            result = ended(result, *runs, options)
         else:
-            result = compare_runs(a, b, options, again=list(map(_opened, again)), third=third_run)
-            result = programs.with_differences(result, program_files, a, b)
+            result = _by_stages(runs, options, program, list(map(_opened, again)), third_run)
         result = msgspec.structs.replace(
             result, asked=_plain({n: arguments[n] for n in _REMEMBERED})
         )
@@ -152,6 +146,40 @@ def compare(
 
         report_html(place if place is not None else result, html, force=force, runs=runs)
     return result
+
+
+def _by_stages(
+    runs: tuple[Run, Run],
+    options: CompareOptions,
+    program: Any,
+    again: Sequence[Run],
+    third: Run | None,
+) -> Comparison:
+    from whence.comparison.onnx_files import answer as onnx_files
+    from whence.comparison.pipeline import compare_runs
+    from whence.comparison.prepare import partial_prints
+    from whence.comparison.programs import program_flow, programs
+
+    a, b, program_files = programs.apply_programs(*runs, programs.open_programs(program, _opened))
+    a, b = partial_prints.alike(*program_flow.with_agreeing_inputs(a, b))
+    if onnx_files.can_compare(a, b):
+        return onnx_files.compare(a, b)
+    if programs.is_program(a) or programs.is_program(b):
+        return programs.compare(a, b)
+    result = compare_runs(a, b, options, again=again, third=third)
+    return programs.with_differences(result, program_files, a, b)
+
+
+def _map(path: str | os.PathLike[str]) -> Map:
+    from whence.align import load_map
+
+    return load_map(path)
+
+
+def _model(model: str | Module | Callable[[], Module]) -> Models:
+    from whence.comparison.replays import user_model
+
+    return user_model.read(model)
 
 
 _REMEMBERED = ("mapping", "match", "allow", "policy", "model", "shape")
@@ -183,15 +211,19 @@ def _both_opened(reference: Any, target: Any) -> tuple[Run, Run]:
     )
     if not any(isinstance(run, str) and store.is_url(run) for run in (reference, target)):
         return works[0](), works[1]()
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(2) as threads:
         first, second = [threads.submit(work) for work in works]
         return first.result(), second.result()
 
 
 def _opened(run: str | os.PathLike[str] | Run | Mapping[str, Any], words: str = "<arrays>") -> Run:
+    if not isinstance(run, Mapping):
+        return as_run(run)
     from whence.workflows.capture import arrays
 
-    return arrays.in_memory(run, words) if isinstance(run, Mapping) else as_run(run)
+    return arrays.in_memory(run, words)
 
 
 def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import Any
 
 from whence import dtypes
 from whence.errors import UnreadableRun, UsageError
-from whence.readers.assembly import named_tensors
 from whence.readers.encodings import raw_form
 from whence.readers.encodings.raw_form import Form, Forms
 from whence.readers.opening import open_run
@@ -88,11 +87,13 @@ def _raw_files(path: Path) -> dict[str, int]:
 
 def _alike(side: _Side, other: Run) -> dict[str, Form]:
     """The forms of files that tensors of the other run of the same name have, where they fit."""
+    from whence.readers.assembly.named_tensors import placed
+
     shapes = _by_name(other)
     is_single = Path(side.path).is_file() and len(other.records) == 1
     forms: dict[str, Form] = {}
     for file, size in side.raw.items():
-        number = 0 if is_single else shapes.get(named_tensors.placed(file), -1)
+        number = 0 if is_single else shapes.get(placed(file), -1)
         record = other.records[number] if number >= 0 else None
         if record is not None and record.dtype in dtypes.DTYPES:
             form = raw_form.like(record.shape, record.dtype, size)
@@ -102,6 +103,8 @@ def _alike(side: _Side, other: Run) -> dict[str, Form]:
 
 def _by_name(run: Run) -> dict[tuple[str, int, int], int]:
     """Records by the name that a file of theirs alone would have, its step and its rank."""
+    from whence.readers.assembly.named_tensors import placed
+
     names: dict[tuple[str, int, int], int] = {}
     for call in run.calls:
         for ref in call.refs:
@@ -109,5 +112,5 @@ def _by_name(run: Run) -> dict[tuple[str, int, int], int]:
             names.setdefault((call.scope + slot, call.step, call.rank), ref.record)
             elements = run.records[ref.record].elements
             if isinstance(elements, Dumped):
-                names.setdefault(named_tensors.placed(elements.file), ref.record)
+                names.setdefault(placed(elements.file), ref.record)
     return names

@@ -12,7 +12,7 @@ pairs is listed as unmatched, what several candidates fit equally as ambiguous.
 
 from __future__ import annotations
 
-from whence.align.call_sites import selected
+from whence.align.call_sites import MATCHES, selected
 from whence.align.calls.by_arguments import by_arguments
 from whence.align.calls.by_content import same_content
 from whence.align.calls.by_dataflow import between_partners
@@ -26,8 +26,6 @@ from whence.align.calls.tensor_slots import pair_in_order, pair_slots
 from whence.errors import UsageError
 from whence.records import Call, Run
 from whence.results import CallPair, Plan
-
-MATCHES = ("auto", "exact", "names", "order")
 
 
 def plan(reference: Run, target: Run, match: str = "auto", fused: Fused | None = None) -> Plan:

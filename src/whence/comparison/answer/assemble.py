@@ -14,6 +14,7 @@ from whence.comparison.answer.finding_details import with_worst
 from whence.comparison.answer.layer_costs import layer_costs
 from whence.comparison.answer.occurrences import counted, of_operators
 from whence.comparison.answer.origin import OriginTracer, flow_of
+from whence.comparison.answer.runs import versions
 from whence.comparison.context import Context, timed
 from whence.comparison.verdicts import compiled_kernels, indices, loss_scale
 from whence.comparison.verdicts.findings import findings, order_and_taint, remarks
@@ -62,7 +63,7 @@ def comparison(
         unmatched=summary.unmatched(plan) - coverage.inside,
         incomparable=len(unmeasured),
         inputs_differ=inputs_differ,
-        versions=summary.versions(paired.reference),
+        versions=versions(paired.reference),
         plan=plan,
         rows=tuple(summary.rows(paired, context.third, per_call)),
         verdicts=every,

@@ -10,16 +10,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, S
 from typing import Any
 
 from whence import align
-from whence._version import __version__
-from whence.align.environment import observer_effects
 from whence.comparison.answer.coverage import is_count_of_cache
+from whence.comparison.answer.runs import capture_notes
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.source_lines import of_call
 from whence.comparison.verdicts.status import Gaps, failed_alone
 from whence.comparison.verdicts.third_run import ThirdRunJudge
 from whence.judge.power import KINDS
-from whence.records import Call, Run, marks, missing_of
+from whence.records import Call, marks
 from whence.records.marks import Mark
 from whence.records.slots import is_output
 from whence.results import (
@@ -37,7 +36,6 @@ from whence.results import (
 )
 
 _MAX_REASONS = 3  # why tensors could not be measured
-_MAX_ERROR_TEXT = 200  # characters of an exception that are shown
 
 
 def counts(paired: PairedRuns, per_call: Mapping[int, str]) -> dict[str, int]:
@@ -279,28 +277,3 @@ def run_notes(paired: PairedRuns) -> list[str]:
     """What went wrong while either run was captured."""
     sides = (("reference", paired.reference), ("target", paired.target))
     return [note for side, run in sides for note in capture_notes(side, run, run.calls)]
-
-
-def capture_notes(side: str, run: Run, calls: Sequence[Call]) -> list[str]:
-    """What went wrong while a run was captured, beside what it lacks. calls: those that may say
-    so.
-    """
-    out, told = [], {missing.text for missing in missing_of(run)}
-    raised = next((c for c in calls if c.error and c.parent == -1), None)
-    if raised is not None:
-        message = " ".join(raised.error.split())
-        out.append(
-            f"{raised.scope or raised.root} raised in step {raised.step}: "
-            f"{message[:_MAX_ERROR_TEXT]}{'...' if message[_MAX_ERROR_TEXT:] else ''}"
-        )
-    out += align.changed(run)
-    kinds = ("budget", "error", "inside-not-seen")
-    out += [n.text for n in run.notes if n.kind in kinds and n.text not in told]
-    out += observer_effects(run)
-    out += sorted({note for c in calls if (note := marks.hidden_inside(c))})
-    return [f"{side}: {sentence}" for sentence in out]
-
-
-def versions(reference: Run) -> dict[str, str]:
-    """Of this package and of the reference's format."""
-    return {"whence": __version__, "format": str(reference.info.format)}

@@ -326,3 +326,11 @@ def complain(text: str) -> None:
     """One line on stderr; a medium that fails is not worth failing for."""
     with contextlib.suppress(Exception):
         sys.stderr.write(f"whence: {text}\n")
+
+
+def left_over(run: Path) -> Path:
+    """The folder of labels of a run that begins, without those of the run that it replaces."""
+    place = run / FOLDER
+    for old in (*place.glob("*.jsonl"), *place.glob("*.bin")):
+        old.unlink(missing_ok=True)
+    return place

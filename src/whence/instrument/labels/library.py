@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from whence import config_files
 from whence.errors import UsageError
 from whence.instrument.labels.labels import Waiting, filled
 
@@ -102,6 +101,8 @@ def load(
     and lose against `runner`, `max_tokens` and `dump`. Raises UsageError: no such
     profile or file, a key that is not known, a number below 1.
     """
+    from whence import config_files
+
     file = _profile_file(name)
     if max_tokens is not None and max_tokens < 1:
         raise UsageError(f"library-max {max_tokens}: a number of tokens, 1 or more")

@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from whence.instrument.engines.limits import check_listening
-
 if TYPE_CHECKING:
     from whence.instrument.framework import Listening, Stage, Surroundings
     from whence.instrument.options import CaptureOptions
@@ -29,6 +27,8 @@ def owns(model: Any) -> bool:
 
 def check(options: CaptureOptions) -> None:
     """Raise UsageError for what the capture of ONNX Runtime cannot do."""
+    from whence.instrument.engines.limits import check_listening
+
     check_listening(options, "a session of ONNX Runtime")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import enum
 import math
 import re
-import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -98,6 +97,8 @@ class _Usual:
         return found
 
     def _limit_now(self) -> float:
+        import statistics  # which loads decimal and fractions
+
         median = statistics.median(self._recent)
         spread = statistics.median([abs(value - median) for value in self._recent])
         largest = max(self._recent)

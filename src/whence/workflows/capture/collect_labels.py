@@ -25,7 +25,15 @@ import numpy as np
 from whence.display import listed
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun, UsageError, WhenceError
-from whence.instrument.labels.labels import FOLDER, LABELS, NO_PROGRAM, Waiting, complain, described
+from whence.instrument.labels.labels import (
+    FOLDER,
+    LABELS,
+    NO_PROGRAM,
+    Waiting,
+    complain,
+    described,
+    left_over,
+)
 from whence.instrument.labels.library import Library, anywhere, decoded, encoded, load
 from whence.instrument.launch.launcher import ENVIRONMENT, LaunchExtras
 from whence.records import Call, Ref
@@ -122,14 +130,6 @@ def labelled_launch(
         return gather(run_path, library=library, since=began, keep=keep)
 
     return LaunchExtras(prepared, ended, FOLDER)
-
-
-def left_over(run: Path) -> Path:
-    """The folder of labels of a run that begins, without those of the run that it replaces."""
-    place = run / FOLDER
-    for old in (*place.glob("*.jsonl"), *place.glob("*.bin")):
-        old.unlink(missing_ok=True)
-    return place
 
 
 def _is_running(file: Path) -> bool:

@@ -16,7 +16,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from whence.instrument.labels.labels import FOLDER, LABELS, TASK, Ids, Labels, Tasks, source_of
+from whence.instrument.labels.labels import (
+    FOLDER,
+    LABELS,
+    TASK,
+    Ids,
+    Labels,
+    Tasks,
+    left_over,
+    source_of,
+)
 from whence.workflows.capture.process_end import before_leaving_at_once
 
 if TYPE_CHECKING:
@@ -135,13 +144,19 @@ def taking(session: Session, folder: str) -> Callable[[], None]:
     """Let labels go to this session; returns what ends that and reads the files that were labelled,
     once the session is closed.
     """
-    from whence.workflows.capture.collect_labels import left_over
-
     left_over(Path(folder))
     close = _open(session, folder, library=None)
 
     def end() -> None:
         close()
+        try:
+            (Path(folder) / FOLDER).rmdir()
+        except FileNotFoundError:  # another rank may remove it
+            return
+        except OSError:  # there are labels in it
+            pass
+        else:
+            return
         from whence.workflows.capture.collect_labels import gather
 
         gather(folder, keep=session.options.keep)
