@@ -20,15 +20,16 @@ class ModuleFrame(Frame):
     inputs: (slot, tensor, its version, its record) of what it was given. forms: (slot, (dtype,
     shape, stride)) of those. objects: (slot, object) of what holds tensors among its arguments.
     results: (slot, tensor) of what it returned and changed. operators: calls directly below it that
-    are no modules. signature, family, recorder, reads, started, ended, held: see
+    are no modules. signature, family, code, recorder, reads, started, ended, held: see
     `program_cache`. draws: tensors of random numbers and of rows of pools so far. first_node,
     input_edges, called: see `training.backward_pass`.
     """
 
     __slots__ = (
-        "arguments", "called", "draws", "ended", "family", "first_node", "forms", "held", "info",
-        "input_edges", "inputs", "micro", "module", "note", "objects", "op_type", "operators",
-        "phase", "placements", "reads", "recorder", "results", "signature", "started", "training",
+        "arguments", "called", "code", "draws", "ended", "family", "first_node", "forms", "held",
+        "info", "input_edges", "inputs", "micro", "module", "note", "objects", "op_type",
+        "operators", "phase", "placements", "reads", "recorder", "results", "signature", "started",
+        "training",
     )  # fmt: skip
     micro: int
     held: dict[tuple[Any, ...], tuple[str, Any]] | None
@@ -56,6 +57,7 @@ class ModuleFrame(Frame):
         self.placements: dict[str, Placement] = {}
         self.signature: tuple[Any, ...] | None = None
         self.family: tuple[Any, ...] | None = None
+        self.code: tuple[Any, ...] | None = None
         self.recorder: Recorder | DrawListener | None = None
         self.draws = 0
         self.ended, self.held = False, None

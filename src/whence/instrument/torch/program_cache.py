@@ -1,5 +1,5 @@
-"""Programs of module calls, by signature and family: recorded once, reused for calls that must run
-the same.
+"""Programs of module calls, by signature, family and code: recorded once, reused for calls that
+must run the same.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from whence.instrument.torch.caller_code import asks_for_listeners, compiled_ins
 from whence.instrument.torch.compiled_boundary import CompiledCodeGuard
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.modes import NoFunctions
+from whence.instrument.torch.module_code import code_of
 from whence.instrument.torch.module_info import HeldTensor, home_of
 from whence.instrument.torch.operand_table import layout
 from whence.instrument.torch.pool_rows import Pools
@@ -135,7 +136,8 @@ class ProgramCache:
 
     A signature is everything that code may decide by: modes, arguments, dtypes, shapes, strides. A
     family is a signature without its extents: when its programs are one and the same, extents are
-    followed, and the next one is not recorded.
+    followed, and the next one is not recorded. What is known of one module is known of all that
+    have its code.
     """
 
     def __init__(
@@ -150,6 +152,7 @@ class ProgramCache:
         self._compiled_code, self._writer = compiled_code, writer
         self._outcomes: dict[tuple[Any, ...], _Outcome] = {}
         self._families: dict[tuple[Any, ...], list[_Outcome]] = {}
+        self._of_codes: dict[tuple[Any, ...], _Outcome] = {}
         options = session.options
         self._records = (
             options.programs and options.keep == "full" and session.selector.slots("input")
@@ -164,13 +167,14 @@ class ProgramCache:
             self._session.note("programs", f"{self._recorded} calls recorded in {spent}")
         self._outcomes.clear()
         self._families.clear()
+        self._of_codes.clear()
 
     def expect(self, frame: ModuleFrame, inputs: list[tuple[str, Any]]) -> None:
         """Listen to what this call runs where that is not known. inputs: (slot, tensor)."""
         if frame.note or not self._records:
             return
         frame.signature = signature = _signature(frame)
-        outcome = self._outcomes.get(signature) or self._of_family(frame, signature)
+        outcome = self._outcomes.get(signature) or self._of_code(frame, signature)
         if outcome is not None:
             for slot in outcome.reads:
                 self._read(frame, slot)
@@ -181,6 +185,18 @@ class ProgramCache:
                 )
         elif self._session.elements_on:
             self._record(frame, inputs, signature)
+
+    def _of_code(self, frame: ModuleFrame, signature: tuple[Any, ...]) -> _Outcome | None:
+        """What a call of a new signature runs, where a module of the same code, its family or its
+        module decides it.
+        """
+        code, (modes, *rest) = code_of(frame.module), signature
+        frame.code = (code, *modes[1:], *rest) if code is not None else None
+        outcome = self._of_codes.get(frame.code) if frame.code is not None else None
+        if outcome is None:
+            return self._of_family(frame, signature)
+        self._outcomes[signature] = outcome
+        return outcome
 
     def _of_family(self, frame: ModuleFrame, signature: tuple[Any, ...]) -> _Outcome | None:
         """What a call of a new signature runs, where its family or its module decides it."""
@@ -198,6 +214,8 @@ class ProgramCache:
             and all(earlier == history[-1] for earlier in history[-_SETTLED:])
         ):
             outcome = self._outcomes[signature] = history[-1]
+            if frame.code is not None:
+                self._of_codes[frame.code] = outcome
         elif frame.info.programs >= _MOST_PROGRAMS:
             reason = f"other extents than in its first {_MOST_PROGRAMS} programs"
             outcome = self._outcomes[signature] = _Outcome("", reason)
@@ -289,6 +307,7 @@ class ProgramCache:
 
     def _hold(self, frame: ModuleFrame, slot: str, tensor: Any) -> None:
         """From now on a tensor that a module below holds is a parameter of this call's module."""
+        frame.code = None  # modules of its code have no such parameter
         entry = HeldTensor(slot, tensor, home_of(frame.module, slot[6:]))
         number, edge, _ = self._registry.record_of(tensor, slot, frame, parameter=True)
         entry.last_ref = Ref(slot, number, edge)
@@ -337,6 +356,8 @@ class ProgramCache:
             program, _ = self._writer.put_recording(recording, frame)
             outcome = _Outcome(program, "", tuple(frame.reads), frame.draws)
         self._outcomes[frame.signature] = outcome
+        if frame.code is not None and outcome.program:
+            self._of_codes[frame.code] = outcome
         if frame.family is not None:
             self._families[frame.family].append(outcome)
         return outcome.program, outcome.reason
