@@ -4,6 +4,7 @@ arrow is a decision made here.
 
 import ast
 import functools
+import importlib
 import subprocess
 import sys
 from collections import Counter
@@ -148,6 +149,7 @@ FOLDERS = {
             "dtensor_placement",
             "before_steps",
             "list_operators",
+            "module_code",
         },
         {"device_figures"},
         {"staging_memory"},
@@ -473,8 +475,35 @@ def test_no_two_test_files_have_one_name():
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_the_list_of_verbs_loads_no_stage():
-    """A command starts with the packages that it needs; `whence show` compares nothing."""
-    code = "import sys, whence.api; print(*{m.split('.')[1] for m in sys.modules if m[:7] == 'whence.'})"
+def _loaded(code):
+    """The modules that a Python which runs this code has imported in the end."""
+    code = f"import sys; sys.argv = ['whence']\n{code}\nprint('', *sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not set(done.stdout.split()) & {"align", "judge", "metrics", "comparison", "replay"}
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_the_list_of_verbs_loads_no_stage():
+    """A command starts with what it needs: the list of verbs loads none of them."""
+    loaded = {m.split(".")[1] for m in _loaded("import whence.api") if m.startswith("whence.")}
+    assert not loaded & {"align", "judge", "metrics", "comparison", "replay", "readers"}
+
+
+def test_each_name_that_is_listed_is_there():
+    """What is imported for type checkers is what a program gets."""
+    for module in (importlib.import_module(f"whence.{name}") for name in ("api", "align")):
+        assert all(getattr(module, name) is not None for name in module.__all__)
+        with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+            module.no_such_name
+
+
+def test_equal_runs_and_show_load_no_stage():
+    """Runs that say the same are answered, and a run is shown, without what judges and replays."""
+    runs = Path(__file__).parent / "data" / "golden" / "0.1.0" / "modules"
+    command = "from whence.cli import execute; execute({!r})"
+    heavy = {"yaml", "numpy.ma", "importlib.metadata", "whence.judge", "whence.align.pipeline"}
+    heavy |= {"whence.comparison.pipeline", "whence.comparison.replays.replayer", "torch"}
+    heavy |= {"whence.readers.folder", "whence.workflows.probe", "whence.store.upload"}
+    for words in (["show", str(runs)], ["compare", "--no-replay", str(runs), str(runs)]):
+        loaded = _loaded(command.format(words))
+        assert "whence.store.reader" in loaded
+        assert not loaded & heavy

@@ -145,7 +145,7 @@ class CallColumns:
         """A call of each step of each root."""
         both = np.stack([self.columns["root"], self.columns["step"]])
         changes = np.diff(both, axis=1, prepend=-1).any(axis=0)
-        pairs = np.unique(both[:, changes], axis=1).T.tolist()
+        pairs = sorted(set(zip(*both[:, changes].tolist(), strict=True)))
         return [Call(-1, "", self.names[root], step, -1) for root, step in pairs]
 
     def may_hold_tokens(self) -> bool:
@@ -322,7 +322,8 @@ class CallColumns:
         columns = self.columns
         is_root = np.repeat(columns["parent"] < 0, np.diff(columns["refs_at"]))
         is_given = np.array([is_input(n) for n in self.names])[columns["ref_slot"]]
-        return np.unique(columns["ref_record"][is_root & is_given])
+        given: Column = columns["ref_record"][is_root & is_given]
+        return np.array(sorted(set(given.tolist())), given.dtype)
 
     def _given(self) -> Column:
         """Records without rounding that the caller chose, and no call made."""
@@ -347,7 +348,7 @@ def _joint(first: Column, second: Column) -> Column:
 def _has_a_slot_twice(refs_at: Column, slots: Column) -> bool:
     """Has a call two tensors in one slot?"""
     counts = np.diff(refs_at)
-    for count in np.unique(counts[counts > 1]).tolist():
+    for count in sorted(set(counts[counts > 1].tolist())):
         starts = refs_at[:-1][counts == count]
         of_calls = max(1, _SLOTS // count)
         for first in range(0, starts.size, of_calls):
