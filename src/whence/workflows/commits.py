@@ -17,6 +17,7 @@ import msgspec
 
 from whence.errors import CaptureError, UsageError
 from whence.results import Comparison, Status, TokenComparison
+from whence.workflows.notebook_progress import Tell
 
 _ANY_EXIT_CODE = range(256)
 
@@ -64,7 +65,7 @@ def commits(
     *,
     output: str,
     bisect: bool = False,
-    tell: Callable[[str], None] = lambda _: None,
+    tell: Tell = lambda _: None,
     **files: Unpack[Files],
 ) -> Commits:
     """Run `command` on two commits of the repository around this folder, or in two folders, and
@@ -142,7 +143,7 @@ class _Work:
         command: Sequence[str],
         links: Sequence[str],
         texts: str,
-        tell: Callable[[str], None],
+        tell: Tell,
     ) -> None:
         self._command, self._links = tuple(command), links
         self._texts, self._tell = texts, tell

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from whence.errors import UsageError
-from whence.workflows.saved import as_run, check_output, load_policy, views, write
+from whence.workflows.saved import AnyPath, AnyRun, as_run, check_output, load_policy, views, write
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
 
 
 def compare(
-    reference: str | os.PathLike[str] | Run | Mapping[str, Any],
-    target: str | os.PathLike[str] | Run | Mapping[str, Any],
+    reference: AnyRun | Mapping[str, Any],
+    target: AnyRun | Mapping[str, Any],
     *,
-    output: str | os.PathLike[str] | None = None,
+    output: AnyPath | None = None,
     force: bool = False,
     replay: bool = True,
     strict: bool = False,
     min_coverage: float = 0.9,
     tier: str = "full",
     allow: tuple[str, ...] = (),
-    again: Sequence[str | os.PathLike[str] | Run] = (),
-    third: str | os.PathLike[str] | Run | None = None,
-    policy: str | os.PathLike[str] | Policy | None = None,
-    mapping: str | os.PathLike[str] | None = None,
-    program: str | os.PathLike[str] | Run | Sequence[str | os.PathLike[str] | Run] | None = None,
+    again: Sequence[AnyRun] = (),
+    third: AnyRun | None = None,
+    policy: AnyPath | Policy | None = None,
+    mapping: AnyPath | None = None,
+    program: AnyRun | Sequence[AnyRun] | None = None,
     model: str | Module | Callable[[], Module] | None = None,
     match: str = "auto",
     sample: str = "auto",
     budget: float | None = None,
     view: str | Sequence[str] = (),
     occurrences: bool = False,
-    html: str | os.PathLike[str] | None = None,
+    html: AnyPath | None = None,
     progress: Callable[[int, int, str], None] | None = None,
     engine: str = "local",
     workers: int | None = None,
@@ -218,7 +218,7 @@ def _both_opened(reference: Any, target: Any) -> tuple[Run, Run]:
         return first.result(), second.result()
 
 
-def _opened(run: str | os.PathLike[str] | Run | Mapping[str, Any], words: str = "<arrays>") -> Run:
+def _opened(run: AnyRun | Mapping[str, Any], words: str = "<arrays>") -> Run:
     if not isinstance(run, Mapping):
         return as_run(run)
     from whence.workflows.capture import arrays
@@ -241,10 +241,10 @@ def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def align_runs(
-    reference: str | os.PathLike[str] | Run,
-    target: str | os.PathLike[str] | Run,
+    reference: AnyRun,
+    target: AnyRun,
     *,
-    mapping: str | os.PathLike[str] | None = None,
+    mapping: AnyPath | None = None,
     match: str = "auto",
 ) -> Aligned:
     """Pair two runs without comparing them: gives the plan, and the runs as they were aligned.
@@ -261,8 +261,8 @@ def align_runs(
 
 
 def _check_again(
-    reference: str | os.PathLike[str] | Run | Mapping[str, Any],
-    further: Sequence[str | os.PathLike[str] | Run],
+    reference: AnyRun | Mapping[str, Any],
+    further: Sequence[AnyRun],
 ) -> None:
     paths = (str, os.PathLike)
     if isinstance(further, paths):

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from whence.errors import CaptureError, ElementsMissing, UnreadableRun
-from whence.records import Run
 from whence.results import Comparison, Finding, Shown, Status, ViewRow
-from whence.workflows.saved import as_run
+from whence.workflows.notebook_progress import Count
+from whence.workflows.saved import AnyPath, AnyRun, as_run, check_output
 
 if TYPE_CHECKING:
     from whence.comparison.prepare.label_sides import Label, TensorMatcher
 
+_SHOWN = 3  # sentences of a kind
+
 
 def compare_labels(
-    reference: str | os.PathLike[str] | Run,
-    target: str | os.PathLike[str] | Run | None = None,
+    reference: AnyRun,
+    target: AnyRun | None = None,
     *,
-    output: str | os.PathLike[str] | None = None,
+    output: AnyPath | None = None,
     force: bool = False,
     strict: bool = False,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Count | None = None,
 ) -> Comparison:
     """Compare the labels of one run, its reference side against its target side; or those of two
     runs.
@@ -39,7 +41,6 @@ def compare_labels(
     `undecided`. Raises CaptureError when there is no label at all, UnreadableRun, UsageError,
     OutputExists.
     """
-    from whence.workflows.saved import check_output
 
     if output is not None:
         check_output(Path(output), force)
@@ -58,11 +59,11 @@ def write_labels(result: Comparison, rows: Sequence[TensorMatcher], folder: Path
 
 
 def labels_compared(
-    reference: str | os.PathLike[str] | Run,
-    target: str | os.PathLike[str] | Run | None = None,
+    reference: AnyRun,
+    target: AnyRun | None = None,
     *,
     strict: bool = False,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Count | None = None,
 ) -> tuple[Comparison, list[TensorMatcher]]:
     """As `compare_labels`, which writes; (the comparison, a row for every label)."""
     from whence.comparison.options import CompareOptions
@@ -94,7 +95,7 @@ def labels_compared(
 
 
 def run_labels(
-    command: Sequence[str], output: str | os.PathLike[str], *, force: bool = False, **options: Any
+    command: Sequence[str], output: AnyPath, *, force: bool = False, **options: Any
 ) -> tuple[int, Comparison | None]:
     """Run a command, take its labels and compare their sides, as `whence run --compare`; (exit code
     of the command, the comparison).
@@ -106,7 +107,6 @@ def run_labels(
     from whence.instrument.labels.labels import complain
     from whence.store.folder import load_info
     from whence.workflows.capture.command import run_command
-    from whence.workflows.saved import check_output
 
     folder = Path(output)
     check_output(folder, force)
@@ -197,12 +197,10 @@ def _with_alone(
     )
 
 
-def _few(sentences: Sequence[str], limit: int = 3) -> list[str]:
-    omitted = len(sentences) - limit
-    return [
-        *sentences[:limit],
-        *([f"and {omitted} more, see cmp_report.csv"] if omitted > 0 else []),
-    ]
+def _few(sentences: Sequence[str]) -> list[str]:
+    omitted = len(sentences) - _SHOWN
+    more = [f"and {omitted} more, see cmp_report.csv"] if omitted > 0 else []
+    return [*sentences[:_SHOWN], *more]
 
 
 def lost(label: Label) -> str:
@@ -222,15 +220,11 @@ def _without_tensor(row: TensorMatcher) -> bool:
 def write_table(rows: Sequence[TensorMatcher], folder: Path) -> None:
     """Write cmp_report.csv. Raises StoreFailed."""
     from whence import disk
-    from whence.errors import StoreFailed
+    from whence.errors import storing
     from whence.report.labels import labels_csv
 
-    try:
+    with storing(f"write {folder / 'cmp_report.csv'}"):
         disk.write_file(folder / "cmp_report.csv", labels_csv(map(_row, rows)))
-    except OSError as error:
-        raise StoreFailed(
-            f"cannot write {folder / 'cmp_report.csv'}: {error.strerror or error}"
-        ) from error
 
 
 def _row(row: TensorMatcher) -> ViewRow:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whence.errors import OutputExists, StoreFailed, UsageError
-from whence.records import Run
-from whence.workflows.saved import as_run
+from whence.workflows.saved import AnyPath, AnyRun, as_run
 
 if TYPE_CHECKING:
     from whence.writers import Written
@@ -26,8 +25,8 @@ def formats() -> tuple[str, ...]:
 
 
 def convert(
-    source: str | os.PathLike[str] | Run,
-    destination: str | os.PathLike[str],
+    source: AnyRun,
+    destination: AnyPath,
     *,
     to: str,
     force: bool = False,

@@ -6,25 +6,23 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whence import _kernels
 from whence.errors import UsageError, WhenceError
+from whence.readers.opening import open_run
+from whence.records import Call
 from whence.records.slots import is_output
-from whence.results import Checkup, Clean, PlantedFault, Status, VerdictKind
-
-if TYPE_CHECKING:
-    from whence.records import Call
-    from whence.results import Comparison
-    from whence.workflows.rerun import Subject
-
-Tell = Callable[[str], None]
+from whence.results import Checkup, Clean, Comparison, PlantedFault, Status, VerdictKind
+from whence.workflows.notebook_progress import Tell
+from whence.workflows.rerun import Subject
+from whence.workflows.rounding.ways import arguments, with_leaves
+from whence.workflows.saved import AnyPath
 
 CLEAR, NEAR = 6.0, 1.5
 """Sizes of a fault in units of its operator's own rounding, as `docs/dev/faultbench.md` has them:
@@ -42,7 +40,7 @@ def doctor(
     faults: int = 8,
     seed: int | None = None,
     dtype: Any = None,
-    keep: str | os.PathLike[str] | None = None,
+    keep: AnyPath | None = None,
     tell: Tell | None = None,
 ) -> Checkup:
     """Run a torch model again and again, as it is and with known faults, and see what whence says
@@ -69,7 +67,7 @@ def doctor_command(
     *,
     faults: int = 8,
     seed: int | None = None,
-    keep: str | os.PathLike[str] | None = None,
+    keep: AnyPath | None = None,
     tell: Tell | None = None,
 ) -> Checkup:
     """`doctor` for a command: every run is a run of the command, the faults are planted in its
@@ -89,7 +87,7 @@ def _check(
     faults: int,
     seed: int | None,
     options: dict[str, Any],
-    keep: str | os.PathLike[str] | None,
+    keep: AnyPath | None,
     tell: Tell | None,
 ) -> Checkup:
     from whence.workflows.notebook_progress import telling
@@ -115,7 +113,6 @@ class _Doctor:
 
     def result(self, faults: int, seed: int) -> Checkup:
         from whence.instrument.launch import outcome
-        from whence.readers.opening import open_run
 
         self.tell("running it without a capture")
         bare = self.subject.bare()
@@ -205,7 +202,6 @@ class _Doctor:
         return out, notes
 
     def _one(self, kind: str, call: Call, number: int) -> PlantedFault:
-        from whence.readers.opening import open_run
 
         path = self.place / f"fault-{number:02d}-{kind}"
         self.subject.capture(path, **self.options, inject=f"{kind}@{call.root}/{call.scope}")
@@ -279,14 +275,13 @@ class _Doctor:
             "constant": [c for c in big if not c.leaf] or leaves,
             "row": weights,
             "weight": weights,
-            "bias": [
-                c for c in leaves if has(c, "bias", 1) and not self._all_zero(c, "param.bias")
-            ],
+            "bias": [c for c in leaves if has(c, "bias", 1) and not self._has_zero_bias(c)],
             "eps": [c for c in leaves if "norm" in c.op_type.lower()],
         }
 
-    def _all_zero(self, call: Call, slot: str) -> bool:
-        statistics = [self.golden.records[r.record].statistics for r in call.refs if r.slot == slot]
+    def _has_zero_bias(self, call: Call) -> bool:
+        records = [self.golden.records[r.record] for r in call.refs if r.slot == "param.bias"]
+        statistics = [record.statistics for record in records]
         return all(s is not None and s.zero == s.count for s in statistics)
 
     def _output(self, call: Call) -> Any:
@@ -354,6 +349,9 @@ def caller(inputs: Any, dtype: Any = None) -> Callable[[Any], Any]:
     if callable(inputs) and not _is_tensor(inputs):
         return inputs  # type: ignore[no-any-return]
 
+    def cast(leaf: Any) -> Any:
+        return leaf.to(dtype) if _is_tensor(leaf) and leaf.is_floating_point() else leaf
+
     def use(model: Any) -> Any:
         import torch
 
@@ -361,22 +359,11 @@ def caller(inputs: Any, dtype: Any = None) -> Callable[[Any], Any]:
         with torch.no_grad():
             parameter = next(iter(model.parameters()), None)
             if dtype is not None and parameter is not None and parameter.dtype == dtype:
-                values = _cast(values, dtype)
-            if isinstance(values, Mapping):
-                return model(**values)
-            return model(*values) if isinstance(values, (tuple, list)) else model(values)
+                values = with_leaves(values, cast)
+            args, kwargs = arguments(tuple(values) if isinstance(values, list) else values)
+            return model(*args, **kwargs)
 
     return use
-
-
-def _cast(value: Any, dtype: Any) -> Any:
-    if _is_tensor(value):
-        return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, Mapping):
-        return {k: _cast(v, dtype) for k, v in value.items()}
-    return (
-        type(value)(_cast(v, dtype) for v in value) if isinstance(value, (tuple, list)) else value
-    )
 
 
 def _is_tensor(value: Any) -> bool:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 
 from whence import extras
 from whence.errors import UnreadableRun, UsageError
+from whence.workflows.saved import AnyPath
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -38,11 +38,11 @@ _TOKENS = 2  # integers are drawn below it: any table has as many rows
 
 
 def export_check(
-    onnx: str | os.PathLike[str] | None,
+    onnx: AnyPath | None,
     model: str | Module | Callable[[], Module],
     inputs: Any = None,
     *,
-    output: str | os.PathLike[str] | None = None,
+    output: AnyPath | None = None,
     force: bool = False,
     opset: int | None = None,
     optimisation: str = "off",

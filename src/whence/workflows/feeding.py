@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from whence.errors import UsageError
+from whence.frameworks import paddle_arrays as paddle
 from whence.instrument import paddle as paddle_models
 
 
@@ -58,14 +59,12 @@ def _is_torch(value: Any) -> bool:
 
 
 def _is_paddle(value: Any) -> bool:
-    from whence.frameworks import paddle_arrays as paddle
 
     return type(value).__module__.partition(".")[0] == "paddle" and paddle.is_tensor(value)
 
 
 def _host(value: Any) -> Any:
     from whence.frameworks import array_protocols as named
-    from whence.frameworks import paddle_arrays as paddle
 
     return np.array(paddle.to_host(value) if _is_paddle(value) else named.to_host(value, "inputs"))
 

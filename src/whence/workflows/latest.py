@@ -14,13 +14,11 @@ import itertools
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from whence import disk
 from whence.errors import UnreadableRun
-
-if TYPE_CHECKING:
-    from whence.results import Comparison
+from whence.results import Comparison
+from whence.workflows.saved import AnyPath
 
 _FOLDER = "comparisons"
 _MOST_FILES = 32
@@ -28,14 +26,14 @@ _MOST_SECONDS = 30 * 86_400
 _MOST_ROWS = 1_000_000  # of a comparison that is kept without being asked to: some 300 MB
 
 
-def _place(output: str | os.PathLike[str]) -> str:
+def _place(output: AnyPath) -> str:
     """Where a comparison lies, as it is found from any folder."""
     from whence.store import is_url
 
     return os.fspath(output) if is_url(output) else str(Path(output).resolve())
 
 
-def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None) -> str:
+def keep_latest(result: Comparison, output: AnyPath | None = None) -> str:
     """Keep a comparison as the last one of the working folder. output: where it was written to.
     Returns "", or why it was not kept.
     """
@@ -81,7 +79,6 @@ def latest() -> tuple[Comparison | str, str]:
     import orjson
 
     from whence.report.tables import ago
-    from whence.results import Comparison
 
     file = _file()
     if file is None:

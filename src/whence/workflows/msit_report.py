@@ -7,16 +7,16 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from whence import disk
-from whence.errors import StoreFailed, UsageError
-
-if TYPE_CHECKING:
-    from whence.records import Run
-    from whence.results import Comparison, Shown, ViewRow
+from whence.errors import UsageError
+from whence.readers.opening import open_run
+from whence.records import Run
+from whence.results import Comparison, Shown, ViewRow
+from whence.workflows.compare import compare
+from whence.workflows.notebook_progress import Count, Tell
+from whence.workflows.saved import write_file
 
 LEVELS = ("token", "logits", "layer", "module", "api")
 _LAYER = re.compile(r"(.*\.)?\d+")
@@ -29,9 +29,9 @@ def cmp_report(
     level: str = "",
     tool: str = "msit",
     output: str = ".",
-    say: Callable[[str], None] | None = None,
+    say: Tell | None = None,
     show: Callable[[Comparison], None] | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Count | None = None,
 ) -> tuple[Comparison, Path]:
     """Compare two dumps and write `<tool>_cmp_report_<UTC time>.csv` into `output`; (whence's
     comparison, the file).
@@ -57,13 +57,7 @@ def cmp_report(
     path = Path(output) / f"{tool}_cmp_report_{time.strftime('%Y%m%d%H%M%S', time.gmtime())}.csv"
     folders = _folder(reference), _folder(target)
     rows = [_with_files(row, *folders) for row in rows]
-    try:
-        disk.make_folders(path.parent)
-        disk.write_file(path, view_csv("msit", rows))
-    except OSError as error:
-        raise StoreFailed(
-            f"cannot write {path}: {error.strerror or error}; choose another -o"
-        ) from error
+    write_file(path, view_csv("msit", rows), advice="; choose another -o")
     if say is not None:
         tokens = sorted({row.target.step for row in rows if row.target is not None})
         say(f"All token ids in my_dump_data: dict_keys({tokens})")
@@ -73,7 +67,6 @@ def cmp_report(
 
 def _kind(path: str) -> str:
     """What the tool calls this kind of dump."""
-    from whence.readers.opening import open_run
 
     info = open_run(path).info
     if info.options.get("level") == "graph":
@@ -83,7 +76,6 @@ def _kind(path: str) -> str:
 
 def _folder(path: str) -> tuple[Path, Collection[str]]:
     """Where the tool's own files of a dump lie, in the run or around it; and its models."""
-    from whence.readers.opening import open_run
 
     run = open_run(path)
     place = Path(run.path)
@@ -132,7 +124,6 @@ def _of_logits(reference: str, target: str) -> Sequence[ViewRow]:
     from whence.comparison.options import CompareOptions
     from whence.comparison.paired_runs import PairedRuns
     from whence.comparison.views.rows import viewed
-    from whence.readers.opening import open_run
 
     def progress(count: int, of: int, text: str) -> None:
         """Two dumps of logits are soon read."""
@@ -146,10 +137,9 @@ def _of_logits(reference: str, target: str) -> Sequence[ViewRow]:
 
 
 def _levelled(
-    reference: str, target: str, level: str, progress: Callable[[int, int, str], None] | None
+    reference: str, target: str, level: str, progress: Count | None
 ) -> tuple[Comparison, Sequence[ViewRow]]:
     """Everything compared, and the rows of a level."""
-    from whence.workflows.compare import compare
 
     result = compare(reference, target, view="msit", progress=progress)
     every: Sequence[ViewRow] = result.views.get("msit", ())
@@ -168,15 +158,13 @@ def _levelled(
 
 
 def _tokens(
-    reference: str, target: str, progress: Callable[[int, int, str], None] | None
+    reference: str, target: str, progress: Count | None
 ) -> tuple[Comparison, Sequence[ViewRow]]:
     """One row for each token. The answer is that of the two dumps where these can be compared
     otherwise, else that of the logits alone.
     """
     from whence.comparison.answer import token_logits
     from whence.comparison.options import CompareOptions
-    from whence.readers.opening import open_run
-    from whence.workflows.compare import compare
 
     reference_run, target_run = open_run(reference), open_run(target)
     *tensors, logits_only = token_logits.found(reference_run, target_run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -12,13 +11,11 @@ import numpy as np
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
+from whence.records import Call, Record, Run
 from whence.records.program import TENSOR_OPERANDS
 from whence.records.region import children
 from whence.records.slots import is_read, is_written
 from whence.results import Nans, NotFinite, Range
-
-if TYPE_CHECKING:
-    from whence.records import Call, Record, Run
 
 _MOST_OVERFLOWS = 100
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from whence.errors import UsageError, WhenceError
+from whence.workflows.notebook_progress import Count
+from whence.workflows.saved import AnyPath
 
 if TYPE_CHECKING:
     from whence.records import Run
@@ -22,11 +23,11 @@ _ENOUGH = 0.5  # of the bytes: where names pair fewer, the runs are aligned
 
 
 def pack(
-    target: str | os.PathLike[str],
-    output: str | os.PathLike[str] | None = None,
+    target: AnyPath,
+    output: AnyPath | None = None,
     *,
-    against: str | os.PathLike[str] | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
+    against: AnyPath | None = None,
+    progress: Count | None = None,
 ) -> Packed:
     """Write a run with its tensors as differences from those of a reference run; no bit is lost
     (docs/large-runs.md). Every command opens it as it is while the reference can be found.
@@ -51,7 +52,7 @@ def pack(
     return store.pack(run, out, reference=reference, partners=partners, tell=progress)
 
 
-def is_packed(run: str | os.PathLike[str]) -> bool:
+def is_packed(run: AnyPath) -> bool:
     """Whether a run is packed."""
     from whence import store
 
@@ -67,7 +68,7 @@ def packing_state(run: Run) -> PackingState | None:
     return store.packing_state(run) if isinstance(run, store.StoredRun) else None
 
 
-def relocate(packed: str | os.PathLike[str], reference: str | os.PathLike[str]) -> None:
+def relocate(packed: AnyPath, reference: AnyPath) -> None:
     """Tell a packed run where the run lies now that it is packed against.
 
     Raises UsageError (it is not packed, or without a reference), UnreadableRun (`reference` is
@@ -79,10 +80,10 @@ def relocate(packed: str | os.PathLike[str], reference: str | os.PathLike[str]) 
 
 
 def unpack(
-    packed: str | os.PathLike[str],
-    output: str | os.PathLike[str] | None = None,
+    packed: AnyPath,
+    output: AnyPath | None = None,
     *,
-    against: str | os.PathLike[str] | None = None,
+    against: AnyPath | None = None,
 ) -> Packed:
     """Write a packed run as it was, byte for byte.
 

@@ -23,6 +23,7 @@ from whence import extras
 from whence.errors import UnreadableRun, UsageError
 from whence.results import Comparison, Row, Verdict
 from whence.results.sequence import MadeOnDemand
+from whence.workflows.saved import AnyComparison, AnyPath
 
 if TYPE_CHECKING:
     from whence.report.arrow import Table
@@ -50,7 +51,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def comparison_tables(
-    comparison: str | os.PathLike[str] | Comparison,
+    comparison: AnyComparison,
 ) -> dict[str, tuple[str, tuple[tuple[str, str], ...]]]:
     """The tables of a comparison: what a row of each is, and its columns as (name, type). Raises
     UnreadableRun.
@@ -59,8 +60,8 @@ def comparison_tables(
 
 
 def to_parquet(
-    comparison: str | os.PathLike[str] | Comparison,
-    path: str | os.PathLike[str],
+    comparison: AnyComparison,
+    path: AnyPath,
     *,
     table: str = "pairs",
 ) -> int:
@@ -78,7 +79,7 @@ def to_parquet(
 
 @contextmanager
 def query(
-    comparison: str | os.PathLike[str] | Comparison, sql: str, *, seconds: float = QUERY_SECONDS
+    comparison: AnyComparison, sql: str, *, seconds: float = QUERY_SECONDS
 ) -> Iterator[Answer]:
     """Ask the tables of a comparison in SQL (DuckDB's dialect); the rows come in batches while the
     context lasts.
@@ -147,13 +148,13 @@ def _asked_for(sql: str, known: dict[str, Table]) -> list[str]:
     return [name for name in known if name in words]
 
 
-def _tables(comparison: str | os.PathLike[str] | Comparison) -> dict[str, Table]:
+def _tables(comparison: AnyComparison) -> dict[str, Table]:
     from whence.report.arrow import tables
 
     return tables(_opened(comparison))
 
 
-def _opened(comparison: str | os.PathLike[str] | Comparison) -> Comparison:
+def _opened(comparison: AnyComparison) -> Comparison:
 
     return comparison if isinstance(comparison, Comparison) else without_plan(comparison)
 
@@ -167,7 +168,7 @@ _ROWS, _VERDICTS, _BEHIND = b',"rows":[', b'],"verdicts":[', b'],"headline":'
 _PLAN = b',"plan":{"pairs":['
 
 
-def without_plan(path: str | os.PathLike[str]) -> Comparison:
+def without_plan(path: AnyPath) -> Comparison:
     """A comparison written before, for its tables: its plan is empty, and its rows and verdicts are
     decoded each time they are looked at. Raises UnreadableRun.
     """

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from whence import dtypes
 from whence.errors import ElementsMissing, UsageError
 from whence.metrics.range_use import Extent, Fit, FloatFormat, extent, fits
+from whence.records import Call, Ref, Run
 from whence.results import FormatUse, Ranges, TensorRange
-
-if TYPE_CHECKING:
-    from whence.records import Call, Ref, Run
 
 _EIGHT_BITS = 8
 _NOTHING = Fit(0, 0, 0)

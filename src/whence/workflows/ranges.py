@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from whence.results import Ranges
+from whence.results import Ranges
 
 NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from whence.results import RankReport
+from whence.results import RankReport
 
 
 def ranks(run: str | os.PathLike[str]) -> RankReport:

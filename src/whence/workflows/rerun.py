@@ -215,15 +215,11 @@ class Program:
     def _as(self, variant: str) -> Iterator[Any]:
         import copy
 
-        import torch
+        from whence.workflows.rounding.torch_modes import on_threads
 
         if variant == "one thread":
-            threads = torch.get_num_threads()
-            torch.set_num_threads(1)
-            try:
+            with on_threads(1):
                 yield self._model
-            finally:
-                torch.set_num_threads(threads)
         elif variant:
             yield copy.deepcopy(self._model).to(self._dtype)
         else:

@@ -12,24 +12,45 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from whence import disk
-from whence.errors import OutputExists, StoreFailed, UnreadableRun
+from whence.errors import OutputExists, UnreadableRun, storing
+from whence.readers.opening import open_run
+from whence.records import Run
+from whence.results import Comparison
 
 if TYPE_CHECKING:
     from whence.judge.policy import Policy
-    from whence.records import Run
-    from whence.results import Comparison
 
+AnyPath = str | os.PathLike[str]
+AnyRun = AnyPath | Run
+"""A run, or where one lies."""
+AnyComparison = AnyPath | Comparison
+"""A comparison, or the folder or URL that it was written to."""
 _LONG_NUMBER = re.compile(rb"(?<![\w.])-?\d{19}")  # digits that 64 bits may not hold
 
 
-def as_run(run: str | os.PathLike[str] | Run) -> Run:
+def as_run(run: AnyRun) -> Run:
     """The run, opened where a path was given. Raises UnreadableRun."""
-    from whence.readers.opening import open_run
-
     return open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run
 
 
-def load_policy(path: str | os.PathLike[str]) -> Policy:
+def as_comparison(comparison: AnyComparison) -> Comparison:
+    """The comparison, read where a path was given. Raises UnreadableRun."""
+    return comparison if isinstance(comparison, Comparison) else load_comparison(comparison)
+
+
+def write_file(
+    path: AnyPath, parts: str | bytes | disk.Parts, what: str = "", advice: str = ""
+) -> None:
+    """Write a file, and the folders that lead to it. what: it is, for the error. Raises
+    StoreFailed.
+    """
+    file = Path(path)
+    with storing(f"write {what}{file}", advice):
+        disk.make_folders(file.parent)
+        disk.write_file(file, parts, through_link=True)
+
+
+def load_policy(path: AnyPath) -> Policy:
     """A policy file (TOML or YAML, docs/policy.md), read and checked. Raises UsageError with the
     entry and the known keys.
     """
@@ -119,7 +140,7 @@ def _write_files(result: Comparison, folder: Path) -> None:
     from whence.report.summary import summary
     from whence.report.views import view_csv
 
-    try:
+    with storing(f"write the comparison to {folder}", "; choose another -o"):
         disk.make_folders(folder)
         parts: dict[str, Iterable[str | bytes]] = {
             "summary.json": [summary(result)],
@@ -130,13 +151,9 @@ def _write_files(result: Comparison, folder: Path) -> None:
         parts |= {f"{view}.csv": [view_csv(view, rows)] for view, rows in result.views.items()}
         # last: a comparison is read from it
         disk.write_together(folder, parts | {"report.json": everything_json(result)})
-    except OSError as error:
-        raise StoreFailed(
-            f"cannot write the comparison to {folder}: {error.strerror or error}; choose another -o"
-        ) from error
 
 
-def load_comparison(path: str | os.PathLike[str]) -> Comparison:
+def load_comparison(path: AnyPath) -> Comparison:
     """A comparison written before (its folder or its report.json, or the URL of either). Raises
     UnreadableRun.
     """
@@ -197,7 +214,6 @@ def _decoded(report: bytes) -> Comparison:
     A whole number that no writer of JSON takes back (more than 64 bits) is refused here, before
     anything is made of the rest.
     """
-    from whence.results import Comparison
 
     comparison = msgspec.json.decode(report, type=Comparison)
     if _LONG_NUMBER.search(report):

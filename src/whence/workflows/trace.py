@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from typing import TYPE_CHECKING
 
 from whence.errors import UnreadableRun, UsageError
+from whence.workflows.saved import AnyComparison, as_comparison
 
 if TYPE_CHECKING:
     from whence.comparison.answer.origin import OriginTracer
     from whence.records import Call
-    from whence.results import Comparison, Origin
+    from whence.results import Origin
 
 _POINT = re.compile(r"(?P<name>.+?)(?:@(?P<step>\d+)(?:\.(?P<occurrence>\d+))?)?")
 
 
-def trace(comparison: str | os.PathLike[str] | Comparison, tensor: str = "") -> Origin:
+def trace(comparison: AnyComparison, tensor: str = "") -> Origin:
     """Find where a tensor's difference comes from: go back from it through the program to the first
     operator whose inputs agree.
 
@@ -30,10 +30,8 @@ def trace(comparison: str | os.PathLike[str] | Comparison, tensor: str = "") -> 
     from whence.comparison.programs import programs
     from whence.readers.figures import with_figures
     from whence.readers.opening import open_run
-    from whence.results import Comparison
-    from whence.workflows.saved import load_comparison
 
-    result = comparison if isinstance(comparison, Comparison) else load_comparison(comparison)
+    result = as_comparison(comparison)
     if not tensor and result.origin is not None:
         return result.origin
     if result.plan.joined:

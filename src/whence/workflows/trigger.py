@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from whence.errors import StoreFailed, UsageError
+from whence.errors import UsageError, storing
 
 _LISTENS = ("steps", "every", "when", "ring")
 
@@ -35,10 +35,8 @@ def trigger(
     if about.finished or (process_folders(path) and not store.is_written(path)):
         raise UsageError(f"no process writes {path} (any more): there is nobody to ask")
     asked = Asked.ON if on else Asked.OFF if off else Asked.STEPS
-    try:
+    with storing(f"ask in {path}"):
         ask(path, Request(asked, steps))
-    except OSError as error:
-        raise StoreFailed(f"cannot ask in {path}: {error.strerror or error}") from error
     what = {
         Asked.ON: "every step is recorded",
         Asked.OFF: "nothing is recorded",

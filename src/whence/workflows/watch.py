@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from whence.errors import UnreadableRun
+from whence.records import Run
 from whence.records.marks import WRITING
-from whence.results import Confidence, Status
-
-if TYPE_CHECKING:
-    from whence.records import Run
-    from whence.results import Comparison
+from whence.results import Comparison, Confidence, Status
+from whence.workflows.notebook_progress import Tell
+from whence.workflows.saved import AnyPath
 
 
 class _Side(NamedTuple):
@@ -33,13 +32,13 @@ class _Side(NamedTuple):
 
 
 def watch(
-    reference: str | os.PathLike[str],
-    target: str | os.PathLike[str],
+    reference: AnyPath,
+    target: AnyPath,
     *,
-    output: str | os.PathLike[str] | None = None,
+    output: AnyPath | None = None,
     force: bool = False,
     every: float = 1.0,
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
     **how: Any,
 ) -> Iterator[Comparison]:
     """Compare two runs while one or both are still being written: yields comparisons, the last of
@@ -67,11 +66,11 @@ def watch(
 
 
 def _looks(
-    reference: str | os.PathLike[str],
-    target: str | os.PathLike[str],
+    reference: AnyPath,
+    target: AnyPath,
     *,
     every: float,
-    tell: Callable[[str], None] | None,
+    tell: Tell | None,
     **how: Any,
 ) -> Iterator[Comparison]:
     """The answers about all steps that both runs have ended, whenever there are more."""
@@ -112,7 +111,7 @@ def _looks(
         time.sleep(every)
 
 
-def _looked(path: str | os.PathLike[str], tell: Callable[[str], None] | None) -> _Side | None:
+def _looked(path: AnyPath, tell: Tell | None) -> _Side | None:
     from whence.readers import opening
 
     try:
@@ -126,7 +125,7 @@ def _looked(path: str | os.PathLike[str], tell: Callable[[str], None] | None) ->
     return _Side(run, WRITING in run.ended, frozenset((s.rank, s.root, s.step) for s in run.steps))
 
 
-def _unborn(path: str | os.PathLike[str]) -> bool:
+def _unborn(path: AnyPath) -> bool:
     """Is this a run that nobody has written anything into yet, and whose command has not ended?"""
     from whence.store.folder import load_info
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from whence.errors import ElementsMissing, UsageError
 from whence.records.slots import is_param, param_name
+from whence.results import FacedWeight, WeightMap
+from whence.workflows.saved import AnyPath, AnyRun
 
 if TYPE_CHECKING:
     from whence import align
     from whence.records import Call, Run
-    from whence.results import FacedWeight, Made, SlotPair, WeightMap
+    from whence.results import Made, SlotPair
 
 
 def map_weights(
-    reference: str | os.PathLike[str] | Run,
-    target: str | os.PathLike[str] | Run,
+    reference: AnyRun,
+    target: AnyRun,
     *,
-    mapping: str | os.PathLike[str] | None = None,
+    mapping: AnyPath | None = None,
 ) -> WeightMap:
     """Pair the parameters of two runs, also of other frameworks or under other names.
 
@@ -29,7 +30,6 @@ def map_weights(
     """
     from whence.comparison.onnx_files import facing
     from whence.comparison.onnx_files.answer import is_onnx_file
-    from whence.results import WeightMap
     from whence.workflows.compare import align_runs
     from whence.workflows.saved import as_run
 
@@ -51,7 +51,6 @@ def map_weights(
 
 def _paired(aligned: align.Aligned) -> dict[tuple[str, str], FacedWeight]:
     """The first pair of every parameter, by (module, parameter)."""
-    from whence.results import FacedWeight
 
     reference, target = aligned.reference, aligned.target
     derived = {m.record: m for m in aligned.plan.made_target}

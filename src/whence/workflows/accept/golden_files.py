@@ -17,7 +17,7 @@ import yaml
 
 from whence import config_files, disk
 from whence.dtypes import Array
-from whence.errors import StoreFailed, UnreadableRun, UsageError
+from whence.errors import UnreadableRun, UsageError, storing
 from whence.workflows.rounding.named_values import below, named_arrays
 
 _TEXTS = (".json", ".yaml", ".yml")
@@ -185,13 +185,11 @@ def renew(path: Path, old: Mapping[str, Golden], new: Mapping[str, Array]) -> No
     that is read but not written.
     """
     check_writable(path)
-    try:
+    with storing(f"write {path}"):
         if path.suffix.lower() in _TEXTS:
             disk.write_file(path, _renewed_text(path, old, new), through_link=True)
         else:
             _renew_arrays(path, old, new)
-    except OSError as error:
-        raise StoreFailed(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _renewed_text(path: Path, old: Mapping[str, Golden], new: Mapping[str, Array]) -> str:

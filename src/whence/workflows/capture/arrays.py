@@ -15,6 +15,7 @@ import numpy as np
 
 from whence.errors import StoreFailed, UsageError
 from whence.records import Call, MemoryRun, Record, Ref, Run, Step
+from whence.workflows.saved import AnyPath
 
 if TYPE_CHECKING:
     from whence.store import Writer
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
 Named = Mapping[str, Any] | Iterable[tuple[Any, ...]]
 
 
-def record(
-    path: str | os.PathLike[str], arrays: Named, *, step: int = 0, force: bool = False
-) -> None:
+def record(path: AnyPath, arrays: Named, *, step: int = 0, force: bool = False) -> None:
     """Write a run made of named arrays.
 
         whence.record("runs/tgt", {"h0": h0, "h1": h1, "logits": logits})
@@ -51,7 +50,7 @@ class recording:  # noqa: N801 - called like a function, as `capture` is
     OutputExists or StoreFailed at once when nothing can be written at `path`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+    def __init__(self, path: AnyPath, *, force: bool = False) -> None:
         from whence import store
         from whence.instrument.launch import interpreter, launcher
         from whence.instrument.options import make

@@ -9,18 +9,16 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from whence.errors import WhenceError
+from whence.instrument.options import CaptureOptions
 from whence.instrument.torch.compiled import what_returned
 from whence.instrument.torch.compiled.what_returned import Returned
 from whence.records.marks import OBSERVER
 from whence.records.observed import SETTING, SWITCHED, Effect, Observed
-
-if TYPE_CHECKING:
-    from whence.instrument.options import CaptureOptions
 
 _ATTACH = "whence.api:attach_bare"
 _ON_PURPOSE = ("patch", "inject", "force_tokens")

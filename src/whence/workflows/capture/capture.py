@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whence.errors import UsageError
+from whence.instrument.options import make
 from whence.workflows.capture.process_end import at_the_end
 from whence.workflows.capture.setup import (
     check_patch,
@@ -22,6 +23,7 @@ from whence.workflows.capture.setup import (
     process_info,
     uncaught,
 )
+from whence.workflows.saved import AnyPath
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 @contextmanager
 def capture(
     model: Any,
-    path: str | os.PathLike[str],
+    path: AnyPath,
     *,
     on_record: Callable[[str, str, Any], Any] | None = None,
     **options: Unpack[CaptureArguments],
@@ -63,7 +65,6 @@ def capture(
     from whence import store
     from whence.instrument.framework import check, owner_of, set_determinism
     from whence.instrument.guard import keep_ring
-    from whence.instrument.options import make
     from whence.instrument.wording import raised
     from whence.workflows.capture import labels
 
@@ -108,7 +109,7 @@ _dumping: list[
 
 
 def begin_dump(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     *,
     on_record: Callable[[str, str, Any], Any] | None = None,
     force: bool = False,
@@ -128,7 +129,6 @@ def begin_dump(
     """
     from whence import store
     from whence.instrument.framework import set_determinism
-    from whence.instrument.options import make
 
     folder, chosen = str(Path(path).absolute()), make(level="op", force=force, **options)
     if _dumping:

@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 from whence import disk, extras
 from whence.dtypes import Array
 from whence.errors import UsageError
+from whence.instrument.options import make
 from whence.records import Call, Run
 from whence.records.slots import split_slot
+from whence.workflows.saved import AnyPath
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -34,7 +36,7 @@ _TORCH = ("fullgraph", "dynamic", "options", "torch_mode")
 
 
 def compile(  # noqa: A001 - the name that users know from torch
-    model: Any, path: str | os.PathLike[str], mode: str = "exact", **compile_options: Any
+    model: Any, path: AnyPath, mode: str = "exact", **compile_options: Any
 ) -> Any:
     """`torch.compile(model)` whose calls are captured into the run `path`, until `close()`, the end
     of a `with` block or of the process.
@@ -55,7 +57,6 @@ def compile(  # noqa: A001 - the name that users know from torch
     from whence import store
     from whence.errors import CaptureError
     from whence.instrument.framework import set_determinism
-    from whence.instrument.options import make
     from whence.workflows.capture.setup import ExternalParameters, open_session, process_info
 
     capture_options = {name: value for name, value in compile_options.items() if name not in _TORCH}
@@ -92,7 +93,7 @@ def compile(  # noqa: A001 - the name that users know from torch
 
 
 def compile_backend(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     mode: str = "exact",
     *,
     steps: Collection[int] | None = None,
@@ -109,7 +110,6 @@ def compile_backend(
     that cannot be captured so, StoreFailed.
     """
     from whence.instrument.framework import set_determinism
-    from whence.instrument.options import make
     from whence.instrument.torch.compiled import inductor_taps
     from whence.instrument.torch.compiled.listener import GraphListener, backend_with
     from whence.workflows.capture.dump import created

@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from whence.instrument.labels.labels import complain
+from whence.instrument.options import make
 from whence.readers.opening import _BESIDE
 from whence.records.logits import LAST_LAYER
 from whence.records.marks import Mark, has_mark
+from whence.workflows.saved import AnyPath
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -50,7 +53,7 @@ class Dump:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: AnyPath,
         model: Any = None,
         *,
         steps: Collection[int] | None = None,
@@ -62,7 +65,6 @@ class Dump:
     ) -> None:
         from whence.errors import UsageError
         from whence.instrument.framework import set_determinism
-        from whence.instrument.options import make
         from whence.workflows.capture import labels
         from whence.workflows.capture.setup import listener_of, open_session
 
@@ -143,8 +145,6 @@ class Dump:
         if self.session.calls:
             self._lay_out()
         if not self._took and (why := self._why_nothing(refused)):
-            from whence.instrument.labels.labels import complain
-
             complain(f"nothing was dumped into {self.destination}: {why}")
 
     def _why_nothing(self, refused: str) -> str:
@@ -208,8 +208,6 @@ class Dump:
                     selected, self.destination, **self._layout_options
                 )
         except Exception as error:  # noqa: BLE001 - the program comes first, and the run is whole
-            from whence.instrument.labels.labels import complain
-
             complain(f"{self.destination} has the run but not the tool's own files: {error}")
 
     def _is_shown(self, call: Call) -> bool:
@@ -235,7 +233,7 @@ class Dump:
         return max(bisect.bisect_right(self._marks, call.order) - 1, 0)
 
 
-def opened_dump(path: str | os.PathLike[str]) -> Dump | None:
+def opened_dump(path: AnyPath) -> Dump | None:
     """The dump of this process that still writes into `path`."""
     dump = _open.get(Path(path).absolute())
     return dump if dump is not None and dump.is_open and dump._pid == os.getpid() else None
@@ -246,7 +244,6 @@ def determine(seed: int, deterministic: bool) -> None:
     UsageError.
     """
     from whence.instrument.framework import set_determinism
-    from whence.instrument.options import make
 
     set_determinism(make(seed=seed, deterministic=deterministic))
 
@@ -295,8 +292,6 @@ def created(folder: Path, chosen: CaptureOptions) -> Path:
         if job and store.is_run(folder) and load_info(folder).settings.get("job") == job:
             return folder
         if store.is_run(folder) and store.is_written(folder):
-            from whence.instrument.labels.labels import complain
-
             complain(
                 f"{folder} is still being written by another process: what this one computes "
                 "goes into the same run"

@@ -14,11 +14,11 @@ import numpy as np
 from whence.errors import WhenceError
 from whence.readers.encodings import onnx_model
 from whence.readers.encodings.onnx_tensor import OnnxTensor
+from whence.records import External
 from whence.store.shards import map_file
 
 if TYPE_CHECKING:
     from whence.instrument.onnxruntime.insides import Reading
-    from whence.records import External
 
 
 def reading() -> Reading:
@@ -99,7 +99,6 @@ class _Weights:
     def find(self, digest: bytes, dtype: str, seen: Any) -> External | None:
         """Where these bytes lie, None when nowhere."""
         from whence.frameworks import host
-        from whence.records import External
 
         for file, offset in self._places.get((dtype, seen.nbytes), ()):
             if host.digest(self._files[file][offset : offset + seen.nbytes]) == digest:

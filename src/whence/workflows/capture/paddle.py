@@ -12,12 +12,12 @@ from whence.errors import WhenceError
 from whence.readers import Place
 from whence.readers.formats import paddle_params, paddle_program
 from whence.readers.paddle.names import plain_name, plain_type
+from whence.records import External
 from whence.store.shards import Bytes, map_file
 
 if TYPE_CHECKING:
     from whence.instrument.paddle.saved_programs import NameTable
     from whence.instrument.paddle.tensor_identity import FindExternal, Weight
-    from whence.records import External
 
 
 def reading() -> tuple[NameTable, Callable[[str, str], FindExternal]]:
@@ -60,7 +60,6 @@ def _weights(program: str, weights: str) -> Callable[[str, bytes, str, int], Ext
 
     def find(name: str, digest: bytes, dtype: str, nbytes: int) -> External | None:
         from whence.frameworks import host
-        from whence.records import External
 
         stream = places.get(name)
         if data is None or stream is None or (stream.dtype, stream.nbytes) != (dtype, nbytes):

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whence.errors import ElementsMissing, UsageError
+from whence.instrument.session import Session
 from whence.instrument.wording import stderr_is_terminal
 
 if TYPE_CHECKING:
     from whence.instrument.framework import Listening
     from whence.instrument.options import CaptureOptions
-    from whence.instrument.session import Session
     from whence.records import External, RunInfo
 
 _SILENT_S = 1.0
@@ -171,7 +171,6 @@ def open_session(
 ) -> Session:
     """A session that writes to the run at `folder`, in the folder of its rank."""
     from whence import store
-    from whence.instrument.session import Session
 
     limit = options.max_bytes if options.max_bytes is not None else default_max_bytes(folder)
 

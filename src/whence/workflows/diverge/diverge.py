@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 from whence.errors import UsageError
 from whence.results import Diverged
+from whence.workflows.saved import AnyPath
 
 if TYPE_CHECKING:
     from whence.workflows.diverge.figures import RunFigures
 
 
 def diverge(
-    reference: str | os.PathLike[str],
-    target: str | os.PathLike[str],
+    reference: AnyPath,
+    target: AnyPath,
     *,
-    repeat: Sequence[str | os.PathLike[str]] = (),
+    repeat: Sequence[AnyPath] = (),
 ) -> Diverged:
     """Find the first step, and the place in it, where two trainings differ by more than noise.
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from whence.results import LadderKind, Pass, RungKind
-
-if TYPE_CHECKING:
-    from whence.records import Run
-    from whence.results import Rung
+from whence.records import Run
+from whence.results import LadderKind, Pass, Rung, RungKind
 
 
 class Stairs(NamedTuple):
@@ -42,87 +39,60 @@ Judge = Callable[[Callable[[Path], object]], Judgement]
 """Captures a run by the function, into the path that it is given, and compares it."""
 
 
-class Climber(Protocol):
-    """A program that can be run on any rung."""
+class Climber:
+    """A program that can be run on any rung. Where a method says nothing else, each rung is named
+    itself, and none stands between two.
+    """
 
-    @property
-    def words(self) -> str: ...
+    words: str
+    stairs: Stairs
 
-    @property
-    def stairs(self) -> Stairs: ...
-
-    def ready(self, place: Path) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def ready(self, place: Path) -> Iterator[None]:
         """What all rungs need: a cache of compiled code that is theirs alone, so that a rung
         compiles anew and spoils nobody's.
         """
-        ...
+        yield
 
     def capture(self, path: Path, rung: str) -> float:
         """Run it into `path` and return the seconds it took. Raises CaptureError when it fails."""
-        ...
+        raise NotImplementedError
 
     def facts(self, path: Path, run: Run) -> dict[str, Any]:
         """Fields of the `Rung` that it ran into `path`: what was compiled or optimised."""
-        ...
+        raise NotImplementedError
 
     def instead(self, base: Run) -> Climber | None:
         """The climber for what the program uses, None where that is this one."""
-        ...
+        return None
 
     def rungs(self, base: Run) -> Sequence[str]:
         """Rungs above the lowest, in order."""
-        ...
+        raise NotImplementedError
 
     def parted_by(self, rung: Rung) -> Sequence[str]:
         """The rungs that are run too, before this one, as it came out: in order, until one of them
         is outside the noise.
         """
-        ...
+        return ()
 
     def nothing(self, rungs: Sequence[Rung]) -> str:
         """Why it makes no sense to go on, "" where it does."""
-        ...
+        return ""
 
     def stage(self, rung: str, top: Rung) -> str:
         """What is at fault where a rung is the first outside the noise. top: the highest rung."""
-        ...
+        return rung
 
     def notes(self, base: Run) -> list[str]:
         """What a reader of the ladder must know of the program."""
-        ...
+        return []
 
     def bisect(
         self, rungs: Sequence[Rung], base: Run, judge: Judge, tell: Callable[[str], None]
     ) -> Pass | None:
         """Name what makes the difference on the first rung outside the noise, by more runs."""
-        ...
-
-
-class OneByOne:
-    """What climbers of sessions have in common: each rung is named itself, and none stands between
-    two.
-    """
-
-    @contextlib.contextmanager
-    def ready(self, place: Path) -> Iterator[None]:
-        """Sessions keep nothing between two runs."""
-        yield
-
-    def instead(self, base: Run) -> None:
-        """Sessions climb as sessions."""
-        return
-
-    def parted_by(self, rung: Rung) -> Sequence[str]:
-        """No rung."""
-        return ()
-
-    def nothing(self, rungs: Sequence[Rung]) -> str:
-        """It always makes sense."""
-        return ""
-
-    def stage(self, rung: str, top: Rung) -> str:
-        """The rung itself."""
-        return rung
+        return None
 
 
 FINE = (RungKind.BIT_EQUAL, RungKind.NOISE)

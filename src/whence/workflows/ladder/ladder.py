@@ -19,18 +19,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from whence import disk, extras
-from whence.errors import CaptureError, OutputExists, StoreFailed, UsageError
+from whence.errors import CaptureError, OutputExists, UsageError, storing
 from whence.instrument.rungs import RUNGS
+from whence.readers.opening import open_run
 from whence.records.slots import is_output
 from whence.results import Evidence, Ladder, Pass, Rung, RungKind, Status, VerdictKind
+from whence.workflows.compare import compare
 from whence.workflows.ladder.climbers import FINE, Judgement, first_outside
+from whence.workflows.notebook_progress import Tell
+from whence.workflows.saved import AnyPath
 
 if TYPE_CHECKING:
     from whence.records import Record, Run
     from whence.results import Comparison
     from whence.workflows.ladder.climbers import Climber
-
-Tell = Callable[[str], None]
 
 FILE = "ladder.json"
 
@@ -39,7 +41,7 @@ def ladder(
     model: Any,
     inputs: Any = (),
     *,
-    output: str | os.PathLike[str] | None = None,
+    output: AnyPath | None = None,
     force: bool = False,
     seed: int = 0,
     bisect_pass: bool = False,
@@ -72,7 +74,7 @@ def ladder(
 def ladder_command(
     command: Sequence[str],
     *,
-    output: str | os.PathLike[str] | None = None,
+    output: AnyPath | None = None,
     force: bool = False,
     bisect_pass: bool = False,
     of: str = "",
@@ -94,7 +96,7 @@ def ladder_command(
 
 def _climb(
     climber: Climber,
-    output: str | os.PathLike[str] | None,
+    output: AnyPath | None,
     force: bool,
     bisect_pass: bool,
     tell: Tell | None,
@@ -122,12 +124,8 @@ def _climb(
             rungs.run_base()
         result = rungs.climb(bisect_pass)
         if output is not None:
-            try:
+            with storing(f"write {place / FILE}"):
                 disk.write_file(place / FILE, msgspec.json.format(msgspec.json.encode(result)))
-            except OSError as error:
-                raise StoreFailed(
-                    f"cannot write {place / FILE}: {error.strerror or error}"
-                ) from error
     return result
 
 
@@ -206,7 +204,6 @@ class _Rungs:
 
     def _twice(self) -> tuple[Rung, str]:
         """Run the lowest rung again; (the rung, why nothing can be compared with it or "")."""
-        from whence.readers.opening import open_run
 
         base = self.stairs.base
         again = f"{base}-again"
@@ -251,7 +248,6 @@ class _Rungs:
         return rung, ""
 
     def _rung(self, name: str, previous: Sequence[Rung]) -> Rung:
-        from whence.readers.opening import open_run
 
         try:
             seconds = self._capture(name)
@@ -290,7 +286,6 @@ class _Rungs:
         """Run eager with every module's result rounded once more: a measure where nothing can be
         replayed. False where it is no use.
         """
-        from whence.readers.opening import open_run
 
         if self.rounding is None:
             self.rounding = False
@@ -331,7 +326,6 @@ class _Rungs:
         return [*before[first:], last]
 
     def _capture(self, rung: str, name: str = "") -> float:
-        from whence.readers.opening import open_run
 
         self.tell(f"running {name or rung}")
         path = self.place / (name or rung)
@@ -346,7 +340,6 @@ class _Rungs:
         """Compare with the lowest rung. name: of the folder that keeps it, "" for none. further:
         runs of the lowest rung, None for those there are.
         """
-        from whence.workflows.compare import compare
 
         self.tell(f"comparing {Path(target.path).name}")
         output = self.place / name if self.keep and name else None
@@ -362,7 +355,6 @@ class _Rungs:
         return _boundary_of(result)
 
     def _distance(self, reference: str, target: Run) -> tuple[bool, float | None]:
-        from whence.workflows.compare import compare
 
         result = compare(self.runs[reference], target, replay=False, min_coverage=0.0)
         return _distance_at_outputs(result, self.runs[reference])
@@ -371,7 +363,6 @@ class _Rungs:
         return str(self.place / name) if self.keep else ""
 
     def _judge(self, capture: Callable[[Path], object]) -> Judgement:
-        from whence.readers.opening import open_run
 
         path = self.place / "bisect"
         try:

@@ -13,24 +13,23 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whence.errors import CaptureError, UsageError
 from whence.instrument.onnxruntime.what_optimized import Optimized, of_run
 from whence.instrument.rungs import RUNGS
+from whence.records import Call, Run
 from whence.records.marks import EngineModel
 from whence.results import LadderKind, Pass, Rung, RungKind
-from whence.workflows.ladder.climbers import FINE, Judge, OneByOne, Stairs, first_outside
-
-if TYPE_CHECKING:
-    from whence.records import Call, Run
+from whence.workflows.ladder.climbers import FINE, Climber, Judge, Stairs, first_outside
+from whence.workflows.notebook_progress import Tell
 
 _OFF = RUNGS["onnxruntime"][0]
 # Domains that the runtime imports in a graph that it wrote, and exporters do not.
 _WRITTEN = ("com.microsoft.nchwc", "com.ms.internal.nhwc")
 
 
-class _OfLevels(OneByOne):
+class _OfLevels(Climber):
     """What is the same for a command and a model file."""
 
     stairs = Stairs(LadderKind.LEVELS, _OFF, sees_inside=True, bisects=True)
@@ -69,9 +68,7 @@ class _OfLevels(OneByOne):
             for name in _written_by_the_runtime(base)
         ]
 
-    def bisect(
-        self, rungs: Sequence[Rung], base: Run, judge: Judge, tell: Callable[[str], None]
-    ) -> Pass | None:
+    def bisect(self, rungs: Sequence[Rung], base: Run, judge: Judge, tell: Tell) -> Pass | None:
         """The first optimiser that makes the difference."""
         rung = first_outside(rungs)
         if rung is None:
@@ -219,7 +216,7 @@ that changed a graph).
 """
 
 
-def first_optimizer(rung: Rung, run_without: _RunWithout, tell: Callable[[str], None]) -> Pass:
+def first_optimizer(rung: Rung, run_without: _RunWithout, tell: Tell) -> Pass:
     """Name the first optimiser that makes the difference. rung: the first one outside the noise,
     with the optimisers that changed a graph there.
     """
@@ -227,7 +224,7 @@ def first_optimizer(rung: Rung, run_without: _RunWithout, tell: Callable[[str], 
 
 
 class _Bisection:
-    def __init__(self, rung: Rung, run_without: _RunWithout, tell: Callable[[str], None]) -> None:
+    def __init__(self, rung: Rung, run_without: _RunWithout, tell: Tell) -> None:
         self._rung, self._run_without, self._tell = rung, run_without, tell
         self._runs = self._broken = 0
         self._nodes: dict[int, str] = {}

@@ -6,25 +6,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whence.errors import CaptureError, UsageError
-from whence.results import LadderKind, Pass
-from whence.workflows.ladder.climbers import Judge, OneByOne, Stairs
+from whence.records import Run
+from whence.results import LadderKind
+from whence.workflows.ladder.climbers import Climber, Stairs
 from whence.workflows.ladder.of_levels import nodes_of, sessions_of, settings_of
-
-if TYPE_CHECKING:
-    from whence.records import Run
-    from whence.results import Rung
 
 _PACKAGE = "onnxruntime"
 _VERSION = re.compile(r"^__version__\s*=\s*[\"']([^\"']+)[\"']", re.MULTILINE)
 _INSTALLED = "installed"
 
 
-class ReleasesCommand(OneByOne):
+class ReleasesCommand(Climber):
     """A command under several releases. folders: each with a package onnxruntime, in the order in
     which they are tried; of one alone, what the command has installed comes second.
     """
@@ -77,12 +74,6 @@ class ReleasesCommand(OneByOne):
         if sessions_of(base):
             return []
         return ["the program runs no session of ONNX Runtime: what is compared is something else"]
-
-    def bisect(
-        self, rungs: Sequence[Rung], base: Run, judge: Judge, tell: Callable[[str], None]
-    ) -> Pass | None:
-        """The folders that were given are all that can be tried."""
-        return None
 
 
 def release_of(run: Run) -> str:

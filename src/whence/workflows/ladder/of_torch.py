@@ -25,6 +25,7 @@ from whence.instrument.torch.compiled.what_compiled import Compiled, of_run
 from whence.results import LadderKind, Pass, RungKind
 from whence.workflows.ladder.climbers import FINE, Climber, Judge, Judgement, Stairs
 from whence.workflows.ladder.of_levels import LevelsCommand, sessions_of
+from whence.workflows.notebook_progress import Tell
 
 if TYPE_CHECKING:
     from whence.records import Run
@@ -43,7 +44,7 @@ _STAGES = {
 }
 
 
-class _OfTorch:
+class _OfTorch(Climber):
     """What is the same for a command and a model."""
 
     stairs = Stairs(LadderKind.STAGES, "eager", sees_inside=False, rounded="rounded")
@@ -122,9 +123,7 @@ class TorchCommand(_OfTorch):
             "ran as they are on every rung: --of onnxruntime climbs their levels"
         ]
 
-    def bisect(
-        self, rungs: Sequence[Rung], base: Run, judge: Judge, tell: Callable[[str], None]
-    ) -> Pass:
+    def bisect(self, rungs: Sequence[Rung], base: Run, judge: Judge, tell: Tell) -> Pass:
         """Torch's own bisector, over runs of the command."""
 
         def good(environment: Mapping[str, str]) -> bool | None:
@@ -212,17 +211,7 @@ class TorchModel(_OfTorch):
         """What was compiled for this run."""
         return _facts([self._compiled[path]])
 
-    def instead(self, base: Run) -> None:
-        """A model of torch climbs as one."""
-        return
-
-    def notes(self, base: Run) -> list[str]:
-        """Nothing more is known."""
-        return []
-
-    def bisect(
-        self, rungs: Sequence[Rung], base: Run, judge: Judge, tell: Callable[[str], None]
-    ) -> Pass:
+    def bisect(self, rungs: Sequence[Rung], base: Run, judge: Judge, tell: Tell) -> Pass:
         """Torch's own bisector, in this process."""
 
         def good(environment: Mapping[str, str]) -> bool | None:
@@ -301,7 +290,7 @@ def _bisect_passes(
     good: Callable[[Mapping[str, str]], bool | None],
     answers: Mapping[str, bool],
     state: Path | None,
-    tell: Callable[[str], None],
+    tell: Tell,
 ) -> Pass:
     """Run `good` until the bisector names something.
 

@@ -10,14 +10,15 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from whence.errors import UsageError
 from whence.instrument.patch_points import check_points, outputs_of
 from whence.readers.opening import open_run
-from whence.results import Comparison, Confidence, Explained, Location
+from whence.records import Call, Run
+from whence.results import Comparison, Confidence, Explained, Finding, Location
 from whence.workflows.locate.output_error import (
     Errors,
     output_errors,
@@ -25,18 +26,14 @@ from whence.workflows.locate.output_error import (
     squared_error,
 )
 from whence.workflows.locate.patched_runs import PatchedRuns, explained
-
-if TYPE_CHECKING:
-    from whence.records import Call, Run
-    from whence.results import Finding
-    from whence.workflows.rerun import Subject
-
-Tell = Callable[[str], None]
+from whence.workflows.notebook_progress import Tell
+from whence.workflows.rerun import Subject
+from whence.workflows.saved import AnyComparison, AnyPath
 
 
 def locate(
-    reference: str | os.PathLike[str] | Comparison,
-    target: str | os.PathLike[str] | None = None,
+    reference: AnyComparison,
+    target: AnyPath | None = None,
     *,
     command: Sequence[str] | None = None,
     model: Any = None,
@@ -45,7 +42,7 @@ def locate(
     search: bool = False,
     most: int = 8,
     seed: int | None = None,
-    keep: str | os.PathLike[str] | None = None,
+    keep: AnyPath | None = None,
     tell: Tell | None = None,
 ) -> Location:
     """Run the target again with outputs of the reference patched in: how much of the error at the
@@ -123,8 +120,8 @@ def _location(
 
 
 def _sides(
-    reference: str | os.PathLike[str] | Comparison,
-    target: str | os.PathLike[str] | None,
+    reference: AnyComparison,
+    target: AnyPath | None,
     command: Sequence[str] | None,
     model: Any,
     use: Callable[[Any], Any] | None,

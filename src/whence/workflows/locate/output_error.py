@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from whence.errors import ElementsMissing
+from whence.records import Call, Run
 from whence.results import OutputError
-
-if TYPE_CHECKING:
-    from whence.records import Call, Run
 
 Errors = dict[tuple[str, int, int, int], OutputError]
 """By (root, rank, step, micro)."""

@@ -6,18 +6,15 @@ import glob
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whence.display import listed
 from whence.instrument.patch_points import parse_point, results_of
 from whence.readers.opening import open_run
+from whence.records import Run
 from whence.records.marks import Mark, has_mark, mark_values
-from whence.results import Explained
-
-if TYPE_CHECKING:
-    from whence.records import Run
-    from whence.results import Comparison, Finding
-    from whence.workflows.rerun import Subject
+from whence.results import Comparison, Explained, Finding
+from whence.workflows.rerun import Subject
 
 
 class PatchedRuns:

@@ -16,7 +16,7 @@ import numpy as np
 
 from whence import disk
 from whence.dtypes import Array
-from whence.errors import StoreFailed, UsageError
+from whence.errors import UsageError, storing
 from whence.results.fuzz import FaultKind, Fuzzed, KernelFault
 from whence.workflows.operator_fuzz import kernels, pytest_file
 from whence.workflows.operator_fuzz.checks import Checker, Fault, NotValid, Refused, history, turned
@@ -252,14 +252,12 @@ def _write(
     path: Path, name: str, call: Mapping[str, Any], inputs: Mapping[str, Array], title: str
 ) -> None:
     text, kept = pytest_file.written(name, call, inputs, title)
-    try:
+    with storing(f"write {path}"):
         disk.make_folders(path.parent)
         disk.write_file(path, text)
         if kept:
             with disk.whole_file(path.with_suffix(".npz")) as file:
                 np.savez(file, allow_pickle=False, **kept)
-    except OSError as error:
-        raise StoreFailed(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _fails(path: Path) -> bool:

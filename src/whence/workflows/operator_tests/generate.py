@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whence import extras
-from whence.errors import StoreFailed, UsageError
+from whence.errors import UsageError, storing
 from whence.records import Run
-from whence.workflows.saved import as_run
+from whence.workflows.saved import AnyRun, as_run, write_file
 
 if TYPE_CHECKING:
     from whence.replay.export.pytest_files import Folder, Written
@@ -21,7 +21,7 @@ LEVELS = ("op", "module")
 
 
 def generate_tests(
-    run: str | Path | Run,
+    run: AnyRun,
     output: str | Path,
     *,
     level: str = "op",
@@ -62,12 +62,8 @@ def generate_tests(
             or "nothing matches"
         )
         raise UsageError(f"no test can be written of {opened.path}: {reasons}")
-    try:
+    with storing(f"write {output}", "; nothing was left there"):
         return folder.write(Path(output), factory=factory, cpu_init=cpu_init, force=force)
-    except OSError as error:
-        raise StoreFailed(
-            f"cannot write {output}: {error.strerror or error}; nothing was left there"
-        ) from error
 
 
 def _write_operators(
@@ -115,8 +111,6 @@ def diff_results(
     reference, target: csv files, also those of the public tool, which have fewer columns. output: a
     csv to write. Raises UnreadableRun for what is no such table, OutputExists, StoreFailed.
     """
-    from whence import disk
-    from whence.errors import StoreFailed
     from whence.report.operator_diff import tested_csv
     from whence.report.own_files import check_replaceable
     from whence.workflows.operator_tests import diff
@@ -125,9 +119,5 @@ def diff_results(
         check_replaceable(output, force)
     result = diff.diff(diff.read(Path(reference)), diff.read(Path(target)))
     if output is not None:
-        try:
-            disk.make_folders(Path(output).parent)
-            disk.write_file(output, tested_csv(result), through_link=True)
-        except OSError as error:
-            raise StoreFailed(f"cannot write {output}: {error.strerror or error}") from error
+        write_file(output, tested_csv(result))
     return result

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -27,6 +27,7 @@ from whence.records.marks import OBSERVER
 from whence.records.slots import is_input
 from whence.results import Comparison, SlotPair, VerdictKind
 from whence.results.page import Page, PageCall, PageDetail, PageHeatmap, PageSide
+from whence.workflows.notebook_progress import Count
 from whence.workflows.page.calls import limited, page_calls, page_unpaired
 from whence.workflows.page.places import page_places
 from whence.workflows.page.vocabulary import vocabulary
@@ -44,7 +45,7 @@ def page_of(
     details: int = DETAILS,
     runs: tuple[Run, Run] | None = None,
     tokenizer: Path | None = None,
-    tell: Callable[[int, int, str], None] = lambda *_: None,
+    tell: Count = lambda *_: None,
 ) -> Page:
     """The page of a comparison. details: calls whose tensors are looked at: findings, what
     introduces, their neighbours, then the rest.
@@ -171,7 +172,7 @@ class _Details:
         compared: Comparison,
         aligned: align.Aligned,
         calls: Sequence[PageCall],
-        tell: Callable[[int, int, str], None],
+        tell: Count,
     ) -> None:
         self.compared, self.aligned, self.calls, self._tell = compared, aligned, calls, tell
         self.place = {call.pair: i for i, call in enumerate(calls)}

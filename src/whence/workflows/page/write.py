@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whence import disk
-from whence.errors import OutputExists, StoreFailed, UnreadableRun, UsageError
-from whence.results import Evidence
+from whence.errors import OutputExists, UnreadableRun, UsageError, storing
+from whence.results import Comparison, Evidence, TokenMatch
+from whence.workflows.notebook_progress import Count
+from whence.workflows.saved import AnyComparison, AnyPath, load_comparison, write_file
 
 if TYPE_CHECKING:
     from whence.records import Run
-    from whence.results import Comparison, TokenMatch
     from whence.results.page import Page
 
 _DETAILS = 40
@@ -32,14 +31,14 @@ def page_beside(comparison: str | Comparison) -> Path:
 
 
 def report_html(
-    comparison: str | os.PathLike[str] | Comparison,
-    output: str | os.PathLike[str],
+    comparison: AnyComparison,
+    output: AnyPath,
     *,
     details: int = _DETAILS,
-    tokens: str | os.PathLike[str] | None = None,
+    tokens: AnyPath | None = None,
     force: bool = False,
     runs: tuple[Run, Run] | None = None,
-    progress: Callable[[int, int, str], None] = lambda *_: None,
+    progress: Count = lambda *_: None,
 ) -> Path:
     """Write a comparison as one HTML page that needs nothing else, and return its path.
 
@@ -63,17 +62,13 @@ def report_html(
         )
     check_replaceable(file, force)
     text = _html(page(comparison, details=details, tokens=tokens, runs=runs, progress=progress))
-    try:
-        disk.make_folders(file.parent)
-        disk.write_file(file, text, through_link=True)
-    except OSError as error:
-        raise StoreFailed(f"cannot write the page to {file}: {error.strerror or error}") from error
+    write_file(file, text, "the page to ")
     return file
 
 
 def plots(
-    comparison: str | os.PathLike[str] | Comparison,
-    folder: str | os.PathLike[str],
+    comparison: AnyComparison,
+    folder: AnyPath,
     *,
     force: bool = False,
 ) -> list[Path]:
@@ -91,30 +86,26 @@ def plots(
         raise OutputExists(
             f"{place} exists and is not empty; --force writes into it, or choose another folder"
         )
-    try:
+    with storing(f"write plots to {place}"):
         return write_plots(page(comparison, details=0), place)
-    except OSError as error:
-        raise StoreFailed(f"cannot write plots to {place}: {error.strerror or error}") from error
 
 
 def page(
-    comparison: str | os.PathLike[str] | Comparison,
+    comparison: AnyComparison,
     *,
     details: int = _DETAILS,
-    tokens: str | os.PathLike[str] | None = None,
+    tokens: AnyPath | None = None,
     runs: tuple[Run, Run] | None = None,
-    progress: Callable[[int, int, str], None] = lambda *_: None,
+    progress: Count = lambda *_: None,
 ) -> Page:
     """What such a page shows, as a structure (`whence.results.page`); takes what `report_html`
     takes. Raises UnreadableRun, UsageError.
     """
     import msgspec
 
-    from whence.results import Comparison
     from whence.store import is_url
     from whence.workflows.page.measure import page_of
     from whence.workflows.page.vocabulary import is_tokenizer
-    from whence.workflows.saved import load_comparison
 
     if details < 0:
         raise UsageError(f"details {details}: a number of calls, 0 or more")
@@ -153,8 +144,6 @@ def _html(content: Page) -> str:
 def _texts_or_none(file: Path) -> TokenMatch | None:
     import msgspec
 
-    from whence.results import TokenMatch
-
     try:
         return msgspec.json.decode(file.read_bytes(), type=TokenMatch)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -174,7 +163,7 @@ def _texts(file: Path) -> TokenMatch:
 def _of_texts(texts: TokenMatch) -> Page:
     """A page of two files of outputs alone: no run was captured, so nothing is said of one."""
     from whence._version import __version__
-    from whence.results import Comparison, Coverage, Plan
+    from whence.results import Coverage, Plan
     from whence.results.page import Page, PageSide
 
     status = {"pass": "same", "fail": "different"}.get(texts.status, "undecided")

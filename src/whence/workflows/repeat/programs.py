@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from whence.dtypes import Array
+from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Program, Run
 from whence.records.program import GRADIENTS, TENSOR_OPERANDS, Operation, operands
-
-if TYPE_CHECKING:
-    from whence.dtypes import Array
 
 _TIMES = 8
 _LONGEST = 60
@@ -102,7 +101,6 @@ def unrepeatable(run: Run, call: Call, slot: str) -> ChangedOperation | None:
     was recorded; None where all do, or the program cannot be run.
     """
     from whence.comparison.replays.side import ReplaySource
-    from whence.errors import ElementsMissing, ReplayRefused
 
     source = ReplaySource(run)
     try:
@@ -140,7 +138,6 @@ def is_own_backward(run: Run, call: Call) -> bool:
     as that of a custom autograd function may be?
     """
     from whence.comparison.replays.side import ReplaySource
-    from whence.errors import ElementsMissing, ReplayRefused
 
     if call.phase != "backward" or not call.program:
         return False

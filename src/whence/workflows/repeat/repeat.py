@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +22,7 @@ from whence.records.marks import NoProgram, drawn_by, reads_unwritten
 from whence.records.missing import missing_of
 from whence.records.slots import is_drawn, is_input, is_of_child, is_output, is_state, split_child
 from whence.results import Repeated, Source, SourceKind, Status, StepLoss, TouchedGradient
+from whence.workflows.notebook_progress import Tell
 from whence.workflows.repeat import programs
 from whence.workflows.repeat.equal_records import EqualRecords, partners, rel_l2
 from whence.workflows.repeat.programs import ChangedOperation, documented, is_own_backward
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from whence.dtypes import Array
     from whence.records import Call, Ref, Run
     from whence.workflows.repeat.sources import Difference
-
-Tell = Callable[[str], None]
 
 _MOST_SOURCES = 20
 _SEEDED = (SourceKind.INPUT, SourceKind.STATE, SourceKind.RANDOM)
@@ -254,21 +253,18 @@ _TRY_SEED = "whence repeat --seed 0 tells whether a seed is enough"
 _DETERMINISTIC = "torch.use_deterministic_algorithms(True) (whence repeat --deterministic tries it)"
 
 
-def words_and_advice(
-    difference: Difference, walk: Walk, inner: ChangedOperation | None
-) -> tuple[str, tuple[str, ...]]:
-    """(what differs, what makes it repeat). inner: the operation of the call's program that does
-    not repeat, where that is known.
-    """
-    words = {
-        SourceKind.INPUT: _input,
-        SourceKind.STATE: _state,
-        SourceKind.RANDOM: _random,
-        SourceKind.OPERATOR: _operator,
-    }
+_Words = tuple[str, tuple[str, ...]]
+"""What differs, and what makes it repeat."""
+
+
+def words_and_advice(difference: Difference, walk: Walk, inner: ChangedOperation | None) -> _Words:
+    """inner: the operation of the call's program that does not repeat, where that is known."""
     kind = difference.kind
+    if kind == SourceKind.OPERATOR:
+        return _operator(difference, walk, inner)
+    words = {SourceKind.INPUT: _input, SourceKind.STATE: _state, SourceKind.RANDOM: _random}
     if kind in words:
-        return words[kind](difference, walk, inner)
+        return words[kind](difference, walk)
     if kind == SourceKind.CODE and difference.changed is not None:
         return (
             difference.words or difference.changed.words,
@@ -281,9 +277,7 @@ def words_and_advice(
                               "writes itself, a random number",)  # fmt: skip
 
 
-def _input(
-    difference: Difference, walk: Walk, inner: ChangedOperation | None
-) -> tuple[str, tuple[str, ...]]:
+def _input(difference: Difference, walk: Walk) -> _Words:
     shared, rows = _shared_rows(difference, walk)
     loader = "DataLoader(..., generator=torch.Generator().manual_seed(0))"
     workers = "with num_workers, seed numpy and random in worker_init_fn"
@@ -317,9 +311,7 @@ def _row_bytes(array: Array) -> list[bytes]:
     return [row.tobytes() for row in rows if (row != row[0]).any()]
 
 
-def _state(
-    difference: Difference, walk: Walk, inner: ChangedOperation | None
-) -> tuple[str, tuple[str, ...]]:
+def _state(difference: Difference, walk: Walk) -> _Words:
     first, second = initial_states(walk.first), initial_states(walk.second)
     hashes = {walk.first.records[r].hash: name for name, r in first.items()}
     moved = [
@@ -350,9 +342,7 @@ def _state(
     )
 
 
-def _random(
-    difference: Difference, walk: Walk, inner: ChangedOperation | None
-) -> tuple[str, tuple[str, ...]]:
+def _random(difference: Difference, walk: Walk) -> _Words:
     drawn = _drawn_by(difference, walk.first)
     words = f"draws other random numbers{f' ({drawn})' if drawn else ''}"
     if not _draws_differ(difference, walk):
@@ -385,9 +375,7 @@ def _draws_differ(difference: Difference, walk: Walk) -> bool:
     return arrays is not None and bool(((arrays[0] == 0) != (arrays[1] == 0)).any())
 
 
-def _operator(
-    difference: Difference, walk: Walk, inner: ChangedOperation | None
-) -> tuple[str, tuple[str, ...]]:
+def _operator(difference: Difference, walk: Walk, inner: ChangedOperation | None) -> _Words:
     reason = difference.call.no_program
     if reads_unwritten(difference.call):
         return "reads memory that torch.empty made and nothing wrote", (

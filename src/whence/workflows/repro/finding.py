@@ -21,14 +21,15 @@ from whence.errors import (
     ElementsMissing,
     OutputExists,
     ReplayRefused,
-    StoreFailed,
     UsageError,
+    storing,
 )
 from whence.records.marks import was_compiled
 from whence.regular_files import is_regular
 from whence.results import Comparison, Finding, Reproduction
 from whence.workflows.repro.case import choose_case, describe, executed_piece
 from whence.workflows.repro.subject import NothingToRun, open_subject
+from whence.workflows.saved import AnyComparison, AnyPath, as_comparison
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -39,8 +40,8 @@ _COMPILER = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.cod
 
 
 def reproduce(
-    comparison: str | os.PathLike[str] | Comparison,
-    output: str | os.PathLike[str],
+    comparison: AnyComparison,
+    output: AnyPath,
     number: int,
     force: bool,
     run: bool,
@@ -48,10 +49,9 @@ def reproduce(
     tell: Callable[[str], None],
 ) -> Reproduction:
     """As `whence.repro`. number: of the finding."""
-    from whence.workflows.saved import load_comparison
 
     began = time.monotonic()
-    compared = comparison if isinstance(comparison, Comparison) else load_comparison(comparison)
+    compared = as_comparison(comparison)
     named = f"{compared.reference} against {compared.target}"
     if not isinstance(comparison, Comparison):
         named = os.fspath(comparison)
@@ -121,14 +121,10 @@ def _written(case: Case, folder: Path) -> Path:
     from whence.replay.export.script_data import save
 
     text, tensors = script(case)
-    try:
+    with storing(f"write the script to {folder}"):
         disk.make_folders(folder)
         # the script last: it reads the tensors
         disk.write_together(folder, {FILES[1]: save(tensors), FILES[0]: text})
-    except OSError as error:
-        raise StoreFailed(
-            f"cannot write the script to {folder}: {error.strerror or error}"
-        ) from error
     return folder / FILES[0]
 
 

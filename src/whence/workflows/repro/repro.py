@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from whence.workflows.saved import AnyComparison, AnyPath
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from whence.results import Comparison, Reproduction
+    from whence.results import Reproduction
 
 
 def repro(
-    comparison: str | os.PathLike[str] | Comparison,
-    output: str | os.PathLike[str],
+    comparison: AnyComparison,
+    output: AnyPath,
     *,
     finding: int = 1,
     force: bool = False,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from whence.frameworks.operator_names import words
 from whence.frameworks.torch_arrays import tensors_in
@@ -55,7 +56,7 @@ class InFloat64(Arithmetic):
             return args, kwargs
         if func._schema.name == "aten::view" and any(isinstance(a, torch.dtype) for a in args):
             return args, kwargs
-        return _mapped(tuple(args), _double), {k: _mapped(v, _double) for k, v in kwargs.items()}
+        return tree_map(doubled, tuple(args)), tree_map(doubled, kwargs)
 
     def _draws(self, func: Any, args: Any, kwargs: Any) -> bool:
         return kind(func, _named(func, args, kwargs)) == RANDOM
@@ -69,7 +70,7 @@ class InFloat64(Arithmetic):
         drawn = func(*narrow, **kwargs)
         if func._schema.is_mutable and _is_wide(args[0] if args else None):
             return args[0].copy_(narrow[0])
-        return _mapped(drawn, _double)
+        return tree_map(doubled, drawn)
 
 
 class OffByOne(TorchDispatchMode):  # type: ignore[misc]
@@ -142,13 +143,7 @@ def _is_wide(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype is torch.float64
 
 
-def _double(tensor: Any) -> Any:
-    return tensor.double() if tensor.is_floating_point() and not _is_wide(tensor) else tensor
-
-
-def _mapped(value: Any, change: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_mapped(item, change) for item in value)
-    return value
+def doubled(value: Any) -> Any:
+    """A tensor of floating-point numbers in float64; anything else as it is."""
+    is_narrow = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.double() if is_narrow else value

@@ -4,7 +4,7 @@ these gives them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -18,8 +18,6 @@ _CLOSER = 0.05
 _CLOSEST = 1e-3
 """A residual below is rounding: log-probabilities are reported with a few digits."""
 _TEMPERATURES = np.exp(np.linspace(np.log(0.1), np.log(10.0), 400))
-
-Transform = Callable[[Array], Array]
 
 
 def log_softmax(logits: Array) -> Array:

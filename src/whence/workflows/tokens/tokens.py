@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from whence.errors import UsageError
 from whence.results import OutputMatch, PromptMatch, TokenComparison, TokenMatch
+from whence.workflows.saved import AnyPath
 
 if TYPE_CHECKING:
     from whence.workflows.tokens.predictions import Predictions
     from whence.workflows.tokens.prompts import Row
     from whence.workflows.tokens.statistics import Thresholds
 
-Source = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
+Source = AnyPath | Sequence[Mapping[str, Any]]
 PROMPT_KEY = "src"
 MATCHES = ("auto", "prompt", "position")
 
@@ -42,7 +43,7 @@ def tokens(
     after: tuple[Source, Source] | None = None,
     full: float | None = None,
     half: float | None = None,
-    thresholds: str | os.PathLike[str] | None = None,
+    thresholds: AnyPath | None = None,
     model: str = "",
     prompt_key: str = PROMPT_KEY,
     output_key: str = "output",

@@ -8,11 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from whence.errors import UsageError, WhenceError
+from whence.workflows.notebook_progress import Tell
 
 INSIDE = Path(__file__).parent / "inside"
 _NAME = re.compile(r"[\w.-]+(\[[^\]]*\])?")
@@ -48,9 +49,7 @@ class Environment(NamedTuple):
         }
 
 
-def opened(
-    given: str, folder: Path, python: str | None, tell: Callable[[str], None]
-) -> Environment:
+def opened(given: str, folder: Path, python: str | None, tell: Tell) -> Environment:
     """The environment that `given` names: an interpreter, a folder of packages, or what pip
     installs into a folder below `folder`, unless it is there already. python: that installs and
     runs it, None for this one. Raises UsageError, WhenceError where pip fails.
@@ -73,7 +72,7 @@ def opened(
     return Environment(given, runs, str(place.absolute()), stated["package"])
 
 
-def _install(given: str, place: Path, python: str, tell: Callable[[str], None]) -> None:
+def _install(given: str, place: Path, python: str, tell: Tell) -> None:
     """Install a release without its requirements, then those of them that are not met."""
     partial = place.with_name(place.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import hashlib
-import os
-import queue
 import resource
 import shutil
 import tempfile
@@ -27,10 +25,11 @@ import numpy as np
 from whence import disk
 from whence.errors import OutputExists, UsageError, WhenceError
 from whence.results import ModulePlace, Release, Upgrade, Upgraded, UpgradeKind
+from whence.workflows.notebook_progress import Tell
+from whence.workflows.saved import AnyPath
 from whence.workflows.upgrade import captures, environments
 from whence.workflows.upgrade.workers import Worker
 
-Tell = Callable[[str], None]
 RESULTS = "results.jsonl"
 _ASKED = "asked.json"
 _WITHOUT_MODELS = ("onnxruntime",)
@@ -49,11 +48,11 @@ class _Asked(msgspec.Struct, frozen=True):
 def upgrade(
     first: str,
     second: str,
-    output: str | os.PathLike[str],
+    output: AnyPath,
     *,
     command: Sequence[str] = (),
     models: str = "",
-    catalogue: str | os.PathLike[str] | None = None,
+    catalogue: AnyPath | None = None,
     budget_s: float = 7200.0,
     limit_s: float = 120.0,
     jobs: int = 1,
@@ -165,23 +164,18 @@ class _Guard:
         done = {name: found for name, found in self._earlier().items() if name in names}
         left = [name for name in names if name not in done]
         self._say(f"{len(left)} models to try" + (f", {len(done)} done before" if done else ""))
-        waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-        for name in left:
-            waiting.put(name)
+        waiting = iter(left)  # shared: each name is taken by one of the threads
         pairs = [pair, *(self._pair() for _ in range(jobs - 1))]
         with contextlib.ExitStack() as stack:
             for one in pairs:
                 stack.callback(one.stop)
-            if jobs == 1:
-                self._work(pair, waiting, deadline, done)
-            else:
-                self._work_together(pairs, waiting, deadline, done)
+            self._work_together(pairs, waiting, deadline, done)
         return [done[name] for name in names if name in done], [n for n in left if n not in done]
 
     def _work_together(
         self,
         pairs: Sequence[Pair],
-        waiting: queue.SimpleQueue[str],
+        waiting: Iterator[str],
         deadline: float,
         done: dict[str, Upgraded],
     ) -> None:
@@ -202,13 +196,9 @@ class _Guard:
             raise failed[0]
 
     def _work(
-        self,
-        pair: Pair,
-        waiting: queue.SimpleQueue[str],
-        deadline: float,
-        done: dict[str, Upgraded],
+        self, pair: Pair, waiting: Iterator[str], deadline: float, done: dict[str, Upgraded]
     ) -> None:
-        for name in _taken(waiting):
+        for name in waiting:
             if time.monotonic() > deadline:
                 return
             found = pair.judge(name)
@@ -262,14 +252,6 @@ class _Guard:
         return first, second
 
 
-def _taken(waiting: queue.SimpleQueue[str]) -> Iterator[str]:
-    while True:
-        try:
-            yield waiting.get_nowait()
-        except queue.Empty:
-            return
-
-
 _Answer = dict[str, Any]
 _Task = dict[str, Any]
 Parameters = list[list[Any]]
@@ -296,7 +278,7 @@ class Pair:
 
     def __init__(self, first: Worker, second: Worker, train: bool, deep: _Deep) -> None:
         self._first, self._second = first, second
-        self._train, self._deep = train, deep
+        self._train, self.deep = train, deep
         self._known: tuple[_Answer, _Answer] | None = None
 
     def start(self) -> tuple[_Answer, _Answer]:
@@ -330,10 +312,6 @@ class Pair:
         """End both processes."""
         self._first.stop()
         self._second.stop()
-
-    @property
-    def deep(self) -> _Deep:
-        return self._deep
 
 
 class _Trial:

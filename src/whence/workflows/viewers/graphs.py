@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,15 @@ from whence.frameworks import protobuf_fields as wire
 from whence.frameworks.onnx_names import scope_of
 from whence.readers.encodings import onnx_model, protobuf
 from whence.readers.encodings.onnx_model import OnnxModel
-from whence.results import Comparison
-from whence.workflows.viewers.files import opened, write
+from whence.workflows.saved import AnyComparison, AnyPath, as_comparison, write_file
 
 _GRAPH, _NODE, _NODE_OUTPUT, _NODE_METADATA, _MODEL_METADATA = 7, 1, 2, 9, 14
 
 
 def annotate_onnx(
-    comparison: str | os.PathLike[str] | Comparison,
-    model: str | os.PathLike[str],
-    copy: str | os.PathLike[str],
+    comparison: AnyComparison,
+    model: AnyPath,
+    copy: AnyPath,
     *,
     force: bool = False,
 ) -> int:
@@ -35,7 +33,7 @@ def annotate_onnx(
     from whence.report.own_files import MARK, check_replaceable
 
     check_replaceable(copy, force)
-    errors = node_errors(opened(comparison))
+    errors = node_errors(as_comparison(comparison))
     parsed = _parsed(model)
     names = _nodes(parsed)
     if not errors.keys() & names:
@@ -50,15 +48,15 @@ def annotate_onnx(
             value = b"".join(_annotated(part, errors) for part in protobuf.fields(value))
         parts.append(_encoded(number, kind, value))
     parts.append(wire.field(_MODEL_METADATA, wire.text(1, "whence") + wire.text(2, MARK)))
-    write(copy, parts)
+    write_file(copy, parts)
     return len(errors.keys() & names)
 
 
 def model_explorer_data(
-    comparison: str | os.PathLike[str] | Comparison,
-    file: str | os.PathLike[str],
+    comparison: AnyComparison,
+    file: AnyPath,
     *,
-    model: str | os.PathLike[str] | None = None,
+    model: AnyPath | None = None,
     force: bool = False,
 ) -> None:
     """Write node data for Model Explorer: the error of each node.
@@ -71,10 +69,10 @@ def model_explorer_data(
 
     check_replaceable(file, force)
     keys = None if model is None else _nodes(_parsed(model))
-    write(file, [model_explorer(opened(comparison), keys).encode()])
+    write_file(file, [model_explorer(as_comparison(comparison), keys).encode()])
 
 
-def _parsed(model: str | os.PathLike[str]) -> OnnxModel:
+def _parsed(model: AnyPath) -> OnnxModel:
     try:
         parsed = onnx_model.parse(Path(model).read_bytes())
     except (OSError, ValueError) as error:

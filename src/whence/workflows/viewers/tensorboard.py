@@ -4,7 +4,6 @@ event of TensorFlow's event.proto.
 
 from __future__ import annotations
 
-import os
 import struct
 import time
 from collections.abc import Iterator, Mapping
@@ -15,16 +14,14 @@ from whence.errors import OutputExists
 from whence.frameworks import protobuf_fields as wire
 from whence.records.slots import is_output
 from whence.results import Comparison
-from whence.workflows.viewers.files import opened, write
+from whence.workflows.saved import AnyComparison, AnyPath, as_comparison, write_file
 
 Scalars: TypeAlias = Mapping[tuple[str, int], float]
 """By tag and step."""
 _POLYNOMIAL, _MASK = 0x82F63B78, 0xA282EAD8
 
 
-def tensorboard(
-    comparison: str | os.PathLike[str] | Comparison, folder: str | os.PathLike[str]
-) -> int:
+def tensorboard(comparison: AnyComparison, folder: AnyPath) -> int:
     """Write the relative error of each module at each step as scalars of TensorBoard, and return
     how many there are.
 
@@ -34,11 +31,11 @@ def tensorboard(
     place = Path(folder)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise OutputExists(f"{place} exists and is not empty; choose another folder")
-    by_rank = scalars(opened(comparison))
+    by_rank = scalars(as_comparison(comparison))
     now = time.time()
     for rank, values in by_rank.items():
         below = place if len(by_rank) == 1 else place / f"rank{rank}"
-        write(below / f"events.out.tfevents.{int(now)}.whence", event_file(values, now))
+        write_file(below / f"events.out.tfevents.{int(now)}.whence", event_file(values, now))
     return sum(len(values) for values in by_rank.values())
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from whence.results.probe import Held, Property, PropertyAnswer, Variant
 from whence.workflows.probe.torch.judging import WIDE_ROUNDING
 
@@ -42,6 +44,11 @@ def answer(
         next=next_step if held == Held.UNKNOWN else "",
         notes=(*notes, *left_out),
     )
+
+
+def observed(variant: Variant) -> Variant:
+    """A violation of what nothing says should hold."""
+    return replace(variant, held=Held.OBSERVED) if variant.held == Held.VIOLATED else variant
 
 
 def power(variants: Sequence[Variant]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from whence.results.probe import Held, Property, PropertyAnswer, SpreadShare, Variant
 from whence.workflows.probe.torch.answering import answer
@@ -55,12 +56,6 @@ def batch(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
         size = SIZES[sizes.index(largest)]
         shares = shares_of_rows(judge, one, one.joined(first[: size - 1]), size)
     result = answer(Property.BATCH, variants, cause=_cause(variants, judge.subject.model))
-    return _with(result, shares)
-
-
-def _with(result: PropertyAnswer, shares: tuple[SpreadShare, ...]) -> PropertyAnswer:
-    from msgspec.structs import replace
-
     return replace(result, shares=shares)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from whence.results.probe import Held, Property, PropertyAnswer, Variant
-from whence.workflows.probe.torch.answering import answer
+from whence.workflows.probe.torch.answering import answer, observed
 from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
 from whence.workflows.probe.torch.judging import WIDE_ROUNDING, Judge, Trial
 from whence.workflows.probe.torch.regions import Positions
@@ -49,7 +49,7 @@ def causality(judge: Judge, inputs: CallInputs, declared: bool | None) -> Proper
             why="changing the input changed no output at all: nothing was tried",
         )
     if expected is not True:
-        variants = [_observed(v) for v in variants]
+        variants = [observed(v) for v in variants]
     cause = ""
     if any(v.held in (Held.VIOLATED, Held.OBSERVED) for v in variants):
         cause = _reach(judge, one, twin)
@@ -60,12 +60,6 @@ def causality(judge: Judge, inputs: CallInputs, declared: bool | None) -> Proper
     if step > 1:
         notes.append(f"changed from every {step}th position on, and from the last")
     return answer(Property.CAUSALITY, variants, cause=cause, notes=notes, next_step=next_step)
-
-
-def _observed(variant: Variant) -> Variant:
-    from msgspec.structs import replace
-
-    return replace(variant, held=Held.OBSERVED) if variant.held == Held.VIOLATED else variant
 
 
 def _does_not_apply(model: Any, inputs: CallInputs) -> str:

@@ -14,7 +14,7 @@ from whence.results.probe import Held, Property, PropertyAnswer, Variant
 from whence.workflows.probe.torch.answering import answer
 from whence.workflows.probe.torch.causality import is_causal
 from whence.workflows.probe.torch.inputs import CallInputs
-from whence.workflows.probe.torch.judging import Judge
+from whence.workflows.probe.torch.judging import Judge, said
 from whence.workflows.probe.torch.regions import Positions
 from whence.workflows.probe.torch.subject import Subject
 
@@ -148,7 +148,7 @@ def _generated(judge: Judge, inputs: CallInputs) -> tuple[list[Variant], list[st
         whole = _whole(prompt, made.tokens)
         logits = judge.base(whole)[_LOGITS][0, prompt.length - 1 :]
     except Exception as error:  # noqa: BLE001 - whatever the user's model raises
-        why = f"the model does not generate so: {type(error).__name__}: {error}"[:160]
+        why = f"the model does not generate so: {said(error)}"
         return [Variant(_NAME, Held.UNKNOWN, why=why)], []
     finally:
         judge.subject.restore()

@@ -34,7 +34,7 @@ from whence.workflows.probe.torch.exchange import (
 )
 from whence.workflows.probe.torch.heads import attention_heads, attention_scopes
 from whence.workflows.probe.torch.inputs import CallInputs
-from whence.workflows.probe.torch.judging import WIDE_ROUNDING, Judge, Trial
+from whence.workflows.probe.torch.judging import WIDE_ROUNDING, Judge, Trial, said
 from whence.workflows.probe.torch.leaf_calls import LeafCalls, leaf_calls
 from whence.workflows.probe.torch.regions import Turned
 from whence.workflows.probe.torch.subject import Subject
@@ -62,7 +62,7 @@ def equivariance(judge: Judge, inputs: CallInputs, declared: Collection[str]) ->
     try:
         units = _find_units(judge.subject.model, leaf_calls(judge.subject, inputs))
     except Exception as error:  # noqa: BLE001 - whatever the user's model raises
-        why = f"its modules cannot be listened to: {type(error).__name__}: {error}"[:160]
+        why = f"its modules cannot be listened to: {said(error)}"
         return PropertyAnswer(Property.EQUIVARIANCE, Held.UNKNOWN, why=why)
     variants = [_turned(judge, inputs, name) for name in DECLARED if name in declared]
     cause = f"it moves with {variants[0].name}" if variants else ""
@@ -159,13 +159,11 @@ class _Finder:
 
     def _variant(self, name: str, structures: Sequence[Structure]) -> Variant:
         exchanges = [(structure, whole_order(structure)) for structure in structures]
-        return self._judge.variant(
-            name,
-            self._inputs,
-            self._inputs,
-            Exchanged(exchanges),
-            modes=[lambda subject: exchanged(subject, exchanges)],
-        )
+        return self._judge.variant(name, *self._trial(exchanges))
+
+    def _trial(self, exchanges: Sequence[Exchange]) -> Trial:
+        modes = [lambda subject: exchanged(subject, exchanges)]
+        return Trial(self._inputs, self._inputs, Exchanged(exchanges), modes=modes)
 
     def _with_effect(self, variant: Variant, structures: Sequence[Structure]) -> Variant:
         """How far it moves when one weight of each is permuted alone: where that is nothing,
@@ -182,13 +180,7 @@ class _Finder:
         return replace(variant, held=Held.UNKNOWN, why=why, effect=0.0)
 
     def _moved(self, exchanges: Sequence[Exchange], subject: Subject | None = None) -> float:
-        trial = Trial(
-            self._inputs,
-            self._inputs,
-            Exchanged(exchanges),
-            modes=[lambda subject: exchanged(subject, exchanges)],
-        )
-        return self._judge.moved(trial, subject)
+        return self._judge.moved(self._trial(exchanges), subject)
 
     def _holds(self, exchanges: Sequence[Exchange]) -> bool:
         return self._moved(exchanges) <= WIDE_ROUNDING

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from whence.workflows.probe.torch.outputs import same_bits
-from whence.workflows.probe.torch.regions import Pair, Shape
+from whence.workflows.probe.torch.regions import Pair, Region, Shape, closest
 from whence.workflows.probe.torch.subject import Subject
 
 Order = Sequence[int]
@@ -17,22 +17,21 @@ Order = Sequence[int]
 
 
 class Slot(NamedTuple):
-    """Where units lie in a parameter or buffer: along `axis`, from `start` on, as [outer, units,
-    inner]. name: of the tensor in its model.
+    """Where units lie in a parameter or buffer: along `axis`, as [outer, units, inner]. name: of
+    the tensor in its model.
     """
 
     name: str
     axis: int = 0
     outer: int = 1
     inner: int = 1
-    start: int = 0
 
     def indices(self, size: int, order: Order) -> torch.Tensor:
         """Which element of the axis, of `size` elements, comes where."""
         out = torch.arange(size)
-        stop = self.start + self.outer * len(order) * self.inner
-        units = out[self.start : stop].reshape(self.outer, len(order), self.inner)
-        out[self.start : stop] = units[:, list(order)].reshape(-1)
+        stop = self.outer * len(order) * self.inner
+        units = out[:stop].reshape(self.outer, len(order), self.inner)
+        out[:stop] = units[:, list(order)].reshape(-1)
         return out
 
 
@@ -118,20 +117,18 @@ def _put(tensors: dict[str, Any], slot: Slot | Siblings, order: Order) -> None:
     tensor.data = content.index_select(slot.axis, places).contiguous()
 
 
-class Exchanged:
+class Exchanged(Region):
     """Tensors of two runs, of which the second may have its units in another order. An element is
     compared with its like: along each axis that can hold units, the order that agrees best.
     """
 
-    whole = True
-
     def __init__(self, exchanges: Sequence[Exchange]) -> None:
         self._orders = {
-            (tuple(order), slot.outer, slot.inner, slot.start)
+            (tuple(order), slot.outer, slot.inner)
             for structure, order in exchanges
             for slot in structure.layouts[0]
             if isinstance(slot, Slot)
-        } | {(tuple(order), 1, 1, 0) for _, order in exchanges}
+        } | {(tuple(order), 1, 1) for _, order in exchanges}
 
     def pair(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
         """Both tensors, the first in the order of the second."""
@@ -141,22 +138,9 @@ class Exchanged:
             return base, variant
         pairs = [(base, variant)]
         for axis, size in enumerate(base.shape):
-            for order, outer, inner, start in self._orders:
-                units = outer * len(order) * inner
-                if start + units <= size and (start or units == size or not size % len(order)):
-                    fit = inner if start or units == size else size // len(order) // outer
-                    if fit * outer * len(order) + start > size or not fit:
-                        continue
-                    slot = Slot("", axis, outer, fit, start)
+            for order, outer, inner in self._orders:
+                if outer * len(order) * inner <= size and not size % len(order):
+                    slot = Slot("", axis, outer, size // len(order) // outer)
                     places = slot.indices(size, order).to(base.device)
                     pairs.append((base.index_select(axis, places), variant))
-        return min(pairs, key=lambda pair: _apart(*pair))
-
-    def moving(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
-        return None
-
-
-def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
-    if a.dtype == torch.bool or not (a.is_floating_point() or a.is_complex()):
-        return float((a != b).sum())
-    return float((a - b).abs().nan_to_num(nan=0.0, posinf=1e300).sum())
+        return closest(pairs)

@@ -125,7 +125,7 @@ def _structures(
     if not layouts:
         yield f"{scope}: sizes of its projections are not those of {heads} heads"
         return
-    if why := _per_head_argument(calls.shapes.get(scope, []), heads):
+    if why := _per_head_argument(calls.shapes[scope, 0], heads):
         yield f"{scope}: {why}"
         return
     others = _others(module, scope, parts, heads, groups)

@@ -17,7 +17,7 @@ from whence.results.probe import Held, OperatorPlace, Variant
 from whence.workflows.probe.torch.inputs import CallInputs
 from whence.workflows.probe.torch.measuring import Begun, Distance, Walk, distance, place
 from whence.workflows.probe.torch.outputs import Outputs
-from whence.workflows.probe.torch.regions import Region
+from whence.workflows.probe.torch.regions import EVERYTHING, Region
 from whence.workflows.probe.torch.subject import Subject
 from whence.workflows.probe.torch.trace import Trace
 
@@ -43,11 +43,15 @@ _LAST = "last_hidden_state"
 
 
 class Trial(NamedTuple):
-    """Two runs to compare, as `Judge.variant` takes them."""
+    """A run on `changed`, compared with one on `base` where `region` says that nothing may move.
+
+    twin: a call with another extent (`Walk`). modes: context managers around the changed run, made
+    for the subject that runs. copied=False: the arguments lie in memory as they are.
+    """
 
     base: CallInputs
     changed: Changed
-    region: Region
+    region: Region = EVERYTHING
     twin: CallInputs | None = None
     modes: Sequence[Callable[[Subject], Any]] = ()
     copied: bool = True
@@ -82,7 +86,7 @@ class Judge:
             try:
                 self._wide = self.subject.wide()
             except Exception as error:  # noqa: BLE001 - whatever copying the user's model raises
-                self._no_wide = f"no copy in float64: {_said(error)}"
+                self._no_wide = f"no copy in float64: {said(error)}"
         return self._wide
 
     def _narrow(self) -> str:
@@ -96,27 +100,22 @@ class Judge:
         name: str,
         base: CallInputs,
         changed: Changed,
-        region: Region,
-        *,
+        region: Region = EVERYTHING,
         twin: CallInputs | None = None,
         modes: Sequence[Callable[[Subject], Any]] = (),
         copied: bool = True,
     ) -> Variant:
-        """Compare a run on `changed` with one on `base` where `region` says that nothing may move.
-
-        twin: a call with another extent (`Walk`). modes: context managers around the changed run,
-        made for the subject that runs.
-        """
+        """What comes of a trial."""
         trial = Trial(base, changed, region, twin, modes, copied)
         try:
             far, effect, compared = self._apart(trial, self.subject)
         except Exception as error:  # noqa: BLE001 - whatever the user's model raises
-            return Variant(name, Held.UNKNOWN, why=f"the model does not run so: {_said(error)}")
+            return Variant(name, Held.UNKNOWN, why=f"the model does not run so: {said(error)}")
         if not compared:
             why = "no output has an element for each position or row"
             return Variant(name, Held.UNKNOWN, why=why)
         if not far.differing:
-            return Variant(name, Held.EXACT, effect=effect, count=far.elements)
+            return Variant(name, Held.EXACT, effect=effect, count=far.count)
         return self._judged(name, trial, far, effect)
 
     def moved(self, trial: Trial, subject: Subject | None = None) -> float:
@@ -150,14 +149,11 @@ class Judge:
         return Variant(
             name,
             held,
-            moved=far.moved,
-            ulp=far.ulp,
             in_float64=in_float64,
             effect=effect,
-            differing=far.differing,
-            count=far.elements,
             first=place(first) if first is not None else None,
             why=why,
+            **far._asdict(),
         )
 
     def _in_float64(self, trial: Trial) -> tuple[float | None, str]:
@@ -167,7 +163,7 @@ class Judge:
         try:
             return self._apart(trial, wide)[0].moved, ""
         except Exception as error:  # noqa: BLE001 - whatever the user's model raises
-            return None, f"the model does not run in float64: {_said(error)}"
+            return None, f"the model does not run in float64: {said(error)}"
 
     # ---- naming
 
@@ -181,9 +177,7 @@ class Judge:
         subject = self.wide() if wide else self.subject
         if subject is None:
             return []
-        least = WIDE_ROUNDING if wide else 0.0
-        is_far = lambda far: far.differing > 0 and far.moved > least  # noqa: E731
-        walk = Walk(trial.region, is_far, most)
+        walk = Walk(trial.region, WIDE_ROUNDING if wide else 0.0, most)
         found: list[Begun] = []
         begin: int | None = 0
         for _ in range(_MOST_WINDOWS):
@@ -225,7 +219,7 @@ def traced(
 
 
 def compared_outputs(
-    base: Outputs, changed: Outputs, region: Region, twins: Outputs | None
+    base: Outputs, changed: Outputs, region: Region = EVERYTHING, twins: Outputs | None = None
 ) -> tuple[Distance, float | None, int]:
     """(distance where nothing may move, largest distance where it may, outputs compared)."""
     far, effect, compared = Distance(), None, 0
@@ -268,7 +262,8 @@ def _sums_up(name: str) -> bool:
     return any(word in first for word in ("state", "cache", "past", "mem")) and first != _LAST
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
+    """An exception of the user's model in one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
 
@@ -284,10 +279,8 @@ def moved_at(judge: Judge, trial: Trial) -> int | None:
     """
     subject = judge.wide() or judge.subject
     try:
-        base, changed = (
-            judge.base(trial.base, wide=subject is not judge.subject),
-            subject.run(made(trial.changed, subject)),
-        )
+        base = judge.base(trial.base, wide=subject is not judge.subject)
+        changed = subject.run(made(trial.changed, subject))
     except Exception:  # noqa: BLE001 - whatever the user's model raises
         return None
     places: list[int] = []

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from whence.frameworks.torch_arrays import tensors_in
 from whence.workflows.probe.torch.subject import Subject
+from whence.workflows.probe.torch.trace import hooked
 
 
 class LeafCall(NamedTuple):
@@ -24,14 +25,14 @@ class LeafCall(NamedTuple):
 
 class LeafCalls(TorchDispatchMode):  # type: ignore[misc]
     """Listens to one call. order: module -> its place among the first calls of all. shapes: module
-    -> shapes of the tensors among its arguments, of its first call. calls: of modules without
+    and number of its call -> shapes of the tensors among its arguments. calls: of modules without
     children. read_outside: tensors that are read by code of no such module.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.order: dict[str, int] = {}
-        self.shapes: dict[str, list[tuple[int, ...]]] = {}
+        self.shapes: dict[tuple[str, int], list[tuple[int, ...]]] = {}
         self.calls: list[LeafCall] = []
         self.counts: dict[str, int] = defaultdict(int)
         self.read_outside: set[int] = set()
@@ -42,41 +43,23 @@ class LeafCalls(TorchDispatchMode):  # type: ignore[misc]
     @contextlib.contextmanager
     def listening(self, model: Any) -> Iterator[None]:
         """The mode, with hooks on the model's modules."""
-        hooks = []
-        for name, module in model.named_modules():
-            is_leaf = next(module.children(), None) is None
-            hooks.append(
-                module.register_forward_pre_hook(self._enters(name, is_leaf), with_kwargs=True)
-            )
-            if is_leaf:
-                hooks.append(module.register_forward_hook(self._leaves(name), with_kwargs=True))
-        try:
-            with self:
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            self._kept.clear()
+        with hooked(model.named_modules(), self._enters, self._leaves), self:
+            yield
+        self._kept.clear()
 
-    def _enters(self, name: str, is_leaf: bool) -> Any:
-        def hook(module: Any, args: Any, kwargs: Any) -> None:
-            self.order.setdefault(name, len(self.order))
-            self.counts[name] += 1
-            if name not in self.shapes:
-                tensors = tensors_in([*args, *kwargs.values()])
-                self.shapes[name] = [tuple(t.shape) for t in tensors]
-            self._inside += is_leaf
+    def _enters(self, name: str, module: Any, args: Any, kwargs: Any) -> None:
+        self.order.setdefault(name, len(self.order))
+        tensors = tensors_in([*args, *kwargs.values()])
+        self.shapes[name, self.counts[name]] = [tuple(t.shape) for t in tensors]
+        self.counts[name] += 1
+        self._inside += _is_leaf(module)
 
-        return hook
-
-    def _leaves(self, name: str) -> Any:
-        def hook(module: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def _leaves(self, name: str, module: Any, args: Any, kwargs: Any, out: Any) -> None:
+        if _is_leaf(module):
             self._inside -= 1
             given = tuple(map(self._number, tensors_in([*args, *kwargs.values()])))
             gives = self._number(out) if isinstance(out, torch.Tensor) else -1
             self.calls.append(LeafCall(name, given, gives))
-
-        return hook
 
     def _number(self, tensor: torch.Tensor) -> int:
         if id(tensor) not in self._numbers:
@@ -91,6 +74,10 @@ class LeafCalls(TorchDispatchMode):  # type: ignore[misc]
                 if number is not None:
                     self.read_outside.add(number)
         return func(*args, **(kwargs or {}))
+
+
+def _is_leaf(module: Any) -> bool:
+    return next(module.children(), None) is None
 
 
 def leaf_calls(subject: Subject, inputs: Any) -> LeafCalls:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from whence.results.probe import OperatorPlace
 from whence.workflows.probe.torch.outputs import same_bits
-from whence.workflows.probe.torch.regions import Region
+from whence.workflows.probe.torch.regions import EVERYTHING, Region
 from whence.workflows.probe.torch.trace import Trace, TracedOperator
 
 _BY_NUMBER = ("aten.index", "aten.gather", "aten.scatter", "aten.take")
@@ -20,20 +20,20 @@ _MAKES_MEMORY = ("aten.empty", "aten.new_empty")
 class Distance(NamedTuple):
     """moved: the largest difference in root mean squares of the first tensor. ulp: the same in
     units of the last place of the element, or of the root mean square where that is larger.
-    differing: elements with other bits, of `elements`.
+    differing: elements with other bits, of `count`.
     """
 
     moved: float = 0.0
     ulp: float = 0.0
     differing: int = 0
-    elements: int = 0
+    count: int = 0
 
     def __or__(self, other: Distance) -> Distance:
         return Distance(
             max(self.moved, other.moved),
             max(self.ulp, other.ulp),
             self.differing + other.differing,
-            self.elements + other.elements,
+            self.count + other.count,
         )
 
 
@@ -42,7 +42,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> Distance:
     apart.
     """
     if same_bits(a, b):
-        return Distance(elements=a.numel())
+        return Distance(count=a.numel())
     if not (a.is_floating_point() or a.is_complex()):
         differing = int((a != b).sum())
         return Distance(1.0, float("inf"), differing, a.numel())
@@ -58,6 +58,17 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> Distance:
         + torch.exp2(finite.abs().clamp(min=rms).log2().floor()) * eps
     )
     return Distance(float(d.max()) / rms, float((d / unit).max()), int((~same).sum()), a.numel())
+
+
+def relative_rms(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Root mean square of the difference of two tensors over that of the finite elements of the
+    first; infinite where one alone is NaN or infinite somewhere.
+    """
+    a, b = a.double(), b.double()
+    difference = (a - b).masked_fill((a == b) | (a.isnan() & b.isnan()), 0.0)
+    moved = float(difference.square().mean().sqrt())
+    size = float(a[a.isfinite()].square().mean().sqrt())
+    return moved / (size if size > 0 else 1.0) if moved < float("inf") else float("inf")
 
 
 def _is_fraction(operator: TracedOperator) -> bool:
@@ -114,14 +125,14 @@ class Walk:
     """Two traced runs, operator by operator. twin: a third, with another extent, of which shapes
     tell which axis is which; None where the variant itself has another extent.
 
-    is_far: whether a distance is one that counts. most: units in the last place from which on two
-    results are not of the same operator, and are not compared.
+    least: root mean squares that a distance which counts is above. most: units in the last place
+    from which on two results are not of the same operator, and are not compared.
     """
 
     def __init__(
-        self, region: Region, is_far: Callable[[Distance], bool], most: float = float("inf")
+        self, region: Region = EVERYTHING, least: float = 0.0, most: float = float("inf")
     ) -> None:
-        self._region, self._is_far, self._most = region, is_far, most
+        self._region, self._least, self._most = region, least, most
         self._states: dict[int, bool] = {}
         self._unclear: set[int] = set()
         self._numbers: set[int] = set()
@@ -146,15 +157,17 @@ class Walk:
             is_moved = operator.key[2].startswith(_BY_NUMBER) and self._reads_numbers(operator)
             if far is not None and (far.ulp >= self._most or is_moved):
                 far, is_clear = None, False
-            self._states[number] = far is not None and self._is_far(far)
+            is_far = far is not None and far.differing > 0 and far.moved > self._least
+            self._states[number] = is_far
             if not is_clear:
                 self._unclear.add(number)
-            if far is not None and other is not None and self._is_far(far):
-                above = self._above(base, operator)
-                if above is not None:
-                    read = [n for n in variant.operators[other].parents if n in own]
-                    only = variant.operators[read[-1]] if read else None
-                    yield self._begun(base, number, far, above, only)
+            if far is None or other is None or not is_far:
+                continue
+            above = self._above(base, operator)
+            if above is not None:
+                read = [n for n in variant.operators[other].parents if n in own]
+                only = variant.operators[read[-1]] if read else None
+                yield self._begun(base, number, far, above, only)
 
     @staticmethod
     def _begun(

@@ -36,6 +36,11 @@ def flattened(out: Any) -> Outputs:
     return found
 
 
+def equal_outputs(a: Outputs, b: Outputs) -> bool:
+    """Are the outputs of two runs the same, bit for bit?"""
+    return a.keys() == b.keys() and all(same_bits(tensor, b[name]) for name, tensor in a.items())
+
+
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Are two tensors equal, NaN being equal to NaN?"""
     if a.shape != b.shape or a.dtype != b.dtype:

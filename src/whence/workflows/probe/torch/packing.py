@@ -11,14 +11,13 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 
 from whence.results.probe import Held, Property, PropertyAnswer, Variant
-from whence.workflows.probe.torch.answering import answer
+from whence.workflows.probe.torch.answering import answer, observed
 from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
 from whence.workflows.probe.torch.judging import WIDE_ROUNDING, Judge, Trial, moved_at
 from whence.workflows.probe.torch.padding import without_padding
-from whence.workflows.probe.torch.regions import Everything, Positions
+from whence.workflows.probe.torch.regions import Positions
 
 _LEAST_LENGTH = 4
 _MOST_DOCUMENTS = 3
@@ -56,19 +55,12 @@ def _does_not_apply(model: Any, inputs: CallInputs, declared: bool | None) -> st
     return ""
 
 
-class _Tried(list[tuple[Variant, Trial]]):
-    """Variants with what they compare."""
+_Tried = list[tuple[Variant, Trial]]
+"""Variants with what they compare."""
 
-    def judge(self, judge: Judge, name: str, trial: Trial) -> Variant:
-        variant = judge.variant(name, trial.base, trial.changed, trial.region, twin=trial.twin)
-        self.append((variant, trial))
-        return variant
 
-    def allowed(self, number: int) -> None:
-        """Nothing says that this one should hold."""
-        variant, trial = self[number]
-        if variant.held == Held.VIOLATED:
-            self[number] = replace(variant, held=Held.OBSERVED), trial
+def _tried(judge: Judge, name: str, trial: Trial) -> tuple[Variant, Trial]:
+    return judge.variant(name, *trial), trial
 
 
 def _answered(judge: Judge, tried: _Tried, notes: list[str], cause: str = "") -> PropertyAnswer:
@@ -91,7 +83,7 @@ def _own(
     judge: Judge, inputs: CallInputs, spans: dict[int, list[tuple[int, int]]]
 ) -> tuple[_Tried, str]:
     """(variants, what would cure a violation)."""
-    tried = _Tried()
+    tried: _Tried = []
     row, places = next(iter(spans.items()))
     one = inputs.with_rows([row])
     length = one.length
@@ -101,12 +93,12 @@ def _own(
         base = _document_alone(one, start, stop)
         region = Positions(stop - start, length, 0, stop - start, at=start)
         name = f"document {number} of {len(places)} in row {row}, alone"
-        tried.judge(judge, name, Trial(base, one, region))
+        tried.append(_tried(judge, name, Trial(base, one, region)))
     start, stop = places[-1]
     changed = _with_others(one, places[:-1])
     region = Positions(length, length, start, stop)
     name = f"document {len(places)}, with other tokens in those before it"
-    tried.judge(judge, name, Trial(one, changed, region))
+    tried.append(_tried(judge, name, Trial(one, changed, region)))
     broken = next((trial for v, trial in tried if v.held == Held.VIOLATED), None)
     return tried, _cure(judge, broken) if broken is not None else ""
 
@@ -155,19 +147,18 @@ def _made(judge: Judge, inputs: CallInputs, declared: bool | None) -> PropertyAn
     base = _document_alone(one, 0, length)
     packed, twin = _joined_documents(others, half, one), _joined_documents(thirds, half, one)
     region = Positions(length, half + length, 0, length, at=half)
-    tried = _Tried()
-    name = "the second of two documents, whose positions restart"
-    tried.judge(judge, name, Trial(base, packed, region))
     content = Positions(half + length, length, half, half + length)
-    name = "the same, with other tokens in the first"
-    tried.judge(judge, name, Trial(packed, twin, content, base))
+    name = "the second of two documents, whose positions restart"
+    other = "the same, with other tokens in the first"
+    tried = [
+        _tried(judge, name, Trial(base, packed, region)),
+        _tried(judge, other, Trial(packed, twin, content, base)),
+    ]
     is_recognised = _recognised(judge, packed)
     notes = ["declared"] if declared else []
     if not declared:
         notes.append(_evidence(is_recognised))
-        for number, (variant, _) in enumerate(tried):
-            if not (is_recognised and _is_told(variant)):
-                tried.allowed(number)
+        tried = [(v if is_recognised and _is_told(v) else observed(v), trial) for v, trial in tried]
     restarts = [variant.held for variant, _ in tried]
     more = _with_blocks(judge, tried, (base, packed, half, region), declared)
     if more:
@@ -252,16 +243,16 @@ def _with_blocks(
             return "no block mask tried: the model does not read a mask [1, 1, length, length]"
         blocks = _with_mask(packed, block_mask([half, shape], dtype, is_causal=is_causal))
         name = "the second of two documents, under a block mask"
-        variant = tried.judge(judge, name, Trial(single, blocks, region))
-        if not declared and not _is_told(variant):
-            tried.allowed(len(tried) - 1)
+        variant, trial = _tried(judge, name, Trial(single, blocks, region))
+        is_asked = declared or _is_told(variant)
+        tried.append((variant if is_asked else observed(variant), trial))
         return ""
     return "no block mask tried: with a mask of its own the model computes something else"
 
 
 def _agree(judge: Judge, base: CallInputs, changed: CallInputs) -> bool:
     try:
-        return judge.moved(Trial(base, changed, Everything())) <= WIDE_ROUNDING
+        return judge.moved(Trial(base, changed)) <= WIDE_ROUNDING
     except Exception:  # noqa: BLE001 - a model that takes no such mask
         return False
 

@@ -4,8 +4,8 @@ runs share.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 
@@ -15,13 +15,14 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 Shape = tuple[int, ...]
 
 
-class Region(Protocol):
-    """Cuts what may not move out of a tensor of the base run and the same tensor of a variant.
+class Region:
+    """Cuts what may not move out of a tensor of the base run and the same tensor of a variant: this
+    one, every element.
 
     whole: an output that has no axis of positions or rows may not move either.
     """
 
-    whole: bool
+    whole = True
 
     def pair(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
         """The elements of both that must be equal; None where nothing tells which they are.
@@ -29,32 +30,26 @@ class Region(Protocol):
         twin: shape of the same tensor in a run with another number of rows or positions, None for
         that of the variant.
         """
-        ...
-
-    def moving(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
-        """The elements of both that may move; None where there are none."""
-        ...
-
-
-class Everything:
-    """Every element."""
-
-    whole = True
-
-    def pair(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
         return (base, variant) if base.shape == variant.shape else None
 
     def moving(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
+        """The elements of both that may move; None where there are none."""
         return None
 
 
-class Turned:
+EVERYTHING = Region()
+
+
+def closest(pairs: Iterable[Pair]) -> Pair:
+    """The pair whose elements are least far apart: which is whose is not known otherwise."""
+    return min(pairs, key=lambda pair: _distance(*pair))
+
+
+class Turned(Region):
     """Every element, of an image that is turned in the variant: outputs stay, or turn with it.
 
     turn: what was done to the last axis.
     """
-
-    whole = True
 
     def __init__(self, turn: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._turn = turn
@@ -65,11 +60,7 @@ class Turned:
             return None
         if base.ndim < 3 or same_bits(base, variant):
             return base, variant
-        pairs = (base, variant), (self._turn(base), variant)
-        return min(pairs, key=lambda pair: _distance(*pair))
-
-    def moving(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
-        return None
+        return closest([(base, variant), (self._turn(base), variant)])
 
 
 class Axis(NamedTuple):
@@ -93,7 +84,7 @@ def axes(shape: Shape, twin: Shape, extent: int, extent_of_twin: int) -> list[Ax
     return out
 
 
-class Positions:
+class Positions(Region):
     """Positions start..stop of a sequence of `extent`, which in the variant begin at `at`.
 
     twin_extent: positions of the run that `twin` is of.
@@ -143,7 +134,7 @@ class Positions:
         return base.narrow(*rest), variant.narrow(*rest)
 
 
-class Row:
+class Row(Region):
     """Row `row` of a batch of `extent`, which in the variant is row `at`."""
 
     whole = False
@@ -167,7 +158,7 @@ class Row:
             _row(base, number, times, self.row, outer=False),
             _row(variant, number, times, self.at, outer=False),
         )
-        return min((first, last), key=lambda pair: _distance(*pair))
+        return closest([first, last])
 
     def moving(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
         """The row below, where the batch is as large in both runs."""
@@ -185,5 +176,6 @@ def _row(tensor: torch.Tensor, axis: int, times: int, row: int, outer: bool = Tr
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    difference = (a.double() - b.double()).abs()
-    return float(difference.nan_to_num(nan=0.0, posinf=1e300).sum())
+    if not (a.is_floating_point() or a.is_complex()):
+        return float((a != b).sum())
+    return float((a - b).abs().double().nan_to_num(nan=0.0, posinf=1e300).sum())

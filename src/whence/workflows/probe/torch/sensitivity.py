@@ -6,10 +6,10 @@ output is dead: it was dropped on the way, multiplied by zero, or never read.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +18,9 @@ from torch import nn
 from whence.display import listed
 from whence.results.probe import Held, OperatorPlace, Property, PropertyAnswer, Variant
 from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
-from whence.workflows.probe.torch.judging import Judge
-from whence.workflows.probe.torch.outputs import Outputs, flattened, same_bits
+from whence.workflows.probe.torch.judging import Judge, said
+from whence.workflows.probe.torch.outputs import Outputs, equal_outputs, flattened, same_bits
+from whence.workflows.probe.torch.trace import hooked
 
 _MOST_POSITIONS = 64
 _MOST_WEIGHTS = 64  # adapters and experts, each
@@ -44,7 +45,7 @@ def sensitivity(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
     asked, base = Property.SENSITIVITY, judge.base(inputs)
     if not any(tensor.is_floating_point() for tensor in base.values()):
         return PropertyAnswer(asked, Held.UNKNOWN, why="the call returns no floating tensor")
-    if _moves(base, judge.subject.run(inputs)):
+    if not equal_outputs(base, judge.subject.run(inputs)):
         return PropertyAnswer(asked, Held.UNKNOWN, why="the call does not repeat: see repeat")
     notes: list[str] = []
     items = [*_arguments(judge, inputs, notes), *_positions(judge, inputs, notes)]
@@ -108,10 +109,10 @@ def _variant(judge: Judge, inputs: CallInputs, base: Outputs, item: _Changed) ->
         try:
             changed = way()
         except Exception as error:  # noqa: BLE001 - a value that the model refuses is no answer
-            problem = f"{type(error).__name__}: {error}"[:160]
+            problem = said(error)
             continue
         ran = way
-        if _moves(base, changed):
+        if not equal_outputs(base, changed):
             return Variant(item.name, Held.REACHED, differing=1)
     if ran is None:
         return Variant(item.name, Held.UNKNOWN, why=problem or "it cannot be changed")
@@ -124,12 +125,6 @@ def _variant(judge: Judge, inputs: CallInputs, base: Outputs, item: _Changed) ->
     return Variant(item.name, Held.VIOLATED, first=place, why=why)
 
 
-def _moves(base: Outputs, changed: Outputs) -> bool:
-    return base.keys() != changed.keys() or any(
-        not same_bits(tensor, changed[name]) for name, tensor in base.items()
-    )
-
-
 def _end(judge: Judge, inputs: CallInputs, way: Callable[..., Outputs]) -> OperatorPlace | None:
     """The last module call whose result a change moves; None where it moves none."""
     results: list[list[tuple[str, str, list[torch.Tensor]]]] = []
@@ -137,7 +132,8 @@ def _end(judge: Judge, inputs: CallInputs, way: Callable[..., Outputs]) -> Opera
     for run in (as_it_is, way):
         results.append([])
         try:
-            run(_watched(judge.subject.model, results[-1]))
+            modules = [(n, m) for n, m in judge.subject.model.named_modules() if n]
+            run(hooked(modules, after=partial(_note, results[-1])))
         except Exception:  # noqa: BLE001 - a mode that the model refuses leaves the place unknown
             return None
     last = None
@@ -149,24 +145,15 @@ def _end(judge: Judge, inputs: CallInputs, way: Callable[..., Outputs]) -> Opera
     return last
 
 
-@contextlib.contextmanager
-def _watched(model: Any, results: list[tuple[str, str, list[torch.Tensor]]]) -> Iterator[None]:
-    def hook(scope: str) -> Any:
-        def note(module: Any, args: Any, out: Any) -> None:
-            results.append((scope, type(module).__name__, list(flattened(out).values())))
-
-        return note
-
-    handles = [
-        module.register_forward_hook(hook(scope))
-        for scope, module in model.named_modules()
-        if scope
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _note(
+    results: list[tuple[str, str, list[torch.Tensor]]],
+    scope: str,
+    module: Any,
+    args: Any,
+    kwargs: Any,
+    out: Any,
+) -> None:
+    results.append((scope, type(module).__name__, list(flattened(out).values())))
 
 
 def _run(judge: Judge, inputs: CallInputs, name: str, value: Any) -> Callable[..., Outputs]:

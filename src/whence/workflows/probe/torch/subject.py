@@ -19,11 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from whence.workflows.probe.torch.inputs import CallInputs
 from whence.workflows.probe.torch.outputs import Outputs, flattened, same_bits
-from whence.workflows.probe.torch.surroundings import Surroundings, set_generators
+from whence.workflows.probe.torch.surroundings import Surroundings
 from whence.workflows.probe.torch.wide import Wide
+from whence.workflows.rounding.torch_modes import doubled
+from whence.workflows.rounding.ways import Generators
 
 _SIMPLE = (bool, int, float, str, type(None))
 
@@ -74,7 +77,7 @@ class Subject:
         """What the model returns, as it returns it."""
         args, kwargs = inputs.call(copied)
         if self._is_wide:
-            args, kwargs = _widened(args), _widened(kwargs)
+            args, kwargs = tree_map(doubled, args), tree_map(doubled, kwargs)
         return self.within(lambda model: model(*args, **kwargs), *modes, seed=seed)
 
     def within(self, action: Callable[[Any], Any], *modes: Any, seed: int | None = None) -> Any:
@@ -88,10 +91,10 @@ class Subject:
 
     @contextlib.contextmanager
     def _scope(self, seed: int | None) -> Iterator[None]:
-        before = Surroundings.now()
+        before = Generators.now()
         default = torch.get_default_dtype()
         try:
-            set_generators(self.surroundings)
+            self.surroundings.generators.restore()
             if seed is not None:
                 torch.manual_seed(seed)
                 random.seed(seed)
@@ -106,7 +109,7 @@ class Subject:
                 yield
         finally:
             torch.set_default_dtype(default)
-            set_generators(before)
+            before.restore()
 
     def restore(self) -> None:
         """Bring buffers and plain attributes back to what they were."""
@@ -159,16 +162,6 @@ def _plain(module: Any) -> dict[str, tuple[Any, Any]]:
         elif isinstance(value, _SIMPLE):
             out[name] = value, None
     return out
-
-
-def _widened(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.double() if value.is_floating_point() else value
-    if type(value) in (list, tuple):
-        return type(value)(_widened(v) for v in value)
-    if type(value) is dict:
-        return {k: _widened(v) for k, v in value.items()}
-    return value
 
 
 class _Index(NamedTuple):

@@ -5,20 +5,46 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whence.frameworks.torch_arrays import tensors_in
 from whence.instrument.torch.sources import source_here
 
 _BUDGET = 1 << 30
+NOTHING_KEPT = 1 << 60
+"""As `begin` of a trace: no results are kept."""
 
 Key = tuple[str, int, str, int]
 """Scope, number of its call, operator, number of this operator in that call."""
+
+
+@contextlib.contextmanager
+def hooked(
+    modules: Iterable[tuple[str, Any]],
+    before: Callable[..., Any] | None = None,
+    after: Callable[..., Any] | None = None,
+) -> Iterator[None]:
+    """Around each call of some modules, by name: before(name, module, args, kwargs), and
+    after(name, module, args, kwargs, result), of a call that failed too.
+    """
+    handles = []
+    for name, module in modules:
+        if before is not None:
+            hook = partial(before, name)
+            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        if after is not None:
+            hook = partial(after, name)
+            handles.append(module.register_forward_hook(hook, with_kwargs=True, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class TracedOperator(NamedTuple):
@@ -53,7 +79,7 @@ class Trace(TorchDispatchMode):  # type: ignore[misc]
         self.by_key: dict[Key, int] = {}
         self.end: int | None = None
         self._begin, self._change, self._room = begin, change, _BUDGET
-        self._scopes = {id(m): (n, type(m).__name__) for n, m in model.named_modules()}
+        self._model = model
         self._stack: list[tuple[str, str, int]] = []
         self._calls: dict[str, int] = defaultdict(int)
         self._counts: dict[tuple[str, int, str], int] = defaultdict(int)
@@ -63,24 +89,16 @@ class Trace(TorchDispatchMode):  # type: ignore[misc]
     @contextlib.contextmanager
     def listening(self) -> Iterator[Trace]:
         """The mode, with the names of the modules that run."""
-        enters = torch_module.register_module_forward_pre_hook(self._enters)
-        leaves = torch_module.register_module_forward_hook(self._leaves, always_call=True)
-        try:
-            with self:
-                yield self
-        finally:
-            enters.remove()
-            leaves.remove()
-            self._made.clear()
+        with hooked(self._model.named_modules(), self._enters, self._leaves), self:
+            yield self
+        self._made.clear()
 
-    def _enters(self, module: Any, args: Any) -> None:
-        scope, kind = self._scopes.get(id(module), ("", type(module).__name__))
-        self._stack.append((scope, kind, self._calls[scope]))
+    def _enters(self, scope: str, module: Any, args: Any, kwargs: Any) -> None:
+        self._stack.append((scope, type(module).__name__, self._calls[scope]))
         self._calls[scope] += 1
 
-    def _leaves(self, module: Any, args: Any, out: Any) -> None:
-        if self._stack:
-            self._stack.pop()
+    def _leaves(self, *_: Any) -> None:
+        self._stack.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -20,16 +20,16 @@ class Layer(NamedTuple):
     out_axis: int
     has_bias: bool
 
-    def out_slots(self, outer: int = 1, inner: int = 1, start: int = 0) -> tuple[Slot, ...]:
+    def out_slots(self, outer: int = 1, inner: int = 1) -> tuple[Slot, ...]:
         """Units among what comes out."""
-        slots = [Slot(f"{self.name}.weight", self.out_axis, outer, inner, start)]
+        slots = [Slot(f"{self.name}.weight", self.out_axis, outer, inner)]
         if self.has_bias:
-            slots.append(Slot(f"{self.name}.bias", 0, outer, inner, start))
+            slots.append(Slot(f"{self.name}.bias", 0, outer, inner))
         return tuple(slots)
 
-    def in_slots(self, outer: int = 1, inner: int = 1) -> tuple[Slot, ...]:
+    def in_slots(self, inner: int = 1) -> tuple[Slot, ...]:
         """Units among what goes in."""
-        return (Slot(f"{self.name}.weight", 1 - self.out_axis, outer, inner),)
+        return (Slot(f"{self.name}.weight", 1 - self.out_axis, 1, inner),)
 
 
 def layer_of(name: str, module: Any) -> Layer | None:

@@ -23,8 +23,9 @@ from whence.results.probe import (
 from whence.workflows.probe.torch.health.figures import Figures, figures, inputs_within
 from whence.workflows.probe.torch.health.operands import Operands, Reading
 from whence.workflows.probe.torch.inputs import CallInputs
-from whence.workflows.probe.torch.judging import Judge
-from whence.workflows.probe.torch.outputs import Outputs, same_bits
+from whence.workflows.probe.torch.judging import Judge, said
+from whence.workflows.probe.torch.measuring import relative_rms
+from whence.workflows.probe.torch.outputs import Outputs, equal_outputs
 from whence.workflows.probe.torch.trace import Key, TracedOperator
 
 AMPLIFIES = 32.0
@@ -63,7 +64,7 @@ def health(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
         reading = Reading(judge.subject.model, look)
         judge.subject.run(inputs, reading.listening())
     except Exception as error:  # noqa: BLE001 - whatever the user's model raises
-        why = f"no operator can be looked at: {type(error).__name__}: {error}"[:160]
+        why = f"no operator can be looked at: {said(error)}"
         return PropertyAnswer(Property.HEALTH, Held.UNKNOWN, why=why)
     operators = [
         _Looked(reading.by_key[key], reading.operators[reading.by_key[key]], found)
@@ -118,14 +119,14 @@ def _born(
     if not born:
         return ()
     without = effects.without_births()
-    if _equal_outputs(without, effects.as_it_runs()):
+    if equal_outputs(without, effects.as_it_runs()):
         places = ", ".join(sorted({_named(o.operator.key[2]) for o in born}))
         notes.append(f"infinities of {places} reach no output: the largest numbers do as well")
         return ()
     shown = [
         o
         for o in born[:_MOST]
-        if not _equal_outputs(without, effects.without_births(o.operator.key))
+        if not equal_outputs(without, effects.without_births(o.operator.key))
     ]
     return tuple(
         _finding(
@@ -312,28 +313,10 @@ def _with_loss(lost: Figures, read: Operands, result: torch.Tensor) -> torch.Ten
     return torch.where(is_small, (changed / step).round() * step, changed)
 
 
-def _equal_outputs(a: Outputs, b: Outputs) -> bool:
-    """Are the outputs of two runs equal bit for bit?"""
-    return all(name in b and same_bits(a[name], b[name]) for name in a)
-
-
 def _outputs_apart(base: Outputs, changed: Outputs) -> float:
-    """Root mean square of the difference over that of the base, of the output where it is largest;
-    0 where no output holds numbers.
-    """
-    most = 0.0
-    for name, tensor in base.items():
-        other = changed.get(name)
-        if other is None or not tensor.is_floating_point() or tensor.shape != other.shape:
-            continue
-        a, b = tensor.double(), other.double()
-        same = (a == b) | (a.isnan() & b.isnan())
-        if bool(same.all()):
-            continue
-        kept = a.isfinite()
-        d = (a - b).masked_fill(same, 0.0)
-        if not bool(d.isfinite().all()):
-            return float("inf")
-        size = float(a[kept].square().mean().sqrt()) or 1.0
-        most = max(most, float(d.square().mean().sqrt()) / size)
-    return most
+    """How far the output is that is furthest apart; 0 where no output holds numbers."""
+    pairs = ((a, changed[name]) for name, a in base.items() if name in changed)
+    return max(
+        (relative_rms(a, b) for a, b in pairs if a.is_floating_point() and a.shape == b.shape),
+        default=0.0,
+    )

@@ -28,7 +28,7 @@ from whence.results.precision import (
 )
 from whence.results.probe import Held, Property, PropertyAnswer
 from whence.workflows.probe.torch.inputs import CallInputs, other_tokens
-from whence.workflows.probe.torch.judging import Judge
+from whence.workflows.probe.torch.judging import Judge, said
 from whence.workflows.probe.torch.precision.measuring import Errors, Mixing, Moved
 from whence.workflows.probe.torch.precision.narrowing import unfit
 from whence.workflows.probe.torch.precision.units import Unit, units
@@ -59,7 +59,7 @@ def precision(
         found = units(judge.subject, inputs)
         mixing = Mixing(judge.subject, inputs, judge.unit)
     except Exception as error:  # noqa: BLE001 - whatever the user's model raises
-        why = f"the model cannot be run again: {type(error).__name__}: {error}"[:160]
+        why = f"the model cannot be run again: {said(error)}"
         return PropertyAnswer(Property.PRECISION, Held.UNKNOWN, why=why)
     if not found or not mixing.names:
         why = "no output holds numbers" if found else "no module with parameters was called"
@@ -174,7 +174,7 @@ def _effect(
     try:
         moved = [mixing.moved([row.module], to, call) for call in calls]
     except Exception as error:  # noqa: BLE001 - whatever the user's model raises in this type
-        why = f"it does not run so: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
+        why = f"it does not run so: {said(error)}"
         return replace(row, why=why), None
     errors: Any = np.sqrt(np.mean([m.errors**2 for m in moved], axis=0))
     if not np.isfinite(errors).all():

@@ -16,6 +16,7 @@ import torch
 
 from whence.display import listed
 from whence.workflows.probe.torch.inputs import CallInputs
+from whence.workflows.probe.torch.measuring import relative_rms
 from whence.workflows.probe.torch.outputs import Outputs
 from whence.workflows.probe.torch.precision.narrowing import Narrowed
 from whence.workflows.probe.torch.subject import Subject
@@ -108,14 +109,7 @@ class Mixing:
 def _error(base: Any, other: Any) -> float:
     if other is None or other.shape != base.shape:
         return float("inf")
-    a, b = base.double(), other.double()
-    same = (a == b) | (a.isnan() & b.isnan())  # infinite masks, and what is undefined in both
-    difference = torch.where(same, 0.0, a - b)
-    size = float(torch.linalg.vector_norm(a[a.isfinite()]))
-    moved = float(torch.linalg.vector_norm(difference))
-    if not np.isfinite(moved):
-        return float("inf")
-    return moved / size if size else (0.0 if not moved else float("inf"))
+    return relative_rms(base, other)
 
 
 _DECIDE = (

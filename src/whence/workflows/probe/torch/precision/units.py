@@ -9,6 +9,7 @@ import torch
 
 from whence.workflows.probe.torch.inputs import CallInputs
 from whence.workflows.probe.torch.subject import Subject
+from whence.workflows.probe.torch.trace import hooked
 
 
 class Unit(NamedTuple):
@@ -28,19 +29,15 @@ def units(subject: Subject, inputs: CallInputs) -> list[Unit]:
     """The innermost modules with parameters that this call runs, in the order of their first call:
     a module counts where no module below it that runs has parameters. Raises what the model raises.
     """
-    model = subject.model
-    names = {id(m): name for name, m in model.named_modules()}
     called: dict[str, Any] = {}
 
-    def enters(module: Any, args: Any) -> None:
-        if id(module) in names and any(True for _ in module.parameters()):
-            called.setdefault(names[id(module)], module)
+    def enters(name: str, module: Any, args: Any, kwargs: Any) -> None:
+        called.setdefault(name, module)
 
-    handle = torch.nn.modules.module.register_module_forward_pre_hook(enters)
-    try:
-        subject.run(inputs)
-    finally:
-        handle.remove()
+    weighty = (
+        (n, m) for n, m in subject.model.named_modules() if any(True for _ in m.parameters())
+    )
+    subject.run(inputs, hooked(weighty, enters))
     inner = {path for path in called if not any(_below(other, path) for other in called)}
     return [
         Unit(path, module, sum(p.numel() for p in module.parameters()))
