@@ -169,7 +169,10 @@ class _Guard:
         with contextlib.ExitStack() as stack:
             for one in pairs:
                 stack.callback(one.stop)
-            self._work_together(pairs, waiting, deadline, done)
+            if jobs == 1:  # in this thread, so that Ctrl-C ends it in the middle of a model
+                self._work(pair, waiting, deadline, done)
+            else:
+                self._work_together(pairs, waiting, deadline, done)
         return [done[name] for name in names if name in done], [n for n in left if n not in done]
 
     def _work_together(

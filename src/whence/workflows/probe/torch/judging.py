@@ -153,7 +153,7 @@ class Judge:
             effect=effect,
             first=place(first) if first is not None else None,
             why=why,
-            **far._asdict(),
+            **vars(far),
         )
 
     def _in_float64(self, trial: Trial) -> tuple[float | None, str]:

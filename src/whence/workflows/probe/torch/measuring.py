@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,8 @@ _BY_NUMBER = ("aten.index", "aten.gather", "aten.scatter", "aten.take")
 _MAKES_MEMORY = ("aten.empty", "aten.new_empty")
 
 
-class Distance(NamedTuple):
+@dataclass(frozen=True)
+class Distance:
     """moved: the largest difference in root mean squares of the first tensor. ulp: the same in
     units of the last place of the element, or of the root mean square where that is larger.
     differing: elements with other bits, of `count`.

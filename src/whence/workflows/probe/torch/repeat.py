@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -53,7 +54,7 @@ def _outcome(name: str, far: Distance, held: Held, why: str, first: Begun | None
     if not far.differing:
         return Variant(name, Held.EXACT, count=far.count)
     return Variant(
-        name, held, first=place(first) if first is not None else None, why=why, **far._asdict()
+        name, held, first=place(first) if first is not None else None, why=why, **vars(far)
     )
 
 
@@ -86,8 +87,9 @@ def _twice(
         held, why = words(None)
         if far.differing:
             subject.restore()
-            runs(trace)
-            begun = next(iter(Walk().over(traces[0], traces[1], None)), None)
+            with contextlib.suppress(Exception):  # what cannot be traced has no named operator
+                runs(trace)
+                begun = next(iter(Walk().over(traces[0], traces[1], None)), None)
             held, why = words(begun)
     except Exception as error:  # noqa: BLE001 - whatever the user's model raises
         return Variant(name, Held.UNKNOWN, why=said(error))

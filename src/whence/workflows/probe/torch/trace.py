@@ -30,10 +30,13 @@ def hooked(
     after: Callable[..., Any] | None = None,
 ) -> Iterator[None]:
     """Around each call of some modules, by name: before(name, module, args, kwargs), and
-    after(name, module, args, kwargs, result), of a call that failed too.
+    after(name, module, args, kwargs, result), of a call that failed too. Scripted modules take no
+    hooks.
     """
     handles = []
     for name, module in modules:
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
         if before is not None:
             hook = partial(before, name)
             handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
