@@ -206,8 +206,9 @@ FOLDERS = {
             "operator_tests",
             "tokens",
             "ranges",
+            "rounding",
         },
-        {"reopen", "rerun", "feeding", "rounding"},
+        {"reopen", "rerun", "feeding"},
         {"page", "repro", "repeat"},
         {"compare"},
         {
@@ -215,6 +216,7 @@ FOLDERS = {
             "probe",
             "locate",
             "doctor",
+            "diverge",
             "export_check",
             "two_models",
             "msit_report",

@@ -1,8 +1,5 @@
 """The error tree. A message says what was tried, on what, what was found, and what to do next."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 
 class WhenceError(Exception):
     """Base of every error whence raises on purpose. `exit_code` is what the command line returns
@@ -38,17 +35,6 @@ class StoreFailed(WhenceError):
     """Writing a run failed (disk full, read-only, vanished). What was acknowledged before stays
     readable.
     """
-
-
-@contextmanager
-def storing(what: str, advice: str = "") -> Iterator[None]:
-    """What the operating system refuses in this block is raised as StoreFailed: "cannot WHAT" with
-    its reason and what to do next.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise StoreFailed(f"cannot {what}: {error.strerror or error}{advice}") from error
 
 
 class EngineFailed(WhenceError):

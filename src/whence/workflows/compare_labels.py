@@ -13,7 +13,7 @@ import msgspec
 from whence.errors import CaptureError, ElementsMissing, UnreadableRun
 from whence.results import Comparison, Finding, Shown, Status, ViewRow
 from whence.workflows.notebook_progress import Count
-from whence.workflows.saved import AnyPath, AnyRun, as_run, check_output
+from whence.workflows.saved import AnyPath, AnyRun, as_run, check_output, storing
 
 if TYPE_CHECKING:
     from whence.comparison.prepare.label_sides import Label, TensorMatcher
@@ -220,7 +220,6 @@ def _without_tensor(row: TensorMatcher) -> bool:
 def write_table(rows: Sequence[TensorMatcher], folder: Path) -> None:
     """Write cmp_report.csv. Raises StoreFailed."""
     from whence import disk
-    from whence.errors import storing
     from whence.report.labels import labels_csv
 
     with storing(f"write {folder / 'cmp_report.csv'}"):

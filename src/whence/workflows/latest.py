@@ -18,7 +18,6 @@ from pathlib import Path
 from whence import disk
 from whence.errors import UnreadableRun
 from whence.results import Comparison
-from whence.workflows.saved import AnyPath
 
 _FOLDER = "comparisons"
 _MOST_FILES = 32
@@ -26,14 +25,14 @@ _MOST_SECONDS = 30 * 86_400
 _MOST_ROWS = 1_000_000  # of a comparison that is kept without being asked to: some 300 MB
 
 
-def _place(output: AnyPath) -> str:
+def _place(output: str | os.PathLike[str]) -> str:
     """Where a comparison lies, as it is found from any folder."""
     from whence.store import is_url
 
     return os.fspath(output) if is_url(output) else str(Path(output).resolve())
 
 
-def keep_latest(result: Comparison, output: AnyPath | None = None) -> str:
+def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None) -> str:
     """Keep a comparison as the last one of the working folder. output: where it was written to.
     Returns "", or why it was not kept.
     """

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from whence import disk
-from whence.errors import OutputExists, UnreadableRun, storing
+from whence.errors import OutputExists, StoreFailed, UnreadableRun
 from whence.readers.opening import open_run
 from whence.records import Run
 from whence.results import Comparison
@@ -26,6 +27,17 @@ AnyRun = AnyPath | Run
 AnyComparison = AnyPath | Comparison
 """A comparison, or the folder or URL that it was written to."""
 _LONG_NUMBER = re.compile(rb"(?<![\w.])-?\d{19}")  # digits that 64 bits may not hold
+
+
+@contextmanager
+def storing(what: str, advice: str = "") -> Iterator[None]:
+    """What the operating system refuses in this block is raised as StoreFailed: "cannot WHAT" with
+    its reason and what to do next.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StoreFailed(f"cannot {what}: {error.strerror or error}{advice}") from error
 
 
 def as_run(run: AnyRun) -> Run:

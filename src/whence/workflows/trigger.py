@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from whence.errors import UsageError, storing
+from whence.errors import UsageError
+from whence.workflows.saved import storing
 
 _LISTENS = ("steps", "every", "when", "ring")
 

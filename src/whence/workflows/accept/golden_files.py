@@ -17,8 +17,9 @@ import yaml
 
 from whence import config_files, disk
 from whence.dtypes import Array
-from whence.errors import UnreadableRun, UsageError, storing
+from whence.errors import UnreadableRun, UsageError
 from whence.workflows.rounding.named_values import below, named_arrays
+from whence.workflows.saved import storing
 
 _TEXTS = (".json", ".yaml", ".yml")
 _REWRITTEN = (*_TEXTS, ".npy", ".npz", ".safetensors")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from whence import disk, extras
-from whence.errors import CaptureError, OutputExists, UsageError, storing
+from whence.errors import CaptureError, OutputExists, UsageError
 from whence.instrument.rungs import RUNGS
 from whence.readers.opening import open_run
 from whence.records.slots import is_output
@@ -27,7 +27,7 @@ from whence.results import Evidence, Ladder, Pass, Rung, RungKind, Status, Verdi
 from whence.workflows.compare import compare
 from whence.workflows.ladder.climbers import FINE, Judgement, first_outside
 from whence.workflows.notebook_progress import Tell
-from whence.workflows.saved import AnyPath
+from whence.workflows.saved import AnyPath, storing
 
 if TYPE_CHECKING:
     from whence.records import Record, Run

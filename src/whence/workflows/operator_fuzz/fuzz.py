@@ -16,13 +16,14 @@ import numpy as np
 
 from whence import disk
 from whence.dtypes import Array
-from whence.errors import UsageError, storing
+from whence.errors import UsageError
 from whence.results.fuzz import FaultKind, Fuzzed, KernelFault
 from whence.workflows.operator_fuzz import kernels, pytest_file
 from whence.workflows.operator_fuzz.checks import Checker, Fault, NotValid, Refused, history, turned
 from whence.workflows.operator_fuzz.draws import VALUES, Case, arrays, plan
 from whence.workflows.operator_fuzz.forms import form
 from whence.workflows.operator_fuzz.shrink import smallest_case, with_fewer_values
+from whence.workflows.saved import storing
 
 CASES = 160
 _AGAIN = 4096

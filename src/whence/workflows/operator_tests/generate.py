@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whence import extras
-from whence.errors import UsageError, storing
+from whence.errors import UsageError
 from whence.records import Run
-from whence.workflows.saved import AnyRun, as_run, write_file
+from whence.workflows.saved import AnyRun, as_run, storing, write_file
 
 if TYPE_CHECKING:
     from whence.replay.export.pytest_files import Folder, Written

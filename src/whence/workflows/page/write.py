@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whence.errors import OutputExists, UnreadableRun, UsageError, storing
+from whence.errors import OutputExists, UnreadableRun, UsageError
 from whence.results import Comparison, Evidence, TokenMatch
 from whence.workflows.notebook_progress import Count
-from whence.workflows.saved import AnyComparison, AnyPath, load_comparison, write_file
+from whence.workflows.saved import AnyComparison, AnyPath, load_comparison, storing, write_file
 
 if TYPE_CHECKING:
     from whence.records import Run

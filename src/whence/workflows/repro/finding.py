@@ -22,14 +22,13 @@ from whence.errors import (
     OutputExists,
     ReplayRefused,
     UsageError,
-    storing,
 )
 from whence.records.marks import was_compiled
 from whence.regular_files import is_regular
 from whence.results import Comparison, Finding, Reproduction
 from whence.workflows.repro.case import choose_case, describe, executed_piece
 from whence.workflows.repro.subject import NothingToRun, open_subject
-from whence.workflows.saved import AnyComparison, AnyPath, as_comparison
+from whence.workflows.saved import AnyComparison, AnyPath, as_comparison, storing
 
 if TYPE_CHECKING:
     from torch.nn import Module
