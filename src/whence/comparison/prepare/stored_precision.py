@@ -23,6 +23,7 @@ from whence.records.marks import Mark, has_mark, mark_value
 
 # elements that show how many bits are in use; that the rest holds too is looked up in all
 _SAMPLE = 1 << 12
+_HEAD = 64  # the first elements, which mostly tell
 # bits of the significand; the coarsest first
 _SIGNIFICANT = {"bfloat16": 8, "float16": 11, "float32": 24}
 _LEAST = 8  # elements below the top binade that tell
@@ -174,6 +175,8 @@ def held(array: Array) -> str | None:
     """
     dtype = dtypes.of(array).name
     flat = array.reshape(-1)
+    if dtype == "float32" and _needs_all(flat[:_HEAD]):
+        return dtype
     sample = flat[:: max(flat.size // _SAMPLE, 1)]
     sample = sample[np.isfinite(sample) & (sample != 0)].astype(np.float64)
     if not sample.size or _is_whole(sample):
@@ -192,6 +195,15 @@ def held(array: Array) -> str | None:
         ):
             return kind
     return None if open_ else dtype
+
+
+def _needs_all(array: Array) -> bool:
+    """Do some of these float32 show that no 16 bits hold them all? A normal number that is not
+    whole and has a bit behind the eleventh does.
+    """
+    low = np.ascontiguousarray(array).view(np.uint32) & 0x1FFF
+    fine = array[(low != 0) & np.isfinite(array) & (np.abs(array) >= np.finfo(np.float32).tiny)]
+    return fine.size > 0 and not _is_whole(fine)
 
 
 def _bits(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

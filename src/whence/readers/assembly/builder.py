@@ -177,10 +177,10 @@ class Building:
             origins=tuple(origins),
             notes=tuple(notes),
             training=training,
+            refs=_refs((("input", inputs), ("param", params), ("output", outputs))),
         )
         self._calls.append(added)
         self._occurrences[key] += 1
-        self.fill(len(self._calls) - 1, inputs=inputs, outputs=outputs, params=params)
         return len(self._calls) - 1
 
     def again(self, card: Call, tensors: Iterable[tuple[str, int]], parent: int = -1) -> int:
@@ -209,21 +209,9 @@ class Building:
         mutated: {input it changed: record after}.
         """
         old = self._calls[call]
-        refs = list(old.refs)
-        for kind, slots in (
-            ("input", inputs),
-            ("param", params),
-            ("output", outputs),
-            ("mutated", mutated),
-        ):
-            start = len(old.slots(kind))
-            named = (
-                slots.items()
-                if isinstance(slots, Mapping)
-                else ((str(start + i), record) for i, record in enumerate(slots))
-            )
-            refs += [Ref(f"{kind}.{name}", record) for name, record in named]
-        self._calls[call] = msgspec.structs.replace(old, refs=tuple(refs))
+        kinds = (("input", inputs), ("param", params), ("output", outputs), ("mutated", mutated))
+        refs = (*old.refs, *_refs(kinds, old))
+        self._calls[call] = msgspec.structs.replace(old, refs=refs)
 
     def note(self, kind: str, text: str, scope: str = "", step: int = -1) -> None:
         """Add a note on the run; kinds "error" and "budget" are shown with every comparison."""
@@ -343,6 +331,16 @@ class Building:
             parent = moved[call.parent] if call.parent != -1 else whole.get(key, -1)
             out.append(msgspec.structs.replace(call, id=len(out), parent=parent))
         return out
+
+
+def _refs(kinds: Iterable[tuple[str, Slots]], of: Call | None = None) -> tuple[Ref, ...]:
+    """References to tensors; positions continue from those that a call has."""
+    refs: list[Ref] = []
+    for kind, slots in kinds:
+        start = len(of.slots(kind)) if of else 0
+        named = slots.items() if isinstance(slots, Mapping) else enumerate(slots, start)
+        refs += [Ref(f"{kind}.{name}", record) for name, record in named]
+    return tuple(refs)
 
 
 _Whole = tuple[int, str, int, int, str]

@@ -49,8 +49,9 @@ def _is_ours(name: str) -> bool:
 
 def _items(building: Building, file: File) -> Iterator[Named]:
     """The arrays of a file."""
-    if file.head(2) != b"PK":
-        header = numpy_file.header(file.head(numpy_file.HEAD_BYTES), file.name)
+    head = file.head(numpy_file.HEAD_BYTES)
+    if head[:2] != b"PK":
+        header = numpy_file.header(head, file.name)
         yield from _array(header, "", lambda: file.part(0, file.size), file.name)
         return
     for entry, info in file.entries().items():
