@@ -7,6 +7,7 @@ unordered.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
@@ -139,8 +140,7 @@ def known(
     """
     order = PartialOrder(len(traces))
     traces, other = (
-        [trace._replace(name=_INDEX.sub(r".\1", trace.name).strip(".")) for trace in side]
-        for side in (traces, other)
+        [trace._replace(name=_spelt(trace.name)) for trace in side] for side in (traces, other)
     )
     if are_gradients([trace.name for trace in traces]):
         modules = [Trace(module_of(trace.name)) for trace in traces]
@@ -148,15 +148,43 @@ def known(
             order.add([chain[::-1] for chain in by_name(modules)])
         return order
     for source in _SOURCES:
-        order.add(source(traces))
+        order.add(_chains(source, traces))
         if source is _by_entry:
             order.add(flow)
     for source in _SOURCES if other else ():
-        order.add(source(other))
+        order.add(_chains(source, other))
     return order
 
 
-_INDEX = re.compile(r"\[(\d+)\]")
+def _chains(source: _Source, traces: Sequence[Trace]) -> Sequence[Chain]:
+    if source in _OF_NAMES:
+        return _of_names(source, tuple(trace.name for trace in traces))
+    return source(traces)
+
+
+@functools.lru_cache(maxsize=32)
+def _of_names(source: _Source, names: tuple[str, ...]) -> Sequence[Chain]:
+    """What names alone tell: every step and rank has the same ones."""
+    return source([Trace(name) for name in names])
+
+
+@functools.lru_cache(maxsize=65536)
+def _spelt(name: str) -> str:
+    """A name as the sources spell it: `layers[3]` and `第3层` are layers.3, outputs of TensorFlow
+    (`mlp:0`) their operator, and roles are words of English.
+    """
+    name = _LAYER_IN_CHINESE.sub(r"layer.\1\2", _INDEX.sub(r".\1", name).strip("."))
+    for word, role in _ROLES_IN_CHINESE:
+        name = name.replace(word, role)
+    return name
+
+
+_INDEX = re.compile(r"\[(\d+)\]|:\d+$")
+_LAYER_IN_CHINESE = re.compile(r"第(\d+)[层块]|[层块][._-]?(\d+)")
+_ROLES_IN_CHINESE = (
+    ("嵌入", "embed"), ("注意力", "attn"), ("前馈", "mlp"), ("归一化", "norm"), ("投影", "proj"),
+    ("激活", "act"), ("线性", "linear"), ("池化", "pool"), ("分类头", "head"), ("输出头", "head"),
+)  # fmt: skip
 _PARAMETER = re.compile(
     r"^(?:(?:d|grads?|gradients?)[._-])?(?P<module>.*?)[._-]?(?<![A-Za-z])(?:weight|bias|gamma|beta|kernel)"
     r"(?:[._-](?:grads?|gradient))?$"
@@ -310,7 +338,7 @@ _LAYER = tuple((stage, re.compile(rf"(^|\.)({words})$")) for stage, words in (
     (12, r"(up|w3)(\.proj)?"),
     (7, r"act(\.fn)?|activation(\.fn)?|gelu|silu|intermediate\.act\.fn"),
     (8, r"(fc\.?2|c\.proj|down|w2|wo|linear\.?2|lin\.?2|dense\.4h\.to\.h|output\.dense)(\.proj)?"),
-    (9, r"mlp|ffn|feed\.forward|output|output\.layernorm"),
+    (9, r"mlp|ffn|feed\.forward|output|output\.layernorm|(block|layer)\.(out|output)"),
     (10, r"(norm|ln|layernorm|layer\.norm)\.?1"),
     (11, r"(norm|ln|layernorm|layer\.norm)\.?2"),
 ))  # fmt: skip
@@ -364,12 +392,14 @@ def _by_time(traces: Sequence[Trace]) -> list[Chain]:
     return [chain]
 
 
-_SOURCES: tuple[Callable[[Sequence[Trace]], list[Chain]], ...] = (
+_Source = Callable[[Sequence[Trace]], list[Chain]]
+_SOURCES: tuple[_Source, ...] = (
     _by_counter, _by_entry, _by_part, _by_number, _by_role, _in_layer, _by_sorted_entry, _by_time,
 )  # fmt: skip
 """The strongest first."""
 
-_BY_NAME: tuple[Callable[[Sequence[Trace]], list[Chain]], ...] = (_by_number, _by_role, _in_layer)
+_BY_NAME: tuple[_Source, ...] = (_by_number, _by_role, _in_layer)
+_OF_NAMES: tuple[_Source, ...] = (_by_part, *_BY_NAME)
 
 _CHANCE = 100.0
 """Of so many orders one is that of the alphabet: then it is no chance."""

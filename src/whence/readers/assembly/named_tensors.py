@@ -151,15 +151,7 @@ def of_files(
     a single file cannot be read.
     """
     if not place.is_folder:
-        only = File(place.path)
-        return [
-            replace(
-                item,
-                entry=n if item.ordered else -1,
-                file=place.path.name if item.row or item.load is None else "",
-            )
-            for n, item in enumerate(items(building, only))
-        ]
+        return _of_file(place, list(items(building, File(place.path))))
     tensors: list[tuple[Named, int, File, str]] = []
     for name in filter(is_ours, place.files):
         try:
@@ -178,6 +170,23 @@ def of_files(
         )
         for (item, n, file, name), say in zip(tensors, spoken, strict=True)
     ]  # fmt: skip
+
+
+def _of_file(place: Place, items: Sequence[Named]) -> list[Named]:
+    """The tensors of the only file of a dump, whose own name says nothing."""
+    names = [item.name for item in items]
+    spoken = spoken_names.tell(["_"] * len(names), names) if len(names) > 1 and all(names) else []
+    return [
+        replace(
+            item,
+            name=spoken[n].name if spoken else item.name,
+            step=item.step or (spoken[n].step if spoken else 0),
+            rank=item.rank or (spoken[n].rank if spoken else 0),
+            entry=n if item.ordered else -1,
+            file=place.path.name if item.row or item.load is None else "",
+        )
+        for n, item in enumerate(items)
+    ]
 
 
 def _named_for(item: Named, path: str) -> str:

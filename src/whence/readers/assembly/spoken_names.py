@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 _STEP_WORDS = (
     "epoch|轮次?",
-    "(?:global_?)?step|iter(?:ation)?|[eé]tape|schritt|步骤?|迭代",
+    "(?:global_?)?step|it(?:er(?:ation)?)?|[eé]tape|schritt|步骤?|迭代",
     "batch|sample|prompt|request|批次?",
     "micro(?:_?batch)?|mb",
     "pass|forward|fwd|turn|call",
@@ -24,7 +24,7 @@ _STEP_WORDS = (
 """Of what is counted, the outermost first."""
 _RANK_WORDS = (
     "(?:(?:global|local|tp|mp|pp|dp|ep|cp|sp|tensor|pipeline|data)_?)?rank|[tmpdec]p|node|device|worker"
-    "|proc(?:ess)?|gpu|cuda|npu|xpu|hpu|卡|进程|设备"
+    "|proc(?:ess)?|r|gpu|cuda|npu|xpu|hpu|卡|进程|设备"
 )
 _PHASE = re.compile(
     r"(?P<kind>prefill|decode)(?:_[a-z]+\d+)*_(?P<number>\d{1,9})|(?P<only>prefill)"
@@ -289,7 +289,7 @@ def _at_start(name: str) -> tuple[str, str, str] | None:
 
 
 _COUNTERS = (
-    re.compile(r"^(?P<number>\d{1,12})[_-](?=.)"),
+    re.compile(r"^(?P<number>\d{6,20}(?:[T_.-]\d{1,12}){0,2}|\d{1,12})[_-](?=.)"),  # or a time
     re.compile(r"^(?P<number>\d{1,12})[._-](?=.)"),
     re.compile(r"(?<=.)[._-](?P<number>\d{1,12})$"),
 )
@@ -309,7 +309,7 @@ def counted(moments: Sequence[Hashable], scopes: Sequence[str]) -> list[tuple[st
         if not scopes or not all(matches):
             continue
         counted_names = [
-            (scope[: m.start()] + scope[m.end() :], int(m["number"]))
+            (scope[: m.start()] + scope[m.end() :], int(re.sub(r"\D", "", m["number"])))
             for scope, m in zip(bare, matches, strict=True)
             if m is not None
         ]

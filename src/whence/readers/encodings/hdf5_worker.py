@@ -27,7 +27,7 @@ _PIECE_BYTES = 16 << 20
 _SPARE_S = 20
 _INDEX_BYTES_PER_S = 500_000  # slower than the slowest file system here: 100 datasets a second
 _READ_BYTES_PER_S = 2_000_000
-_LEVELS = 3  # of groups below a step: modules
+_LEVELS = 16  # of groups below a step: modules, where each part of a name is a group
 # those that are read, and how many bytes they may have
 _ATTRIBUTES = {"dtype": 256, "whence": 1 << 20}
 # What h5py raises for a damaged file.

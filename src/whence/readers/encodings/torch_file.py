@@ -57,6 +57,9 @@ _QUANTISED = {
 _MANY = 64  # bytes of an object from which it may be a tensor; a date has ten
 CONTENTS = ("value", "values", "data", "tensor", "array")
 """What people call the tensor in a dict that also has its name."""
+_NAMES = ("layer", "module", "layer_name", "module_name", "op_name", "tensor_name")
+"""What people call the name in a dict of one tensor or call; in a list of such, also `name`."""
+_MARKS = ("step", "iteration", "iter", "token", "rank")
 _PLACES = ("torch", "torch.storage", "torch.cuda")
 
 
@@ -120,7 +123,9 @@ def tensors(tree: Any) -> Iterator[tuple[str, Any]]:
     parts in has no name of its own. Raises UnreadableRun beyond 300 000 nodes.
     """
     visits = 0
-    todo: list[tuple[str, Any, frozenset[int]]] = [("", tree, frozenset())]
+    named = _with_names([tree]) if isinstance(tree, dict) else []
+    name, tree = named[0] if named else ("", tree)
+    todo: list[tuple[str, Any, frozenset[int]]] = [(name, tree, frozenset())]
     while todo:
         name, node, above = todo.pop()
         visits += 1
@@ -159,9 +164,9 @@ def _joined(name: str, key: Any) -> str:
 
 def _parts(node: Any) -> list[tuple[Any, Any]]:
     if isinstance(node, dict):
-        return list(node.items())
+        return _with_names_beside(node) or list(node.items())
     if isinstance(node, (list, tuple)):
-        return _with_names(node) or list(enumerate(node))
+        return _with_names(node, is_list=True) or list(enumerate(node))
     if isinstance(node, Unknown):
         state = (
             [(None, part) for part in node.state]
@@ -172,18 +177,43 @@ def _parts(node: Any) -> list[tuple[Any, Any]]:
     return []
 
 
-def _with_names(items: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """(name, part) of a list of pairs, or of dicts that say their name; [] of other lists."""
+def _with_names(items: Sequence[Any], *, is_list: bool = False) -> list[tuple[Any, Any]]:
+    """(name, part) of tuples with one text, or of dicts that say their name, and which step or rank
+    they are of; [] where one says none. is_list: a field `name` is enough.
+    """
     named: list[tuple[Any, Any]] = []
     for item in items:
+        texts = [part for part in item if isinstance(part, str)] if isinstance(item, tuple) else []
+        if len(texts) == 1 and len(item) > 1:
+            rest = [part for part in item if not isinstance(part, (str, int))]
+            named.append((texts[0], rest[0] if len(rest) == 1 else rest))
+            continue
         match item:
-            case (str() as name, part):
+            case [str() as name, part]:
                 named.append((name, part))
-            case {"name": str() as name, **rest}:
-                named.append((name, {None if k in CONTENTS else k: v for k, v in rest.items()}))
+            case dict() if key := _name_key(item, is_list=is_list):
+                marks = [f"{k}{item[k]}." for k in _MARKS if str(item.get(k, "")).isdecimal()]
+                kept = {None if k in CONTENTS else k: v for k, v in item.items() if k != key}
+                named.append(("".join(marks) + item[key], kept))
             case _:
                 return []
     return named
+
+
+def _name_key(item: dict[Any, Any], *, is_list: bool) -> str:
+    """The field with a dict's own name, "" where it has none."""
+    keys = (*_NAMES, "name") if is_list else _NAMES
+    return next((key for key in keys if isinstance(item.get(key), str)), "")
+
+
+def _with_names_beside(node: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """(name, part) of a dict with a list of names and one of as many tensors."""
+    lists = [part for part in node.values() if isinstance(part, (list, tuple)) and part]
+    names = [part for part in lists if all(isinstance(name, str) for name in part)]
+    tensors = [part for part in lists if all(isinstance(t, (TorchTensor, Values)) for t in part)]
+    if len(names) != 1 or len(tensors) != 1 or len(names[0]) != len(tensors[0]):
+        return []
+    return list(zip(names[0], tensors[0], strict=True))
 
 
 # ---- the three containers

@@ -11,7 +11,7 @@ external links, external storage and virtual datasets are refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import numpy as np
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
-from whence.readers.assembly import call_order, sidecar
+from whence.readers.assembly import call_order, sidecar, spoken_names
 from whence.readers.assembly.builder import Building
 from whence.readers.encodings import hdf5, limits
 from whence.readers.encodings.archive import bytes_of, words
@@ -121,10 +121,29 @@ def _add(building: Building, worker: hdf5.Worker, path: Path, name: str, rank: i
             steps.setdefault(step, []).append(
                 _named(message["path"], message["shown"], message["tensor"])
             )
-    first = 0 if 0 in steps else 1  # the tool counts from 1
     file = _File(worker, path, name, path.stat().st_size)
+    named_only = set(steps) == {None} and not any(tensor.call.cls for tensor in steps[None])
+    said = _spoken(steps.pop(None)) if named_only else {}
+    for (number, of_rank), tensors in said.items():
+        _step(building, file, tensors, of_rank or rank, number)
+    first = 0 if 0 in steps else 1  # the tool counts from 1
     for number, tensors in steps.items():
         _step(building, file, tensors, rank, 0 if number is None else number - first)
+
+
+def _spoken(tensors: Sequence[_Tensor]) -> dict[tuple[int, int], list[_Tensor]]:
+    """Tensors of a file without groups of steps, by the step and rank that their names say."""
+    spoken = spoken_names.tell(["_"] * len(tensors), [tensor.call.scope for tensor in tensors])
+    sides = spoken_names.sides([said.name for said in spoken])
+    by_moment: dict[tuple[int, int], list[_Tensor]] = {}
+    for tensor, said, (scope, side, _) in zip(tensors, spoken, sides, strict=True):
+        is_label = not tensor.call.cls and tensor.kind == "output"
+        if is_label and all(side == "output" for _, side, _ in sides):
+            tensor = tensor._replace(call=tensor.call._replace(scope=scope))
+        elif is_label:
+            tensor = tensor._replace(call=tensor.call._replace(scope=said.name))
+        by_moment.setdefault((said.step, said.rank), []).append(tensor)
+    return by_moment
 
 
 class _File(NamedTuple):

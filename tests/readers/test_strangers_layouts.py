@@ -1,0 +1,219 @@
+"""Layouts that set nothing, as strangers make them: from the dumps of two runs to the tensor with
+the fault, and nothing of two runs that differ by rounding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pickle
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import whence
+from whence.readers import open_run
+
+Array = npt.NDArray[np.float32]
+WIDTH, LAYERS, STEPS = 16, 11, 2
+FAULT = 2  # the layer whose projection is wrong
+
+
+class Tap(NamedTuple):
+    """What a hook sees. layer: -1 around the layers; part: of a layer, "" for all of it."""
+
+    layer: int
+    part: str
+    step: int
+    tensor: Array
+
+    @property
+    def name(self) -> str:
+        return ".".join(filter(None, ("blocks", str(self.layer), self.part))) if (
+            self.layer >= 0
+        ) else self.part  # fmt: skip
+
+
+def taps(change: str) -> list[Tap]:
+    """A stack of attention-like and gated layers, in the order in which its parts return."""
+    chance = np.random.default_rng(0)
+    weights = chance.standard_normal((LAYERS, 3, WIDTH, WIDTH)).astype(np.float32) / 4
+    order = slice(None, None, -1) if change == "rounding" else slice(None)
+    seen: list[Tap] = []
+
+    def product(x: Array, weight: Array) -> Array:
+        return sum(x[:, k : k + 1] * weight[k] for k in range(WIDTH)[order])  # type: ignore[return-value]
+
+    for step in range(STEPS):
+        x = np.random.default_rng(step + 1).standard_normal((6, WIDTH)).astype(np.float32)
+        seen.append(Tap(-1, "patch_embed", step, x))
+        for layer in range(LAYERS):
+            qkv = product(x, weights[layer, 0])
+            mixed = product(np.tanh(qkv), weights[layer, 1])
+            mixed = -mixed if change == "fault" and layer == FAULT else mixed
+            fc1 = product(x + mixed, weights[layer, 2])
+            x = x + mixed + np.tanh(fc1)
+            parts = {"attn.qkv": qkv, "attn.proj": mixed, "mlp.fc1": fc1, "": x}
+            seen += [Tap(layer, part, step, tensor) for part, tensor in parts.items()]
+        seen += [Tap(-1, "norm", step, x / np.abs(x).max()), Tap(-1, "head", step, x[:, :8])]
+    return seen
+
+
+# ---- the layouts
+
+
+def groups_of_h5(folder: Path, seen: Sequence[Tap], _side: str) -> None:
+    """Every part of a name a group, and a group for each step."""
+    with h5py.File(folder / "acts.h5", "w") as file:
+        for tap in seen:
+            file[f"step_{tap.step}/{tap.name.replace('.', '/')}/out"] = tap.tensor
+
+
+def lines_of_json(folder: Path, seen: Sequence[Tap], _side: str) -> None:
+    """The name is called layer, and the shape stands beside flat numbers."""
+    lines = [
+        {
+            "layer": t.name,
+            "step": t.step,
+            "shape": t.tensor.shape,
+            "data": t.tensor.ravel().tolist(),
+        }
+        for t in seen
+    ]
+    (folder / "acts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def tuples(folder: Path, seen: Sequence[Tap], _side: str) -> None:
+    """(step, name, array), a pickle a rank."""
+    rows = [(tap.step, tap.name, tap.tensor) for tap in seen]
+    (folder / "rank0.pkl").write_bytes(pickle.dumps(rows))
+
+
+def two_lists(folder: Path, seen: Sequence[Tap], _side: str) -> None:
+    """Names in one list, tensors in another."""
+    first = [tap for tap in seen if tap.step == 0]
+    held = {"layer_names": [t.name for t in first], "outputs": [t.tensor for t in first]}
+    (folder / "trace.pkl").write_bytes(pickle.dumps(held))
+
+
+def short_words(folder: Path, seen: Sequence[Tap], _side: str) -> None:
+    for tap in seen:
+        np.save(folder / f"{tap.name.replace('.', '-')}_it{tap.step}_r0.npy", tap.tensor)
+
+
+_CHINESE = {
+    "patch_embed": "图像嵌入", "norm": "归一化", "head": "分类头", "attn.qkv": "注意力_查询键值",
+    "attn.proj": "注意力_投影", "mlp.fc1": "前馈_线性1",
+}  # fmt: skip
+
+
+def chinese(folder: Path, seen: Sequence[Tap], _side: str) -> None:
+    for tap in seen:
+        layer = f"第{tap.layer}层" if tap.layer >= 0 else ""
+        name = "_".join(filter(None, (layer, _CHINESE.get(tap.part, ""))))
+        place = folder / f"第{tap.step}步"
+        place.mkdir(exist_ok=True)
+        np.save(place / f"{name}.npy", tap.tensor)
+
+
+def moments(folder: Path, seen: Sequence[Tap], side: str) -> None:
+    """When it was made, in front of each name: another time in each run."""
+    hour = 10 + len(side)
+    for number, tap in enumerate(tap for tap in seen if tap.step == 0):
+        np.save(
+            folder / f"20260102_{hour}{number:04d}_{number * 777:06d}_{tap.name}.npy", tap.tensor
+        )
+
+
+def names_of_tensorflow(folder: Path, seen: Sequence[Tap], _side: str) -> None:
+    for tap in (tap for tap in seen if tap.step == 0):
+        inner = tap.part.replace(".", "_")
+        name = "/".join(filter(None, (f"encoder_block_{tap.layer}", inner)))
+        path = folder / f"{name if tap.layer >= 0 else inner}:0.npy"
+        path.parent.mkdir(exist_ok=True)
+        np.save(path, tap.tensor)
+
+
+def a_dictionary_a_call(folder: Path, seen: Sequence[Tap], _side: str) -> None:
+    """Files are counted, what they are of stands in them."""
+    for number, tap in enumerate(seen):
+        call = {"module": tap.name, "kwargs": {}, "output": tap.tensor, "step": tap.step}
+        (folder / f"{number}.pkl").write_bytes(pickle.dumps(call))
+
+
+def whole_blocks_beside_parts(folder: Path, seen: Sequence[Tap], _side: str) -> None:
+    for tap in (tap for tap in seen if tap.step == 0):
+        place = folder / f"block{tap.layer}" if tap.layer >= 0 else folder
+        place.mkdir(exist_ok=True)
+        np.save(place / f"{tap.part.replace('.', '_') or 'block_out'}.npy", tap.tensor)
+
+
+Write = Callable[[Path, Sequence[Tap], str], None]
+NAMED: dict[Write, tuple[str, int]] = {
+    groups_of_h5: (f"blocks.{FAULT}.attn.proj", STEPS),
+    lines_of_json: (f"blocks.{FAULT}.attn.proj", STEPS),
+    tuples: (f"blocks.{FAULT}.attn.proj", 1),
+    two_lists: (f"blocks.{FAULT}.attn.proj", 1),
+    short_words: (f"blocks-{FAULT}-attn-proj", STEPS),
+    chinese: (f"第{FAULT}层_注意力_投影", STEPS),
+    moments: (f"blocks.{FAULT}.attn.proj", 1),
+    names_of_tensorflow: (f"encoder_block_{FAULT}.attn_proj:0", 1),
+    a_dictionary_a_call: (f"blocks.{FAULT}.attn.proj", STEPS),
+    whole_blocks_beside_parts: (f"block{FAULT}.attn_proj", 1),
+}
+
+
+@pytest.mark.parametrize("write", NAMED, ids=lambda write: write.__name__)
+def test_a_layout_leads_to_the_fault_and_is_silent_otherwise(write: Write, tmp_path: Path) -> None:
+    for side in ("reference", "fault", "rounding"):
+        (tmp_path / side).mkdir()
+        write(tmp_path / side, taps(side), side)
+        for path in filter(Path.is_file, (tmp_path / side).rglob("*")):
+            os.utime(path, (1_700_000_000, 1_700_000_000))
+    name, steps = NAMED[write]
+    run = open_run(tmp_path / "reference")
+    assert len({call.step for call in run.calls}) == steps
+    faulty = whence.compare(tmp_path / "reference", tmp_path / "fault")
+    assert (faulty.status, faulty.findings[0].name) == ("different", name)
+    assert whence.compare(tmp_path / "reference", tmp_path / "rounding").status == "same"
+
+
+def test_a_dict_of_settings_beside_tensors_names_nothing(tmp_path: Path) -> None:
+    held: dict[str, Any] = {"tags": ["a", "b"], "acts": {"fc1": np.ones(9), "fc2": np.zeros(9)}}
+    (tmp_path / "acts.pkl").write_bytes(pickle.dumps(held))
+    scopes = [call.scope for call in open_run(tmp_path / "acts.pkl").calls if call.scope]
+    assert scopes == ["acts.fc1", "acts.fc2"]
+
+
+def test_a_file_of_numpy_is_opened_once_for_what_it_says(tmp_path: Path, monkeypatch: Any) -> None:
+    from whence.readers.encodings import archive
+
+    for number in range(5):
+        np.save(tmp_path / f"{number}_x.npy", np.arange(12.0, dtype=np.float32))
+    opened: list[Path] = []
+    bytes_of = archive.bytes_of
+    monkeypatch.setattr(
+        archive, "bytes_of", lambda path, *part: opened.append(path) or bytes_of(path, *part)
+    )
+    open_run(tmp_path)
+    counts = Counter(path.name for path in opened)
+    assert [counts[f"{n}_x.npy"] for n in range(5)] == [2, 1, 1, 1, 1]  # one tensor is tried
+
+
+def test_steps_with_the_same_names_are_looked_at_once() -> None:
+    from whence.records import known_order
+    from whence.records.known_order import Trace, known
+
+    names = [f"layers.{k}.{part}" for k, part in itertools.product(range(20), ("attn", "mlp"))]
+    known([Trace(name, time=7) for name in names])
+    before = known_order._of_names.cache_info().misses
+    order = known([Trace(name, time=9 + n) for n, name in enumerate(names)])
+    assert order.is_total
+    assert known_order._of_names.cache_info().misses == before
