@@ -129,36 +129,42 @@ def plan_json(plan: Plan, reference: Run, target: Run) -> str:
     return msgspec.json.format(msgspec.json.encode(data)).decode() + "\n"
 
 
+_Reasoned = tuple[dict[str, Any], CallPair]
+"""An entry of a map, and the pair that it was made of."""
+
+
+def _yaml(entry: dict[str, Any]) -> str:
+    """An entry as it stands in the list of a map."""
+    return yaml.safe_dump([entry], sort_keys=False, width=140)
+
+
 def plan_map(plan: Plan, reference: Run, target: Run) -> str:
-    """The plan as a map file: pairs that exact names do not make, numbers written {i}; the rest as
-    comments.
+    """The plan as a map file: pairs that exact names do not make, numbers written {i}, each below
+    what it was paired by; the rest as comments.
     """
     operands = _own({m.record: m.operands for m in plan.made_target})
-    groups: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    groups: dict[str, dict[str, list[_Reasoned]]] = {}
     for pair in plan.pairs:
         entry = _entry(pair, reference, target, operands)
         if entry is not None:
             exact = _entry(pair, reference, target, operands, general=False) or entry
-            groups.setdefault(entry["reference"], {}).setdefault(
-                yaml.safe_dump(entry, sort_keys=False), [entry]
-            ).append(exact)
-    entries: dict[str, dict[str, Any]] = {}
-    for alike in groups.values():
+            alike = groups.setdefault(entry["reference"], {})
+            alike.setdefault(_yaml(entry), [(entry, pair)]).append((exact, pair))
+    entries: dict[str, _Reasoned] = {}
+    for forms in groups.values():
         # Siblings that are not made alike are written one by one.
-        for general, *each in alike.values():
-            for entry in [general] if len(alike) == 1 else each:
-                entries.setdefault(yaml.safe_dump(entry, sort_keys=False), entry)
+        for general, *each in forms.values():
+            for entry, pair in [general] if len(forms) == 1 else each:
+                entries.setdefault(_yaml(entry), (entry, pair))
     lines = [
         f"# what is paired: {count(len(plan.pairs), 'pair')}; use it with whence compare REF TGT "
         "--map FILE (docs/alignment.md)",
         *(f"# {clean(note)}" for note in plan.notes),
+        "pairs:" if entries else "pairs: []",
     ]
-    text = (
-        yaml.safe_dump({"pairs": list(entries.values())}, sort_keys=False, width=140)
-        if entries
-        else "pairs: []\n"
-    )
-    lines.append(text.rstrip("\n"))
+    for text, (_, pair) in entries.items():
+        reason = f"{pair.rule}: {pair.evidence}" if pair.evidence else pair.rule
+        lines += [f"# {clean(reason)}", text.rstrip("\n")]
     for side, run, ids in _unmatched(plan, reference, target):
         names = dict.fromkeys(_starred(_name(run.calls[i])) for i in ids)
         lines += [f"# only {side}: {clean(name)}" for name in names]
@@ -269,11 +275,11 @@ def _holder(record: int, pair: CallPair, target: Run, slot: str) -> tuple[Call, 
 
 
 def _generalised(names: Sequence[str]) -> list[str]:
-    """Numbers that all names have in the same order written {i}, {j}, ...; other numbers stay."""
-    numbers = [re.findall(r"\d+", name) for name in names]
-    shared = next((n for n in numbers if all(n == digits for digits in numbers)), [])
+    """Numbers that all names begin with in the same order written {i}, {j}, ...; others stay."""
+    numbers = zip(*(re.findall(r"\d+", name) for name in names))
+    shared = itertools.takewhile(lambda alike: len(set(alike)) == 1, numbers)
     out = list(names)
-    for letter in itertools.islice("ijkl", len(shared)):
+    for letter, _ in zip("ijkl", shared):
         out = [re.sub(r"\d+", f"{{{letter}}}", name, count=1) for name in out]
     return out
 
