@@ -124,8 +124,8 @@ def _add(building: Building, worker: hdf5.Worker, path: Path, name: str, rank: i
     file = _File(worker, path, name, path.stat().st_size)
     named_only = set(steps) == {None} and not any(tensor.call.cls for tensor in steps[None])
     said = _spoken(steps.pop(None)) if named_only else {}
-    for (number, of_rank), tensors in said.items():
-        _step(building, file, tensors, of_rank or rank, number)
+    for (of_step, of_rank), tensors in said.items():
+        _step(building, file, tensors, of_rank or rank, of_step)
     first = 0 if 0 in steps else 1  # the tool counts from 1
     for number, tensors in steps.items():
         _step(building, file, tensors, rank, 0 if number is None else number - first)
