@@ -127,8 +127,8 @@ def _add(building: Building, worker: hdf5.Worker, path: Path, name: str, rank: i
     for (of_step, of_rank), tensors in said.items():
         _step(building, file, tensors, of_rank or rank, of_step)
     first = 0 if 0 in steps else 1  # the tool counts from 1
-    for number, tensors in steps.items():
-        _step(building, file, tensors, rank, 0 if number is None else number - first)
+    for group, tensors in steps.items():
+        _step(building, file, tensors, rank, 0 if group is None else group - first)
 
 
 def _spoken(tensors: Sequence[_Tensor]) -> dict[tuple[int, int], list[_Tensor]]:
