@@ -13,15 +13,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import xxhash
 
 from whence import dtypes
 from whence.errors import ReplayRefused
 from whence.frameworks.operator_names import VIEWS, base_name
 from whence.records import Call, Operation, Program, Record
 from whence.records.marks import OVERWRITTEN, Mark, mark
-from whence.records.program import map_operands
+from whence.records.program import identified, map_operands
 from whence.records.slots import is_mutated, is_param, is_read, is_written
+from whence.replay.program_parts import ProgramBuilder
 
 COMPOSED = mark(Mark.COMPOSED)
 """The note of a program that was made here: nothing tells which numbers the code around its
@@ -66,12 +66,8 @@ class _Composer:
         self, call: Call, records: Sequence[Record], unnamed: Collection[int] = ()
     ) -> None:
         self._call, self._records, self._unnamed = call, records, unnamed
-        self._lines: list[str] = []
-        self._operations: list[Operation] = []
-        self._inputs: list[str] = []
-        self._input_records: list[int] = []
-        self._params: list[str] = []
-        self._constants: list[int] = []
+        self._builder = ProgramBuilder()
+        self._input_records: dict[str, int] = {}
         self._outputs: list[tuple[str, Any]] = []
         self._calls: list[tuple[int, int]] = []
         self._lost: list[tuple[str, str]] = []
@@ -90,7 +86,7 @@ class _Composer:
 
     def _learn(self, record: int, operand: Any, group: int | None = None) -> None:
         self._holder_of[record] = operand
-        self._learned[record] = len(self._operations)
+        self._learned[record] = self._builder.length
         key = repr(operand)
         group = self._group.setdefault(key, len(self._group) if group is None else group)
         self._members.setdefault(group, []).append((operand, record))
@@ -130,9 +126,7 @@ class _Composer:
                     f"it reads a {dtype or self._records[record].dtype} tensor from elsewhere, "
                     "which was not kept"
                 )
-            if record not in self._constants:
-                self._constants.append(record)
-            return {"const": self._constants.index(record)}
+            return self._builder.constant(record)
         return self._resolved(holder, record)
 
     def _resolved(self, operand: Any, record: int) -> Any:
@@ -140,13 +134,9 @@ class _Composer:
         if slot is None:
             return operand
         if is_param(slot):
-            if slot not in self._params:
-                self._params.append(slot)
-            return {"param": slot}
-        if slot not in self._inputs:
-            self._inputs.append(slot)
-            self._input_records.append(record)
-        return {"in": self._inputs.index(slot)}
+            return self._builder.param(slot)
+        first = self._input_records.setdefault(slot, record)
+        return self._builder.input(slot, self._records[first].dtype)
 
     # ---- calls
 
@@ -187,9 +177,8 @@ class _Composer:
         for place, operation in enumerate(program.operations):
             if place in instead:
                 continue
-            places[place] = len(self._operations)
-            self._operations.append(operation.with_operands(replaced))
-            self._lines.append(call.source)
+            places[place] = self._builder.length
+            self._builder.append(operation.with_operands(replaced), call.source)
         self._base = self._base or program.base
         self._default, self._inference = program.default_dtype, self._inference or program.inference
         self._under_grad = self._under_grad or program.under_grad
@@ -202,7 +191,7 @@ class _Composer:
             if is_mutated(slot):
                 self._in_place = True
                 group = self._group.setdefault(repr(self._held(operand)), len(self._group))
-                self._write_time[group] = len(self._operations)
+                self._write_time[group] = self._builder.length
                 self._learn(refs[slot], self._held(operand))
             elif not any(is_mutated(s) and refs.get(s) == refs[slot] for s, _ in program.outputs):
                 self._learn(refs[slot], operand, shared)
@@ -210,7 +199,7 @@ class _Composer:
     def _held(self, operand: Any) -> Any:
         """An operand as `_holder_of` has it, where slots are resolved when they are read."""
         if "in" in operand:
-            return {"slot": self._inputs[operand["in"]]}
+            return {"slot": self._builder.inputs[operand["in"]]}
         return {"slot": operand["param"]} if "param" in operand else operand
 
     def _group_of(self, operand: Any, refs: Mapping[str, int]) -> int | None:
@@ -227,19 +216,19 @@ class _Composer:
         if not call.op.startswith(_UNWRITTEN) or output is None:
             raise ReplayRefused(f"{call.op}: {call.no_program or 'its program was not written'}")
         record = self._records[output]
-        self._learn(output, {"op": [len(self._operations), 0]})
+        self._learn(output, {"op": [self._builder.length, 0]})
         # A replay reads no memory that nothing wrote; what is left of the zeros shows when the
         # program is checked.
-        self._operations.append(
-            Operation("aten.zeros.default", ([*record.shape],), {"dtype": {"dtype": record.dtype}})
+        self._builder.append(
+            Operation("aten.zeros.default", ([*record.shape],), {"dtype": {"dtype": record.dtype}}),
+            call.source,
         )
-        self._lines.append(call.source)
 
     def child(self, number: int, call: Call) -> None:
         """Between operators a child ran: what it was given is made here, what it left goes on."""
         for ref in call.slots("input"):
             self._hand(f"{number}:{ref.slot}", ref.record)
-        self._calls.append((number, len(self._operations)))
+        self._calls.append((number, self._builder.length))
         for kind in ("output", "mutated"):
             for ref in call.slots(kind):
                 self._learn(ref.record, {"slot": f"{number}:{ref.slot}"})
@@ -266,30 +255,24 @@ class _Composer:
             raise ReplayRefused(
                 self._lost[0][1] if self._lost else "its operators make nothing that it returns"
             )
-        names = [self._records[r].dtype for r in self._input_records]
-        base = next(
-            (n for n in names if n in dtypes.DTYPES and dtypes.named(n).is_floating), self._base
+        read = [self._records[record] for record in self._input_records.values()]
+        floating = (
+            r.dtype for r in read if r.dtype in dtypes.DTYPES and dtypes.is_floating(r.dtype)
         )
-        program = Program(
-            id="",
-            operations=tuple(self._operations),
-            inputs=tuple(self._inputs),
-            outputs=tuple(self._outputs),
-            params=tuple(self._params),
-            constants=tuple(self._constants),
-            base=base,
-            input_dtypes=tuple(names),
-            default_dtype=self._default,
-            fixed=tuple(
-                (k, axis, n)
-                for k, r in enumerate(self._input_records)
-                for axis, n in enumerate(self._records[r].shape)
-            ),
-            inference=self._inference,
-            notes=(COMPOSED, *(("in-place",) if self._in_place else ())),
-            calls=tuple(self._calls),
-            lost=tuple(self._lost),
-            under_grad=self._under_grad,
+        program = identified(
+            msgspec.structs.replace(
+                self._builder.program(self._outputs, self._calls),
+                base=next(floating, self._base),
+                default_dtype=self._default,
+                fixed=tuple(
+                    (k, axis, n)
+                    for k, record in enumerate(read)
+                    for axis, n in enumerate(record.shape)
+                ),
+                inference=self._inference,
+                notes=(COMPOSED, *(("in-place",) if self._in_place else ())),
+                lost=tuple(self._lost),
+                under_grad=self._under_grad,
+            )
         )
-        digest = xxhash.xxh3_128_hexdigest(msgspec.json.encode(program, order="sorted"))
-        return msgspec.structs.replace(program, id=f"composed {digest}", lines=tuple(self._lines))
+        return msgspec.structs.replace(program, id=f"composed {program.id}")

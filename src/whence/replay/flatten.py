@@ -6,21 +6,22 @@ the child's own program is put into the hole, so that the whole reads as one lis
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from whence.errors import ReplayRefused
-from whence.records import Operation, Program
-from whence.records.program import map_operands
-from whence.records.slots import is_mutated, is_of_child, split_child
+from whence.records import Program
+from whence.records.slots import is_mutated, is_of_child, is_param, split_child
+from whence.replay.program_parts import ProgramBuilder, ProgramPart
 
 
 @dataclass
 class Flat:
     """A program and where its tensors come from. origins: slot of the program -> (call, slot of
-    that call). scopes: of every operation, the call that ran it.
+    that call). places: of every operation, the call that ran it.
     """
 
     program: Program
@@ -42,99 +43,61 @@ class Node:
 
 
 @dataclass
-class _Builder:
+class _Whole:
+    """The program of a tree of calls, as it is put together."""
+
     node_of: Callable[[int], Node]
-    operations: list[Operation] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    inputs: list[str] = field(default_factory=list)
-    input_dtypes: list[str] = field(default_factory=list)
-    params: list[str] = field(default_factory=list)
-    constants: list[int] = field(default_factory=list)
-    grad: list[str] = field(default_factory=list)
-    fixed: list[tuple[int, int, int]] = field(default_factory=list)
+    builder: ProgramBuilder = field(default_factory=ProgramBuilder)
     origins: dict[str, tuple[int, str]] = field(default_factory=dict)
+    places: list[int] = field(default_factory=list)
+    grad: list[str] = field(default_factory=list)
 
-    def external(self, slot: str, origin: tuple[int, str], dtype: str) -> dict[str, Any]:
-        if slot not in self.inputs:
-            self.inputs.append(slot)
-            self.input_dtypes.append(dtype)
-            self.origins[slot] = origin
-        return {"in": self.inputs.index(slot)}
-
-    def param(self, name: str, origin: tuple[int, str], needs_grad: bool) -> dict[str, Any]:
-        """An operand for a parameter of a call."""
-        if name not in self.params:
-            self.params.append(name)
-            self.origins[name] = origin
-            if needs_grad:
-                self.grad.append(name)
-        return {"param": name}
-
-    def constant(self, record: int) -> dict[str, Any]:
-        """An operand for a constant of a call."""
-        if record not in self.constants:
-            self.constants.append(record)
-        return {"const": self.constants.index(record)}
-
-    def put(self, node: Node, inputs: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Append a call's operators; inputs: operands of its inputs, None for the outermost call.
-        Returns the operands of its outputs.
-        """
-        return _Inlining(self, node, inputs).outputs()
-
-    def flat(self, name: str, outputs: tuple[tuple[str, Any], ...], first: Program) -> Flat:
+    def flat(self, name: str, outputs: Mapping[str, Any], first: Program) -> Flat:
         """All of it as one program, with the settings of `first`."""
-        program = Program(
-            name,
-            tuple(self.operations),
-            tuple(self.inputs),
-            outputs,
-            tuple(self.params),
-            tuple(self.constants),
-            first.base,
-            tuple(self.input_dtypes),
-            first.default_dtype,
-            tuple(self.fixed),
-            (),
-            first.inference,
-            tuple(self.grad),
+        program = msgspec.structs.replace(
+            self.builder.program([*outputs.items()]),
+            id=name,
+            base=first.base,
+            default_dtype=first.default_dtype,
+            inference=first.inference,
+            grad=tuple(self.grad),
+            notes=(),
+            lines=(),
             under_grad=first.under_grad,
         )
         return Flat(program, self.origins, tuple(self.places))
 
 
 class _Inlining:
-    """One call put into the whole. places: by operation of its program, that operation's place in
-    the whole. child_results: operand of each output of its hidden children ("k:output.0").
+    """One call put into the whole. arguments: operands of its inputs, None for the outermost
+    call.
     """
 
-    def __init__(
-        self, builder: _Builder, node: Node, given_operands: Mapping[str, Any] | None
-    ) -> None:
-        self._builder, self._node, self._arguments = builder, node, given_operands
-        self._places: list[int] = []
-        self._child_results: dict[str, Any] = {}
-        self._inputs: dict[int, dict[str, Any]] = {}
+    def __init__(self, whole: _Whole, node: Node, arguments: Mapping[str, Any] | None) -> None:
+        self._whole, self._node, self._arguments = whole, node, arguments
+        self._part = ProgramPart(node.program, self._settled, self._shape)
+        self._child_results: dict[str, Any] = {}  # of its hidden children, by slot of its program
 
     def outputs(self) -> dict[str, Any]:
         """Append the operators of the call; the operands of its outputs."""
-        builder, program = self._builder, self._node.program
+        whole, program = self._whole, self._node.program
         entering: dict[int, list[int]] = {}
         for child, place in program.calls:
             entering.setdefault(place, []).append(child)
-        for place, operation in enumerate(program.operations):
+        for place in range(len(program.operations) + 1):
             for child in entering.get(place, ()):
                 self._enter(child)
-            whole = operation.with_operands(self._operand)
-            self._places.append(len(builder.operations))
-            builder.operations.append(whole)
-            builder.places.append(self._node.call)
-        for child in entering.get(len(program.operations), ()):
-            self._enter(child)
+            if place < len(program.operations):
+                whole.builder.add(self._part, place)
+                whole.places.append(self._node.call)
         top = self._arguments is None  # what it hands to children that are seen is an output too
         outputs = [(s, o) for s, o in program.outputs if not is_of_child(s)]
         handed = [(s, o) for s, o in program.outputs if is_of_child(s) and not self._is_hidden(s)]
-        return {slot: self._value(o) for slot, o in (*outputs, *(handed if top else ()))}
+        return self._values([*outputs, *(handed if top else ())])
+
+    def _values(self, outputs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        operands = self._whole.builder.mapped(self._part, [operand for _, operand in outputs])
+        return dict(zip((slot for slot, _ in outputs), operands, strict=True))
 
     def _is_hidden(self, slot: str) -> bool:
         """Does the slot belong to a child that is put in?"""
@@ -145,85 +108,45 @@ class _Inlining:
         node, prefix = self._node, f"{child}:"
         if child not in node.hidden:
             return
-        inner = self._builder.node_of(node.children[child])
-        handed = {
-            slot.removeprefix(prefix): self._value(operand)
-            for slot, operand in node.program.outputs
-            if slot.startswith(prefix)
-        }
-        results = {**handed, **self._builder.put(inner, handed)}
-        self._child_results.update(
-            (f"{prefix}{slot}", operand) for slot, operand in results.items()
+        inner = self._whole.node_of(node.children[child])
+        handed = self._values(
+            [(s.removeprefix(prefix), o) for s, o in node.program.outputs if s.startswith(prefix)]
         )
+        results = handed | _Inlining(self._whole, inner, handed).outputs()
+        self._child_results |= {f"{prefix}{slot}": operand for slot, operand in results.items()}
 
-    def _value(self, value: Any) -> Any:
-        return map_operands(self._operand, value)
-
-    def _operand(self, kind: str, value: Any) -> Any:
-        """What an operand of the call's program is in the whole."""
-        node, builder = self._node, self._builder
-        if kind == "in":
-            return self._input(value)
-        if kind == "op":
-            return {"op": [self._places[value[0]], value[1]]}
-        if kind == "param":
-            return builder.param(self._name(value), (node.call, value), value in node.program.grad)
-        if kind == "const":
-            return builder.constant(node.program.constants[value])
-        if kind == "dim":
-            return self._extent(*value)
-        if kind == "mul":
-            factors = self._value(value)
-            is_constant = all(isinstance(factor, int) for factor in factors)
-            return math.prod(factors) if is_constant else {"mul": factors}
-        return {kind: value}
-
-    def _name(self, slot: str) -> str:
-        """The slot of the whole that a slot of the call becomes."""
-        return slot if self._arguments is None else f"{slot}@{self._node.call}"
-
-    def _extent(self, number: int, axis: int) -> Any:
-        """The extent of an input on an axis; an operand where that is an input of the whole."""
-        place = self._input(number)
-        if "in" in place:
-            return {"dim": [place["in"], axis]}
-        slot = self._node.program.inputs[number]
-        shape = self._node.shapes.get(slot)
-        if shape is None or axis >= len(shape):
+    def _shape(self, slot: str) -> Sequence[int]:
+        if slot not in self._node.shapes:
             raise ReplayRefused(f"the shape of {slot} is not known")
-        return shape[axis]
+        return self._node.shapes[slot]
 
-    def _input(self, number: int) -> dict[str, Any]:
-        """The operand of an input: what a hidden child left, what the call was given, or an input
-        of the whole. Settled when it is first read.
+    def _settled(self, slot: str) -> Any:
+        """The operand of an input or param: what a hidden child left, what the call was given, or
+        one of the whole. Settled when it is first read.
         """
-        if number not in self._inputs:
-            slot = self._node.program.inputs[number]
-            if slot in self._child_results:
-                operand = self._child_results[slot]
-            elif self._is_hidden(slot):
-                raise ReplayRefused(f"{slot} is made inside, where it could not be followed")
-            elif self._arguments is not None and slot in self._arguments:
-                operand = self._arguments[slot]
-            else:
-                operand = self._external(number, slot)
-            self._inputs[number] = operand
-        return self._inputs[number]
-
-    def _external(self, number: int, slot: str) -> dict[str, Any]:
-        """An input of the call that comes from outside of the whole."""
-        node, builder, name = self._node, self._builder, self._name(slot)
-        origin = (node.call, slot)
-        if is_of_child(slot):
-            child, inner = split_child(slot)
-            origin = (node.children[child], inner)
-        dtypes = node.program.input_dtypes
-        operand = builder.external(name, origin, dtypes[number] if number < len(dtypes) else "")
-        fixed = (f for f in node.program.fixed if f[0] == number)
-        builder.fixed += [(operand["in"], axis, extent) for _, axis, extent in fixed]
+        if slot in self._child_results:
+            return self._child_results[slot]
+        if self._is_hidden(slot):
+            raise ReplayRefused(f"{slot} is made inside, where it could not be followed")
+        if self._arguments is not None and slot in self._arguments:
+            return self._arguments[slot]
+        whole, node = self._whole, self._node
+        name = slot if self._arguments is None else f"{slot}@{node.call}"
+        whole.origins.setdefault(name, _origin(node, slot))
         if slot in node.program.grad:
-            builder.grad.append(name)
-        return operand
+            whole.grad.append(name)
+        if is_param(slot):
+            return whole.builder.param(name)
+        dtypes = dict(zip(node.program.inputs, node.program.input_dtypes))
+        return whole.builder.input(name, dtypes.get(slot, ""))
+
+
+def _origin(node: Node, slot: str) -> tuple[int, str]:
+    """The call that has an input or param of a call's program, and its slot there."""
+    if not is_of_child(slot):
+        return node.call, slot
+    child, inner = split_child(slot)
+    return node.children[child], inner
 
 
 def flatten(call: int, node_of: Callable[[int], Node]) -> Flat:
@@ -232,17 +155,11 @@ def flatten(call: int, node_of: Callable[[int], Node]) -> Flat:
     """
     root = node_of(call)
     if not root.hidden:
-        names = (*root.program.inputs, *root.program.params)
-        origins = {}
-        for slot in names:
-            origins[slot] = (call, slot)
-            if is_of_child(slot):
-                child, inner = split_child(slot)
-                origins[slot] = (root.children[child], inner)
+        origins = {s: _origin(root, s) for s in (*root.program.inputs, *root.program.params)}
         return Flat(root.program, origins, (call,) * len(root.program.operations))
-    builder = _Builder(node_of)
-    outputs = builder.put(root, None)
-    return builder.flat(f"flat {root.program.id}", tuple(outputs.items()), root.program)
+    whole = _Whole(node_of)
+    outputs = _Inlining(whole, root, None).outputs()
+    return whole.flat(f"flat {root.program.id}", outputs, root.program)
 
 
 def gather(
@@ -262,7 +179,7 @@ def gather(
     def no_child(call: int) -> Node:
         raise ReplayRefused(f"call {call} is no child of an operator")
 
-    builder, operand_of = _Builder(no_child), dict[int, Any]()
+    whole, operand_of = _Whole(no_child), dict[int, Any]()
     for node in operators:
         by_slot = records(node.call)
         inputs: dict[str, Any] = {}
@@ -271,11 +188,11 @@ def gather(
                 raise ReplayRefused(f"{slot} of {node.program.operations[0].name} was not captured")
             if by_slot[slot] not in operand_of:
                 call, origin_slot = origins.get(by_slot[slot], (node.call, slot))
-                operand_of[by_slot[slot]] = builder.external(
-                    f"{origin_slot}@{call}", (call, origin_slot), dtype
-                )
+                name = f"{origin_slot}@{call}"
+                whole.origins.setdefault(name, (call, origin_slot))
+                operand_of[by_slot[slot]] = whole.builder.input(name, dtype)
             inputs[slot] = operand_of[by_slot[slot]]
-        results = builder.put(node, inputs)
+        results = _Inlining(whole, node, inputs).outputs()
         mutated = {
             slot: inputs["input" + slot[7:]]
             for slot in by_slot
@@ -286,7 +203,5 @@ def gather(
             for slot, operand in (*mutated.items(), *results.items())
             if slot in by_slot
         }
-    gathered_outputs = tuple(
-        (slot, operand_of[record]) for slot, record in outputs.items() if record in operand_of
-    )
-    return builder.flat("gathered", gathered_outputs, operators[0].program)
+    made = {slot: operand_of[record] for slot, record in outputs.items() if record in operand_of}
+    return whole.flat("gathered", made, operators[0].program)

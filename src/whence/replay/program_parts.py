@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from whence.errors import ReplayRefused
 from whence.frameworks.operator_names import VIEWS, base_name
 from whence.records import Operation, Program
 from whence.records.program import identified, map_operands
@@ -116,6 +117,12 @@ class ProgramBuilder:
             self._params.append(slot)
         return {"param": slot}
 
+    def constant(self, record: int) -> Any:
+        """The operand of a constant of the new program."""
+        if record not in self._constants:
+            self._constants.append(record)
+        return {"const": self._constants.index(record)}
+
     def as_in(self, program: Program) -> Resolve:
         """Inputs and params with the names that they have in `program`."""
         dtype_of = dict(zip(program.inputs, program.input_dtypes, strict=True))
@@ -125,19 +132,27 @@ class ProgramBuilder:
 
     def take(self, part: ProgramPart, operands: Sequence[Any]) -> list[Any]:
         """The operands, of a part, as operands of the new program, which gets what they need."""
-        if part not in self._parts:
-            self._parts.append(part)
-
-        def mapped(kind: str, value: Any) -> Any:
-            return self._mapped(part, kind, value)
-
         for place in part.needed(operands):
             if place not in part.places:
-                operation = part.program.operations[place].with_operands(mapped)
-                part.places[place] = self.length
-                line = part.program.lines[place] if part.program.lines else ""
-                self.append(operation, line)
-        return [map_operands(mapped, operand) for operand in operands]
+                self.add(part, place)
+        return self.mapped(part, operands)
+
+    def add(self, part: ProgramPart, place: int) -> None:
+        """Append one operation of a part."""
+        operation = part.program.operations[place].with_operands(
+            lambda kind, value: self._mapped(part, kind, value)
+        )
+        part.places[place] = self.length
+        self.append(operation, part.program.lines[place] if part.program.lines else "")
+
+    def mapped(self, part: ProgramPart, operands: Sequence[Any]) -> list[Any]:
+        """The operands, of a part, as operands of the new program, which has what they need."""
+        if part not in self._parts:
+            self._parts.append(part)
+        return [
+            map_operands(lambda kind, value: self._mapped(part, kind, value), operand)
+            for operand in operands
+        ]
 
     def append(self, operation: Operation, line: str = "") -> None:
         """Add an operation whose operands are those of the new program."""
@@ -153,17 +168,19 @@ class ProgramBuilder:
         if kind == "param":
             return part.operand(value)
         if kind == "const":
-            record = program.constants[value]
-            if record not in self._constants:
-                self._constants.append(record)
-            return {"const": self._constants.index(record)}
+            return self.constant(program.constants[value])
         if kind == "dim":
             slot, axis = program.inputs[value[0]], value[1]
             operand = part.operand(slot)
+            if "in" in operand:
+                return {"dim": [operand["in"], axis]}
             # A size of what the new program makes itself is the number that it was.
-            return {"dim": [operand["in"], axis]} if "in" in operand else part.shape(slot)[axis]
+            shape = part.shape(slot)
+            if axis >= len(shape):
+                raise ReplayRefused(f"{slot} has no axis {axis}: shape {tuple(shape)}")
+            return shape[axis]
         if kind == "mul":
-            factors = map_operands(lambda k, v: self._mapped(part, k, v), value)
+            factors = self.mapped(part, value)
             if all(isinstance(factor, int) for factor in factors):
                 return math.prod(factors)
             return {"mul": factors}

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from whence.replay.onnx_translation.activations import activated
-from whence.replay.onnx_translation.windows import padded, windows
-from whence.replay.onnx_translation.writer import Value, Writer, Writes
+from whence.replay.onnx_translation.windows import windows
+from whence.replay.onnx_translation.writer import Writer, Writes
+from whence.replay.program_writing import Tensor
 
 
 def convolved(
     w: Writer,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
     extents: Sequence[int],
     kernel: Sequence[int],
-) -> Value:
+) -> Tensor:
     """The convolution that a node says, of tensors with channels first."""
     if len(kernel) not in (1, 2, 3):
         raise w.refuse(f"over {len(kernel)} axes it is not known to whence")
@@ -25,10 +26,8 @@ def convolved(
     window = windows(w, extents, kernel)
     pads: Sequence[int] = window.before
     if window.before != window.behind:
-        x, pads = padded(w, x, window.before, window.behind), [0] * len(kernel)
-    return w.do(
-        "convolution.default",
-        x,
+        x, pads = x.padded(window.before, window.behind), [0] * len(kernel)
+    return x.convolution(
         weight,
         bias,
         list(window.strides),
@@ -40,31 +39,28 @@ def convolved(
     )
 
 
-def _conv(w: Writer) -> Value:
+def _conv(w: Writer) -> Tensor:
     return convolved(w, w(0), w(1), w.optional(2), w.shape(0)[2:], w.shape(1)[2:])
 
 
-def _fused_conv(w: Writer) -> Value:
-    out = _conv(w)
-    if w.has(3):
-        out = w.add(out, w(3))
-    return activated(w, out, w.text("activation", ""), w.attribute("activation_params", ()))
+def _fused_conv(w: Writer) -> Tensor:
+    return _finished(w, _conv(w))
 
 
-def _channels_last(w: Writer) -> Value:
+def _channels_last(w: Writer) -> Tensor:
     """Convolution of a tensor whose channels are its last axis."""
     rank = w.rank(0)
-    first = [0, rank - 1, *range(1, rank - 1)]
-    last = [0, *range(2, rank), 1]
-    x = w.permute(w(0), first)
+    x = w(0).channels_first(rank)
     out = convolved(w, x, w(1), w.optional(2), w.shape(0)[1:-1], w.shape(1)[2:])
-    out = w.permute(out, last)
-    if w.has(3):
-        out = w.add(out, w(3))
+    return _finished(w, out.channels_last(rank))
+
+
+def _finished(w: Writer, out: Tensor) -> Tensor:
+    out = out + w(3) if w.has(3) else out
     return activated(w, out, w.text("activation", ""), w.attribute("activation_params", ()))
 
 
-def _conv_transpose(w: Writer) -> Value:
+def _conv_transpose(w: Writer) -> Tensor:
     extents, kernel = w.shape(0)[2:], w.shape(1)[2:]
     count = len(kernel)
     if count not in (1, 2, 3):
@@ -72,16 +68,15 @@ def _conv_transpose(w: Writer) -> Value:
     strides = w.integers("strides", [1] * count)
     dilations = w.integers("dilations", [1] * count)
     extra = w.integers("output_padding", [0] * count)
-    full = [s * (n - 1) + (k - 1) * d + 1
-            for s, n, k, d in zip(strides, extents, kernel, dilations)]  # fmt: skip
+    full = [
+        s * (n - 1) + (k - 1) * d + 1 for s, n, k, d in zip(strides, extents, kernel, dilations)
+    ]
     before, behind = _transposed_pads(w, [f + e for f, e in zip(full, extra)], extents, strides)
     zeros = [0] * count
     group = w.whole("group", 1)
-    out = w.do(
-        "convolution.default", w(0), w(1), None, strides, zeros, dilations, True, zeros, group
-    )
-    out = padded(w, out, [-n for n in before], [e - n for e, n in zip(extra, behind)])
-    return w.add(out, w.reshape(w(2), [-1, *([1] * count)])) if w.has(2) else out
+    out = w(0).convolution(w(1), None, strides, zeros, dilations, True, zeros, group)
+    out = out.padded([-n for n in before], [e - n for e, n in zip(extra, behind)])
+    return out + w(2).reshape([-1, *[1] * count]) if w.has(2) else out
 
 
 def _transposed_pads(
@@ -105,7 +100,7 @@ def _transposed_pads(
     return before, [f - n - b for f, n, b in zip(full, wanted, before)]
 
 
-def _col2im(w: Writer) -> Value:
+def _col2im(w: Writer) -> Tensor:
     image, block = w.integers_of(1), w.integers_of(2)
     if len(image) != 2:
         raise w.refuse(f"over {len(image)} axes it is not known to whence")
@@ -113,7 +108,7 @@ def _col2im(w: Writer) -> Value:
     pads = w.integers("pads", [0] * 4)
     if pads[:2] != pads[2:]:
         raise w.refuse("uneven pads are not known to whence")
-    return w.do("col2im.default", w(0), image, block, dilations, pads[:2], strides)
+    return w(0).col2im(image, block, dilations, pads[:2], strides)
 
 
 KNOWN: dict[str, Writes] = {

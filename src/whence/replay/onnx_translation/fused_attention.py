@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
 from whence.replay.onnx_translation.attention import (
     attended,
@@ -13,63 +13,62 @@ from whence.replay.onnx_translation.attention import (
     rotated,
 )
 from whence.replay.onnx_translation.quantised import along_columns, product
-from whence.replay.onnx_translation.writer import Value, Writer, Writes
+from whence.replay.onnx_translation.writer import Writer, Writes
+from whence.replay.program_writing import Tensor
 
-_LOWEST: Any = {"float": "-inf"}
 
-
-def _filtered(w: Writer, place: int, sizes: tuple[int, int, int]) -> Value:
+def _filtered(w: Writer, place: int, sizes: tuple[int, int, int]) -> Tensor:
     """What a mask of keys adds to the scores. sizes: (batch, queries, keys)."""
     batch, rows, columns = sizes
     shape, filled = w.operand(place).shape, w.number("mask_filter_value", -10000.0)
-    mask, keys = w.cast(w(place), "int64"), w.counted(columns)
+    mask, keys = (w(place).to("int64"), w.counted(columns))
     if len(shape) == 2:
-        kept = w.reshape(w.do("gt.Scalar", mask, 0), [batch, 1, 1, columns])
+        kept = (mask > 0).reshape([batch, 1, 1, columns])
     elif len(shape) == 3:
-        kept = w.reshape(w.do("gt.Scalar", mask, 0), [batch, 1, rows, columns])
+        kept = (mask > 0).reshape([batch, 1, rows, columns])
     elif shape == (batch,):
-        kept = w.do("lt.Tensor", keys, w.reshape(mask, [batch, 1, 1, 1]))
+        kept = keys < mask.reshape([batch, 1, 1, 1])
     elif shape == (2 * batch,):
-        ends, starts = (w.reshape(w.part(mask, 0, i * batch, (i + 1) * batch), [batch, 1, 1, 1])
-                        for i in (0, 1))  # fmt: skip
-        kept = w.do("logical_and.default", w.do("lt.Tensor", keys, ends),
-                    w.do("ge.Tensor", keys, starts))  # fmt: skip
+        ends, starts = (
+            mask.part(0, i * batch, (i + 1) * batch).reshape([batch, 1, 1, 1]) for i in (0, 1)
+        )
+        kept = (keys < ends) & (keys >= starts)
     else:
         raise w.refuse(f"a mask of shape {shape} is not known to whence")
     dtype = w.dtype(0) if w.is_float(0) else "float32"
-    zeros = w.do("zeros_like.default", w.cast(kept, dtype))
-    return w.do("masked_fill.Scalar", zeros, w.do("logical_not.default", kept), filled)
+    zeros = kept.to(dtype).zeros_like()
+    return zeros.masked_fill(~kept, filled)
 
 
-def _scores(w: Writer, q: Value, k: Value, scale: float) -> Value:
-    return w.times(w.matmul(q, w.do("transpose.int", k, -1, -2)), scale)
+def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    return q @ k.transpose(-1, -2) * scale
 
 
 def _scale(w: Writer, channels: int) -> float:
     return w.number("scale", 0.0) or channels**-0.5
 
 
-def _fused_attention(w: Writer) -> list[Value | None]:
+def _fused_attention(w: Writer) -> list[Tensor | None]:
     """Attention(input, weights, bias, mask_index, past, attention_bias, past_sequence_length)"""
     if w.has(6):
         raise w.refuse("with a shared buffer it is not known to whence")
-    projected = w.matmul(w(0), w(1))
-    projected = w.add(projected, w(2)) if w.has(2) else projected
+    projected = w(0) @ w(1)
+    projected = projected + w(2) if w.has(2) else projected
     return _projected(w, projected, mask=3, past=4, bias=5)
 
 
-def _coded_attention(w: Writer) -> list[Value | None]:
+def _coded_attention(w: Writer) -> list[Tensor | None]:
     """QAttention(input, weight, bias, input_scale, weight_scale, mask_index, input_zero_point,
     weight_zero_point, past)
     """
     zeros = [along_columns(w, p, 2) if w.has(p) else None for p in (6, 7)]
-    total = product(w, w(0), zeros[0], w(1), zeros[1])
-    scale = w.mul(along_columns(w, 3, 2), along_columns(w, 4, 2))
-    projected = w.add(w.mul(w.cast(total, "float32"), scale), w(2))
+    total = product(w(0), zeros[0], w(1), zeros[1])
+    scale = along_columns(w, 3, 2) * along_columns(w, 4, 2)
+    projected = total.to("float32") * scale + w(2)
     return _projected(w, projected, mask=5, past=8, bias=9)
 
 
-def _projected(w: Writer, x: Value, mask: int, past: int, bias: int) -> list[Value | None]:
+def _projected(w: Writer, x: Tensor, mask: int, past: int, bias: int) -> list[Tensor | None]:
     """Attention of queries, keys and values that lie side by side. mask, past, bias: places of
     inputs.
     """
@@ -80,40 +79,37 @@ def _projected(w: Writer, x: Value, mask: int, past: int, bias: int) -> list[Val
     sizes = w.integers("qkv_hidden_sizes", [w.extent(1, 1) // 3] * 3)
     parts, start = [], 0
     for size in sizes:
-        part = w.part(x, -1, start, start + size)
-        parts.append(heads(w, part, [batch, rows, count, size // count]))
+        part = x.part(-1, start, start + size)
+        parts.append(heads(part, [batch, rows, count, size // count]))
         start += size
     q, k, v = parts
     length = 0
     if w.has(past):
         length = w.extent(past, 3)
-        k, v = (
-            w.do("cat.default", [w.do("select.int", w(past), 0, i), side], 2)
-            for i, side in enumerate((k, v))
-        )
-    present = w.do("stack.default", [k, v]) if w.wants(1) else None
-    scores = _scores(w, q, k, _scale(w, sizes[0] // count))
+        k, v = (w.do("cat", [w(past).select(0, i), side], 2) for i, side in enumerate((k, v)))
+    present = w.do("stack", [k, v]) if w.wants(1) else None
+    scores = _scores(q, k, _scale(w, sizes[0] // count))
     scores = _masked(w, scores, (mask, bias), (batch, rows, length + rows), length)
-    out = attended(w, scores, v)
-    return [joined(w, out, [batch, count, rows, sizes[2] // count]), present]
+    out = attended(scores, v)
+    return [joined(out, [batch, count, rows, sizes[2] // count]), present]
 
 
 def _masked(
-    w: Writer, scores: Value, places: tuple[int, int], sizes: tuple[int, int, int], past: int
-) -> Value:
+    w: Writer, scores: Tensor, places: tuple[int, int], sizes: tuple[int, int, int], past: int
+) -> Tensor:
     """Scores with the mask and the bias at these places, and without later keys."""
     mask, bias = places
     if w.has(mask):
-        scores = w.add(scores, _filtered(w, mask, sizes))
+        scores = scores + _filtered(w, mask, sizes)
     if w.has(bias):
-        scores = w.add(scores, w(bias))
+        scores = scores + w(bias)
     if w.whole("unidirectional", 0):
-        later = w.do("lt.Scalar", distances(w, sizes[1], sizes[2], past), 0)
-        scores = w.do("masked_fill.Scalar", scores, later, _LOWEST)
+        later = distances(w, sizes[1], sizes[2], past) < 0
+        scores = scores.masked_fill(later, -math.inf)
     return scores
 
 
-def _multi_head(w: Writer) -> list[Value | None]:
+def _multi_head(w: Writer) -> list[Tensor | None]:
     """MultiHeadAttention(query, key, value, bias, key_padding_mask, attention_bias, past_key,
     past_value, ...)
     """
@@ -131,27 +127,27 @@ def _multi_head(w: Writer) -> list[Value | None]:
             sides.append(value)
             continue
         if w.has(3):
-            value = w.add(value, w.part(w(3), 0, start, start + width))
+            value = value + w(3).part(0, start, start + width)
         start += width
         shape = [batch, w.extent(place, 1), count, width // count]
-        sides.append(heads(w, value, shape))
+        sides.append(heads(value, shape))
     q, k, v = sides
     past = w.extent(6, 2) if w.has(6) else 0
     if past and not w.wants(1):
         raise w.refuse("a cache that is read and not kept")
     if past:
-        k, v = (w.do("cat.default", [w(p), x], 2) for p, x in ((6, k), (7, v)))
+        k, v = (w.do("cat", [w(p), x], 2) for p, x in ((6, k), (7, v)))
     columns = past + w.extent(1, 2 if w.rank(1) == 4 else 1)
-    scores = _scores(w, q, k, _scale(w, hidden // count))
+    scores = _scores(q, k, _scale(w, hidden // count))
     scores = _masked(w, scores, (4, 5), (batch, rows, columns), past)
-    out = attended(w, scores, v)
-    return [joined(w, out, [batch, count, rows, widths[2] // count]), k, v]
+    out = attended(scores, v)
+    return [joined(out, [batch, count, rows, widths[2] // count]), k, v]
 
 
 _GROUPED_ONLY = (11, 12, 13, 14, 15)  # a sink, scales of caches, norms of queries and keys
 
 
-def _grouped(w: Writer) -> list[Value | None]:
+def _grouped(w: Writer) -> list[Tensor | None]:
     """GroupQueryAttention(query, key, value, past_key, past_value, seqlens_k,
     total_sequence_length, cos_cache, sin_cache, position_ids, attention_bias, ...)
     """
@@ -174,48 +170,47 @@ def _grouped(w: Writer) -> list[Value | None]:
     if past:
         if w.extent(3, 2) < past:
             raise w.refuse(f"a cache of {w.extent(3, 2)} elements for {past}")
-        k, v = (w.do("cat.default", [w.part(w(p), 2, 0, past), x], 2)
-                for p, x in ((3, k), (4, v)))  # fmt: skip
-    scores = _scores(w, q, repeated(w, k, count // groups), _scale(w, channels))
+        k, v = (w.do("cat", [w(p).part(2, 0, past), x], 2) for p, x in ((3, k), (4, v)))
+    scores = _scores(q, repeated(k, count // groups), _scale(w, channels))
     cap = w.number("softcap", 0.0)
     if cap > 0:
-        scores = w.times(w.do("tanh.default", w.do("div.Scalar", scores, cap)), cap)
+        scores = (scores / cap).tanh() * cap
     if w.has(10):
-        scores = w.add(scores, w(10))
+        scores = scores + w(10)
     apart, window = distances(w, rows, total, past), w.whole("local_window_size", -1)
     if w.whole("causal", 1):
-        scores = w.do("masked_fill.Scalar", scores, w.do("lt.Scalar", apart, 0), _LOWEST)
+        scores = scores.masked_fill(apart < 0, -math.inf)
     if window >= 0:
-        scores = w.do("masked_fill.Scalar", scores, w.do("ge.Scalar", apart, window), _LOWEST)
-    out = attended(w, scores, repeated(w, v, count // groups))
-    out = joined(w, out, [batch, count, rows, channels])
+        scores = scores.masked_fill(apart >= window, -math.inf)
+    out = attended(scores, repeated(v, count // groups))
+    out = joined(out, [batch, count, rows, channels])
     whole = not w.wants(1) or w.made(1).shape[2] == total
     return [out, k if whole else None, v if whole else None]
 
 
 def _grouped_operands(
     w: Writer, sizes: tuple[int, int, int, int, int], packed: bool
-) -> tuple[Value, Value, Value]:
+) -> tuple[Tensor, Tensor, Tensor]:
     batch, rows, count, groups, channels = sizes
     values, start = [], 0
     for place, number in ((0, count), (1, groups), (2, groups)):
         width = number * channels
-        value = w.part(w(0), -1, start, start + width) if packed else w(place)
+        value = w(0).part(-1, start, start + width) if packed else w(place)
         start += width
-        values.append(heads(w, value, [batch, rows, number, channels]))
+        values.append(heads(value, [batch, rows, number, channels]))
     return values[0], values[1], values[2]
 
 
 def _grouped_rotation(
-    w: Writer, sides: tuple[Value, Value], sizes: tuple[int, int, int]
-) -> tuple[Value, Value]:
+    w: Writer, sides: tuple[Tensor, Tensor], sizes: tuple[int, int, int]
+) -> tuple[Tensor, Tensor]:
     rows, past, channels = sizes
     turned = 2 * w.extent(7, -1)
     if w.has(9):
-        numbers = w.cast(w(9), "int64")
+        numbers = w(9).to("int64")
     else:
-        numbers = w.reshape(w.plus(w.counted(rows), past), [1, rows])
-    tables = [w.do("unsqueeze.default", w.do("index.Tensor", w(p), [numbers]), 1) for p in (7, 8)]
+        numbers = (w.counted(rows) + past).reshape([1, rows])
+    tables = [w(p).index([numbers]).unsqueeze(1) for p in (7, 8)]
     both = [rotated(w, side, channels, turned, (tables[0], tables[1])) for side in sides]
     return both[0], both[1]
 

@@ -4,99 +4,96 @@ from __future__ import annotations
 
 import math
 
-from whence.replay.onnx_translation.writer import Value, Writer, Writes
+from whence.replay.onnx_translation.writer import Writer, Writes
+from whence.replay.program_writing import Tensor
 
 _REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
-def _counted_from_start(w: Writer, axis: int) -> Value:
+def _counted_from_start(w: Writer, axis: int) -> Tensor:
     """Numbers along an axis of the first input, of which negative ones count from the end."""
     extent = w.extent(0, axis)
-    return w.do("remainder.Scalar", w.cast(w(1), "int64"), extent) if extent else w(1)
+    return w(1).to("int64") % extent if extent else w(1)
 
 
-def gathered(w: Writer, data: Value, axis: int, indices: Value) -> Value:
+def gathered(data: Tensor, axis: int, indices: Tensor) -> Tensor:
     """The elements of an axis at these numbers, in the shape of the numbers."""
-    return w.do("index.Tensor", data, [*([None] * axis), w.cast(indices, "int64")])
+    return data.index([*[None] * axis, indices.to("int64")])
 
 
-def _gather(w: Writer) -> Value:
-    return gathered(w, w(0), w.axis(w.whole("axis", 0), w.rank(0)), w(1))
+def _gather(w: Writer) -> Tensor:
+    return gathered(w(0), w.axis(w.whole("axis", 0), w.rank(0)), w(1))
 
 
-def _gather_elements(w: Writer) -> Value:
+def _gather_elements(w: Writer) -> Tensor:
     axis = w.axis(w.whole("axis", 0), w.rank(0))
-    return w.do("gather.default", w(0), axis, _counted_from_start(w, axis))
+    return w(0).gather(axis, _counted_from_start(w, axis))
 
 
-def _columns(w: Writer, count: int) -> list[Value]:
+def _columns(w: Writer, count: int) -> list[Tensor]:
     """The numbers along each axis that the last axis of the indices holds."""
-    indices = w.cast(w(1), "int64")
-    return [w.do("select.int", indices, -1, i) for i in range(count)]
+    indices = w(1).to("int64")
+    return [indices.select(-1, i) for i in range(count)]
 
 
-def _gather_nd(w: Writer) -> Value:
+def _gather_nd(w: Writer) -> Tensor:
     batch, count = w.whole("batch_dims", 0), w.extent(1, -1)
     columns = _columns(w, count)
     rank = w.rank(1) - 1
-    rows = [w.along(w.counted(w.extent(0, a)), rank, a) for a in range(batch)]
-    return w.do("index.Tensor", w(0), [*rows, *columns])
+    rows = [w.counted(w.extent(0, a)).along(rank, a) for a in range(batch)]
+    return w(0).index([*rows, *columns])
 
 
-def _put(w: Writer, data: Value, axis: int, indices: Value, updates: Value) -> Value:
+def _put(w: Writer, data: Tensor, axis: int, indices: Tensor, updates: Tensor) -> Tensor:
     reduction = w.text("reduction", "none")
     if reduction == "none":
-        return w.do("scatter.src", data, axis, indices, updates)
+        return data.scatter(axis, indices, updates)
     if reduction not in _REDUCED:
         raise w.refuse(f"reduction {reduction[:40]} is not known to whence")
-    return w.do("scatter_reduce.two", data, axis, indices, updates, _REDUCED[reduction])
+    return data.scatter_reduce(axis, indices, updates, _REDUCED[reduction])
 
 
-def _scatter_elements(w: Writer) -> Value:
+def _scatter_elements(w: Writer) -> Tensor:
     axis = w.axis(w.whole("axis", 0), w.rank(0))
     return _put(w, w(0), axis, _counted_from_start(w, axis), w(2))
 
 
-def _scatter_nd(w: Writer) -> Value:
+def _scatter_nd(w: Writer) -> Tensor:
     shape, count = w.shape(0), w.extent(1, -1)
     picked, inner = shape[:count], math.prod(shape[count:])
-    number: Value | None = None
+    number: Tensor | None = None
     for column, extent in zip(_columns(w, count), picked):
-        column = w.do("remainder.Scalar", column, extent) if extent else column
-        number = column if number is None else w.add(w.times(number, extent), column)
+        column = column % extent if extent else column
+        number = column if number is None else number * extent + column
     if number is None:
         raise w.refuse("indices of no axis")
     rows = math.prod(w.shape(1)[:-1])
-    indices = w.do("expand.default", w.reshape(number, [rows, 1]), [rows, inner])
-    data = w.reshape(w(0), [math.prod(picked), inner])
-    return w.reshape(_put(w, data, 0, indices, w.reshape(w(2), [rows, inner])), shape)
+    indices = number.reshape([rows, 1]).expand([rows, inner])
+    data = w(0).reshape([math.prod(picked), inner])
+    return _put(w, data, 0, indices, w(2).reshape([rows, inner])).reshape(shape)
 
 
-def _one_hot(w: Writer) -> Value:
+def _one_hot(w: Writer) -> Tensor:
     depth, rank = int(w.number_of(1)), w.rank(0) + 1
     axis = w.axis(w.whole("axis", -1), rank)
-    indices = w.cast(w(0), "int64")
-    indices = w.where(w.do("lt.Scalar", indices, 0), w.plus(indices, depth), indices)
-    hot = w.do(
-        "eq.Tensor",
-        w.do("unsqueeze.default", indices, axis),
-        w.along(w.counted(depth), rank, axis),
-    )
-    return w.where(hot, w.do("select.int", w(2), 0, 1), w.do("select.int", w(2), 0, 0))
+    indices = w(0).to("int64")
+    indices = w.where(indices < 0, indices + depth, indices)
+    hot = indices.unsqueeze(axis).eq(w.counted(depth).along(rank, axis))
+    return w.where(hot, w(2).select(0, 1), w(2).select(0, 0))
 
 
-def _non_zero(w: Writer) -> Value:
+def _non_zero(w: Writer) -> Tensor:
     if not w.rank(0):
         raise w.refuse("of a tensor without axes it is not known to whence")
-    return w.permute(w.do("nonzero.default", w(0)), [1, 0])
+    return w(0).nonzero().permute([1, 0])
 
 
-def _compress(w: Writer) -> Value:
-    kept = w.reshape(w.do("nonzero.default", w(1)), [-1])
+def _compress(w: Writer) -> Tensor:
+    kept = w(1).nonzero().reshape([-1])
     axis = w.attribute("axis", None)
     if axis is None:
-        return w.do("index_select.default", w.reshape(w(0), [-1]), 0, kept)
-    return w.do("index_select.default", w(0), w.axis(int(axis), w.rank(0)), kept)
+        return w(0).reshape([-1]).index_select(0, kept)
+    return w(0).index_select(w.axis(int(axis), w.rank(0)), kept)
 
 
 def _limits(w: Writer) -> tuple[list[int], list[int], list[int], list[int]]:
@@ -121,7 +118,7 @@ def _range(start: int, end: int, step: int, extent: int) -> range:
     return range(min(max(first, 0), extent - 1), min(max(last, -1), extent - 1), step)
 
 
-def _slice(w: Writer) -> Value:
+def _slice(w: Writer) -> Tensor:
     value = w(0)
     for axis, start, end, step in zip(*_limits(w)):
         axis = w.axis(axis, w.rank(0))
@@ -129,16 +126,16 @@ def _slice(w: Writer) -> Value:
             raise w.refuse("backwards to the end: engines differ in what that picks")
         picked = _range(start, end, step, w.extent(0, axis))
         if not picked:
-            value = w.part(value, axis, 0, 0)
+            value = value.part(axis, 0, 0)
         elif step > 0:
-            value = w.part(value, axis, picked[0], picked[-1] + 1, step)
+            value = value.part(axis, picked[0], picked[-1] + 1, step)
         else:
-            value = w.part(value, axis, picked[-1], picked[0] + 1, -step)
-            value = w.do("flip.default", value, [axis])
-    return w.do("clone.default", value)
+            value = value.part(axis, picked[-1], picked[0] + 1, -step)
+            value = value.flip([axis])
+    return value.clone()
 
 
-def _top_k(w: Writer) -> list[Value | None]:
+def _top_k(w: Writer) -> list[Tensor | None]:
     k = w.whole("k") if w.opset < 10 else int(w.number_of(1))
     if not w.whole("sorted", 1) and k > 1:
         raise w.refuse("unsorted, it may give its elements in any order")
@@ -146,21 +143,21 @@ def _top_k(w: Writer) -> list[Value | None]:
     largest = bool(w.whole("largest", 1))
     kwargs = {"stable": True, "dim": axis, "descending": largest}  # of equal ones the first
     values, indices = w.several("sort.stable", 2, w(0), **kwargs)
-    return [w.part(values, axis, 0, k), w.part(indices, axis, 0, k)]
+    return [values.part(axis, 0, k), indices.part(axis, 0, k)]
 
 
-def _reverse_sequence(w: Writer) -> Value:
+def _reverse_sequence(w: Writer) -> Tensor:
     batch, time = w.whole("batch_axis", 1), w.whole("time_axis", 0)
     shape = w.shape(0)
     if {batch, time} != {0, 1}:
         raise w.refuse("axes other than the first two")
-    lengths = w.along(w.cast(w(1), "int64"), 2, batch)
-    steps = w.along(w.counted(shape[time]), 2, time)
-    turned = w.plus(w.sub(lengths, steps), -1)
-    inside = w.do("ge.Scalar", turned, 0)
-    rows = w.along(w.counted(shape[batch]), 2, batch)
+    lengths = w(1).to("int64").along(2, batch)
+    steps = w.counted(shape[time]).along(2, time)
+    turned = lengths - steps - 1
+    inside = turned >= 0
+    rows = w.counted(shape[batch]).along(2, batch)
     places = w.where(inside, turned, steps)
-    return w.do("index.Tensor", w(0), [rows, places] if batch == 0 else [places, rows])
+    return w(0).index([rows, places] if batch == 0 else [places, rows])
 
 
 KNOWN: dict[str, Writes] = {

@@ -12,26 +12,27 @@ from whence.replay.onnx_translation.quantised import (
     numbers,
     product,
 )
-from whence.replay.onnx_translation.writer import Value, Writer, Writes
+from whence.replay.onnx_translation.writer import Writer, Writes
+from whence.replay.program_writing import Tensor
 
 
-def _one(w: Writer, place: int) -> Value:
+def _one(w: Writer, place: int) -> Tensor:
     """A scale or zero point for all elements."""
     if any(n != 1 for n in w.operand(place).shape):
         raise w.refuse("several scales are not known to whence")
-    return w.reshape(w(place), [])
+    return w(place).reshape([])
 
 
-def _zero(w: Writer, place: int) -> Value | None:
+def _zero(w: Writer, place: int) -> Tensor | None:
     return _one(w, place) if w.has(place) else None
 
 
-def _read(w: Writer, place: int) -> Value:
+def _read(w: Writer, place: int) -> Tensor:
     """The numbers of codes with their scale and zero point behind them."""
-    return numbers(w, w(place), _one(w, place + 1), _zero(w, place + 2), "float32")
+    return numbers(w(place), _one(w, place + 1), _zero(w, place + 2), "float32")
 
 
-def _made(w: Writer, x: Value, place: int, dtype: str) -> Value:
+def _made(w: Writer, x: Tensor, place: int, dtype: str) -> Tensor:
     """Codes with the scale at this place and the zero point behind it."""
     return codes(w, x, _one(w, place), _zero(w, place + 1), dtype)
 
@@ -40,93 +41,88 @@ def _binary(name: str) -> Writes:
     return lambda w: _made(w, w.do(name, _read(w, 0), _read(w, 3)), 6, w.operand(0).dtype)
 
 
-def _unary(function: Callable[[Writer, Value], Value]) -> Writes:
+def _unary(function: Callable[[Writer, Tensor], Tensor]) -> Writes:
     return lambda w: _made(w, function(w, _read(w, 0)), 3, w.operand(0).dtype)
 
 
-def _leaky(w: Writer, x: Value) -> Value:
-    return w.do("leaky_relu.default", x, w.number("alpha", 0.01))
-
-
-def _softmax(w: Writer, x: Value) -> Value:
+def _softmax(w: Writer, x: Tensor) -> Tensor:
     axis = w.axis(w.whole("axis", -1), w.rank(0))
     if w.whole("opset") < 13 and axis != w.rank(0) - 1:
         raise w.refuse("over several axes it is not known to whence")
-    return w.do("softmax.int", x, axis)
+    return x.softmax(axis)
 
 
-def _global_mean(w: Writer, x: Value) -> Value:
+def _global_mean(w: Writer, x: Tensor) -> Tensor:
     rank = w.rank(0)
     axes = range(1, rank - 1) if w.whole("channels_last", 0) else range(2, rank)
-    return w.do("mean.dim", x, list(axes), True)
+    return x.mean(list(axes), True)
 
 
-def _mean_pool(w: Writer, x: Value) -> Value:
+def _mean_pool(w: Writer, x: Tensor) -> Tensor:
     rank = w.rank(0)
     if not w.whole("channels_last", 0):
         return pooled_mean(w, x, "float32", w.shape(0)[2:], w.made().shape[2:])
-    x = w.permute(x, [0, rank - 1, *range(1, rank - 1)])
+    x = x.channels_first(rank)
     out = pooled_mean(w, x, "float32", w.shape(0)[1:-1], w.made().shape[1:-1])
-    return w.permute(out, [0, *range(2, rank), 1])
+    return out.channels_last(rank)
 
 
-def _concat(w: Writer) -> Value:
+def _concat(w: Writer) -> Tensor:
     parts = [_read(w, place) for place in range(2, w.count, 3)]
-    joined = w.do("cat.default", parts, w.axis(w.whole("axis"), w.rank(2)))
+    joined = w.do("cat", parts, w.axis(w.whole("axis"), w.rank(2)))
     return codes(w, joined, _one(w, 0), _zero(w, 1), w.operand(2).dtype)
 
 
-def _where(w: Writer) -> Value:
-    x = numbers(w, w(1), _one(w, 2), _zero(w, 3), "float32")
-    y = numbers(w, w(4), _one(w, 5), _zero(w, 6), "float32")
+def _where(w: Writer) -> Tensor:
+    x = numbers(w(1), _one(w, 2), _zero(w, 3), "float32")
+    y = numbers(w(4), _one(w, 5), _zero(w, 6), "float32")
     return _made(w, w.where(w(0), x, y), 7, w.operand(1).dtype)
 
 
-def _gemm(w: Writer) -> Value:
-    swap = [w.do("t.default", w(p)) if w.whole(f"trans{s}", 0) else w(p)
-            for p, s in ((0, "A"), (3, "B"))]  # fmt: skip
+def _gemm(w: Writer) -> Tensor:
+    swap = [w(p).t() if w.whole(f"trans{s}", 0) else w(p) for p, s in ((0, "A"), (3, "B"))]
     b_zero = along_columns(w, 5, 2) if w.has(5) else None
-    total = product(w, swap[0], _zero(w, 2), swap[1], b_zero)
+    total = product(swap[0], _zero(w, 2), swap[1], b_zero)
     if w.has(6):
-        total = w.add(total, w.cast(w(6), "float64"))
-    scale = w.times(w.mul(_one(w, 1), along_columns(w, 4, 2)), w.number("alpha", 1.0))
-    value = w.mul(w.cast(total, "float32"), scale)
+        total = total + w(6).to("float64")
+    scale = _one(w, 1) * along_columns(w, 4, 2) * w.number("alpha", 1.0)
+    value = total.to("float32") * scale
     return _made(w, value, 7, w.operand(0).dtype) if w.has(7) else value
 
 
-def _with_bias(w: Writer, value: Value, place: int) -> Value:
-    return w.add(value, w(place)) if w.has(place) else value
+def _with_bias(w: Writer, value: Tensor, place: int) -> Tensor:
+    return value + w(place) if w.has(place) else value
 
 
-def _to_float(w: Writer) -> Value:
+def _to_float(w: Writer) -> Tensor:
     a_zero = _zero(w, 4)
     b_zero = along_columns(w, 5, w.rank(1)) if w.has(5) else None
-    total = product(w, w(0), a_zero, w(1), b_zero)
-    scale = w.mul(_one(w, 2), along_columns(w, 3, w.rank(1)))
-    return _with_bias(w, w.mul(w.cast(total, "float32"), scale), 6)
+    total = product(w(0), a_zero, w(1), b_zero)
+    scale = _one(w, 2) * along_columns(w, 3, w.rank(1))
+    return _with_bias(w, total.to("float32") * scale, 6)
 
 
-def _dynamic_product(w: Writer) -> Value:
+def _dynamic_product(w: Writer) -> Tensor:
     zero = along_columns(w, 3, w.rank(1)) if w.has(3) else w.scalar(0, "int32")
     value = coded_product(w, w(0), w(1), along_columns(w, 2, w.rank(1)), zero)
     return _with_bias(w, value, 4)
 
 
-def _unpacked(w: Writer, packed: Value, bits: int, shape: list[int]) -> Value:
+def _unpacked(w: Writer, packed: Tensor, bits: int, shape: list[int]) -> Tensor:
     """Codes that lie side by side in bytes, the lowest bits first, along the last axis."""
     if bits == 8:
-        return w.reshape(packed, shape)
+        return packed.reshape(shape)
     mask = (1 << bits) - 1
     parts = []
     for shift in range(0, 8, bits):
         part = packed
         if shift:
             part = w.do("bitwise_right_shift.Tensor_Scalar", packed, shift)
-        parts.append(w.do("bitwise_and.Scalar", part, mask))
-    return w.reshape(w.do("stack.default", parts, -1), shape)
+        parts.append(part.bitwise_and(mask))
+    return w.do("stack", parts, -1).reshape(shape)
 
 
-def _packed_product(w: Writer) -> Value:
+def _packed_product(w: Writer) -> Tensor:
     bits, block = w.whole("bits", 4), w.whole("block_size")
     rows, columns = w.whole("N"), w.whole("K")
     if bits not in (2, 4, 8) or w.whole("weight_prepacked", 0) or w.has(4):
@@ -135,27 +131,27 @@ def _packed_product(w: Writer) -> Value:
         raise w.refuse("it may round its input to fewer bits")
     dtype = w.dtype(0)
     blocks = -(-columns // block)
-    packed = w.reshape(w(1), [rows, blocks, block * bits // 8])
-    value = w.cast(_unpacked(w, packed, bits, [rows, blocks, block]), dtype)
+    packed = w(1).reshape([rows, blocks, block * bits // 8])
+    value = _unpacked(w, packed, bits, [rows, blocks, block]).to(dtype)
     if w.has(3) and w.is_float(3):
-        value = w.sub(value, w.reshape(w(3), [rows, blocks, 1]))
+        value = value - w(3).reshape([rows, blocks, 1])
     elif w.has(3):
         each = -(-blocks * bits // 8)
-        zeros = _unpacked(w, w.reshape(w(3), [rows, each]), bits, [rows, each * 8 // bits])
-        zeros = w.reshape(w.part(zeros, 1, 0, blocks), [rows, blocks, 1])
-        value = w.sub(value, w.cast(zeros, dtype))
+        zeros = _unpacked(w, w(3).reshape([rows, each]), bits, [rows, each * 8 // bits])
+        zeros = zeros.part(1, 0, blocks).reshape([rows, blocks, 1])
+        value = value - zeros.to(dtype)
     else:
-        value = w.plus(value, -float(1 << (bits - 1)))
-    value = w.mul(value, w.reshape(w(2), [rows, blocks, 1]))
-    weight = w.part(w.reshape(value, [rows, blocks * block]), 1, 0, columns)
-    return _with_bias(w, w.matmul(w(0), w.do("t.default", weight)), 5)
+        value = value - float(1 << bits - 1)
+    value = value * w(2).reshape([rows, blocks, 1])
+    weight = value.reshape([rows, blocks * block]).part(1, 0, columns)
+    return _with_bias(w, w(0) @ weight.t(), 5)
 
 
 KNOWN: dict[str, Writes] = {
     "com.microsoft.QLinearAdd": _binary("add.Tensor"),
     "com.microsoft.QLinearMul": _binary("mul.Tensor"),
-    "com.microsoft.QLinearSigmoid": _unary(lambda w, x: w.do("sigmoid.default", x)),
-    "com.microsoft.QLinearLeakyRelu": _unary(_leaky),
+    "com.microsoft.QLinearSigmoid": _unary(lambda w, x: x.sigmoid()),
+    "com.microsoft.QLinearLeakyRelu": _unary(lambda w, x: x.leaky_relu(w.number("alpha", 0.01))),
     "com.microsoft.QLinearSoftmax": _unary(_softmax),
     "com.microsoft.QLinearGlobalAveragePool": _unary(_global_mean),
     "com.microsoft.QLinearAveragePool": _unary(_mean_pool),

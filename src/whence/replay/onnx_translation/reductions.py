@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
-from whence.replay.onnx_translation.writer import Value, Writer, Writes
+from whence.replay.onnx_translation.writer import Writer, Writes
+from whence.replay.program_writing import Tensor
 
 _AXES_ARE_AN_INPUT = {"ReduceSum": 13}  # of the others since opset 18
 
@@ -20,42 +22,35 @@ def _axes(w: Writer) -> list[int]:
     return [] if w.whole("noop_with_empty_axes", 0) else list(range(rank))
 
 
-def _total(w: Writer, x: Value, axes: list[int], dtype: str, keep: bool) -> Value:
-    if not axes:
-        return x
-    kwargs: dict[str, Any] = {} if w.is_float(0) else {"dtype": {"dtype": dtype}}
-    return w.do("sum.dim_IntList", x, axes, keep, **kwargs)
+def _exact(w: Writer) -> dict[str, Any]:
+    """What keeps sums of integers in their dtype."""
+    return {} if w.is_float(0) else {"dtype": w.dtype(0)}
 
 
-def _of_squares(w: Writer, axes: list[int], keep: bool) -> Value:
-    return _total(w, w.mul(w(0), w(0)), axes, w.dtype(0), keep)
+def _total(w: Writer, x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    return x.sum(axes, keep, **_exact(w)) if axes else x
 
 
-def _root_of_squares(w: Writer, axes: list[int], keep: bool) -> Value:
-    total = _of_squares(w, axes, keep)
+def _root(w: Writer, total: Tensor) -> Tensor:
+    return total.sqrt() if w.is_float(0) else total.to("float64").sqrt().to(w.dtype(0))
+
+
+def _mean(w: Writer, axes: list[int], keep: bool) -> Tensor:
     if w.is_float(0):
-        return w.do("sqrt.default", total)
-    return w.cast(w.do("sqrt.default", w.cast(total, "float64")), w.dtype(0))
-
-
-def _mean(w: Writer, axes: list[int], keep: bool) -> Value:
-    if w.is_float(0):
-        return w.do("mean.dim", w(0), axes, keep) if axes else w(0)
+        return w(0).mean(axes, keep) if axes else w(0)
     count = math.prod(w.extent(0, a) for a in axes)
-    total = _total(w, w(0), axes, w.dtype(0), keep)
-    return w.cast(w.do("div.Scalar_mode", total, count, rounding_mode="trunc"), w.dtype(0))
+    return _total(w, w(0), axes, keep).div(count, rounding_mode="trunc").to(w.dtype(0))
 
 
-def _product(w: Writer, axes: list[int], keep: bool) -> Value:
+def _product(w: Writer, axes: list[int], keep: bool) -> Tensor:
     value = w(0)
-    kwargs: dict[str, Any] = {} if w.is_float(0) else {"dtype": {"dtype": w.dtype(0)}}
     for axis in reversed(axes):
-        value = w.do("prod.dim_int", value, axis, keep, **kwargs)
+        value = value.prod(axis, keep, **_exact(w))
     return value
 
 
-def _extreme(name: str, empty: str) -> Any:
-    def reduced(w: Writer, axes: list[int], keep: bool) -> Value:
+def _extreme(name: str, empty: float) -> Any:
+    def reduced(w: Writer, axes: list[int], keep: bool) -> Tensor:
         if not axes:
             return w(0)
         if 0 in (w.extent(0, a) for a in axes):
@@ -63,20 +58,15 @@ def _extreme(name: str, empty: str) -> Any:
                 raise w.refuse("of no integers")
             shape = [1 if a in axes else n for a, n in enumerate(w.shape(0))]
             shape = shape if keep else [n for a, n in enumerate(shape) if a not in axes]
-            return w.do("full.default", shape, {"float": empty}, dtype={"dtype": w.dtype(0)})
+            return w.do("full", shape, empty, dtype=w.dtype(0))
         return w.do(name, w(0), axes, keep)
 
     return reduced
 
 
-def _log_sum_exp(w: Writer, axes: list[int], keep: bool) -> Value:
+def _log_sum_exp(w: Writer, axes: list[int], keep: bool) -> Tensor:
     _of_floats(w)
-    return w.do("logsumexp.default", w(0), axes, keep) if axes else w(0)
-
-
-def _log_sum(w: Writer, axes: list[int], keep: bool) -> Value:
-    _of_floats(w)
-    return w.do("log.default", _total(w, w(0), axes, w.dtype(0), keep))
+    return w(0).logsumexp(axes, keep) if axes else w(0)
 
 
 def _of_floats(w: Writer) -> None:
@@ -84,64 +74,68 @@ def _of_floats(w: Writer) -> None:
         raise w.refuse("engines round logarithms of integers in several ways")
 
 
-def _reduced(function: Any) -> Writes:
-    def write(w: Writer) -> Value:
-        value: Value = function(w, _axes(w), bool(w.whole("keepdims", 1)))
-        return value
-
-    return write
+def _log(w: Writer, total: Tensor) -> Tensor:
+    _of_floats(w)
+    return total.log()
 
 
-def _of_sizes(w: Writer, axes: list[int], keep: bool) -> Value:
-    return _total(w, w.do("abs.default", w(0)), axes, w.dtype(0), keep)
+def _reduced(function: Callable[[Writer, list[int], bool], Tensor]) -> Writes:
+    return lambda w: function(w, _axes(w), bool(w.whole("keepdims", 1)))
 
 
-def _sum(w: Writer, axes: list[int], keep: bool) -> Value:
-    return _total(w, w(0), axes, w.dtype(0), keep)
+def _sum(
+    of: Callable[[Tensor], Tensor], then: Callable[[Writer, Tensor], Tensor] | None = None
+) -> Writes:
+    """The sum of a function of each element, and a function of the sum."""
+
+    def reduced(w: Writer, axes: list[int], keep: bool) -> Tensor:
+        total = _total(w, of(w(0)), axes, keep)
+        return then(w, total) if then is not None else total
+
+    return _reduced(reduced)
 
 
 def _place(name: str) -> Writes:
     """The number of the largest or smallest element, the first or the last of equal ones."""
 
-    def write(w: Writer) -> Value:
+    def write(w: Writer) -> Tensor:
         axis = w.axis(w.whole("axis", 0), w.rank(0))
         keep = bool(w.whole("keepdims", 1))
         if not w.whole("select_last_index", 0):
             return w.do(name, w(0), axis, keep)
-        turned = w.do("flip.default", w(0), [axis])
-        return w.do("rsub.Scalar", w.do(name, turned, axis, keep), w.extent(0, axis) - 1)
+        turned = w(0).flip([axis])
+        return w.extent(0, axis) - 1 - w.do(name, turned, axis, keep)
 
     return write
 
 
 def _running(name: str, neutral: int) -> Writes:
-    def write(w: Writer) -> Value:
+    def write(w: Writer) -> Tensor:
         rank = w.rank(0)
         axis = w.axis(int(w.number_of(1)), rank)
-        kwargs: dict[str, Any] = {} if w.is_float(0) else {"dtype": {"dtype": w.dtype(0)}}
         value = w(0)
         if backwards := w.whole("reverse", 0):
-            value = w.do("flip.default", value, [axis])
+            value = value.flip([axis])
         if w.whole("exclusive", 0):
-            value = w.part(value, axis, 0, w.extent(0, axis) - 1)
+            value = value.part(axis, 0, w.extent(0, axis) - 1)
             sides = [0, 0] * (rank - 1 - axis) + [1, 0]
-            value = w.do("constant_pad_nd.default", value, sides, neutral)
-        value = w.do(name, value, axis, **kwargs)
-        return w.do("flip.default", value, [axis]) if backwards else value
+            value = value.constant_pad_nd(sides, neutral)
+        value = w.do(name, value, axis, **_exact(w))
+        return value.flip([axis]) if backwards else value
 
     return write
 
 
 KNOWN: dict[str, Writes] = {
-    "ReduceSum": _reduced(_sum),
+    "ReduceSum": _sum(lambda x: x),
     "ReduceMean": _reduced(_mean),
-    "ReduceMax": _reduced(_extreme("amax.default", "-inf")),
-    "ReduceMin": _reduced(_extreme("amin.default", "inf")),
+    "ReduceMax": _reduced(_extreme("amax.default", -math.inf)),
+    "ReduceMin": _reduced(_extreme("amin.default", math.inf)),
     "ReduceProd": _reduced(_product),
-    "ReduceL1": _reduced(_of_sizes),
-    "ReduceL2": _reduced(_root_of_squares),
-    "ReduceSumSquare": _reduced(_of_squares),
-    "ReduceLogSum": _reduced(_log_sum),
+    "ReduceL1": _sum(lambda x: x.abs()),
+    "ReduceL2": _sum(lambda x: x * x, _root),
+    "ReduceSumSquare": _sum(lambda x: x * x),
+    "ReduceLogSum": _sum(lambda x: x, _log),
     "ReduceLogSumExp": _reduced(_log_sum_exp),
     "ArgMax": _place("argmax.default"),
     "ArgMin": _place("argmin.default"),

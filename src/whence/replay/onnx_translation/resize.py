@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from whence.replay.onnx_translation.writer import Value, Writer, Writes
+from whence.replay.onnx_translation.writer import Writer, Writes
+from whence.replay.program_writing import Tensor
 
 _MODES = ("nearest", "linear", "cubic")
 
@@ -31,7 +32,7 @@ class _Coordinates:
     in float32 and float64.
     """
 
-    value: Value
+    value: Tensor
     coarse: npt.NDArray[np.float64]
     fine: npt.NDArray[np.float64]
 
@@ -40,11 +41,11 @@ def _coordinates(w: Writer, mode: str, a: _Axis, dtype: str) -> _Coordinates:
     """dtype: in which the program computes them."""
     factor, shift = _line(w, mode, a)
     begin = 0.5 if mode in _FROM_CENTRES and factor != 0 else 0.0
-    value = w.plus(w.cast(w.counted(a.made), dtype), begin)
+    value = w.counted(a.made).to(dtype) + begin
     if factor < 0:  # asymmetric and its like divide by the scale
-        value = w.plus(w.do("div.Scalar", value, -factor), shift)
+        value = value / -factor + shift
     else:
-        value = w.plus(w.times(value, factor), shift)
+        value = value * factor + shift
     numbers: list[npt.NDArray[np.float64]] = []
     kinds: tuple[Any, ...] = (np.float32, np.float64)
     for kind in kinds:
@@ -88,7 +89,7 @@ _ROUNDED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _rounded(w: Writer, x: _Coordinates, how: str) -> Value:
+def _rounded(w: Writer, x: _Coordinates, how: str) -> Tensor:
     """Coordinates as numbers of elements. Refuses where float32 and float64 would round to other
     ones.
     """
@@ -100,69 +101,71 @@ def _rounded(w: Writer, x: _Coordinates, how: str) -> Value:
     if ((low != high) & ~exact).any():
         raise w.refuse("which element is nearest is decided by rounding")
     if how == "round_prefer_floor":
-        return w.do("ceil.default", w.plus(x.value, -0.5))
+        return (x.value - 0.5).ceil()
     if how == "round_prefer_ceil":
-        return w.do("floor.default", w.plus(x.value, 0.5))
+        return (x.value + 0.5).floor()
     return w.do(f"{how}.default", x.value)
 
 
-def _picked(w: Writer, value: Value, a: _Axis, places: Value) -> Value:
-    inside = w.do("clamp.default", w.cast(places, "int64"), 0, a.extent - 1)
-    return w.do("index_select.default", value, a.axis, inside)
+def _picked(value: Tensor, a: _Axis, places: Tensor) -> Tensor:
+    inside = places.to("int64").clamp(0, a.extent - 1)
+    return value.index_select(a.axis, inside)
 
 
-def _taps(w: Writer, kind: str, x: Value) -> tuple[Value, list[tuple[int, Value]]]:
+def _taps(w: Writer, kind: str, x: Tensor) -> tuple[Tensor, list[tuple[int, Tensor]]]:
     """(element before each coordinate, (steps from it, weight) of each neighbour)"""
-    low = w.do("floor.default", x)
-    t = w.sub(x, low)
+    low = x.floor()
+    t = x - low
     if kind == "linear":
-        return low, [(0, w.do("rsub.Scalar", t, 1)), (1, t)]
+        return (low, [(0, 1 - t), (1, t)])
     a = w.number("cubic_coeff_a", -0.75)
 
-    def power(factors: Sequence[float], s: Value) -> Value:
-        total = w.plus(w.times(s, factors[0]), factors[1])
+    def power(factors: Sequence[float], s: Tensor) -> Tensor:
+        total = s * factors[0] + factors[1]
         for factor in factors[2:]:
-            total = w.plus(w.mul(total, s), factor)
+            total = total * s + factor
         return total
 
     near, far = (a + 2, -(a + 3), 0, 1), (a, -5 * a, 8 * a, -4 * a)
-    rest = w.do("rsub.Scalar", t, 1)
-    return low, [
-        (-1, power(far, w.plus(t, 1))),
-        (0, power(near, t)),
-        (1, power(near, rest)),
-        (2, power(far, w.plus(rest, 1))),
-    ]
+    rest = 1 - t
+    return (
+        low,
+        [
+            (-1, power(far, t + 1)),
+            (0, power(near, t)),
+            (1, power(near, rest)),
+            (2, power(far, rest + 1)),
+        ],
+    )
 
 
-def _blended(w: Writer, value: Value, a: _Axis, x: Value, kind: str, rank: int) -> Value:
+def _blended(w: Writer, value: Tensor, a: _Axis, x: Tensor, kind: str, rank: int) -> Tensor:
     """The sum of neighbours along one axis, weighted."""
     exclude = w.whole("exclude_outside", 0)
     if kind == "linear":
-        x = w.do("clamp.default", x, 0, a.extent - 1)
+        x = x.clamp(0, a.extent - 1)
     low, taps = _taps(w, kind, x)
     weights = []
     for step, weight in taps:
-        place = w.plus(low, step)
+        place = low + step
         if exclude:
-            inside = w.do("logical_and.default", w.do("ge.Scalar", place, 0),
-                          w.do("le.Scalar", place, a.extent - 1))  # fmt: skip
-            weight = w.where(inside, weight, w.do("zeros_like.default", weight))
+            inside = (place >= 0) & (place <= a.extent - 1)
+            weight = w.where(inside, weight, weight.zeros_like())
         weights.append((place, weight))
     if exclude:
         total = weights[0][1]
         for _, weight in weights[1:]:
-            total = w.add(total, weight)
-        weights = [(place, w.div(weight, total)) for place, weight in weights]
-    out: Value | None = None
+            total = total + weight
+        weights = [(place, weight / total) for place, weight in weights]
+    out: Tensor | None = None
     for place, weight in weights:
-        term = w.mul(_picked(w, value, a, place), w.along(weight, rank, a.axis))
-        out = term if out is None else w.add(out, term)
+        term = _picked(value, a, place) * weight.along(rank, a.axis)
+        out = term if out is None else out + term
     assert out is not None
     return out
 
 
-def _resized(w: Writer, axes: Sequence[_Axis], kind: str, mode: str, nearest: str) -> Value:
+def _resized(w: Writer, axes: Sequence[_Axis], kind: str, mode: str, nearest: str) -> Tensor:
     if kind not in _MODES:
         raise w.refuse(f"mode {kind[:40]} is not known to whence")
     if kind != "nearest" and not w.is_float(0):
@@ -174,14 +177,14 @@ def _resized(w: Writer, axes: Sequence[_Axis], kind: str, mode: str, nearest: st
             continue
         x = _coordinates(w, mode, a, dtype)
         if kind == "nearest":
-            value = _picked(w, value, a, _rounded(w, x, nearest))
+            value = _picked(value, a, _rounded(w, x, nearest))
         else:
             value = _blended(w, value, a, _as(w, x.value, dtype), kind, rank)
-    return w.do("clone.default", value)
+    return value.clone()
 
 
-def _as(w: Writer, x: Value, dtype: str) -> Value:
-    return x if w.dtype(0) == dtype else w.cast(x, w.dtype(0))
+def _as(w: Writer, x: Tensor, dtype: str) -> Tensor:
+    return x if w.dtype(0) == dtype else x.to(w.dtype(0))
 
 
 def _sizes(w: Writer) -> list[_Axis]:
@@ -211,14 +214,14 @@ def _sizes(w: Writer) -> list[_Axis]:
     return [_Axis(a, n, m, s) for a, n, m, s in zip(axes, extents, sizes, scales)]
 
 
-def _asymmetric(w: Writer, axes: Sequence[_Axis], kind: str) -> Value:
+def _asymmetric(w: Writer, axes: Sequence[_Axis], kind: str) -> Tensor:
     """As opsets before 11 resize."""
     if kind == "nearest" and any(a.scale < 1 for a in axes):
         raise w.refuse("before opset 11 it is open which elements it leaves out")
     return _resized(w, axes, kind, "asymmetric", "floor")
 
 
-def _resize(w: Writer) -> Value:
+def _resize(w: Writer) -> Tensor:
     if w.whole("antialias", 0):
         raise w.refuse("with antialias it is not known to whence")
     kind = w.text("mode", "nearest")
@@ -228,7 +231,7 @@ def _resize(w: Writer) -> Value:
     return _resized(w, _sizes(w), kind, mode, w.text("nearest_mode", "round_prefer_floor"))
 
 
-def _upsample(w: Writer) -> Value:
+def _upsample(w: Writer) -> Tensor:
     if w.opset < 9:
         scales = [float(s) for s in w.attribute("scales")]
     else:
@@ -240,7 +243,7 @@ def _upsample(w: Writer) -> Value:
     return _asymmetric(w, axes, w.text("mode", "nearest"))
 
 
-def _blocked_upsample(w: Writer) -> Value:
+def _blocked_upsample(w: Writer) -> Tensor:
     """Upsample of blocks of channels, by whole numbers."""
     axes = [
         _Axis(i, n, n * scale, float(scale))
@@ -251,19 +254,19 @@ def _blocked_upsample(w: Writer) -> Value:
     return _resized(w, axes, kind, "asymmetric" if kind == "nearest" else mode, "floor")
 
 
-def _grid_sample(w: Writer) -> Value:
+def _grid_sample(w: Writer) -> Tensor:
     names = {"bilinear": 0, "linear": 0, "nearest": 1, "bicubic": 2, "cubic": 2}
     kind = names[w.text("mode", "linear" if w.opset >= 20 else "bilinear")]
     padding = {"zeros": 0, "border": 1, "reflection": 2}[w.text("padding_mode", "zeros")]
     corners = bool(w.whole("align_corners", 0))
     if w.rank(0) not in (4, 5) or (w.rank(0) == 5 and kind == 2):
         raise w.refuse("over these axes it is not known to whence")
-    return w.do("grid_sampler.default", w(0), w(1), kind, padding, corners)
+    return w(0).grid_sampler(w(1), kind, padding, corners)
 
 
-def _affine_grid(w: Writer) -> Value:
+def _affine_grid(w: Writer) -> Tensor:
     corners = bool(w.whole("align_corners", 0))
-    return w.do("affine_grid_generator.default", w(0), w.integers_of(1), corners)
+    return w(0).affine_grid_generator(w.integers_of(1), corners)
 
 
 KNOWN: dict[str, Writes] = {

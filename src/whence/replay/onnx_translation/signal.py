@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 from whence.replay.onnx_translation.elementwise import stored
-from whence.replay.onnx_translation.writer import Value, Writer, Writes
+from whence.replay.onnx_translation.writer import Writer, Writes
+from whence.replay.program_writing import Tensor
 
 
-def _transform(w: Writer) -> Value:
+def _transform(w: Writer) -> Tensor:
     rank, parts = w.rank(0), w.extent(0, -1)
     inverse, onesided = bool(w.whole("inverse", 0)), bool(w.whole("onesided", 0))
     if w.opset < 20:
@@ -21,18 +22,18 @@ def _transform(w: Writer) -> Value:
     shortened = 2 * (extent - 1) if inverse and onesided else extent
     count = int(w.number_of(1)) if w.has(1) else shortened
     if parts == 2:
-        x = w.do("view_as_complex.default", w.do("contiguous.default", w(0)))
+        x = w(0).contiguous().view_as_complex()
     else:
-        x = w.do("select.int", w(0), -1, 0)
+        x = w(0).select(-1, 0)
     if inverse and onesided:
-        return w.do("unsqueeze.default", w.do("fft_irfft.default", x, count, axis), -1)
+        return x.fft_irfft(count, axis).unsqueeze(-1)
     out = w.do("fft_ifft.default" if inverse else "fft_fft.default", x, count, axis)
     if onesided:
-        out = w.part(out, axis, 0, count // 2 + 1)
-    return w.do("view_as_real.default", out)
+        out = out.part(axis, 0, count // 2 + 1)
+    return out.view_as_real()
 
 
-def _short_time(w: Writer) -> Value:
+def _short_time(w: Writer) -> Tensor:
     """STFT(signal, frame_step, window, frame_length)"""
     step = int(w.number_of(1))
     length = int(w.number_of(3)) if w.has(3) else w.extent(2, 0)
@@ -42,32 +43,32 @@ def _short_time(w: Writer) -> Value:
     if w.rank(0) == 3 and w.extent(0, -1) == 2:
         if onesided:
             raise w.refuse("one side of a complex signal")
-        x = w.do("view_as_complex.default", w.do("contiguous.default", w(0)))
+        x = w(0).contiguous().view_as_complex()
     else:
-        x = w.do("select.int", w(0), -1, 0) if w.rank(0) == 3 else w(0)
-    frames = w.do("unfold.default", x, 1, length, step)
-    frames = w.mul(frames, w(2)) if w.has(2) else frames
-    out = w.do("fft_fft.default", frames, length, -1)
-    out = w.part(out, -1, 0, length // 2 + 1) if onesided else out
-    return w.do("view_as_real.default", out)
+        x = w(0).select(-1, 0) if w.rank(0) == 3 else w(0)
+    frames = x.unfold(1, length, step)
+    frames = frames * w(2) if w.has(2) else frames
+    out = frames.fft_fft(length, -1)
+    out = out.part(-1, 0, length // 2 + 1) if onesided else out
+    return out.view_as_real()
 
 
 def _window(factors: tuple[float, ...]) -> Writes:
     """The sum of cosines of multiples of an angle that goes round once."""
 
-    def write(w: Writer) -> Value:
+    def write(w: Writer) -> Tensor:
         size = int(w.number_of(0))
         steps = size if w.whole("periodic", 1) else size - 1
         dtype = stored(w, w.whole("output_datatype", 1))
         if dtype not in ("float32", "float64") or steps < 1:
             raise w.refuse("of this length or element type it is not known to whence")
-        angle = w.times(w.cast(w.counted(size), dtype), 2 * math.pi / steps)
-        total: Value | None = None
+        angle = w.counted(size).to(dtype) * (2 * math.pi / steps)
+        total: Tensor | None = None
         for k, factor in enumerate(factors[1:], 1):
-            term = w.times(w.do("cos.default", w.times(angle, k)), factor)
-            total = term if total is None else w.add(total, term)
+            term = (angle * k).cos() * factor
+            total = term if total is None else total + term
         assert total is not None
-        return w.plus(total, factors[0])
+        return total + factors[0]
 
     return write
 

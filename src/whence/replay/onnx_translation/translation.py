@@ -9,12 +9,8 @@ shape of a Reshape) are read by the program: it serves only these.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
-import msgspec
-
-from whence import dtypes
 from whence.errors import ReplayRefused
 from whence.records import Program
 from whence.records.marks import Mark, mark
@@ -36,7 +32,8 @@ from whence.replay.onnx_translation import (
     shape,
     signal,
 )
-from whence.replay.onnx_translation.writer import Node, Value, Writer, Writes
+from whence.replay.onnx_translation.writer import UNSIGNED, Node, Writer, Writes
+from whence.replay.program_writing import Tensor
 
 TRANSLATED = mark(Mark.TRANSLATED, "ONNX")
 """The note of a program that was not recorded but made of what the node says."""
@@ -111,46 +108,23 @@ def program(node: Node) -> Program:
         raise ReplayRefused(
             f"{node.op_type}: its attributes make no sense ({type(error).__name__}: {error})"
         ) from error
-    outputs = _outputs(writer, [results] if isinstance(results, dict) else results)
-    read = [o for o in node.inputs if o is not None]
-    taken = [o for o in read if o.slot in writer.params]
-    taken += [o for o in read if o.slot in writer.inputs]
-    base = next((o.dtype for o in taken if dtypes.named(o.dtype).is_floating), "")
-    by_slot = {o.slot: o.dtype for o in read}
-    input_dtypes = tuple(by_slot[slot] for slot in writer.inputs)
-    body = (
-        tuple(writer.operations),
-        tuple(writer.inputs),
-        outputs,
-        tuple(writer.params),
-        base,
-        input_dtypes,
-        tuple(writer.fixed),
-    )
-    digest = hashlib.sha256(msgspec.json.encode(body)).hexdigest()[:32]
-    return Program(
-        digest,
-        body[0],
-        body[1],
-        outputs,
-        body[3],
-        base=base,
-        input_dtypes=input_dtypes,
-        fixed=body[6],
-        inference=True,
-        notes=(TRANSLATED,),
+    return writer.written(
+        _outputs(writer, [results] if isinstance(results, Tensor) else results),
+        {operand.slot: operand.dtype for operand in node.inputs if operand is not None},
+        TRANSLATED,
+        writer.fixed,
     )
 
 
-def _outputs(writer: Writer, results: Sequence[Value | None]) -> tuple[tuple[str, Value], ...]:
+def _outputs(writer: Writer, results: Sequence[Tensor | None]) -> list[tuple[str, Tensor]]:
     """The outputs that the node has, as far as they are known."""
     outputs = []
-    for name, value in zip(writer.node.outputs, results):
-        if name is None or value is None:
+    for result, value in zip(writer.node.outputs, results):
+        if result is None or value is None:
             continue
-        if name.dtype in ("uint16", "uint32", "uint64"):
-            value = writer.cast(value, name.dtype)
-        outputs.append((name.slot, value))
+        if result.dtype in UNSIGNED:
+            value = value.to(result.dtype)
+        outputs.append((result.slot, value))
     if not outputs:
         raise writer.refuse("none of the outputs that it has is known to whence")
-    return tuple(outputs)
+    return outputs

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from whence.replay.onnx_translation.writer import Value, Writer
+from whence.replay.onnx_translation.writer import Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,3 @@ def _same(
         before.append(less if auto == "SAME_UPPER" else more)
         behind.append(more if auto == "SAME_UPPER" else less)
     return before, behind
-
-
-def padded(
-    w: Writer, value: Value, before: Sequence[int], behind: Sequence[int], filled: object = 0
-) -> Value:
-    """The last axes with these pads; negative ones cut off."""
-    if not any([*before, *behind]):
-        return value
-    sides = [n for pair in reversed([*zip(before, behind)]) for n in pair]
-    return w.do("constant_pad_nd.default", value, sides, filled)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,17 +12,14 @@ import numpy as np
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
-from whence.records import Operation
-from whence.records.slots import is_param
+from whence.replay.program_writing import ProgramWriter, Tensor
 
-Value = dict[str, Any]
-"""A tensor of the program, as an operand."""
-Writes = Callable[["Writer"], "Value | Sequence[Value | None]"]
+Writes = Callable[["Writer"], "Tensor | Sequence[Tensor | None]"]
 """Writes one operator; gives its output, or its outputs by position."""
 
 MOST_VALUES = 256
 _MISSING: Any = object()
-_UNSIGNED = ("uint16", "uint32", "uint64")
+UNSIGNED = ("uint16", "uint32", "uint64")
 """Dtypes that torch stores and hardly computes with: int64 takes their place in a program."""
 
 
@@ -40,13 +37,6 @@ class Operand:
     dtype: str
     shape: tuple[int, ...]
     value: Callable[[], Array | None] = _unknown
-
-
-def _finite(value: Any) -> Any:
-    """A number as an argument, which JSON may not be able to hold."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"}
-    return value
 
 
 def _plain(value: Array) -> list[int | float | bool]:
@@ -78,20 +68,17 @@ class Node:
     outputs: Sequence[Result | None]
 
 
-@dataclass(slots=True)
-class Writer:
+class Writer(ProgramWriter):
     """The program of a node as it is written. any_bits: is the result the same for integers whose
-    highest bit is a sign?
+    highest bit is a sign? fixed: as `Program.fixed`.
     """
 
-    node: Node
-    any_bits: bool = False
-    inputs: list[str] = field(default_factory=list)
-    params: list[str] = field(default_factory=list)
-    operations: list[Operation] = field(default_factory=list)
-    fixed: dict[tuple[int, int, int], None] = field(default_factory=dict)
-    _converted: dict[int, Value] = field(default_factory=dict)
-    _guarded: set[int] = field(default_factory=set)
+    def __init__(self, node: Node, *, any_bits: bool = False) -> None:
+        super().__init__()
+        self.node, self.any_bits = node, any_bits
+        self.fixed: dict[tuple[int, int, int], None] = {}
+        self._converted: dict[int, Tensor] = {}
+        self._guarded: set[int] = set()
 
     # ---- what the node reads
 
@@ -116,36 +103,31 @@ class Writer:
         """How many inputs there are, absent ones too."""
         return len(self.node.inputs)
 
-    def raw(self, place: int) -> Value:
+    def raw(self, place: int) -> Tensor:
         """The input as it is."""
         operand = self.operand(place)
         if operand.dtype not in dtypes.DTYPES:
             raise self.refuse(f"its input {place} is of type {operand.dtype[:40] or 'unknown'}")
-        listed = self.params if is_param(operand.slot) else self.inputs
-        if operand.slot not in listed:
-            listed.append(operand.slot)
-        if listed is self.params:
-            return {"param": operand.slot}
-        return {"in": listed.index(operand.slot)}
+        return self.read(operand.slot, operand.dtype)
 
-    def __call__(self, place: int) -> Value:
+    def __call__(self, place: int) -> Tensor:
         """The input as operators take it: unsigned integers of several bytes as int64."""
         dtype = self.operand(place).dtype
-        if dtype not in _UNSIGNED:
+        if dtype not in UNSIGNED:
             return self.raw(place)
         if dtype == "uint64" and not self.any_bits:
             raise self.refuse("torch does not compute with uint64")
         if place not in self._converted:
-            self._converted[place] = self.cast(self.raw(place), "int64")
+            self._converted[place] = self.raw(place).to("int64")
         return self._converted[place]
 
-    def optional(self, place: int) -> Value | None:
+    def optional(self, place: int) -> Tensor | None:
         return self(place) if self.has(place) else None
 
     def dtype(self, place: int) -> str:
         """The dtype in which the program has this input."""
         dtype = self.operand(place).dtype
-        return "int64" if dtype in _UNSIGNED else dtype
+        return "int64" if dtype in UNSIGNED else dtype
 
     def is_float(self, place: int) -> bool:
         return dtypes.named(self.dtype(place)).is_floating
@@ -161,9 +143,9 @@ class Writer:
         """One extent of an input, which becomes the one that the program serves."""
         operand = self.operand(place)
         axis = self.axis(axis, len(operand.shape))
-        value = self.raw(place)
-        if "in" in value:
-            self.fixed[value["in"], axis, operand.shape[axis]] = None
+        read = self.raw(place).operand
+        if "in" in read:
+            self.fixed[read["in"], axis, operand.shape[axis]] = None
         return operand.shape[axis]
 
     def axis(self, axis: int, rank: int) -> int:
@@ -190,13 +172,12 @@ class Writer:
             self._guard(self(place), value)
         return value
 
-    def _guard(self, tensor: Value, value: Array) -> None:
-        flat = self.do("reshape.default", tensor, [value.size]) if value.ndim > 1 else tensor
+    def _guard(self, tensor: Tensor, value: Array) -> None:
+        flat = tensor.reshape([value.size]) if value.ndim > 1 else tensor
         for i, element in enumerate(_plain(value)):
             if isinstance(element, float) and not np.isfinite(element):
                 raise self.refuse("an element that says what it does is not finite")
-            one = self.do("select.int", flat, 0, i) if value.ndim else flat
-            self.do("item.default", one, guard=element)
+            (flat.select(0, i) if value.ndim else flat).item(guard=element)
 
     def integers_of(self, place: int) -> list[int]:
         return [int(element) for element in self.elements(place).reshape(-1)]
@@ -255,62 +236,14 @@ class Writer:
             raise self.refuse(f"its output {place} is not known")
         return result
 
-    # ---- operators
+    # ---- tensors
 
-    def do(self, name: str, *args: Any, guard: float | bool | None = None, **kwargs: Any) -> Value:
-        """One aten operation; the value is its first result."""
-        args = tuple(map(_finite, args))
-        self.operations.append(Operation(f"aten.{name}", args, kwargs, guard))
-        return {"op": [len(self.operations) - 1, 0]}
+    def where(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return self.do("where", condition, a, b)
 
-    def several(self, name: str, count: int, *args: Any, **kwargs: Any) -> list[Value]:
-        """One aten operation of several results."""
-        self.do(name, *args, **kwargs)
-        return [{"op": [len(self.operations) - 1, i]} for i in range(count)]
+    def scalar(self, number: Any, dtype: str) -> Tensor:
+        return self.do("scalar_tensor", number, dtype=dtype)
 
-    def cast(self, value: Value, dtype: str) -> Value:
-        return self.do("to.dtype", value, {"dtype": dtype})
-
-    def add(self, a: Value, b: Value) -> Value:
-        return self.do("add.Tensor", a, b)
-
-    def sub(self, a: Value, b: Value) -> Value:
-        return self.do("sub.Tensor", a, b)
-
-    def mul(self, a: Value, b: Value) -> Value:
-        return self.do("mul.Tensor", a, b)
-
-    def div(self, a: Value, b: Value) -> Value:
-        return self.do("div.Tensor", a, b)
-
-    def times(self, value: Value, factor: float) -> Value:
-        return value if factor == 1 else self.do("mul.Scalar", value, factor)
-
-    def plus(self, value: Value, number: float) -> Value:
-        return value if number == 0 else self.do("add.Scalar", value, number)
-
-    def matmul(self, a: Value, b: Value) -> Value:
-        return self.do("matmul.default", a, b)
-
-    def reshape(self, value: Value, shape: Sequence[Any]) -> Value:
-        return self.do("reshape.default", value, list(shape))
-
-    def permute(self, value: Value, axes: Sequence[int]) -> Value:
-        return self.do("permute.default", value, list(axes))
-
-    def part(self, value: Value, axis: int, start: int, end: int, step: int = 1) -> Value:
-        return self.do("slice.Tensor", value, axis, start, end, step)
-
-    def where(self, condition: Value, a: Value, b: Value) -> Value:
-        return self.do("where.self", condition, a, b)
-
-    def scalar(self, number: float, dtype: str) -> Value:
-        return self.do("scalar_tensor.default", number, dtype={"dtype": dtype})
-
-    def counted(self, count: int, dtype: str = "int64") -> Value:
+    def counted(self, count: int, dtype: str = "int64") -> Tensor:
         """0, 1, ... as a tensor."""
-        return self.do("arange.default", count, dtype={"dtype": dtype})
-
-    def along(self, value: Value, rank: int, axis: int) -> Value:
-        """A vector laid along one of so many axes."""
-        return self.reshape(value, [-1 if a == axis else 1 for a in range(rank)])
+        return self.do("arange", count, dtype=dtype)
