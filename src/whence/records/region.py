@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from whence.records.run import Call, Run
 from whence.records.slots import is_own_input, is_read, is_written
 
@@ -44,6 +46,15 @@ def children(calls: Sequence[Call]) -> dict[int, list[int]]:
     for call in sorted(calls, key=lambda c: c.order):
         table.setdefault(call.parent, []).append(call.id)
     return table
+
+
+def renumbered(calls: Sequence[Call]) -> list[Call]:
+    """Some of the calls of a run with ids by their place; one whose parent is gone has none."""
+    places = {call.id: place for place, call in enumerate(calls)}
+    return [
+        msgspec.structs.replace(call, id=place, parent=places.get(call.parent, -1))
+        for place, call in enumerate(calls)
+    ]
 
 
 def regions(calls: Sequence[Call]) -> Iterator[Region]:

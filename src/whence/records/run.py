@@ -179,14 +179,17 @@ class Call(Described, msgspec.Struct, frozen=True, tag="call", tag_field="t", om
     gradients: tuple[str, ...] = ()
 
     @property
+    def module_name(self) -> str:
+        """The scope of its module, the root's name for the root itself."""
+        return self.scope or self.root
+
+    @property
     def name(self) -> str:
-        """What a call is named by: the scope of its module, the root's name for the root itself. Of
-        a part of a training step that is no call of a module (a loss, a sum of gradients, the step
-        of one parameter) what it is, behind a slash.
+        """What a call is named by: its module. Of a part of a training step that is no call of a
+        module (a loss, a sum of gradients, the step of one parameter) what it is, behind a slash.
         """
-        whole = self.scope or self.root
         is_part = self.kind == "module" and self.op and self.forward < 0
-        return f"{whole}/{self.op}" if is_part else whole
+        return f"{self.module_name}/{self.op}" if is_part else self.module_name
 
     def slots(self, kind: str) -> tuple[Ref, ...]:
         """References whose slot is of `kind` ("input", "output", "param", "mutated", "grad"), in

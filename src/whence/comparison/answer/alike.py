@@ -37,14 +37,14 @@ def alike(paired: PairedRuns, per_call: Mapping[int, str]) -> tuple[Alike, ...]:
             if key in tensors or is_param(slot.reference_slot):
                 continue
             for elements, words in _unlike(paired, slot):
-                name = call.scope or call.root
+                name = call.module_name
                 tensors[key] = Alike(name, slot.reference_slot, call.step, elements, words)
     for returned in reshaped(paired):
         slot = returned.slot
         call = paired.calls[paired.plan.pairs[returned.pair].reference]
         elements = paired.reference.records[slot.reference_record].count
         tensors[slot.reference_record, slot.target_record] = Alike(
-            call.scope or call.root,
+            call.module_name,
             slot.reference_slot,
             call.step,
             elements,

@@ -119,7 +119,7 @@ def _notes(
         *context.root_inputs.notes,
         *context.positions.notes(),
         *loss_scale.notes(verdicts, paired),
-        *indices.notes(verdicts, [call.scope or call.root for call in calls]),
+        *indices.notes(verdicts, [call.module_name for call in calls]),
         *context.prepared.notes(),
         *context.errors.declared.ledger.notes(),
         *compiled_kernels.notes(paired, replays),

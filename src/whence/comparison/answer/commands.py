@@ -36,6 +36,15 @@ class AnsweredRuns:
     def runs(self) -> tuple[Run, Run]:
         return self.reference, self.target
 
+    @property
+    def paths(self) -> tuple[str, str]:
+        return self.reference.path, self.target.path
+
+    @property
+    def first_calls(self) -> tuple[Call, Call] | None:
+        """The calls of the first finding, as `calls_of` has them."""
+        return self.calls_of(self.first.pair) if self.first is not None else None
+
     def calls_of(self, pair: int) -> tuple[Call, Call] | None:
         """The calls of a pair, where they are calls of the runs as they were read.
 
@@ -59,8 +68,7 @@ def is_inside(answer: AnsweredRuns) -> bool:
     """Is the first finding about a call that another one made, so that its outputs can be put in
     place of the target's?
     """
-    first = answer.first
-    calls = answer.calls_of(first.pair) if first is not None else None
+    calls = answer.first_calls
     return calls is not None and calls[1].parent != -1
 
 
@@ -69,10 +77,19 @@ def have_inputs(answer: AnsweredRuns) -> bool:
     return all(any(is_input(r.slot) for c in run.calls for r in c.refs) for run in answer.runs)
 
 
-def shown_as(call: Call) -> str:
-    """What `whence show` takes for a call: a name of digits would be a number of the tree."""
-    name = call.scope or call.root
-    return call.number if name.replace("_", "").isdigit() and call.number else name
+def command(
+    words: Sequence[str], decides: str, *, fill_in: bool = False, takes_comparison: bool = False
+) -> NextStep:
+    """A command of whence."""
+    line = shlex.join(["whence", *words])
+    return NextStep(line, decides, fill_in=fill_in, takes_comparison=takes_comparison)
+
+
+def shown(run: Run, call: Call, slot: str, decides: str) -> NextStep:
+    """`whence show` of a tensor of a call. A name of digits would be a number of the tree."""
+    name = call.module_name
+    is_number = call.number and name.replace("_", "").isdigit()
+    return command(["show", run.path, f"{call.number if is_number else name}:{slot}"], decides)
 
 
 def can_be_rerun(run: Run) -> bool:
@@ -109,7 +126,7 @@ def captured(
     options: tuple[str, ...],
     paths: Sequence[str],
     decides: str,
-    command: str = "compare",
+    verb: str = "compare",
 ) -> NextStep:
     """Both programs captured with these options into these folders, and compared: by a command of
     whence that takes two runs.
@@ -119,7 +136,7 @@ def captured(
         with_command(run, ("whence", "run", *options, "-o", output), "")
         for run, output in zip(answer.runs, outputs, strict=True)
     ]
-    commands = [*(step.command for step in captures), shlex.join(["whence", command, *outputs])]
+    commands = [*(step.command for step in captures), shlex.join(["whence", verb, *outputs])]
     return NextStep(" && ".join(commands), decides, any(step.fill_in for step in captures))
 
 

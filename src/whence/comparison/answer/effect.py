@@ -122,7 +122,7 @@ def _with_worst(
         result,
         error=size if math.isfinite(size) else None,
         from_statistics=measured.values.get("rel_l2") is None,
-        name=worst.call.scope or worst.call.root,
+        name=worst.call.module_name,
         slot=worst.slot.reference_slot,
         step=worst.call.step,
         rank=worst.call.rank,

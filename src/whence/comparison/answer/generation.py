@@ -314,7 +314,7 @@ class _Reach:
     def name(self, pair: int) -> str:
         """Name of a pair's call."""
         call = self._calls[self._pairs[pair].reference]
-        return call.scope or call.root
+        return call.module_name
 
 
 def _faulty(result: Comparison, reach: _Reach) -> set[tuple[str, int]]:

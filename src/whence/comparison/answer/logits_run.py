@@ -118,7 +118,7 @@ class LogitsRun:
         self.records: Sequence[Record] = records
         self._arrays: list[Array | None] = []
         first = next(iter(side.values())).call
-        root = first.scope or first.root
+        root = first.module_name
         self.notes = [*self.notes, *_notes_of_maker(run, next(iter(side.values())))]
         self.is_narrow, self.says_precision = False, bool(align.settings_of(run))
         for rank, token in sorted(side):

@@ -19,13 +19,14 @@ from whence.comparison.answer.commands import (
     can_be_typed,
     captured,
     captured_again,
+    command,
     free,
     have_inputs,
     is_inside,
     is_of_engine,
     is_of_operators,
     name_of,
-    shown_as,
+    shown,
     with_command,
 )
 from whence.comparison.verdicts.after_steps import AFTER_STEP
@@ -73,8 +74,8 @@ def _reproduce(answer: AnsweredRuns) -> Iterator[NextStep]:
     first = answer.first
     if first is None or first.evidence != Evidence.REPLAY or not _can_run_again(answer, first):
         return
-    yield NextStep(
-        shlex.join(["whence", "repro", "-o", free("repro")]),
+    yield command(
+        ["repro", "-o", free("repro")],
         f"one script that runs {name_of(first.name)} ({first.op_type}) alone: fails as the target "
         "ran it, passes as the reference did",
         takes_comparison=True,
@@ -104,8 +105,7 @@ def _look_at_parameter(answer: AnsweredRuns) -> Iterator[NextStep]:
     if calls is None or any(all(r.slot != first.slot for r in call.refs) for call in calls):
         return
     for side, run, call in zip(SIDES, answer.runs, calls, strict=True):
-        command = ["whence", "show", run.path, f"{shown_as(call)}:{first.slot}"]
-        yield NextStep(shlex.join(command), f"the parameter as the {side} has it")
+        yield shown(run, call, first.slot, f"the parameter as the {side} has it")
 
 
 def _see_elements(answer: AnsweredRuns) -> Iterator[NextStep]:
@@ -138,8 +138,7 @@ def _is_parameter(finding: Finding | None) -> bool:
 
 def _is_compiled(answer: AnsweredRuns) -> bool:
     """Does the target hide what the first finding's call called, and the reference not?"""
-    first = answer.first
-    calls = answer.calls_of(first.pair) if first is not None else None
+    calls = answer.first_calls
     return calls is not None and bool(hidden_inside(calls[1])) and not hidden_inside(calls[0])
 
 
@@ -174,8 +173,8 @@ def _explain_outputs(answer: AnsweredRuns) -> Iterator[NextStep]:
     if not any(finding.is_of_module for finding in answer.result.findings):
         return
     what = "each finding" if len(answer.result.findings) > 1 else "this finding"
-    yield NextStep(
-        "whence locate",
+    yield command(
+        ["locate"],
         f"runs the target again, to say how much of the error at the outputs {what} explains",
         takes_comparison=True,
     )
@@ -183,16 +182,16 @@ def _explain_outputs(answer: AnsweredRuns) -> Iterator[NextStep]:
 
 def _trace(answer: AnsweredRuns) -> Iterator[NextStep]:
     if answer.result.origin is not None:
-        yield NextStep(
-            "whence trace",
+        yield command(
+            ["trace"],
             "the way of the error, operator by operator, back to where it begins",
             takes_comparison=True,
         )
 
 
 def _draw(answer: AnsweredRuns) -> Iterator[NextStep]:
-    yield NextStep(
-        shlex.join(["whence", "report", "-o", free("report.html")]),
+    yield command(
+        ["report", "-o", free("report.html")],
         "a page that shows the error along the run, every call and tensor",
         takes_comparison=True,
     )
@@ -204,14 +203,13 @@ def _draw(answer: AnsweredRuns) -> Iterator[NextStep]:
 def _pair_otherwise(answer: AnsweredRuns) -> Iterator[NextStep]:
     if answer.result.coverage.paired:
         return
-    runs = [run.path for run in answer.runs]
     if _agree_line_by_line(answer):
-        yield NextStep(
-            shlex.join(["whence", "compare", *runs, "--match", "order"]),
+        yield command(
+            ["compare", *answer.paths, "--match", "order"],
             "pairs the calls line by line, whatever their names",
         )
-    yield NextStep(
-        shlex.join(["whence", "align", *runs, "-o", free("map.yaml")]),
+    yield command(
+        ["align", *answer.paths, "-o", free("map.yaml")],
         "writes what could be paired as a map to correct, for --map",
     )
 
@@ -261,8 +259,7 @@ def _look_at_inputs(answer: AnsweredRuns) -> Iterator[NextStep]:
             continue
         slots = row.reference_slot, row.target_slot
         for side, run, call, slot in zip(SIDES, answer.runs, calls, slots, strict=True):
-            words = ["whence", "show", run.path, f"{shown_as(call)}:{slot}"]
-            yield NextStep(shlex.join(words), f"what the {side} was given")
+            yield shown(run, call, slot, f"what the {side} was given")
         return
 
 
@@ -302,7 +299,6 @@ def _bring_model(answer: AnsweredRuns) -> Iterator[NextStep]:
         or any(map(is_of_engine, answer.runs))
     ):
         return
-    command = ["whence", "compare", *(run.path for run in answer.runs)]
     if not any(run.programs for run in answer.runs) and are_captures(answer):
         yield captured_again(
             answer,
@@ -310,8 +306,8 @@ def _bring_model(answer: AnsweredRuns) -> Iterator[NextStep]:
             "replays every operator of the reference on the target's inputs",
         )
         return
-    yield NextStep(
-        shlex.join([*command, "--model", "MODULE:FACTORY"]),
+    yield command(
+        ["compare", *answer.paths, "--model", "MODULE:FACTORY"],
         "replays calls without a recorded program by the reference's own modules",
         fill_in=True,
     )
@@ -373,21 +369,19 @@ def _bring_third(answer: AnsweredRuns) -> Iterator[NextStep]:
         return
     if not result.coverage.root_outputs_measured:
         return
-    command = ["whence", "compare", *(run.path for run in answer.runs), "--third", "RUN_IN_FLOAT64"]
-    yield NextStep(
-        shlex.join(command),
+    yield command(
+        ["compare", *answer.paths, "--third", "RUN_IN_FLOAT64"],
         "which of both is nearer to the reference in higher precision",
         fill_in=True,
     )
 
 
 def _show_plan(answer: AnsweredRuns) -> Iterator[NextStep]:
-    runs = [run.path for run in answer.runs]
     if answer.result.inputs_differ:
         return
     if answer.result.unmatched or not answer.result.coverage.root_outputs_measured:
-        yield NextStep(
-            shlex.join(["whence", "compare", *runs, "--plan"]),
+        yield command(
+            ["compare", *answer.paths, "--plan"],
             "which calls and tensors are paired, by which rule, and which are not",
         )
 

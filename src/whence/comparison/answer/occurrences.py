@@ -38,7 +38,7 @@ def counted(
         if not call.leaf or has_mark(call, Mark.PUT_TOGETHER):
             continue
         occurrence, differs = _occurrence(paired, call, per_call)
-        for key in (("type", call.op_type or call.scope), ("name", call.scope or call.root)):
+        for key in (("type", call.op_type or call.scope), ("name", call.module_name)):
             rows.setdefault(key, []).append((occurrence, differs, call.id in significant))
     table = tuple(_row(by, name, listed) for (by, name), listed in rows.items())
     by_type = [row for row in table if row.by == "type"]
@@ -82,7 +82,7 @@ def _occurrence(
     if not measured:
         return None, False
     worst = max((m.values.get("rel_l2") or 0.0 for m in measured), default=0.0)
-    name = call.scope or call.root
+    name = call.module_name
     verdict = per_call.get(call.id, "")
     return Occurrence(0, call.id, name, call.op_type, call.step, verdict, worst), not all(
         m.identical for m in measured

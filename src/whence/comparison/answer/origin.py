@@ -156,7 +156,7 @@ class OriginTracer:
             steps.append(
                 TracedStep(
                     current.id,
-                    current.scope or current.root,
+                    current.module_name,
                     current.op_type,
                     current.occurrence,
                     current.step,
@@ -202,7 +202,7 @@ class OriginTracer:
         out = []
         for ref in (*call.slots("input"), *call.slots("param")):
             maker = self.maker(call, ref) if is_input(ref.slot) else None
-            name = maker.scope or maker.root if maker is not None else split_slot(ref.slot)[1]
+            name = maker.module_name if maker is not None else split_slot(ref.slot)[1]
             measured = self.flow.measured.get((index, ref.slot)) if index is not None else None
             out.append(
                 TracedInput(

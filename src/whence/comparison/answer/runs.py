@@ -27,7 +27,7 @@ def capture_notes(side: str, run: Run, calls: Sequence[Call]) -> list[str]:
     if raised is not None:
         message = " ".join(raised.error.split())
         out.append(
-            f"{raised.scope or raised.root} raised in step {raised.step}: "
+            f"{raised.module_name} raised in step {raised.step}: "
             f"{message[:_MAX_ERROR_TEXT]}{'...' if message[_MAX_ERROR_TEXT:] else ''}"
         )
     out += changed(run)

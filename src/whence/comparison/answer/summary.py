@@ -106,7 +106,7 @@ def first_difference(paired: PairedRuns, per_call: Mapping[int, str]) -> dict[st
         if verdict == VerdictKind.INHERITED and call.parent == -1:
             continue
         return {
-            "name": call.scope or call.root,
+            "name": call.module_name,
             "op_type": call.op_type,
             "step": call.step,
             "rank": call.rank,
@@ -158,7 +158,7 @@ def _about(paired: PairedRuns, index: int, slot: str = "", why: str = "") -> Und
     call, partner = paired.calls[pair.reference], paired.target.calls[pair.target]
     line = of_call(paired.target, paired.target_kids, partner)
     return Undecided(
-        call.scope or call.root,
+        call.module_name,
         call.op_type,
         slot,
         call.step,
@@ -214,7 +214,7 @@ def unmeasured(errors: PairErrors) -> dict[tuple[int, int], str]:
                 paired.reference.records[key[0]].count
                 and errors.of(SlotPair("", "", *key)).value is None
             ):
-                tensors[key] = f"{call.scope or call.root} {slot.reference_slot}"
+                tensors[key] = f"{call.module_name} {slot.reference_slot}"
     return tensors
 
 
@@ -222,7 +222,7 @@ def rows(paired: PairedRuns, third: ThirdRunJudge, per_call: Mapping[int, str]) 
     """A row of the report for every pair of tensors."""
     for index, pair in enumerate(paired.plan.pairs):
         call, verdict = paired.calls[pair.reference], per_call.get(pair.reference, "")
-        name = call.scope or call.root
+        name = call.module_name
         for slot in pair.slots:
             key = slot.reference_record, slot.target_record
             a, b = paired.reference.records[key[0]], paired.shown.records[key[1]]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from whence.records import Call, Over, Run
+from whence.records import Call, Over, Run, renumbered
 
 
 def plain(reference: Run, target: Run) -> tuple[Run, Run, tuple[str, ...]]:
@@ -49,11 +49,7 @@ def _without(run: Run) -> Run:
     others = [call for call in run.calls if call.kind != "label" or "at" not in call.arguments]
     if len(others) == len(run.calls):
         return run
-    places = {call.id: place for place, call in enumerate(others)}
-    calls = [
-        msgspec.structs.replace(c, id=places[c.id], parent=places.get(c.parent, -1)) for c in others
-    ]
-    return Over(run, calls)
+    return Over(run, renumbered(others))
 
 
 def _renamed(run: Run, sides: bool) -> Run:

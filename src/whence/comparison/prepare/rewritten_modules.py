@@ -18,7 +18,7 @@ from whence import align
 from whence.comparison.prepare.earlier_tensors import Writers
 from whence.display import listed
 from whence.errors import ReplayRefused
-from whence.records import Call, Over, Program, Ref, Run, children
+from whence.records import Call, Over, Program, Ref, Run, children, renumbered
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_output, is_param, is_read
 from whence.replay.composed import compose
@@ -187,12 +187,7 @@ def folded(run: Run, sites: Collection[Site]) -> Run:
         dropped |= {c.id for c in group[1:]}
         changed[group[0].id] = _one_call(run, group)
     remaining = [changed.get(c.id, c) for c in run.calls if c.id not in dropped]
-    number = {c.id: i for i, c in enumerate(remaining)}
-    calls = [
-        msgspec.structs.replace(c, id=number[c.id], parent=number.get(c.parent, -1))
-        for c in remaining
-    ]
-    return Folded(run, calls, programs, sites)
+    return Folded(run, renumbered(remaining), programs, sites)
 
 
 def _backward_of(run: Run, sites: Collection[Site]) -> list[list[Call]]:

@@ -12,7 +12,7 @@ import msgspec
 
 from whence.comparison.prepare.loss_program import LossNotMoved
 from whence.comparison.prepare.training_calls import TrainingCalls, models_of
-from whence.records import Call, Over, Ref, Run
+from whence.records import Call, Over, Ref, Run, renumbered
 from whence.records.slots import is_input, is_output, is_param
 from whence.records.training import GRADIENTS, LOSS
 
@@ -111,12 +111,7 @@ def without_wrapper(run: Run, root: str) -> Unwrapped:
         gone |= {wrapper.id, *(part.id for part in training.parts(wrapper))}
         models[inner.id] = _as_root(inner, wrapper)
     remaining = [models.get(call.id, call) for call in run.calls if call.id not in gone]
-    number = {call.id: place for place, call in enumerate(remaining)}
-    calls = [
-        msgspec.structs.replace(call, id=place, parent=number.get(call.parent, -1))
-        for place, call in enumerate(remaining)
-    ]
-    return Unwrapped(run, calls, root)
+    return Unwrapped(run, renumbered(remaining), root)
 
 
 def _check(training: TrainingCalls, wrapper: Call, inner: Call) -> None:

@@ -31,11 +31,11 @@ def write_modules(run: Run, folder: Folder, calls: Sequence[Call]) -> None:
     groups: dict[Any, list[Call]] = {}
     for call in calls:
         if call.error:
-            folder.leave_out("it raised", call.scope or call.root)
+            folder.leave_out("it raised", call.module_name)
         elif not call.program or call.program not in run.programs:
             folder.leave_out(
                 f"no program: {comment_text(call.no_program) or 'none was recorded'}",
-                call.scope or call.root,
+                call.module_name,
             )
         else:
             forms = tuple((r.slot, *_form(run, r.record)) for r in call.refs if is_read(r.slot))
@@ -45,7 +45,7 @@ def write_modules(run: Run, folder: Folder, calls: Sequence[Call]) -> None:
         try:
             _write_module(run, run.programs[first.program], members, folder)
         except ReplayRefused as reason:
-            folder.leave_out(str(reason), first.scope or first.root)
+            folder.leave_out(str(reason), first.module_name)
 
 
 def _form(run: Run, record: int) -> tuple[Any, ...]:
@@ -87,7 +87,7 @@ def _write_module(run: Run, program: Program, members: Sequence[Call], folder: F
     file = f"test_{base}"
     scopes: dict[str, int] = {}
     for call in members:
-        scopes[call.scope or call.root] = scopes.get(call.scope or call.root, 0) + 1
+        scopes[call.module_name] = scopes.get(call.module_name, 0) + 1
     note = origin_note(len(members), scopes, members[0].source)
     keywords = [f"{name}={text}," for name, text in tensors.items()]
     head = [repr(plain_text(members[0].scope or members[0].root)), "run"]

@@ -8,12 +8,8 @@ from typing import Any
 
 import torch
 
-_STORED = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64",
-    "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "uint16": "U16",
-    "uint32": "U32", "uint64": "U64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-    "complex64": "C64", "complex128": "C128",
-}  # fmt: skip
+from whence import dtypes
+from whence.frameworks.torch_arrays import canonical
 
 
 def save(tensors: Mapping[str, Any]) -> bytes:
@@ -54,7 +50,7 @@ def save(tensors: Mapping[str, Any]) -> bytes:
     header: dict[str, Any] = {"__metadata__": {"layouts": json.dumps(layouts)}}
     chunks, offset = [], 0
     for name, tensor in stored_tensors.items():
-        raw = _bytes(tensor)
+        raw = canonical(tensor).tobytes()
         header[name] = {
             "dtype": stored(str(tensor.dtype)[6:]),
             "shape": list(tensor.shape),
@@ -67,11 +63,5 @@ def save(tensors: Mapping[str, Any]) -> bytes:
     return len(text).to_bytes(8, "little") + text + b"".join(chunks)
 
 
-def _bytes(tensor: Any) -> bytes:
-    from whence.frameworks.torch_arrays import canonical
-
-    return canonical(tensor).tobytes()
-
-
 def stored(dtype: str) -> str:
-    return _STORED.get(dtype, dtype.upper())
+    return "C128" if dtype == "complex128" else dtypes.named(dtype).safetensors

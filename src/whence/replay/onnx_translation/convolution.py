@@ -56,8 +56,9 @@ def _channels_last(w: Writer) -> Tensor:
 
 
 def _finished(w: Writer, out: Tensor) -> Tensor:
-    out = out + w(3) if w.has(3) else out
-    return activated(w, out, w.text("activation", ""), w.attribute("activation_params", ()))
+    return activated(
+        w, w.plus(out, 3), w.text("activation", ""), w.attribute("activation_params", ())
+    )
 
 
 def _conv_transpose(w: Writer) -> Tensor:

@@ -8,30 +8,14 @@ from whence.replay.onnx_translation.writer import Writer, Writes
 from whence.replay.program_writing import Tensor
 
 
-def _summed(w: Writer, places: tuple[int, ...]) -> Tensor:
-    """The sum of what is there of these inputs."""
-    value = w(places[0])
-    for place in places[1:]:
-        value = value + w(place) if w.has(place) else value
-    return value
-
-
-def _bias_gelu(w: Writer) -> Tensor:
-    return (w(0) + w(1)).gelu(approximate="none")
-
-
-def _fast_gelu(w: Writer) -> Tensor:
-    return _summed(w, (0, 1)).gelu(approximate="tanh")
-
-
 def _skip_layer_norm(w: Writer) -> list[Tensor | None]:
-    total = _summed(w, (0, 1, 4))
+    total = w.plus(w(0), 1, 4)
     found = layer_norm(w, total, w.dtype(0), w.shape(0)[-1:], w(2), w.optional(3))
     return [*found, total]
 
 
 def _skip_rms_norm(w: Writer) -> list[Tensor | None]:
-    total = _summed(w, (0, 1, 3))
+    total = w.plus(w(0), 1, 3)
     out, inverse = rms_norm(w, total, w.dtype(0), [w.rank(0) - 1], w(2))
     return [out, None, inverse, total]
 
@@ -57,17 +41,13 @@ def _embedded_norm(w: Writer) -> list[Tensor | None]:
     return [norm, kept, total]
 
 
-def _swiglu(w: Writer) -> Tensor:
-    return swish(w(0), w.number("alpha", 1.0)) * w(1)
-
-
 KNOWN: dict[str, Writes] = {
     "com.microsoft.Gelu": lambda w: w(0).gelu(approximate="none"),
-    "com.microsoft.BiasGelu": _bias_gelu,
-    "com.microsoft.FastGelu": _fast_gelu,
+    "com.microsoft.BiasGelu": lambda w: (w(0) + w(1)).gelu(approximate="none"),
+    "com.microsoft.FastGelu": lambda w: w.plus(w(0), 1).gelu(approximate="tanh"),
     "com.microsoft.QuickGelu": lambda w: swish(w(0), w.number("alpha", 1.702)),
     "com.microsoft.SkipLayerNormalization": _skip_layer_norm,
     "com.microsoft.SkipSimplifiedLayerNormalization": _skip_rms_norm,
     "com.microsoft.EmbedLayerNormalization": _embedded_norm,
-    "SwiGLU": _swiglu,
+    "SwiGLU": lambda w: swish(w(0), w.number("alpha", 1.0)) * w(1),
 }

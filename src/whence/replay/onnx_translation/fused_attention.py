@@ -52,9 +52,7 @@ def _fused_attention(w: Writer) -> list[Tensor | None]:
     """Attention(input, weights, bias, mask_index, past, attention_bias, past_sequence_length)"""
     if w.has(6):
         raise w.refuse("with a shared buffer it is not known to whence")
-    projected = w(0) @ w(1)
-    projected = projected + w(2) if w.has(2) else projected
-    return _projected(w, projected, mask=3, past=4, bias=5)
+    return _projected(w, w.plus(w(0) @ w(1), 2), mask=3, past=4, bias=5)
 
 
 def _coded_attention(w: Writer) -> list[Tensor | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from whence import dtypes
 from whence.replay.onnx_translation.windows import Windows, windows
@@ -73,8 +74,7 @@ def _numbers(
     for axis in range(len(extents)) if columns else reversed(range(len(extents))):
         factors[axis], own = own, own * extents[axis]
     for axis in reversed(range(len(extents))):
-        along = index.div(inner, rounding_mode="floor")
-        along = along % spans[axis] - window.before[axis]
+        along = index.div(inner, rounding_mode="floor") % spans[axis] - window.before[axis]
         along = along * factors[axis]
         number = along if number is None else number + along
         inner *= spans[axis]
@@ -121,14 +121,8 @@ def pooled_mean(
     ones = w.do("ones", [1, 1, *extents], dtype=dtype)
     if with_pads:  # what lies behind the pads does not count
         ones = ones.padded(window.before, window.behind, 1)
-        rest = Windows(
-            window.kernel,
-            window.strides,
-            window.dilations,
-            (0,) * len(ends),
-            (0,) * len(ends),
-            window.ceiled,
-        )
+        nothing = (0,) * len(ends)
+        rest = replace(window, before=nothing, behind=nothing)
         return total / summed(ones, rest, [e - b for e, b in zip(ends, window.behind)])
     return total / summed(ones, window, ends)
 
@@ -141,20 +135,16 @@ def _lp_pool(w: Writer) -> Tensor:
     p, extents = w.number("p", 2), w.shape(0)[2:]
     found = windows(w, extents)
     ends = _ends(w, found, extents, w.made().shape[2:])
-    size = w(0).abs()
-    total = summed(size**p, found, ends)
-    return total ** (1 / p)
+    return summed(w(0).abs() ** p, found, ends) ** (1 / p)
 
 
 def _global(name: str) -> Writes:
-    return lambda w: w.do(name, w(0), list(range(2, w.rank(0))), True)
+    return lambda w: w.do(name, w(0), range(2, w.rank(0)), True)
 
 
 def _global_lp(w: Writer) -> Tensor:
     p = w.number("p", 2)
-    powers = w(0).abs() ** p
-    total = powers.sum(list(range(2, w.rank(0))), True)
-    return total ** (1 / p)
+    return (w(0).abs() ** p).sum(range(2, w.rank(0)), True) ** (1 / p)
 
 
 def _max_unpool(w: Writer) -> Tensor:

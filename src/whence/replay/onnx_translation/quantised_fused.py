@@ -90,22 +90,18 @@ def _gemm(w: Writer) -> Tensor:
     return _made(w, value, 7, w.operand(0).dtype) if w.has(7) else value
 
 
-def _with_bias(w: Writer, value: Tensor, place: int) -> Tensor:
-    return value + w(place) if w.has(place) else value
-
-
 def _to_float(w: Writer) -> Tensor:
     a_zero = _zero(w, 4)
     b_zero = along_columns(w, 5, w.rank(1)) if w.has(5) else None
     total = product(w(0), a_zero, w(1), b_zero)
     scale = _one(w, 2) * along_columns(w, 3, w.rank(1))
-    return _with_bias(w, total.to("float32") * scale, 6)
+    return w.plus(total.to("float32") * scale, 6)
 
 
 def _dynamic_product(w: Writer) -> Tensor:
     zero = along_columns(w, 3, w.rank(1)) if w.has(3) else w.scalar(0, "int32")
     value = coded_product(w, w(0), w(1), along_columns(w, 2, w.rank(1)), zero)
-    return _with_bias(w, value, 4)
+    return w.plus(value, 4)
 
 
 def _unpacked(w: Writer, packed: Tensor, bits: int, shape: list[int]) -> Tensor:
@@ -144,7 +140,7 @@ def _packed_product(w: Writer) -> Tensor:
         value = value - float(1 << bits - 1)
     value = value * w(2).reshape([rows, blocks, 1])
     weight = value.reshape([rows, blocks * block]).part(1, 0, columns)
-    return _with_bias(w, w(0) @ weight.t(), 5)
+    return w.plus(w(0) @ weight.t(), 5)
 
 
 KNOWN: dict[str, Writes] = {

@@ -238,6 +238,12 @@ class Writer(ProgramWriter):
 
     # ---- tensors
 
+    def plus(self, value: Tensor, *places: int) -> Tensor:
+        """The value plus what is there of these inputs."""
+        for place in places:
+            value = value + self(place) if self.has(place) else value
+        return value
+
     def where(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return self.do("where", condition, a, b)
 

@@ -205,13 +205,8 @@ def _as_returned(func: Any, outputs: list[Any]) -> Any:
     return outputs[0] if len(func._schema.returns) == 1 else tuple(outputs)
 
 
-_CONTRACTIONS = words("""
-    mm bmm addmm baddbmm mv addmv dot linear matmul einsum _int_mm _scaled_mm
-""")
-
 _SUMS = words("""
-    sum mean norm var std prod softmax logsumexp trace loss embedding_dense dist index_add
-    scatter_add
+    norm softmax loss embedding_dense dist index_add scatter_add conv
 """)
 
 
@@ -219,51 +214,23 @@ def reduction_length(base: str, named: Mapping[str, Any]) -> int:
     """About how many terms one element of the operator's result is summed from; 1 when it does not
     sum.
     """
+    is_backward = "backward" in base
+    length = 1 if is_backward else stepwise.reduction_length(base, dict(named))
     shapes = {
         k: v.shape
         for k, v in named.items()
         if isinstance(v, torch.Tensor) and rounds(v) and v.dim()
     }
-    if not shapes:
-        return 1
+    if length > 1 or not shapes or not any(word in base for word in _SUMS):
+        return length
     first = next(iter(shapes.values()))
-    if base in _CONTRACTIONS:
-        return int(shapes.get("mat1", shapes.get("batch1", shapes.get("mat", first)))[-1])
-    if "attention" in base and "query" in shapes and "key" in shapes:
-        return int(max(shapes["query"][-1], shapes["query"][-2], shapes["key"][-2]))
+    kept = 1
+    if len(first) > 1 and ("conv" in base or "norm" in base):
+        kept = first[1 if any(word in base for word in ("conv", "batch", "group")) else -1]
+    length = math.prod(first) // max(1, kept)
     if "conv" in base and "weight" in shapes:
-        weight = shapes["weight"]
-        terms = math.prod(weight) // max(
-            1, weight[1 if named.get("transposed") and "backward" not in base else 0]
-        )
-        return int(
-            max(
-                terms,
-                math.prod(first) // max(1, first[1])
-                if "backward" in base and len(first) > 1
-                else 1,
-            )
-        )
-    if "rnn" in base or "lstm" in base or "gru" in base:
-        return int(first[-1])
-    if not any(word in base for word in _SUMS):
-        return 1
-    dims = named.get("dim")
-    dims = [dims] if isinstance(dims, int) and not isinstance(dims, bool) else dims
-    if (
-        isinstance(dims, (list, tuple))
-        and dims
-        and all(-len(first) <= d < len(first) for d in dims)
-    ):
-        return int(math.prod(first[d] for d in dims))
-    if "normalized_shape" in named and "backward" not in base:
-        return math.prod(named["normalized_shape"])
-    if "norm" in base and len(first) > 1:
-        return int(
-            math.prod(first)
-            // max(1, first[1] if "batch" in base or "group" in base else first[-1])
-        )
-    return int(math.prod(first))
+        length = max(length, math.prod(shapes["weight"]) // max(1, shapes["weight"][0]))
+    return int(length)
 
 
 @contextlib.contextmanager
