@@ -88,9 +88,9 @@ class _Writer(ProgramWriter):
         """The value plus an operand, where there is one."""
         return value + self(name, place) if self.has(name, place) else value
 
-    def made_shape(self, name: str = "Out", place: int = 0) -> Sequence[int]:
-        """The shape of an output. Raises ReplayRefused."""
-        shape = self.output_shapes.get(name, self.output_shapes.get(str(place)))
+    def made_shape(self) -> Sequence[int]:
+        """The shape of what it made. Raises ReplayRefused."""
+        shape = self.output_shapes.get("Out", self.output_shapes.get("0"))
         if shape is None:
             raise ReplayRefused(f"{self.op_type}: the shape of what it made is not known")
         return shape
