@@ -4,7 +4,7 @@ from whence.records.collective import Collective, CollectiveKind
 from whence.records.marks import MEMORY_ORDER, OVERWRITTEN, PATCHED, PATCHED_AS
 from whence.records.missing import Lack, Missing, files_of, missing_of
 from whence.records.program import Operation, Program
-from whence.records.region import Region, children, regions, renumbered
+from whence.records.region import Region, children, regions
 from whence.records.run import (
     Call,
     Key,
@@ -58,5 +58,4 @@ __all__ = [
     "files_of",
     "missing_of",
     "regions",
-    "renumbered",
 ]

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from whence.records import Call, Over, Run, renumbered
+from whence.records import Call, Over, Run
+from whence.records.region import renumbered
 
 
 def plain(reference: Run, target: Run) -> tuple[Run, Run, tuple[str, ...]]:

@@ -18,8 +18,9 @@ from whence import align
 from whence.comparison.prepare.earlier_tensors import Writers
 from whence.display import listed
 from whence.errors import ReplayRefused
-from whence.records import Call, Over, Program, Ref, Run, children, renumbered
+from whence.records import Call, Over, Program, Ref, Run, children
 from whence.records.marks import Mark, has_mark
+from whence.records.region import renumbered
 from whence.records.slots import is_output, is_param, is_read
 from whence.replay.composed import compose
 from whence.results import Plan

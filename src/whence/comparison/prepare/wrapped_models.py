@@ -12,7 +12,8 @@ import msgspec
 
 from whence.comparison.prepare.loss_program import LossNotMoved
 from whence.comparison.prepare.training_calls import TrainingCalls, models_of
-from whence.records import Call, Over, Ref, Run, renumbered
+from whence.records import Call, Over, Ref, Run
+from whence.records.region import renumbered
 from whence.records.slots import is_input, is_output, is_param
 from whence.records.training import GRADIENTS, LOSS
 
