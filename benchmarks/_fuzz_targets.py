@@ -60,7 +60,7 @@ def compared(path: Path) -> None:
 
 def shown(path: Path) -> None:
     """A tool of the MCP server, with the arguments of a file."""
-    from whence.cli import _agent_tools
+    from whence.cli import mcp
 
     try:
         asked = json.loads(path.read_bytes())
@@ -69,7 +69,7 @@ def shown(path: Path) -> None:
     if not isinstance(asked, dict):
         return
     texts = {k: v for k, v in asked.items() if isinstance(v, str)}
-    _agent_tools.show(
+    mcp.show(
         str(GOLDEN / "modules"),
         texts.get("name", ""),
         asked.get("step") if type(asked.get("step")) is int else None,

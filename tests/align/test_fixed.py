@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whence.align.batches import fixed_length
+from whence.align.batches import prompts
 from whence.align.batches.batch import Batch
 from whence.records import Call
 
@@ -53,7 +53,7 @@ def loop(texts, new, token, *, behind):
 
 
 def found(calls, known=()):
-    out, why = fixed_length.unpadded(None, [fed(ids, k) for k, ids in enumerate(calls)], known)
+    out, why = prompts.unpadded(None, [fed(ids, k) for k, ids in enumerate(calls)], known)
     return (
         [[row[0] for row in one.rows] for one in out],
         [[row[1] for row in one.rows] for one in out],
@@ -117,7 +117,7 @@ def test_other_calls_are_left_alone(calls):
 
 def test_rows_with_a_mask_are_left_alone():
     one = fed(written([[5, 3, 8]], 0, behind=True), padding_from="mask")
-    assert fixed_length.unpadded(None, [one]) == ([one], "")
+    assert prompts.unpadded(None, [one]) == ([one], "")
 
 
 @given(st.data())

@@ -8,8 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from whence.align.ranks.declared_placement import is_known, layouts
-from whence.align.ranks.groups import joined_array
+from whence.align.ranks.groups import is_known, joined_array, layouts
 from whence.records import Placement
 
 RNG = np.random.default_rng(11)

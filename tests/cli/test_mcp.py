@@ -14,7 +14,7 @@ import pytest
 
 import inside
 import whence
-from whence.cli import _agent_tools as tools
+from whence.cli import mcp as tools
 from whence.errors import UnreadableRun, UsageError
 
 INFER = """

@@ -13,10 +13,10 @@ from torch import nn
 
 import whence
 from whence import store
-from whence.comparison import differing_part, pipeline
+from whence.comparison import pipeline
 from whence.comparison.call_columns import CallColumns
-from whence.comparison.kept_calls import kept_calls
 from whence.comparison.options import CompareOptions
+from whence.comparison.pipeline import kept_calls
 from whence.records import Call, Ref, RunInfo, Statistics
 from whence.results.sequence import MadeOnDemand
 
@@ -192,7 +192,7 @@ def test_a_stale_tensor_is_one_of_a_step_that_is_left_out(tmp_path, monkeypatch)
     assert is_part
     stale = [verdict.sentence for verdict in slow.verdicts if "stale" in verdict.sentence]
     assert stale == [v.sentence for v in quick.verdicts if "stale" in v.sentence] != []
-    monkeypatch.setattr(differing_part._Beside, "_target_elements", lambda *_: None)
+    monkeypatch.setattr(pipeline._Beside, "_target_elements", lambda *_: None)
     blind, _, _ = _answers(reference, target, monkeypatch)
     assert sum("stale" in v.sentence for v in blind.verdicts) < len(stale)
 
@@ -201,7 +201,7 @@ def test_what_both_parts_say_is_held_once(tmp_path):
     reference = _written(tmp_path / "a")
     target = _written(tmp_path / "b", how="rounding", which=lambda slot: slot == "output")
     runs = store.open_run(reference), store.open_run(target)
-    part = differing_part.differing_part(*runs, CompareOptions())
+    part = pipeline.differing_part(*runs, CompareOptions())
     assert all(
         ours.refs is theirs.refs
         for ours, theirs in zip(part.reference.calls, part.target.calls, strict=True)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import whence
-from whence.comparison.replays.program_form import with_reference_constants
+from whence.comparison.replays.formulas import with_reference_constants
 from whence.judge import formula_difference
 from whence.judge.policy import parse
 from whence.records import Operation, Program

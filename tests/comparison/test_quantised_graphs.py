@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime.quantization")
 
 from quantised_models import Net, captured, edited, quantised  # noqa: E402
 
-from whence.comparison.answer import layer_costs  # noqa: E402
+from whence.comparison.answer import assemble  # noqa: E402
 from whence.comparison.verdicts.quantised import saturating_sums  # noqa: E402
 from whence.records.quantised import Member  # noqa: E402
 from whence.report import answer  # noqa: E402
@@ -63,7 +63,7 @@ def test_the_loss_of_a_scheme_is_precision_with_what_each_layer_costs(folder):
 
 def test_shares_of_layers_that_do_not_make_the_targets_outputs_are_not_told(folder, monkeypatch):
     """Run again one after the other, the layers are another model here."""
-    chain = layer_costs._Chain
+    chain = assemble._Chain
     as_coded = chain._as_coded
     monkeypatch.setattr(
         chain, "_as_coded", lambda *args: [1.2 * result for result in as_coded(*args)]

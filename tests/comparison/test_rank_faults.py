@@ -14,7 +14,7 @@ import whence
 from whence.align import Derived
 from whence.comparison.options import CompareOptions
 from whence.comparison.pipeline import compare_runs
-from whence.comparison.verdicts.rank_sums import sum_in_words
+from whence.comparison.verdicts.ranks import sum_in_words
 from whence.store import open_run
 
 pytestmark = pytest.mark.torch

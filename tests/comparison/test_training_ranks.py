@@ -13,7 +13,7 @@ import warm
 import whence
 from whence.align.dims import parse
 from whence.align.ranks.child_numbers import merged
-from whence.comparison.verdicts.rank_sums import sum_in_words
+from whence.comparison.verdicts.ranks import sum_in_words
 from whence.errors import UsageError
 from whence.store import open_run
 

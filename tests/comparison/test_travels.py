@@ -8,7 +8,7 @@ import pytest
 
 import whence
 from whence.comparison.verdicts.channel_factors import factor_in_words
-from whence.comparison.verdicts.segments import SegmentJudge
+from whence.comparison.verdicts.regions import SegmentJudge
 from whence.comparison.verdicts.step_gradients import StepGradients
 from whence.comparison.verdicts.travels import Neighbourhoods
 from whence.records import Operation, Program

@@ -10,7 +10,7 @@ from live_torch import bits, call, captured, process, seeded, slots, tensor
 from torch import nn
 
 import whence
-from whence.instrument.torch.compiled.graph_compiler import python_graph
+from whence.instrument.torch.compiled.listener import python_graph
 from whence.instrument.torch.compiled.stages import _Rounding
 from whence.store import open_run
 

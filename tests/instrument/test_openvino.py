@@ -17,7 +17,7 @@ import pytest
 import whence
 from whence.errors import UsageError
 from whence.instrument.framework import owner_of
-from whence.instrument.openvino import observer
+from whence.instrument.openvino import models
 from whence.instrument.openvino.executed import names_in
 from whence.records.marks import Mark, mark_value
 from whence.store import open_run
@@ -164,7 +164,7 @@ def test_a_failure_of_ours_ends_the_capture_only(place, monkeypatch, capsys):
     def fail(*_):
         raise ValueError("planted")
 
-    monkeypatch.setattr("whence.instrument.openvino.watched.of_tensor", fail)
+    monkeypatch.setattr("whence.instrument.openvino.models.of_tensor", fail)
     alone = values(compiled(path)(feeds))
     with Captured(place / "run"):
         assert alike(alone, values(compiled(path)(feeds)))
@@ -428,7 +428,7 @@ def test_tensors_that_the_program_set(place):
 def test_outputs_that_change_the_results_are_left_out(place, monkeypatch):
     """A model that is disturbed where the value n is shown."""
     path, feeds = saved(place, "attention")
-    plain = observer.Observer._run
+    plain = models.Observer._run
 
     def disturbed(self, request, given, shown):
         out = plain(self, request, given, shown)
@@ -437,7 +437,7 @@ def test_outputs_that_change_the_results_are_left_out(place, monkeypatch):
             seen.array()[...] += np.float32(0.5)
         return out
 
-    monkeypatch.setattr(observer.Observer, "_run", disturbed)
+    monkeypatch.setattr(models.Observer, "_run", disturbed)
     alone = values(compiled(path)(feeds))
     with Captured(place / "run") as captured:
         assert alike(alone, values(compiled(path)(feeds)))

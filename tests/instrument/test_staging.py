@@ -15,7 +15,7 @@ from whence import _kernels, store
 from whence.frameworks import host, torch_arrays
 from whence.instrument import options
 from whence.instrument.session import Session
-from whence.instrument.torch import staged_tensors, staging_memory, tensor_identity
+from whence.instrument.torch import staged_tensors, tensor_identity
 from whence.instrument.torch.modules import Listener
 from whence.instrument.torch.staged_tensors import StagingRing
 from whence.records import RunInfo
@@ -166,7 +166,7 @@ def test_an_error_on_a_describing_thread_ends_the_ring(monkeypatch):
 
 
 def test_a_ctrl_c_inside_a_copy_loses_that_tensor_only(monkeypatch):
-    copy, got = staging_memory.Chunk.copy, []
+    copy, got = staged_tensors.Chunk.copy, []
 
     def interrupted(chunk, tensor, *more):
         out = copy(chunk, tensor, *more)
@@ -174,7 +174,7 @@ def test_a_ctrl_c_inside_a_copy_loses_that_tensor_only(monkeypatch):
             raise KeyboardInterrupt
         return out
 
-    monkeypatch.setattr(staging_memory.Chunk, "copy", interrupted)
+    monkeypatch.setattr(staged_tensors.Chunk, "copy", interrupted)
     ring = StagingRing(fail)
     for n in (4, 5, 6):
         with contextlib.suppress(KeyboardInterrupt):
@@ -199,8 +199,8 @@ def test_the_bytes_are_read_behind_an_event_of_every_stream(monkeypatch):
             log.append((self.stream, self.recorded))
 
     stream = ["one"]
-    monkeypatch.setattr(staging_memory, "copies_in_the_background", lambda device: True)
-    monkeypatch.setattr(staging_memory, "stream_of", lambda device: stream[0])
+    monkeypatch.setattr(staged_tensors, "copies_in_the_background", lambda device: True)
+    monkeypatch.setattr(staged_tensors, "stream_of", lambda device: stream[0])
     monkeypatch.setattr(torch, "Event", Event)
     ring = StagingRing(fail)
     for stream[0] in ("one", "two", "one"):

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from whence.judge import grow, judge_region, judge_stated, judge_unseen
-from whence.judge.coherence import coherent
 from whence.judge.error_growth import PairError
-from whence.judge.error_patterns import sight
+from whence.judge.error_patterns import coherent, sight
 
 KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 U = {"float16": 2.0**-11, "bfloat16": 2.0**-8}

@@ -10,7 +10,7 @@ import pytest
 
 from whence import judge
 from whence.dtypes import unit_roundoff
-from whence.judge import ReplayError, noise_model, sentences
+from whence.judge import ReplayError, noise_model, verdict
 from whence.judge.error_structure import Structure, structure, value_ranges
 
 ROWS, LAST = 64, 96
@@ -278,4 +278,4 @@ def test_scales_of_rows_count_beyond_those_of_the_programs_own_rounding(seed):
 )
 def test_what_an_error_follows_is_said(found, words):
     """What follows rows or channels follows the value too, and is said once."""
-    assert sentences.of_local(ReplayError(9.0, rho=0.5, structure=found)).endswith(words)
+    assert verdict.of_local(ReplayError(9.0, rho=0.5, structure=found)).endswith(words)

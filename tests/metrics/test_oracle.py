@@ -11,7 +11,7 @@ import pytest
 from metric_oracle import check
 
 from whence import dtypes
-from whence.metrics import batch_runner, measure, measure_many, numpy_pass
+from whence.metrics import measure, measure_many, numpy_pass
 
 pairs = sys.modules["whence.metrics.measure"]  # the package has a function of this name
 
@@ -149,8 +149,8 @@ def test_chunks_of_a_large_tensor_agree_with_the_whole(kernels, monkeypatch):
         t = poison(near(r, kind, rng), kind, rng)
         t[: t.size // 3] = r[: t.size // 3]
         made.append((r.reshape(shape), t.reshape(shape)))
-    monkeypatch.setattr(batch_runner, "SPLIT_BYTES", 50_000)
-    monkeypatch.setattr(batch_runner, "BATCH_BYTES", 20_000)
+    monkeypatch.setattr(measure, "SPLIT_BYTES", 50_000)
+    monkeypatch.setattr(measure, "BATCH_BYTES", 20_000)
     monkeypatch.setattr(numpy_pass, "CHUNK", 3000)
     for threads in (1, 3):
         for (r, t), measured in zip(made, measure_many(made, kernels=kernels, threads=threads)):

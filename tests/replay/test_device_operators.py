@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from whence.records import Operation, Program
-from whence.replay import device_operators, validation
+from whence.replay import engine, validation
 
 pytestmark = pytest.mark.torch
 
@@ -55,7 +55,7 @@ def test_attention_with_a_mask_and_fewer_heads_of_keys():
     q, mask = torch.randn(2, 4, 8, 16), torch.randn(2, 4, 8, 8)
     k, v = torch.randn(2, 2, 2, 8, 16).unbind()
     named = {"query": q, "key": k, "value": v, "attn_bias": mask, "scale": 0.3}
-    (found,) = device_operators.attention(named)
+    (found,) = engine.attention(named)
     k, v = (x.repeat_interleave(2, 1) for x in (k, v))
     assert torch.allclose(found, (q @ k.mT * 0.3 + mask).softmax(-1) @ v, atol=1e-6)
 
@@ -82,8 +82,8 @@ def _alone(norm, x):
 def test_cells():
     x, h, c = torch.randn(3, 5), torch.randn(3, 6), torch.randn(3, 6)
     for cell, function in (
-        (nn.LSTMCell(5, 6), device_operators.lstm_cell),
-        (nn.GRUCell(5, 6), device_operators.gru_cell),
+        (nn.LSTMCell(5, 6), engine.lstm_cell),
+        (nn.GRUCell(5, 6), engine.gru_cell),
     ):
         named = {
             "input_gates": x @ cell.weight_ih.T,
@@ -102,7 +102,7 @@ def test_cells():
 def test_a_histogram_of_whole_numbers(dtype):
     """As experts count their tokens on a GPU."""
     x = torch.tensor([0, 1, 1, 3, 3, 3], dtype=dtype)
-    (found,) = device_operators.histogram({"self": x, "bins": 4, "min": 0, "max": 3})
+    (found,) = engine.histogram({"self": x, "bins": 4, "min": 0, "max": 3})
     assert found.tolist() == [1, 2, 0, 3] and found.dtype == dtype
 
 
@@ -113,10 +113,8 @@ def test_gradients_flow_through_them():
         "input": x, "weight": torch.ones(3, dtype=torch.float64), "training": True,
         "exponential_average_factor": 0.1, "epsilon": 1e-5,
     }  # fmt: skip
-    assert torch.autograd.gradcheck(
-        lambda y: device_operators.batch_norm({**named, "input": y})[0], x
-    )
+    assert torch.autograd.gradcheck(lambda y: engine.batch_norm({**named, "input": y})[0], x)
     q = torch.randn(1, 2, 4, 8, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(
-        lambda y: device_operators.attention({"query": y, "key": y, "value": y})[0], q
+        lambda y: engine.attention({"query": y, "key": y, "value": y})[0], q
     )

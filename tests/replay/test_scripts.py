@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from whence import judge  # noqa: E402
 from whence.errors import ReplayRefused  # noqa: E402
 from whence.records import Operation, Program  # noqa: E402
-from whence.replay.export import isolate, script, script_data, script_functions, three_way, ways  # noqa: E402
+from whence.replay.export import isolate, script, script_data, three_way, ways  # noqa: E402
 from whence.replay.export.trace import Trace, piece  # noqa: E402
 from whence.replay.flatten import Node, flatten  # noqa: E402
 from whence.replay.validation import load  # noqa: E402
@@ -131,13 +131,13 @@ def test_float64_reaches_casts_and_constructors():
     ],
 )
 def test_literals_read_back(value):
-    assert repr(eval(script_functions.literal(value), {"torch": torch})) == repr(value)  # noqa: S307
+    assert repr(eval(script.literal(value), {"torch": torch})) == repr(value)  # noqa: S307
 
 
 def test_nothing_else_is_a_literal():
     for value in (object(), print, {"a": 1}, torch.ones(1)):
         with pytest.raises(ReplayRefused):
-            script_functions.literal(value)
+            script.literal(value)
 
 
 def traced(operations, outputs, **given):

@@ -18,7 +18,8 @@ from whence.frameworks.torch_arrays import to_host  # noqa: E402
 from whence.judge import replay_error  # noqa: E402
 from whence.replay import stepwise  # noqa: E402
 from whence.replay.export import pytest_files, support, three_way  # noqa: E402
-from whence.replay.export.support import reproduced, row, tensor  # noqa: E402
+from whence.replay.export.support import check as reproduced  # noqa: E402
+from whence.replay.export.support import tensor  # noqa: E402
 
 pytestmark = pytest.mark.torch
 NOWHERE = support.Settings(Path("nowhere"))
@@ -72,7 +73,7 @@ def test_an_index_beyond_its_tensor_is_wrong(index, beyond):
     x = torch.tensor([5.0, 3.0, 4.0, 7.0])
     pick = reproduced.picks_of(torch.ops.aten.topk.default, {"self": x, "k": 2})["output.1"]
     if beyond:
-        with pytest.raises(row.Wrong, match="beyond its tensor"):
+        with pytest.raises(reproduced.Wrong, match="beyond its tensor"):
             pick(torch.tensor(index))
     else:
         assert pick(torch.tensor(index)).tolist() == [5.0, 7.0]

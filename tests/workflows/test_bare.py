@@ -5,7 +5,7 @@ stand.
 import msgspec
 import pytest
 
-from whence.comparison.answer.not_there import not_there
+from whence.comparison.answer.runs import not_there
 from whence.comparison.options import CompareOptions
 from whence.instrument.options import make
 from whence.instrument.torch.compiled import what_returned

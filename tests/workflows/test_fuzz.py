@@ -16,7 +16,7 @@ from whence.errors import UsageError
 from whence.results import FaultKind
 from whence.workflows.operator_fuzz.draws import LAYOUTS, VALUES, Case, arrays, plan
 from whence.workflows.operator_fuzz.forms import form
-from whence.workflows.operator_fuzz.layouts import LaidOut
+from whence.workflows.operator_fuzz.fuzz import LaidOut
 
 pytestmark = pytest.mark.torch
 torch.set_num_threads(1)

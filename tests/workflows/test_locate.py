@@ -23,7 +23,7 @@ from whence.errors import CaptureError, OutputExists, UnreadableRun, UsageError
 from whence.instrument.launch import interpreter, redaction
 from whence.records import MemoryRun
 from whence.report.locate import location
-from whence.workflows.locate.output_error import output_errors
+from whence.workflows.locate.locate import output_errors
 from whence.workflows.rerun import Command, recorded
 
 pytestmark = pytest.mark.torch

@@ -5,7 +5,7 @@ import torch
 
 import whence
 from whence.results import Held, Variant
-from whence.workflows.probe.torch.chunking import _Generated, _notes
+from whence.workflows.probe.torch.probing import _Generated, _notes
 
 pytestmark = pytest.mark.torch
 transformers = pytest.importorskip("transformers")

@@ -4,31 +4,38 @@ tells tensors of other axes apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec.structs import replace
 
-from whence.align import apply_map
 from whence.align.batches import align as batches
 from whence.align.batches import masked_columns, padding
+from whence.align.call_sites import selected
 from whence.align.calls import fused_operators, layout_operators
 from whence.align.calls.compiled_graphs import cut_alike
 from whence.align.calls.granularity import one_level, rebased
-from whence.align.calls.match import plan
+from whence.align.calls.match import pair_of, plan
 from whence.align.derived_run import Derived, stated, worded
+from whence.align.dims import Node, Unfit, names
 from whence.align.layout.fused_projections import fused
 from whence.align.layout.search import laid_out
+from whence.align.plan_editor import USER_MAP, PlanEditor
 from whence.align.quantised import layers as quantised_layers
 from whence.align.ranks import join
 from whence.align.tensors import match as tensors
 from whence.align.tensors.elements import Inside
 from whence.align.tensors.graph_modules import by_module, graphs_in_one
 from whence.align.tensors.modules_as_graphs import as_graphs
-from whence.align.user_map import Map
+from whence.align.user_map import Entry, Map, Slot, compiled, filled
 from whence.align.values import groups as value_groups
-from whence.records import Run
-from whence.results import Made, Plan
+from whence.records import Call, Run
+from whence.records.marks import Mark, mark
+from whence.results import CallPair, Made, Plan, SlotPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ def align(
     """
     reference, target, notes = one_level(reference, target)
     if user_map is not None:
-        reference, target, named, map_notes = apply_map.prepared(reference, target, user_map)
+        reference, target, named, map_notes = prepared(reference, target, user_map)
         notes += map_notes
     is_free = match in ("auto", "names")  # may the runs be brought to another form?
     if is_free:
@@ -89,7 +96,7 @@ def align(
         reference, target = together.reference, together.target
     matched = plan(reference, target, match, together)
     if user_map is not None:
-        target, matched = apply_map.applied(reference, target, matched, user_map, named)
+        target, matched = applied(reference, target, matched, user_map, named)
     if is_free:
         reference, target, matched = masked_columns.cut(reference, target, matched)
         target, matched = fused(reference, target, matched)
@@ -131,3 +138,212 @@ def made_of(run: Run) -> tuple[Made, ...]:
         tensors = (*run.tensors, *tensors)
         run = run.base
     return tensors
+
+
+# A map carried out: names rewritten, calls left out, and pairs that replace all others.
+
+
+def prepared(
+    reference: Run, target: Run, user_map: Map
+) -> tuple[Run, Run, Mapping[str, str], list[str]]:
+    """(reference, target, new names of the target -> old ones, notes): names rewritten, ignored
+    calls not selected.
+
+    Raises UsageError for patterns that match nothing.
+    """
+    notes = []
+    new_reference = _ignored(reference, user_map, user_map.ignore_reference, "reference")
+    new_target = _ignored(target, user_map, user_map.ignore_target, "target")
+    for side, run, changed in (
+        ("reference", reference, new_reference),
+        ("target", target, new_target),
+    ):
+        count = len(selected(run.calls)) - len(selected(changed.calls))
+        if count:
+            notes.append(f"the map leaves out {count} calls of the {side}")
+    return new_reference, *_renamed(new_target, user_map), notes
+
+
+def _ignored(run: Run, user_map: Map, patterns: Sequence[tuple[str, int]], side: str) -> Run:
+    if not patterns:
+        return run
+    ignored: set[int] = set()
+    for pattern, line in patterns:
+        matching = [c.id for c in run.calls if compiled(pattern).fullmatch(c.scope)]
+        if not matching:
+            raise user_map.error(line, f"ignore.{side}: {_nothing(pattern, run, side)}")
+        ignored.update(matching)
+    calls = [
+        replace(c, notes=(*c.notes, mark(Mark.NOT_SELECTED))) if c.id in ignored else c
+        for c in run.calls
+    ]
+    return Derived(run, (), (), calls)
+
+
+def _renamed(run: Run, user_map: Map) -> tuple[Run, Mapping[str, str]]:
+    if not user_map.names:
+        return run, {}
+    rules = [(compiled(r.old), r) for r in user_map.names]
+    used: set[int] = set()
+    new: dict[str, str] = {}
+    for scope in dict.fromkeys(c.scope for c in run.calls):
+        for index, (expression, rule) in enumerate(rules):
+            match = expression.fullmatch(scope)
+            if match:
+                used.add(index)
+                new[scope] = filled(rule.new, match)
+                break
+    for index, (_, rule) in enumerate(rules):
+        if index not in used:
+            raise user_map.error(rule.line, f"names.from: {_nothing(rule.old, run, 'target')}")
+    calls = [replace(c, scope=new[c.scope]) if c.scope in new else c for c in run.calls]
+    return Derived(run, (), (), calls), {new: old for old, new in new.items()}
+
+
+def applied(
+    reference: Run, target: Run, plan: Plan, user_map: Map, named: Mapping[str, str]
+) -> tuple[Run, Plan]:
+    """(target with what the map makes of it, plan with its pairs): they take the place of all
+    others of the same calls.
+
+    named: the target's own names by rewritten ones. Raises UsageError for entries that match
+    nothing, contradict or do not fit.
+    """
+    editor = PlanEditor(reference, target, plan)
+    editor.pairs = {call: _by_name(pair, target, named) for call, pair in editor.pairs.items()}
+    entries: dict[int, tuple[Entry, CallPair]] = {}
+    by_name = _table(selected(target.calls))
+    for entry in user_map.pairs:
+        expression = compiled(entry.reference)
+        matches = [(c, expression.fullmatch(c.scope)) for c in selected(reference.calls)]
+        calls = [(call, match) for call, match in matches if match]
+        if not calls:
+            nothing = _nothing(entry.reference, reference, "reference")
+            raise user_map.error(entry.line, f"pairs.reference: {nothing}")
+        missing: list[str] = []
+        for call, match in calls:
+            if call.id in entries:
+                raise user_map.error(
+                    entry.line,
+                    f"{call.scope} was paired on line {entries[call.id][0].line} already; "
+                    "leave one of them out",
+                )
+            names = {name: filled(pattern, match) for name, pattern in entry.target}
+            candidates = {name: _namesake(call, scope, by_name) for name, scope in names.items()}
+            operands = {
+                name: operand for name, operand in candidates.items() if operand is not None
+            }
+            if len(operands) == len(names):
+                entries[call.id] = entry, _mapped_pair(call, operands, entry, user_map, editor)
+            missing += [scope for name, scope in names.items() if name not in operands][:1]
+        if len(missing) == len(calls):
+            nothing = _nothing(missing[0], target, "target")
+            raise user_map.error(
+                entry.line, f"pairs.target: {nothing} where {calls[0][0].scope} is"
+            )
+    for _, pair in entries.values():
+        editor.release("reference", reference.calls[pair.reference])
+        for partner in (pair.target, *pair.also):
+            editor.release("target", target.calls[partner])
+    for _, pair in entries.values():
+        editor.add(pair)
+    return editor.done()
+
+
+def _by_name(pair: CallPair, target: Run, named: Mapping[str, str]) -> CallPair:
+    """A pair that was found by a rewritten name says so."""
+    old = named.get(target.calls[pair.target].scope)
+    return pair if old is None else replace(pair, rule=USER_MAP, evidence=f"{old} in the target")
+
+
+def _table(calls: Iterable[Call]) -> Mapping[tuple[Any, ...], list[Call]]:
+    out: dict[tuple[Any, ...], list[Call]] = defaultdict(list)
+    for call in calls:
+        out[call.scope, call.step, call.micro, call.phase].append(call)
+    return out
+
+
+def _namesake(call: Call, scope: str, by_name: Mapping[tuple[Any, ...], list[Call]]) -> Call | None:
+    """The call of that name in the same step; of several, that of the same rank and occurrence."""
+    namesakes = by_name.get((scope, call.step, call.micro, call.phase), [])
+    exact = [c for c in namesakes if (c.rank, c.occurrence) == (call.rank, call.occurrence)]
+    return next(iter(exact or (namesakes if len(namesakes) == 1 else [])), None)
+
+
+def _mapped_pair(
+    call: Call, operands: Mapping[str, Call], entry: Entry, user_map: Map, editor: PlanEditor
+) -> CallPair:
+    first = next(iter(operands.values()))
+    base = pair_of(call, first, USER_MAP, editor.reference, editor.target)
+    slots = {s.reference_slot: s for s in base.slots} if len(operands) == 1 else {}
+    slot_names = [r.slot for r in call.refs]
+    for name, how in entry.slots.items():
+        if name not in slot_names:
+            raise user_map.error(
+                how.line, f"{call.scope} has no slot {name!r}; it has {', '.join(slot_names)}"
+            )
+        if how.dims is None:
+            slots.pop(name, None)
+        else:
+            slots[name] = _mapped_slot(call, name, how, how.dims, operands, user_map, editor)
+    called = " and ".join(dict.fromkeys(c.scope for c in operands.values()))
+    return CallPair(
+        call.id,
+        first.id,
+        USER_MAP,
+        f"line {entry.line}: {called}",
+        tuple(slots.values()),
+        tuple(name for name in slot_names if name not in slots),
+        base.only_target,
+        tuple(c.id for c in operands.values() if c.id != first.id),
+    )
+
+
+def _mapped_slot(
+    call: Call,
+    name: str,
+    how: Slot,
+    dims: Node,
+    operands: Mapping[str, Call],
+    user_map: Map,
+    editor: PlanEditor,
+) -> SlotPair:
+    """A slot of the reference's call with the tensor that its expression makes of the target's."""
+    slot_names = dict(how.names)
+    bound: dict[str, list[int]] = {}
+    used = set(names(dims))
+    for operand in (o for o in (*operands, *slot_names) if o in used):
+        source = operands.get(operand, next(iter(operands.values())))
+        slot = slot_names.get(operand, name)
+        record = next((r.record for r in source.refs if r.slot == slot), None)
+        if record is not None:
+            bound[operand] = [record]
+        elif operand in slot_names:
+            raise user_map.error(
+                how.line,
+                f"{source.scope} of the target has no slot {slot!r} (it has "
+                f"{', '.join(r.slot for r in source.refs)})",
+            )
+    try:
+        number = editor.derived.add(dims, bound, f"{user_map.path}, line {how.line}")
+    except Unfit as error:
+        raise user_map.error(how.line, f"{call.scope}, {name}: {error}") from None
+    record_id = next(r.record for r in call.refs if r.slot == name)
+    shape, expected = editor.derived.record(number).shape, editor.reference.records[record_id].shape
+    if shape != expected:
+        raise user_map.error(
+            how.line,
+            f"{call.scope}, {name}: {dims} has shape {shape}, the reference's is {expected}",
+        )
+    text = str(dims) if number < len(editor.target.records) else ""  # told when all is made
+    return SlotPair(name, slot_names.get(next(iter(operands)), name), record_id, number, text)
+
+
+def _nothing(pattern: str, run: Run, side: str) -> str:
+    """Words for a pattern that matches no name, with the nearest."""
+    scopes = list(dict.fromkeys(c.scope for c in run.calls if c.scope))
+    plain = re.sub(r"\{\w+\}|\*", "0", pattern)
+    near = difflib.get_close_matches(plain, scopes, 3, 0.5)
+    return f"{pattern!r} matches no call of the {side}" + (
+        f"; nearest: {', '.join(near)}" if near else ""
+    )

@@ -13,13 +13,15 @@ package mcp (docs/answer.md).
 from __future__ import annotations
 
 import functools
+import itertools
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import orjson
 
-from whence.cli._agent_tools import TOOLS
 from whence.cli._options import verb
 
 _INSTRUCTIONS = """\
@@ -99,3 +101,212 @@ def _told(
                 ) from error
 
     return called
+
+
+# What `whence mcp` offers an agent: the verbs of whence as functions that answer in JSON of a
+# bounded size.
+
+LIMIT = 20_000
+"""Bytes of an answer."""
+_MOST_CALLS = 200
+_TAIL = 2000
+_SHORT = 200  # characters that are never cut
+
+
+def capture(
+    command: str | list[str],
+    output: str,
+    level: str = "modules",
+    include: str = "",
+    steps: str = "",
+    seed: int | None = None,
+    force: bool = False,
+) -> str:
+    """Run a command and capture what its models compute, without editing it.
+
+    command: what runs Python with torch or paddle, as one line ("python infer.py") or as a list of
+    words (["python", "infer.py"]), which needs no quotes.
+    output: folder for the run, which must not exist yet unless force is true. level: "modules",
+    "op" (also every operator), "graph" (also compiled graphs) or "logits" (tokens and logits only).
+    include: only modules whose name matches this pattern. steps: only these steps, as "0:10". seed:
+    seeds every framework.
+    Returns the exit code of the command (3 when nothing was captured), what was captured, and the
+    end of what the command printed.
+    """
+    from whence import api
+    from whence.cli._options import words_of
+
+    options: dict[str, Any] = {"level": level, "force": force}
+    options |= {"include": include} if include else {}
+    options |= {"steps": steps} if steps else {}
+    options |= {"seed": seed} if seed is not None else {}
+    words = words_of(command) if isinstance(command, str) else command
+    lines: list[str] = []
+    with tempfile.TemporaryFile() as log:
+        code = api.run_command(words, output, log=log, tell=lines.append, **options)
+        size = log.tell()
+        log.seek(max(0, size - _TAIL))
+        printed = log.read().decode("utf-8", "replace")
+    return bounded(
+        {
+            "run": output if Path(output).is_dir() else "",
+            "exit_code": code,
+            "captured": [line.removeprefix("whence: ") for line in lines],
+            "printed": printed,
+        }
+    )
+
+
+def compare(
+    reference: str,
+    target: str,
+    output: str = "",
+    again: list[str] | None = None,
+    third: str = "",
+    model: str = "",
+    mapping: str = "",
+) -> str:
+    """Compare two runs or dumps: the same, different, or undecided, and which operator is at fault.
+
+    reference, target: folders of runs, or dumps of other tools. output: a new folder to write the
+    whole comparison to. again: further runs of the reference; what differs between them is no
+    fault. third: the reference in higher precision. model: MODULE:FACTORY that makes the
+    reference's model, to replay what was not recorded. mapping: a map file (whence align).
+    Read `status`, `findings` (the first is the most upstream; `name`, `cause`, `sentence`,
+    `source`), `effect` (at the outputs) and `next` (commands that take the answer further).
+    """
+    from whence import api
+    from whence.report.summary import summary_data
+
+    if output:
+        api.check_output(Path(output), force=False)
+    result = api.compare(
+        reference,
+        target,
+        again=tuple(again or ()),
+        third=third or None,
+        model=model or None,
+        mapping=mapping or None,
+    )
+    if output:
+        api.write(result, Path(output))
+    api.keep_latest(result, output or None)
+    return bounded(summary_data(result))
+
+
+def show(run: str, name: str = "", step: int | None = None) -> str:
+    """Show what a run holds: its command, versions, steps and calls; or one tensor in full.
+
+    name: of a module (layers.3.mlp), a tree number (7_1) or one of them with :SLOT (input.0,
+    output.0, param.weight); with it the answer is that tensor's record: dtype, shape, statistics.
+    step: only this step.
+    """
+    from whence import api
+    from whence.report import run as shown
+
+    opened = api.open_to_show(run, every=False)
+    choice = shown.Choice(step=step)
+    if name:
+        return bounded(orjson.loads("".join(shown.one_json(opened, name, choice))))
+    lines = iter(shown.json(opened, choice))
+    data = orjson.loads(next(lines).removesuffix(', "calls": [') + "}")
+    calls = len(choice.places(opened))
+    data["calls"] = list(itertools.islice(_calls(lines), _MOST_CALLS))
+    more = calls - len(data["calls"])
+    return bounded(data, {"calls": more} if more else {})
+
+
+def trace(comparison: str = "", tensor: str = "") -> str:
+    """Follow a difference back through the program to the operator it comes from.
+
+    comparison: a folder that compare wrote; "" is the last comparison. tensor: NAME[@STEP] of a
+    call of the reference; "" is the first significant one.
+    """
+    from whence import api
+    from whence.report.origin import origin_json
+
+    return bounded(orjson.loads(origin_json(api.trace(comparison or api.latest()[0], tensor))))
+
+
+def repro(output: str, comparison: str = "", finding: int = 1, force: bool = False) -> str:
+    """Write one script that reproduces a finding in one operator with its real inputs, and run it
+    both ways: as the target ran it fails, as the reference ran it passes.
+
+    output: folder for repro.py. comparison: a folder that compare wrote; "" is the last comparison.
+    finding: its number in the comparison, from 1.
+    `holds` says whether the script reproduces the finding.
+    """
+    import msgspec
+
+    from whence import api
+
+    result = api.repro(comparison or api.latest()[0], output, finding=finding, force=force)
+    return bounded(msgspec.to_builtins(result))
+
+
+TOOLS = (capture, compare, show, trace, repro)
+
+
+def _calls(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """The calls of a run in a few words each."""
+    from whence.records.slots import is_output
+
+    for line in lines:
+        if line == "]}":
+            return
+        call = orjson.loads(line.rstrip(","))
+        outputs = [ref for ref in call["refs"] if is_output(ref["slot"])]
+        where = {name: call[name] for name in ("op", "step", "rank") if call.get(name)}
+        yield {
+            "number": call.get("number", ""),
+            "name": call.get("scope") or call.get("root", ""),
+            "class": call.get("op_type", ""),
+            **where,
+            "outputs": [f"{ref['record']['dtype']} {ref['record']['shape']}" for ref in outputs],
+        }
+
+
+def bounded(data: Any, omitted: dict[str, int] | None = None, limit: int = LIMIT) -> str:
+    """An object as JSON of at most `limit` bytes: the largest lists are cut from their ends, then
+    the longest texts, and `omitted` counts by field what is missing.
+    """
+    plain = orjson.loads(orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS))
+    counts = {**plain.get("omitted", {}), **(omitted or {})}
+    while True:
+        if counts:
+            plain["omitted"] = counts
+        text = orjson.dumps(plain)
+        if len(text) <= limit or not _cut(plain, counts):
+            return text.decode()
+
+
+def _cut(plain: dict[str, Any], counts: dict[str, int]) -> bool:
+    """Halve the largest list, or the longest text where no list has two items; False where neither
+    is left.
+    """
+    lists: list[tuple[int, str, Any, Any]] = []
+    texts: list[tuple[int, str, Any, Any]] = []
+
+    def visit(holder: Any, path: str) -> None:
+        items = holder.items() if isinstance(holder, dict) else enumerate(holder)
+        for key, value in items:
+            place = f"{path}.{key}" if path else str(key)
+            if isinstance(value, list) and len(value) > 1:
+                lists.append((len(orjson.dumps(value)), place, holder, key))
+            if isinstance(value, str) and len(value) > _SHORT:
+                texts.append((len(value), place, holder, key))
+            if isinstance(value, (dict, list)):
+                visit(value, place)
+
+    visit(plain, "")
+    if not lists and not texts:
+        return False
+    _, place, holder, key = max(lists or texts, key=lambda entry: entry[0])
+    value = holder[key]
+    kept = len(value) // 2
+    counts[place] = counts.get(place, 0) + len(value) - kept
+    if isinstance(value, list):
+        del value[kept:]
+    else:
+        holder[key] = value[:kept] + "…"
+    return True

@@ -11,22 +11,23 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from whence import _kernels, dtypes
 from whence.dtypes import Array, DType
 from whence.errors import UsageError
-from whence.metrics import agreement, extremes, permuted
-from whence.metrics.accumulators import Accumulators, I
-from whence.metrics.batch_runner import BatchRunner
+from whence.metrics import agreement, extremes, numpy_pass, permuted
+from whence.metrics.accumulators import Accumulators, F, I, empty, join, worst_channel
 from whence.metrics.custom import Custom, apply
 from whence.metrics.metric import Metric
-from whence.metrics.passes import Job, Options, copy_row, is_out_of_range, numpy_row, set_context
 from whence.results import Measured
 
 
@@ -279,3 +280,267 @@ def _unravel(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         place, index_on_axis = divmod(place, extent)
         index.append(index_on_axis)
     return tuple(reversed(index))
+
+
+# Jobs in batches of a few megabytes, on threads; a large tensor is cut at row boundaries and its
+# rows are joined again.
+
+BATCH_BYTES = 8 << 20
+BATCH_PAIRS = 4096
+SPLIT_BYTES = 16 << 20
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class BatchRunner:
+    """Gives `finish` the rows of jobs, batch by batch; threads start with the second batch."""
+
+    def __init__(
+        self, options: Options, threads: int, finish: Callable[[Sequence[Job], Accumulators], None]
+    ) -> None:
+        self.options, self.threads, self._finish = options, threads, finish
+        self.pool: ThreadPoolExecutor | None = None
+        self.flying: deque[Future[None]] = deque()
+
+    def run(self, jobs: Iterator[Job]) -> None:
+        batch: list[Job] = []
+        nbytes = 0
+        try:
+            for job in jobs:
+                if self.options.compiled and job.nbytes > SPLIT_BYTES:
+                    self._large(job)
+                else:
+                    batch.append(job)
+                    nbytes += job.nbytes
+                    if nbytes >= BATCH_BYTES or len(batch) >= BATCH_PAIRS:
+                        self._submit(self._batch, batch)
+                        batch, nbytes = [], 0
+                del job
+            if batch:
+                if self.flying:
+                    self._submit(self._batch, batch)
+                else:
+                    self._batch(batch)
+            while self.flying:
+                self.flying.popleft().result()
+        finally:
+            if self.pool is not None:
+                self.pool.shutdown(cancel_futures=True)
+
+    def _submit(self, work: Callable[[Any], None], argument: Any) -> None:
+        if self.threads == 1:
+            work(argument)
+            return
+        while len(self.flying) >= 2 * self.threads:
+            self.flying.popleft().result()
+        self.flying.append(self._pool().submit(work, argument))
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self.pool is None:
+            self.pool = ThreadPoolExecutor(self.threads, thread_name_prefix="whence-measure")
+        return self.pool
+
+    def _ordered(self, work: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
+        """work(item) in order, on the pool, at most two items at once for each thread."""
+        if self.threads == 1:
+            yield from map(work, items)
+            return
+        ahead: deque[Future[U]] = deque()
+        for item in items:
+            ahead.append(self._pool().submit(work, item))
+            if len(ahead) >= 2 * self.threads:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+    def _batch(self, jobs: list[Job]) -> None:
+        self._finish(jobs, rows_of(jobs, self.options))
+
+    def _large(self, job: Job) -> None:
+        """One tensor, cut at row boundaries. numpy walks it in chunks by itself."""
+        if job.path < 0:
+            self._submit(self._batch, [job])
+            return
+        unit = job.channels or _kernels.BLOCK
+        step = max(1, BATCH_BYTES // (unit * (job.r_type.itemsize + job.t_type.itemsize))) * unit
+        whole = empty(1)
+        dd, rr = np.zeros(job.channels), np.zeros(job.channels)
+
+        def work(start: int) -> tuple[int, Accumulators, Any, Any]:
+            stop = min(start + step, job.reference.size)
+            r, t = (
+                numpy_pass.flat(job.reference, start, stop),
+                numpy_pass.flat(job.target, start, stop),
+            )
+            part = Job(0, r, t, job.r_type, job.t_type, job.channels, job.path, r.nbytes + t.nbytes)
+            part_dd, part_rr = np.zeros(job.channels), np.zeros(job.channels)
+            return start, compiled_rows([part], self.options, (part_dd, part_rr)), part_dd, part_rr
+
+        for start, part, part_dd, part_rr in self._ordered(
+            work, range(0, job.reference.size, step)
+        ):
+            join(whole, part, start, start // job.channels if job.channels else 0)
+            whole.ints[0, I["bytes_differ"]] = min(1, whole.ints[0, I["bytes_differ"]])
+            dd += part_dd
+            rr += part_rr
+        if job.channels:
+            worst_channel(whole, np.sqrt(dd), np.sqrt(rr))
+        self._finish([job], whole)
+
+
+# Pairs of arrays -> rows of sums, counts and extremes, by the compiled pass or by numpy.
+
+
+@dataclass(slots=True)
+class Job:
+    """A pair to be measured. place: in the answer. path: its compiled pass, -1 for numpy."""
+
+    place: int
+    reference: Array
+    target: Array
+    r_type: DType
+    t_type: DType
+    channels: int
+    path: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    tier: str
+    rtol: float
+    atol: float
+    compiled: bool
+    custom: tuple[Custom, ...]
+
+
+def numpy_row(job: Job, options: Options) -> Accumulators:
+    """The row of one pair by numpy; for tier "same" only what that needs."""
+    if job.path == _kernels.PATH_SAME:
+        rows = empty(1)
+        rows.ints[0, I["bytes_differ"]] = int(not numpy_pass.same_bytes(job.reference, job.target))
+        return rows
+    return numpy_pass.accumulate(
+        job.reference, job.target, job.channels, options.tier == "full", options.rtol, options.atol
+    )
+
+
+def rows_of(jobs: list[Job], options: Options) -> Accumulators:
+    """The rows of a batch: the compiled pass takes what it can decode, numpy the rest."""
+    by_numpy = [k for k, job in enumerate(jobs) if job.path < 0 or not options.compiled]
+    if not by_numpy:
+        return compiled_rows(jobs, options)
+    rows = empty(len(jobs))
+    by_kernel = [k for k, job in enumerate(jobs) if job.path >= 0 and options.compiled]
+    if by_kernel:
+        some = compiled_rows([jobs[k] for k in by_kernel], options)
+        rows.floats[by_kernel], rows.ints[by_kernel], rows.histogram[by_kernel] = (
+            some.floats,
+            some.ints,
+            some.histogram,
+        )
+    for k in by_numpy:
+        copy_row(numpy_row(jobs[k], options), rows, k)
+    return rows
+
+
+def compiled_rows(
+    jobs: Sequence[Job], options: Options, split: tuple[Any, Any] | None = None
+) -> Accumulators:
+    """A batch's rows by one compiled call. split: sums by channel of a part of a tensor."""
+    rows = empty(len(jobs))
+    dd, rr = (side.__array_interface__["data"][0] for side in split) if split else (0, 0)
+    alive: list[Array] = []  # copies of arrays that were not contiguous
+    table: list[tuple[int, ...]] = []
+    for job in jobs:
+        r, t = job.reference, job.target
+        if not _plain_memory(r):
+            r = numpy_pass.flat(r, 0, r.size)
+            alive.append(r)
+        if not _plain_memory(t):
+            t = numpy_pass.flat(t, 0, t.size)
+            alive.append(t)
+        path = job.path
+        table.append(
+            (
+                r.__array_interface__["data"][0],
+                t.__array_interface__["data"][0],
+                r.nbytes if path == _kernels.PATH_SAME else r.size,
+                job.r_type.code,
+                job.t_type.code,
+                job.channels,
+                dd,
+                rr,
+                path,
+            )
+        )
+    pairs = np.array(table, dtype=np.int64)
+    _kernels.needed().compare(
+        pairs.__array_interface__["data"][0],
+        len(table),
+        2 if options.tier == "full" else 1,
+        options.rtol,
+        options.atol,
+        _kernels.THRESHOLDS.__array_interface__["data"][0],
+        rows.floats.__array_interface__["data"][0],
+        rows.ints.__array_interface__["data"][0],
+        rows.histogram.__array_interface__["data"][0],
+    )
+    return rows
+
+
+def _plain_memory(array: Array) -> bool:
+    """Can a kernel read it where it is: C order, aligned, native byte order?"""
+    flags = array.flags
+    return bool(flags.c_contiguous and flags.aligned and array.dtype.isnative)
+
+
+def is_out_of_range(rows: Accumulators, k: int) -> bool:
+    """Do squares of these float64 values leave the range of float64?"""
+    f = rows.floats[k]
+    sides = [
+        abs(f[F[name]])
+        for name in ("r_min", "r_max", "t_min", "t_max")
+        if abs(f[F[name]]) != np.inf
+    ]
+    top = max(sides, default=0.0)
+    return bool(top > 1e150 or 0.0 < top < 1e-140)
+
+
+def copy_row(source: Accumulators, rows: Accumulators, k: int) -> None:
+    rows.floats[k], rows.ints[k], rows.histogram[k] = (
+        source.floats[0],
+        source.ints[0],
+        source.histogram[0],
+    )
+
+
+def set_context(jobs: Sequence[Job], rows: Accumulators) -> None:
+    entries = [
+        _DTYPE_PAIRS.get((job.r_type.name, job.t_type.name)) or _dtype_pair(job) for job in jobs
+    ]
+    rows.channels[:] = [job.channels for job in jobs]
+    rows.ulp[:] = [entry[0] for entry in entries]
+    rows.signed[:] = [entry[1] for entry in entries]
+    rows.r_top[:] = [entry[2] for entry in entries]
+    rows.t_top[:] = [entry[3] for entry in entries]
+
+
+_DTYPE_PAIRS: dict[tuple[str, str], tuple[bool, bool, float, float]] = {}
+
+
+def _dtype_pair(job: Job) -> tuple[bool, bool, float, float]:
+    """(ULP defined, signed, largest magnitudes that mean saturation) of two dtypes."""
+    r, t = job.r_type, job.t_type
+    tops = [
+        float(d.max_finite) if d.kind == "float" and d.max_finite is not None else np.inf
+        for d in (r, t)
+    ]
+    entry = (
+        r is t and r.kind == "float",
+        r.kind != "complex" and t.kind != "complex",
+        tops[0],
+        tops[1],
+    )
+    return _DTYPE_PAIRS.setdefault((r.name, t.name), entry)

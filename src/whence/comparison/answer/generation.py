@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from whence import align
 from whence._version import __version__
-from whence.comparison.answer import logits_relation
+from whence.align.batches.prompts import Prompt
 from whence.comparison.answer.effect import of_tokens
-from whence.comparison.answer.paired_prompts import PairedPrompts
-from whence.comparison.answer.token_verdicts import BAD, finite, judged
+from whence.comparison.answer.paired_prompts import PairedPrompts, TokenPlace
 from whence.comparison.verdicts.status import Gaps, decide, failed_alone
-from whence.records import Call, Run
+from whence.dtypes import Array
+from whence.judge import token_flips
+from whence.metrics.logits import LogitFigures
+from whence.records import Call, Over, Run
 from whence.records.experts import has_experts
+from whence.records.logits import maker_of
 from whence.results import (
     CauseKind,
     Comparison,
@@ -35,6 +42,7 @@ from whence.results import (
 
 if TYPE_CHECKING:
     from whence.comparison.options import CompareOptions
+
 
 _FAULTY = (
     VerdictKind.INTRODUCED,
@@ -72,7 +80,7 @@ def compare_logits(
     was captured. Where one side holds what the model's last module returned and the other what the
     model made of it, they are brought together first, and never `same`.
     """
-    relation = logits_relation.between(reference, target)
+    relation = between(reference, target)
     if relation is None:
         return _compared(reference, target, options, again, third)
     reference, target, *others = (relation.brought(run) for run in (reference, target, *again))
@@ -366,3 +374,354 @@ def _with_causes(
         calls = [prompts.runs[0].calls[c] for c in prompts.pair(number)[0].calls]
         names = dict.fromkeys(name for c in calls for name in touched.get((c.root, c.step), ()))
         yield msgspec.structs.replace(prompt, no_effect=tuple(names))
+
+
+# Detects that one run recorded logits before, the other after, a scale or cap.
+#
+# Cohere and Granite multiply what their head returns by a number, Gemma 2 caps it with a tanh.
+# Where such a relation lies between the two sides it is found, one side is brought to the other
+# by it, and what is left over is compared; whether the relation itself is right is not known
+# then.
+
+Floats = npt.NDArray[np.float64]
+
+# of the logits' own norm: what is left over at most tokens, once both are the same tensor
+_ALIKE = 0.05
+_LEAST_GAIN = 4.0  # times less is left over with a relation than without
+_HALVINGS = 60
+
+
+class Relation(NamedTuple):
+    """How what a model returned follows from what its module `maker` returned: `factor` times it,
+    or `cap` * tanh(it / cap), where cap is not 0. left_over: at most tokens, relative to the norm.
+    """
+
+    maker: str
+    inside: str  # side that holds what the module returned
+    tokens: int
+    left_over: float
+    factor: float = 1.0
+    cap: float = 0.0
+
+    def brought(self, run: Run) -> Run:
+        """A run of what the module returned as one of what the model returned; another as it is."""
+        return _Related(run, self) if maker_of(run) else run
+
+    def applied(self, array: Floats) -> Floats:
+        """What the model makes of what its module returned."""
+        return self.cap * np.tanh(array / self.cap) if self.cap else self.factor * array
+
+    def told(self, result: Comparison) -> Comparison:
+        """A comparison of what was brought together, with what lies between: no `same` then."""
+        outside = "target" if self.inside == "reference" else "reference"
+        sides = (
+            f"the {self.inside}'s logits are what {self.maker} returned, the {outside}'s what the "
+            "model returned"
+        )
+        if self.is_identity:
+            text = f"{sides}; no factor and no cap lies between"
+            notes = (text,) if result.status != Status.SAME else ()
+            return msgspec.structs.replace(result, notes=(*result.notes, *notes))
+        between = (
+            f"{self.cap:.4g} * tanh(logits / {self.cap:.4g})"
+            if self.cap
+            else f"a factor of {self.factor:.6g}"
+        )
+        text = f"not the same tensor: {sides}; {between} lies between, at {self.tokens} tokens"
+        if result.status == Status.DIFFERENT:
+            return msgspec.structs.replace(result, notes=(*result.notes, text))
+        advice = (
+            "alike but for that, and whether it is right is not known: capture the same tensor on "
+            "both sides (--logits-module on both, or on neither)"
+        )
+        return msgspec.structs.replace(
+            result, status=Status.UNDECIDED, headline=f"{text}; {advice}"
+        )
+
+    @property
+    def is_identity(self) -> bool:
+        """Does the model return what its module did, as far as it is known?"""
+        return self.factor == 1.0 and not self.cap
+
+
+class _Related(Over):
+    """A run whose logits are what the model made of them."""
+
+    def __init__(self, base: Run, relation: Relation) -> None:
+        super().__init__(base)
+        self._relation = relation
+        self._logits = {
+            ref.record for call in base.calls for ref in call.refs if ref.slot == "output.logits"
+        }
+
+    def array(self, record: int) -> Array:
+        array = self.base.array(record)
+        if record not in self._logits:
+            return array
+        return self._relation.applied(array.astype(np.float64)).astype(array.dtype)
+
+
+def between(reference: Run, target: Run) -> Relation | None:
+    """The relation between what one side's module returned and what the other side's model did, the
+    identity where none is found; None where both hold the same tensor.
+    """
+    makers = maker_of(reference), maker_of(target)
+    if bool(makers[0]) == bool(makers[1]):
+        return None
+    inside = 0 if makers[0] else 1
+    rows = [
+        (pair[inside], pair[1 - inside]) for pair in PairedPrompts(reference, target).logit_rows()
+    ]
+    identity = Relation(makers[inside], ("reference", "target")[inside], len(rows), 0.0)
+    if not rows:
+        return identity
+    related = [
+        relation._replace(left_over=_left_over(rows, relation.applied))
+        for relation in (
+            identity._replace(factor=_factor(rows)),
+            identity._replace(cap=_cap(rows)),
+        )
+    ]
+    best = min(related, key=lambda relation: relation.left_over)
+    least = _left_over(rows, identity.applied) / _LEAST_GAIN
+    return best if best.left_over < min(_ALIKE, least) else identity
+
+
+def _left_over(rows: Sequence[tuple[Floats, Floats]], applied: Callable[[Floats], Floats]) -> float:
+    """What a relation leaves over at most tokens, relative to the norm."""
+    return median(
+        float(np.linalg.norm(returned - applied(made)) / (np.linalg.norm(returned) or 1.0))
+        for made, returned in rows
+    )
+
+
+def _factor(rows: Sequence[tuple[Floats, Floats]]) -> float:
+    """By least squares, of the token in the middle; 0.0 where there is none."""
+    return median(float(made @ returned / ((made @ made) or np.inf)) for made, returned in rows)
+
+
+def _cap(rows: Sequence[tuple[Floats, Floats]]) -> float:
+    """The cap with which the norm of a token becomes that of the other side, of the token in the
+    middle; 0.0 where the other side is not smaller.
+    """
+    return median(_cap_of(made, returned) for made, returned in rows)
+
+
+def _cap_of(made: Floats, returned: Floats) -> float:
+    norm, largest = float(np.linalg.norm(returned)), float(np.abs(made).max(initial=0.0))
+    if not largest or not 0.0 < norm < float(np.linalg.norm(made)):
+        return 0.0
+    low, high = float(np.abs(returned).max()) / 2, largest * 1e4
+    for _ in range(_HALVINGS):
+        middle = (low * high) ** 0.5
+        if np.linalg.norm(middle * np.tanh(made / middle)) < norm:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+# A verdict for every token that both runs chose, and for every prompt.
+
+BAD = (TokenKind.UNEXPLAINED, TokenKind.OFF)
+
+
+def judged(
+    prompts: PairedPrompts,
+    noise: Sequence[float],
+    *,
+    logits_only: bool,
+    faulty: Collection[tuple[str, int]] = (),
+) -> Generation:
+    """Every token judged. noise: relative errors between runs of the reference. faulty: (root,
+    step) of calls of the reference that a proven fault reaches.
+    """
+    places: list[TokenPlace] = []
+    lengths: list[tuple[int, int]] = []
+    for number in range(len(prompts.pairs)):
+        compared, counts = prompts.places(number)
+        places += compared
+        lengths.append(counts)
+    places.sort(key=prompts.moment)
+    judgements = _judgements(prompts, places, noise, faulty)
+    tokens = tuple(_token(prompts, p, judgements.get(id(p))) for p in places)
+    outcomes = tuple(_prompted(prompts, n, tokens, counts) for n, counts in enumerate(lengths))
+    unflagged = [
+        t.numbers.get("rel_logit_err") or 0.0
+        for t in tokens
+        if t.verdict in (TokenKind.NOISE, TokenKind.EXPLAINED, TokenKind.SAMPLED)
+    ]
+    suspect = next((i for i, t in enumerate(tokens) if t.verdict in BAD), -1)
+    return Generation(
+        logits_only,
+        outcomes,
+        tokens,
+        sum(p.compared for p in outcomes),
+        sum(p.of for p in outcomes) + prompts.unpaired_length(),
+        median(unflagged) if unflagged else None,
+        len(prompts.reference) - len(prompts.pairs),
+        len(prompts.target) - len(prompts.pairs),
+        prompts.is_forced,
+        suspect,
+        _words(tokens[suspect], outcomes[places[suspect].pair]) if suspect >= 0 else "",
+    )
+
+
+def _judgements(
+    prompts: PairedPrompts,
+    places: Sequence[TokenPlace],
+    noise: Sequence[float],
+    faulty: Collection[tuple[str, int]],
+) -> Mapping[int, token_flips.Judged]:
+    """By id of the place, what rounding explains there."""
+    measured = [(p, p.figures) for p in places if p.figures is not None]
+    working = prompts.roundoff((p for p, _ in measured), weights=False)
+    wrong = [
+        working if any((call.root, call.step) in faulty for call in prompts.behind(p)) else 0.0
+        for p, _ in (measured if faulty else ())
+    ]
+    roundoff = prompts.roundoff(p for p, _ in measured)
+    judgements = token_flips.judged([f for _, f in measured], roundoff, noise, wrong)
+    return {id(p): j for (p, _), j in zip(measured, judgements, strict=True)}
+
+
+def _token(
+    prompts: PairedPrompts, place: TokenPlace, judgement: token_flips.Judged | None
+) -> Token:
+    pair = prompts.pair(place.pair)
+    scores = [prompt.scores[place.index] for prompt in pair]
+    steps = [run.calls[s.call].step for run, s in zip(prompts.runs, scores, strict=True)]
+    where = (
+        prompts.pairs[place.pair].reference + 1,
+        place.index + 1,
+        steps[0],
+        scores[0].row,
+        steps[1],
+        scores[1].row,
+    )
+    following = [p.tokens[place.index + 1] if place.index + 1 < len(p.tokens) else -1 for p in pair]
+    f = place.figures
+    if f is None or judgement is None:
+        return Token(*where, following[0], following[1], TokenKind.INCOMPARABLE, why=place.why)
+    best = [f.first, f.other]
+    chosen = [a if a >= 0 else b for a, b in zip(following, best, strict=True)]
+    is_same = chosen[0] == chosen[1]
+    # Fed alike, yet the models would go on otherwise; or the other way round.
+    if (is_same and not f.agree) or (not is_same and prompts.is_forced and f.agree):
+        chosen = best
+    why = f"{f.nonfinite} logits are NaN or infinite in one run alone" if f.nonfinite else ""
+    numbers = {
+        "cosine_similarity": f.cosine_similarity,
+        "rel_l2": f.rel_l2,
+        "kl": f.kl,
+        "top1": float(f.agree),
+        "top5": f.top5,
+        "rank": float(f.rank),
+        "margin": f.margin,
+        "gap": f.gap,
+        "logit_err": f.logit_err,
+        "rel_logit_err": f.rel_logit_err,
+        "noise": judgement.noise,
+    }
+    figures = {name: finite(value) for name, value in numbers.items()}
+    verdict = _kind(place, f, judgement, chosen)
+    score = round(judgement.score, 4)
+    return Token(*where, chosen[0], chosen[1], verdict, score, figures, why)
+
+
+def _kind(
+    place: TokenPlace, f: LogitFigures, judgement: token_flips.Judged, chosen: Sequence[int]
+) -> TokenKind:
+    """The verdict of a token. chosen: by either run."""
+    if f.nonfinite:
+        return TokenKind.OFF if f.agree else TokenKind.UNEXPLAINED
+    if judgement.flip and judgement.flip != TokenKind.EXPLAINED:
+        return TokenKind(judgement.flip)
+    if judgement.off:
+        return TokenKind.OFF
+    if judgement.flip:
+        is_best = list(chosen) == [f.first, f.other]
+        return TokenKind.EXPLAINED if is_best else TokenKind.SAMPLED
+    if chosen[0] != chosen[1]:
+        return TokenKind.SAMPLED
+    return TokenKind.IDENTICAL if place.is_equal else TokenKind.NOISE
+
+
+def _prompted(
+    prompts: PairedPrompts, number: int, tokens: Sequence[Token], lengths: tuple[int, int]
+) -> Prompted:
+    reference, target = prompts.pair(number)
+    name = prompts.pairs[number].reference + 1
+    indices = [i for i, t in enumerate(tokens) if t.prompt == name]
+    verdicts = Counter(tokens[i].verdict for i in indices)
+    compared = len(indices) - verdicts[TokenKind.INCOMPARABLE]
+    chosen_off = sum(
+        tokens[i].verdict == TokenKind.OFF and tokens[i].reference != tokens[i].target
+        for i in indices
+    )
+    worst = next((v for v in ("unexplained", "off", "explained", "sampled") if verdicts[v]), "")
+    outcome = worst or ("equal" if compared else "not compared")
+    if outcome == "equal" and _has_ended(reference, target, lengths):
+        outcome = "not compared"
+    root = reference.call
+    return Prompted(
+        reference.tokens[: min(reference.prompt, target.prompt)],
+        root.root,
+        root.rank,
+        root.step,
+        reference.row,
+        target.call.step,
+        target.row,
+        *lengths,
+        compared,
+        max(lengths[0], compared),
+        outcome,
+        (
+            verdicts[TokenKind.EXPLAINED],
+            verdicts[TokenKind.UNEXPLAINED] + chosen_off,
+            verdicts[TokenKind.SAMPLED],
+        ),
+        next((i for i in indices if tokens[i].reference != tokens[i].target), -1),
+        next((i for i in indices if tokens[i].verdict == TokenKind.OFF), -1),
+        number=name,
+    )
+
+
+def _has_ended(reference: Prompt, target: Prompt, lengths: tuple[int, int]) -> bool:
+    """Did the target stop long before the reference, though nothing differed?"""
+    return len(reference.calls) > 1 and len(target.calls) > 1 and lengths[1] < lengths[0]
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no infinity: None."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _words(token: Token, prompt: Prompted) -> str:
+    """A token that is not explained, in a sentence."""
+    place = (
+        f"prompt {token.prompt}, token {token.index - len(prompt.ids)} (step {token.step}, "
+        f"row {token.row}"
+    )
+    if (token.target_step, token.target_row) != (token.step, token.row):
+        place += f"; target step {token.target_step}, row {token.target_row}"
+    n = token.numbers
+    if token.why:
+        return f"{place}): {token.why}"
+    choices = (
+        f"{token.reference} in the reference, {token.target} in the target; "
+        if token.reference != token.target
+        else ""
+    )
+    if token.verdict == TokenKind.OFF:
+        parts = (
+            f"the logits part by {n.get('rel_logit_err') or 0:.2g} of their spread, "
+            f"{token.score:.3g} times what rounding explains"
+        )
+        return f"{place}): {choices}{parts}"
+    noise = n.get("noise")
+    against = f"{noise:.3g}" if noise is not None else "not known"
+    return (
+        f"{place}): {choices}the reference puts {n.get('gap') or 0:.3g} between them, the "
+        f"noise of a logit is {against}"
+    )

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
-from collections.abc import Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from whence._version import __version__
 from whence.align.environment import changed, observer_effects
-from whence.comparison.answer.not_there import with_missing
 from whence.comparison.options import CompareOptions
-from whence.records import Call, Run, marks, missing_of
-from whence.results import Comparison, Status
+from whence.readers.unread import same_bytes
+from whence.records import Call, Dumped, Lack, Missing, Run, files_of, marks, missing_of
+from whence.results import Comparison, NotThere, Status
 
 _MAX_ERROR_TEXT = 200  # characters of an exception that are shown
 
@@ -56,3 +59,137 @@ def ended(result: Comparison, reference: Run, target: Run, options: CompareOptio
     from whence.comparison.answer.next_steps import next_steps  # which looks at what the stages say
 
     return msgspec.structs.replace(result, next=next_steps(result, reference, target))
+
+
+# What either run lacks: where that was not accepted, two runs are not the same.
+#
+# Every route to an answer ends here. A fault in what is there stays a fault.
+
+_PARTIAL = frozenset((Lack.CUT, Lack.RANK, Lack.RUNNING, Lack.DAMAGED, Lack.ABSENT))
+"""What `partial` accepts."""
+_IGNORED = frozenset((Lack.UNREAD, Lack.DAMAGED, Lack.ABSENT))
+"""Kinds of files that `ignore` may name."""
+_OF_ONE_RUN = re.compile(r"\d{8,}|(?<=pid)\d+")
+"""What in a file's name is of one run alone: times, numbers of processes."""
+
+
+def not_there(reference: Run, target: Run, options: CompareOptions) -> Iterator[NotThere]:
+    """What either run lacks, the reference first."""
+    for side, run in (("reference", reference), ("target", target)):
+        for missing in missing_of(run):
+            yield _told(side, missing, options)
+
+
+def with_missing(
+    result: Comparison, reference: Run, target: Run, options: CompareOptions
+) -> Comparison:
+    """The answer, which is not that the runs are the same where one of them is not whole."""
+    missing = _with_equal_files(tuple(not_there(reference, target, options)), reference, target)
+    pairs = _files_in_pairs(reference, target)
+    beside = [
+        *_absent(pairs, reference, target),
+        *(_of_other_size(pairs, reference, target) if result.incomparable else ()),
+    ]
+    missing += tuple(_told(side, one, options) for side, one in beside)
+    result = msgspec.structs.replace(result, missing=missing)
+    open_ones = [one for one in missing if not one.accepted]
+    if not open_ones or result.status != Status.SAME:
+        return result
+    return msgspec.structs.replace(result, status=Status.UNDECIDED, headline=_headline(open_ones))
+
+
+def _with_equal_files(
+    missing: tuple[NotThere, ...], reference: Run, target: Run
+) -> tuple[NotThere, ...]:
+    """Accepted, too, are files that nobody read and that hold the same bytes in both runs."""
+    unread = Counter(one.where for one in missing if one.kind == Lack.UNREAD and not one.accepted)
+    equal = {
+        file
+        for file, sides in unread.items()
+        if sides == 2 and same_bytes(Path(reference.path) / file, Path(target.path) / file)
+    }
+    return tuple(
+        msgspec.structs.replace(
+            one, accepted=True, text=f"{one.where} is not read; both runs have it, byte by byte"
+        )
+        if one.kind == Lack.UNREAD and one.where in equal
+        else one
+        for one in missing
+    )
+
+
+def _told(side: str, missing: Missing, options: CompareOptions) -> NotThere:
+    """With what to do about a file, where its text leaves that open."""
+    text = missing.text
+    if missing.kind in _IGNORED and "--ignore" not in text:
+        again = "" if "again" in text else " copy it again, or"
+        text += f";{again} give --ignore {missing.where!r} to do without"
+    return NotThere(side, missing.kind, missing.where, text, _is_accepted(missing, options))
+
+
+_Pairs = list[tuple[list[str], list[str]]]
+
+
+def _files_in_pairs(reference: Run, target: Run) -> _Pairs:
+    """The files of both dumps by their names, but for what names one run; none where fewer than
+    half have a namesake, as in dumps of two tools.
+    """
+    names: defaultdict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    for side, run in enumerate((reference, target)):
+        for file in sorted(files_of(run)):
+            names[_OF_ONE_RUN.sub("#", file)][side].append(file)
+    both = sum(min(map(len, pair)) for pair in names.values())
+    either = sum(max(map(len, pair)) for pair in names.values())
+    return list(names.values()) if 2 * both >= either else []
+
+
+def _absent(pairs: _Pairs, reference: Run, target: Run) -> Iterator[tuple[str, Missing]]:
+    """Files that one run has and the other has not, though it has most of its files."""
+    for one, other in pairs:
+        for side, run, held, lacking in (
+            ("reference", target, other, one),
+            ("target", reference, one, other),
+        ):
+            for file in held[len(lacking) :]:
+                if files_of(run)[file]:
+                    yield side, Missing(Lack.ABSENT, file, f"{file} is in the other run only")
+
+
+def _of_other_size(pairs: _Pairs, reference: Run, target: Run) -> Iterator[tuple[str, Missing]]:
+    """Files that hold more or fewer elements than their namesakes: exchanged, it may be."""
+    elements, others = _elements_in_files(reference), _elements_in_files(target)
+    for one, other in pairs:
+        for file, namesake in zip(one, other, strict=False):
+            count, second = elements[file], others[namesake]
+            if count and second and count != second:
+                text = (
+                    f"{namesake} holds {second:,} elements and its namesake {count:,}, and they "
+                    "are not all compared: exchanged with another file?"
+                )
+                yield "target", Missing(Lack.DAMAGED, namesake, text)
+
+
+def _elements_in_files(run: Run) -> Counter[str]:
+    held: Counter[str] = Counter()
+    for record in run.records:
+        if isinstance(record.elements, Dumped):
+            held[record.elements.file.partition(",")[0]] += record.count
+    return held
+
+
+def _is_accepted(missing: Missing, options: CompareOptions) -> bool:
+    if options.partial and missing.kind in _PARTIAL:
+        return True
+    return missing.kind in _IGNORED and any(
+        fnmatch.fnmatchcase(missing.where, pattern) for pattern in options.ignore
+    )
+
+
+def _headline(missing: Sequence[NotThere]) -> str:
+    """Why two runs are not called the same that differ in nothing that is there."""
+    if missing[0].kind == Lack.WATCHED:
+        return f"no fault in what was captured, but of the {missing[0].side}: {missing[0].text}"
+    sides = dict.fromkeys(one.side for one in missing)
+    whose = "neither run is" if len(sides) > 1 else f"the {missing[0].side} is not"
+    others = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+    return f"no fault in what is there, but {whose} whole: {missing[0].text}{others}"

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from whence import dtypes
 from whence.comparison.onnx_files import operator_sets as sets
-from whence.comparison.onnx_files.folding import MOST, fold
 from whence.comparison.onnx_files.graph import Graph, Node, Weight, held
-from whence.comparison.onnx_files.lowering import lowered
-from whence.dtypes import is_floating
+from whence.dtypes import Array, is_floating
 from whence.errors import ElementsMissing
 from whence.readers.encodings.onnx_tensor import dtype_of
 
@@ -357,3 +357,377 @@ def _folded_into(graph: Graph, conv: Node, norm: Node) -> bool:
     conv.inputs = [conv.inputs[0], *(f"{new} with {norm.name}" for new in folded)]
     conv.outputs = [norm.outputs[0]]
     return True
+
+
+# Fused nodes as the plain ones that they stand for, as the specifications of ONNX and of ONNX
+# Runtime's own operators write them out; nodes that have no other form stay.
+
+_MICROSOFT = "com.microsoft."
+
+
+def lowered(graph: Graph, node: Node) -> list[Node]:
+    """The nodes that one stands for: itself, where it has no other form."""
+    write = _FORMS.get(node.op_type)
+    parts = write(graph, node) if write is not None else None
+    if parts is None:
+        return [node]
+    return [inner for part in parts for inner in ([part] if part is node else lowered(graph, part))]
+
+
+def _part(node: Node, op_type: str, inputs: list[str], output: str, **attributes: Any) -> Node:
+    return Node(
+        op_type,
+        node.name,
+        inputs,
+        [output],
+        attributes,
+        opset=0 if node.op_type.startswith(_MICROSOFT) else node.opset,
+        place=node.place,
+        said=node.said,
+    )
+
+
+def _inner(node: Node, number: int = 0) -> str:
+    """A name for what lies between two parts."""
+    return f"{node.outputs[0]} inside {number}"
+
+
+def _gemm(graph: Graph, node: Node) -> list[Node] | None:
+    attributes = node.attributes
+    weight = graph.weights.get(node.inputs[1])
+    if weight is None or attributes["transA"]:
+        return None
+    name = node.inputs[1]
+    if attributes["transB"]:
+        name = f"{name} transposed"
+        graph.weights[name] = transposed(weight.name, weight)
+    bias = node.inputs[2] if len(node.inputs) > 2 else ""
+    alpha, beta = {"alpha": attributes["alpha"]}, {"beta": attributes["beta"]}
+    if not bias:
+        return [_part(node, "MatMul", [node.inputs[0], name], node.outputs[0], **alpha)]
+    between = _inner(node)
+    return [
+        _part(node, "MatMul", [node.inputs[0], name], between, **alpha),
+        _part(node, "Add", [between, bias], node.outputs[0], **beta),
+    ]
+
+
+def _matmul(graph: Graph, node: Node) -> list[Node] | None:
+    """FusedMatMul that only multiplies, or scales too."""
+    attributes = node.attributes
+    if any(attributes.get(k) for k in ("transA", "transBatchA", "transBatchB")):
+        return None
+    first, second = node.inputs
+    if attributes.get("transB"):
+        weight = graph.weights.get(second)
+        if weight is None or len(weight.shape) != 2:
+            return None
+        second = f"{second} transposed"
+        graph.weights[second] = transposed(weight.name, weight)
+    alpha = attributes.get("alpha", 1.0)
+    if alpha != 1.0:
+        return None
+    return [_part(node, "MatMul", [first, second], node.outputs[0])]
+
+
+def _activation(node: Node, source: str) -> Node | None:
+    """The activation that a fused node applies last."""
+    name = node.attributes.get("activation", "")
+    numbers = node.attributes.get("activation_params", [])
+    output = node.outputs[0]
+    if name in ("Relu", "Sigmoid", "Tanh"):
+        return _part(node, name, [source], output)
+    if name == "LeakyRelu" and len(numbers) == 1:
+        return _part(node, name, [source], output, alpha=numbers[0])
+    if name == "HardSigmoid" and len(numbers) == 2:
+        return _part(node, name, [source], output, alpha=numbers[0], beta=numbers[1])
+    if name == "Clip" and len(numbers) == 2:
+        return _part(node, name, [source], output, min=[numbers[0]], max=[numbers[1]])
+    return None
+
+
+def _convolution(graph: Graph, node: Node) -> list[Node] | None:
+    between = _inner(node)
+    end = _activation(node, between)
+    if end is None:
+        return None
+    given = {k: v for k, v in node.attributes.items() if not k.startswith("activation")}
+    summed = node.inputs[3] if len(node.inputs) > 3 else ""
+    first = _part(node, "Conv", node.inputs[:3], _inner(node, 1) if summed else between, **given)
+    if not summed:
+        return [first, end]
+    return [first, _part(node, "Add", [first.outputs[0], summed], between), end]
+
+
+def _fused_gemm(graph: Graph, node: Node) -> list[Node] | None:
+    between = _inner(node)
+    end = _activation(node, between)
+    if end is None:
+        return None
+    defaults = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
+    given = {k: v for k, v in node.attributes.items() if not k.startswith("activation")}
+    return [_part(node, "Gemm", node.inputs, between, **{**defaults, **given}), end]
+
+
+def _gelu(approximate: str) -> Callable[[Graph, Node], list[Node]]:
+    def write(graph: Graph, node: Node) -> list[Node]:
+        bias = node.inputs[1] if len(node.inputs) > 1 else ""
+        source, parts = node.inputs[0], list[Node]()
+        if bias:
+            source = _inner(node)
+            parts = [_part(node, "Add", node.inputs[:2], source)]
+        return [*parts, _part(node, "Gelu", [source], node.outputs[0], approximate=approximate)]
+
+    return write
+
+
+def _quick_gelu(graph: Graph, node: Node) -> list[Node]:
+    alpha = float(node.attributes.get("alpha", 1.702))
+    source, between = node.inputs[0], _inner(node)
+    parts, scaled = [], source
+    if alpha != 1:
+        name, scaled = f"{node.name} alpha", _inner(node, 1)
+        graph.weights[name] = held(name, np.asarray(alpha, np.float32))
+        parts = [_part(node, "Mul", [source, name], scaled)]
+    return [
+        *parts,
+        _part(node, "Sigmoid", [scaled], between),
+        _part(node, "Mul", [source, between], node.outputs[0]),
+    ]
+
+
+def _skip_norm(kind: str) -> Callable[[Graph, Node], list[Node] | None]:
+    """A norm of a sum. kind: of the norm."""
+
+    def write(graph: Graph, node: Node) -> list[Node] | None:
+        inputs = [*node.inputs, "", "", "", ""]
+        place = 4 if kind == "LayerNormalization" else 3
+        scale, shift = inputs[2], inputs[3] if place == 4 else ""
+        if any(node.outputs[1:3]):
+            return None
+        bias = inputs[place]
+        total = node.outputs[3] if len(node.outputs) > 3 and node.outputs[3] else _inner(node)
+        parts = [_part(node, "Add", inputs[:2], _inner(node, 1) if bias else total)]
+        if bias:
+            parts.append(_part(node, "Add", [parts[0].outputs[0], bias], total))
+        epsilon = node.attributes.get("epsilon", 9.999999960041972e-13)
+        operands = [v for v in (total, scale, shift) if v]
+        given = {"axis": -1, "epsilon": epsilon, "stash_type": 1}
+        return [*parts, _part(node, kind, operands, node.outputs[0], **given)]
+
+    return write
+
+
+def _rms(graph: Graph, node: Node) -> list[Node] | None:
+    if any(node.outputs[1:]):
+        return None
+    given = {"axis": -1, "epsilon": 9.999999747378752e-06, "stash_type": 1} | node.attributes
+    return [_part(node, "RMSNormalization", node.inputs, node.outputs[0], **given)]
+
+
+def _reciprocal(graph: Graph, node: Node) -> list[Node]:
+    name = f"{node.name} one"
+    graph.weights[name] = held(name, np.asarray(1, np.float32))
+    return [_part(node, "Div", [name, node.inputs[0]], node.outputs[0])]
+
+
+def _sum(graph: Graph, node: Node) -> list[Node] | None:
+    if len(node.inputs) != 2:
+        return None
+    return [_part(node, "Add", node.inputs, node.outputs[0])]
+
+
+_FORMS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
+    "Gemm": _gemm,
+    "Reciprocal": _reciprocal,
+    "SimplifiedLayerNormalization": _rms,
+    "Sum": _sum,
+    f"{_MICROSOFT}BiasGelu": _gelu("none"),
+    f"{_MICROSOFT}FastGelu": _gelu("tanh"),
+    f"{_MICROSOFT}FusedConv": _convolution,
+    f"{_MICROSOFT}FusedGemm": _fused_gemm,
+    f"{_MICROSOFT}FusedMatMul": _matmul,
+    f"{_MICROSOFT}Gelu": _gelu("none"),
+    f"{_MICROSOFT}QuickGelu": _quick_gelu,
+    f"{_MICROSOFT}SkipLayerNormalization": _skip_norm("LayerNormalization"),
+    f"{_MICROSOFT}SkipSimplifiedLayerNormalization": _skip_norm("RMSNormalization"),
+}
+
+
+# Nodes whose result the file decides: what they make of weights, element by element, and of
+# extents that are known.
+#
+# Only what moves elements or rounds as the standard says is computed, so that the result is the
+# one that any engine would have folded.
+
+MOST = 1 << 22
+"""Elements of what is folded; a transposed weight may be larger: it is made when asked for."""
+
+Fold = Callable[[Node, list[Any]], Any]
+
+
+def fold(graph: Graph) -> None:
+    """Turn nodes into weights, as far as the file decides what they make. Changes the graph."""
+    left = []
+    for node in graph.nodes:
+        value = _made(graph, node)
+        if value is None:
+            left.append(node)
+        else:
+            graph.weights[node.outputs[0]] = value
+    graph.nodes = left
+
+
+def _made(graph: Graph, node: Node) -> Weight | None:
+    """The weight that a node makes; None where the file does not decide it."""
+    if len([v for v in node.outputs if v]) != 1 or node.inner:
+        return None
+    name = node.outputs[0]
+    if node.op_type == "Shape":
+        shape = _known_shape(graph, node.inputs[0])
+        if shape is None:
+            return None
+        part = slice(node.attributes.get("start", 0), node.attributes.get("end"))
+        return held(name, np.asarray(shape[part], np.int64))
+    if node.op_type not in _FOLDS and node.op_type != "Transpose":
+        return None
+    if not all(v in graph.weights for v in node.inputs if v):
+        return None
+    weights = [graph.weights[v] if v else None for v in node.inputs]
+    if node.op_type == "Transpose" and weights and weights[0] is not None:
+        return transposed(name, weights[0], node.attributes.get("perm"))
+    if sum(_size(w) for w in weights if w is not None) > MOST:
+        return None
+    try:
+        arrays = [w.load() if w is not None else None for w in weights]
+        with np.errstate(all="ignore"):
+            result = np.asarray(_FOLDS[node.op_type](node, arrays))
+    except (ElementsMissing, ValueError, IndexError, TypeError, KeyError, ZeroDivisionError):
+        return None
+    return held(name, result) if result.size <= MOST else None
+
+
+def transposed(name: str, weight: Weight, order: Sequence[int] | None = None) -> Weight:
+    """A weight with its axes in another order, reversed without one."""
+    axes = tuple(order) if order is not None else tuple(reversed(range(len(weight.shape))))
+    shape = tuple(weight.shape[i] for i in axes)
+    step = weight.step
+    if step is not None and step.ndim == len(axes):
+        step = step.transpose(axes)
+    words = "" if axes == tuple(range(len(axes))) else "transposed"
+    if weight.how == words:  # there and back
+        words = ""
+    return Weight(
+        weight.name or name, weight.dtype, shape, lambda: weight.load().transpose(axes), step, words
+    )
+
+
+def _known_shape(graph: Graph, value: str) -> tuple[int, ...] | None:
+    shape = graph.weights[value].shape if value in graph.weights else graph.shapes.get(value)
+    return shape if shape is not None and all(n >= 0 for n in shape) else None
+
+
+def _size(weight: Weight) -> int:
+    return int(np.prod(weight.shape, dtype=np.float64))
+
+
+def _axes(node: Node, arrays: Sequence[Any]) -> list[int] | None:
+    if len(arrays) > 1 and arrays[1] is not None:
+        return [int(n) for n in np.asarray(arrays[1]).reshape(-1)]
+    axes = node.attributes.get("axes")
+    return None if axes is None else [int(n) for n in axes]
+
+
+def _unsqueeze(node: Node, arrays: list[Any]) -> Array:
+    axes = _axes(node, arrays) or []
+    rank = arrays[0].ndim + len(axes)
+    out: Array = arrays[0]
+    for axis in sorted(a % rank for a in axes):
+        out = np.expand_dims(out, axis)
+    return out
+
+
+def _squeeze(node: Node, arrays: list[Any]) -> Array:
+    axes = _axes(node, arrays)
+    return np.asarray(np.squeeze(arrays[0], None if axes is None else tuple(axes)))
+
+
+def _reshape(node: Node, arrays: list[Any]) -> Array:
+    shape = arrays[1] if len(arrays) > 1 else node.attributes["shape"]
+    old = arrays[0].shape
+    keeps = not node.attributes.get("allowzero")
+    new = [old[i] if not n and keeps else int(n) for i, n in enumerate(np.asarray(shape).tolist())]
+    return np.asarray(arrays[0].reshape(new))
+
+
+def _slice(node: Node, arrays: list[Any]) -> Array:
+    stated = [node.attributes.get(name) for name in ("starts", "ends", "axes", "steps")]
+    if len(arrays) > 1:
+        stated = [None if a is None else a.tolist() for a in arrays[1:]] + [None] * 4
+    starts, ends = list(stated[0] or ()), list(stated[1] or ())
+    axes = list(stated[2] or range(len(starts)))
+    steps = list(stated[3] or [1] * len(starts))
+    cut = [slice(None)] * arrays[0].ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        stop = None if step < 0 and end < -arrays[0].shape[axis] else end
+        cut[axis] = slice(start, stop, step)
+    return np.asarray(arrays[0][tuple(cut)])
+
+
+def _cast(node: Node, arrays: list[Any]) -> Array:
+    return np.asarray(arrays[0].astype(dtypes.named(dtype_of(node.attributes["to"])).numpy))
+
+
+def _of_shape(node: Node, arrays: list[Any]) -> Array:
+    value = node.attributes.get("value")
+    if value is None:
+        return np.zeros(arrays[0].tolist(), np.float32)
+    kind = dtypes.named(value["dtype"]).numpy
+    return np.full(arrays[0].tolist(), value["values"][0]).astype(kind)
+
+
+def _expand(node: Node, arrays: list[Any]) -> Array:
+    return np.asarray(arrays[0] * np.ones(arrays[1].tolist(), arrays[0].dtype))
+
+
+def _divide(node: Node, arrays: list[Any]) -> Array:
+    a, b = arrays
+    if a.dtype.kind not in "iu":
+        return np.asarray(a / b)
+    return np.asarray(np.trunc(a / b).astype(a.dtype))
+
+
+def _gather(node: Node, arrays: list[Any]) -> Array:
+    return np.asarray(np.take(arrays[0], arrays[1], axis=node.attributes.get("axis", 0)))
+
+
+def _range(node: Node, arrays: list[Any]) -> Array:
+    start, stop, step = (a.item() for a in arrays)
+    return np.arange(start, stop, step).astype(arrays[0].dtype)
+
+
+_FOLDS: dict[str, Fold] = {
+    "Add": lambda node, a: a[0] + a[1],
+    "Cast": _cast,
+    "Concat": lambda node, a: np.concatenate(a, node.attributes["axis"]),
+    "ConstantOfShape": _of_shape,
+    "Div": _divide,
+    "Equal": lambda node, a: a[0] == a[1],
+    "Expand": _expand,
+    "Gather": _gather,
+    "Greater": lambda node, a: a[0] > a[1],
+    "Less": lambda node, a: a[0] < a[1],
+    "LessOrEqual": lambda node, a: a[0] <= a[1],
+    "Mul": lambda node, a: a[0] * a[1],
+    "Neg": lambda node, a: -a[0],
+    "Not": lambda node, a: ~a[0],
+    "And": lambda node, a: a[0] & a[1],
+    "Range": _range,
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "Sqrt": lambda node, a: np.sqrt(a[0]),
+    "Squeeze": _squeeze,
+    "Sub": lambda node, a: a[0] - a[1],
+    "Unsqueeze": _unsqueeze,
+    "Where": lambda node, a: np.where(*a),
+}

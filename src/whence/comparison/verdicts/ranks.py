@@ -6,22 +6,21 @@ A hypothesis over the ranks' parts is put forward only where it gives what the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from whence import dtypes
 from whence.align import derived_run, dims
+from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.replays.self_check import Threads
 from whence.comparison.verdicts.call_replays import CallReplays
-from whence.comparison.verdicts.rank_pieces import norm, swapped, undivided
-from whence.comparison.verdicts.rank_sums import listed, nice, sum_in_words
-from whence.comparison.verdicts.stale_tensors import StaleTensors
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, marks
-from whence.records.slots import SlotKind, is_param, is_read, slot_of_kind
+from whence.records.slots import SlotKind, is_of_child, is_param, is_read, slot_of_kind, split_child
 from whence.records.training import is_sum
 from whence.results import CauseKind, Made, SlotPair, Verdict, VerdictKind
 
@@ -337,3 +336,208 @@ def _applied(derived: Made, arrays: Sequence[Array]) -> Array:
     unused = list(arrays)
     bound = {name: [unused.pop(0) for _ in ids] for name, ids in derived.operands}
     return dims.parse(derived.dims).apply(bound)
+
+
+# Finds shards on the wrong rank, and sums that were not divided by the number of ranks.
+
+_SAME = 1e-3  # relative distance below which a tensor is meant to be another
+
+
+def norm(x: npt.NDArray[np.float64]) -> float:
+    """The Euclidean norm of all elements."""
+    return float(np.linalg.norm(x.reshape(-1)))
+
+
+def undivided(share: Array, output: Array, ranks: int) -> str:
+    """Is the output what one rank was given, before it was divided by the number of losses? share:
+    what it was given, divided.
+    """
+    expected = share.astype(np.float64)
+    if ranks == 1 or expected.shape != output.shape or not norm(expected):
+        return ""
+    if norm(output.astype(np.float64) - ranks * expected) > _SAME * norm(expected):
+        return ""
+    return f"not divided by the {ranks} ranks whose losses it is of: {ranks} x the mean"
+
+
+def swapped(reference: Array, target: Array, n: int) -> str:
+    """Are the n pieces of a tensor along one of its axes those of the reference in another
+    order?
+    """
+    for axis in reversed(range(reference.ndim)):
+        if reference.shape[axis] % n or reference.shape[axis] < n:
+            continue
+        a, b = (np.split(x.astype(np.float64), n, axis) for x in (reference, target))
+        near = [[norm(y - x) for x in a] for y in b]
+        order = [int(np.argmin(row)) for row in near]
+        remaining = math.sqrt(sum(near[j][i] ** 2 for j, i in enumerate(order)))
+        if order != list(range(n)) and remaining < 0.1 * norm(
+            target.astype(np.float64) - reference.astype(np.float64)
+        ):
+            if sorted(order) == list(range(n)):
+                return (
+                    f"the ranks' pieces lie in the order {', '.join(map(str, order))} "
+                    f"along axis {axis}"
+                )
+            j = next(j for j, i in enumerate(order) if i != j)
+            return (
+                f"in the place of rank {j}'s piece along axis {axis} lies that of rank {order[j]}"
+            )
+    return ""
+
+
+# Tensors that should have been made anew and are those of an earlier step: a message that came
+# late, a buffer that was sent before it was filled, a shard that nobody fetched again.
+
+_STEPS_BACK = 2
+_TELLING = 8  # a tensor of fewer elements may come again by chance
+
+
+class StaleTensors:
+    """Looks for the tensor of a finding in the steps before."""
+
+    def __init__(self, paired: PairedRuns) -> None:
+        self._paired = paired
+        self._calls = {_key(call, call.step): call for call in paired.target.calls}
+
+    def words(self, verdict: Verdict) -> str:
+        """Of which earlier step the target's tensor is, "" where it is none of them."""
+        place = self._place(verdict)
+        if place is None:
+            return ""
+        call, slot = place
+        now = _record(call, slot)
+        for step in range(call.step - 1, max(call.step - 1 - _STEPS_BACK, -1), -1):
+            if now is not None and self._is_that_of(step, call, slot, now):
+                return f"it is bitwise that of step {step}: stale"
+        return ""
+
+    def _place(self, verdict: Verdict) -> tuple[Call, str] | None:
+        """The target's call and slot of a finding, of a child of it where it is one's."""
+        index, slot = verdict.pair, verdict.slot
+        if is_of_child(slot):
+            child, slot = split_child(slot)
+            kids = self._paired.kids.get(self._paired.plan.pairs[index].reference, [])
+            below = self._paired.pair_of.get(kids[child]) if child < len(kids) else None
+            if below is None:
+                return None
+            index = below
+        pair = self._paired.slot(index, slot)
+        if pair is None:
+            return None
+        return self._paired.target.calls[self._paired.plan.pairs[index].target], pair.target_slot
+
+    def _is_that_of(self, step: int, call: Call, slot: str, now: int) -> bool:
+        """Is a tensor of a call bitwise what the call left in a slot in an earlier step?"""
+        target, earlier = self._paired.target, self._calls.get(_key(call, step))
+        before = _record(earlier, slot) if earlier is not None else None
+        if before == now:
+            return False
+        try:
+            a = target.array(now)
+            b = (
+                target.array(before)
+                if before is not None
+                else self._paired.left_out.target_elements(call, step, slot)
+            )
+        except ElementsMissing:
+            return False
+        if b is None or a.shape != b.shape or a.size < _TELLING or a.tobytes() != b.tobytes():
+            return False
+        return bool(np.any(a != a.reshape(-1)[0]))
+
+
+def _record(call: Call, slot: str) -> int | None:
+    return next((ref.record for ref in call.refs if ref.slot == slot), None)
+
+
+def _key(call: Call, step: int) -> Hashable:
+    return call.rank, call.root, step, call.micro, call.phase, call.scope, call.op, call.occurrence
+
+
+# Says in words how a sum over ranks is wrong: missing, partial, doubled, or a mean.
+
+# a factor this close to a whole number, or to a fraction of the number of ranks, is meant to be it
+_NICE = 0.02
+
+
+def sum_in_words(factors: Sequence[float], bias: float | None, *, of_mean: bool = False) -> str:
+    """What an output is that should be the sum of the ranks' parts. factors: of each part; bias: of
+    what no rank holds, or None. of_mean: the parts are shares of a mean.
+    """
+    n = len(factors)
+    if of_mean and (words := _mean_in_words(factors)):
+        return words
+    missing = [r for r, f in enumerate(factors) if f == 0]
+    present = [r for r, f in enumerate(factors) if f != 0]
+    parts = []
+    if missing and len(present) <= 1:
+        parts.append(f"the sum over ranks is missing: {listed(missing, possessive=True)} not in it")
+        if present and factors[present[0]] != 1:
+            parts.append(f"output equals {factors[present[0]]:g} x the part of rank {present[0]}")
+    elif missing:
+        parts.append(
+            f"the sum over ranks is not whole: {listed(missing, possessive=True)} not in it"
+        )
+    elif len(set(factors)) == 1 and factors[0] != 1:
+        by = factors[0]
+        parts.append(
+            f"summed over ranks twice: output equals {by:g} x the sum"
+            if by == n
+            else "the mean over ranks in the place of the sum"
+            if abs(by * n - 1) < 1e-9
+            else f"output equals {by:g} x the sum over ranks"
+        )
+    if not missing or len(present) > 1:
+        parts += [
+            f"{f:g} x the part of rank {r}"
+            for r, f in enumerate(factors)
+            if f not in (0, 1) and len(set(factors)) > 1
+        ]
+    if bias is not None and bias == n != factors[0]:
+        parts.append(f"the bias is added on every rank ({n} times)")
+    elif bias is not None and bias not in (1, factors[0]):
+        parts.append("the bias is missing" if bias == 0 else f"the bias is added {bias:g} times")
+    return "; ".join(parts)
+
+
+def nice(factor: float, n: int) -> float | None:
+    """The whole number, or the fraction of n, that a factor is meant to be; None when it is
+    neither.
+    """
+    for meant in (round(factor), round(factor * n) / n):
+        if abs(factor - meant) <= _NICE * max(abs(meant), 1 / n):
+            return float(meant)
+    return None
+
+
+def _mean_in_words(factors: Sequence[float]) -> str:
+    """What a gradient is that should be the mean of the ranks' own; "" where it is no sum or mean
+    of some of them.
+    """
+    n = len(factors)
+    present = [rank for rank, factor in enumerate(factors) if factor != 0]
+    by = {factors[rank] for rank in present}
+    if len(by) != 1 or by == {1}:
+        return ""
+    factor = by.pop()
+    if len(present) == n:
+        return (
+            "the sum over ranks in the place of the mean, or added up twice"
+            if factor == n
+            else "the mean over ranks is taken twice, or of a loss that is a share already"
+            if abs(factor * n - 1) < 1e-9
+            else f"{factor:g} x the mean over ranks"
+        )
+    if len(present) == 1 and factor == n:
+        return f"not reduced over the ranks: it is that of {listed(present)} alone"
+    if abs(factor * len(present) - n) < 1e-9:
+        return f"reduced over another group: it is the mean of {listed(present)} alone"
+    return ""
+
+
+def listed(ranks: Sequence[int], *, possessive: bool = False) -> str:
+    names = ", ".join(map(str, ranks))
+    if possessive:
+        return f"rank {names}'s part is" if len(ranks) == 1 else f"the parts of ranks {names} are"
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

@@ -10,25 +10,28 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import msgspec
+import numpy as np
 
-from whence.instrument.engines.roots import Roots
+from whence.instrument.engines.effect import Effect, Effects, Results, Shown, Words
+from whence.instrument.engines.files import facts_of_bytes, facts_of_file, files_beside
+from whence.instrument.engines.roots import ModelRoot, Roots
 from whence.instrument.engines.tensors import Tensors
+from whence.instrument.engines.values import Seen
 from whence.instrument.engines.wanted import wanted_values
+from whence.instrument.engines.watched import NodeForm, StepInProgress, Watched
 from whence.instrument.engines.wrapping import Wrappers
-from whence.instrument.openvino import settings as model_facts
 from whence.instrument.openvino.executed import executed
-from whence.instrument.openvino.graph_plan import planned
-from whence.instrument.openvino.observer import Observer
-from whence.instrument.openvino.settings import Compiled
-from whence.instrument.openvino.source_graph import source_graph
-from whence.instrument.openvino.values import port_name
-from whence.instrument.openvino.watched import InferInProgress, Inside, WatchedModel
+from whence.instrument.openvino.graph_plan import GraphPlan, planned
+from whence.instrument.openvino.source_graph import SourceGraph, source_graph
+from whence.instrument.openvino.values import dtype_of, form_of, of_bytes, of_tensor, port_name
 from whence.instrument.session import Session
 from whence.instrument.wording import raised
+from whence.records.marks import EngineModel
 
 
 class _Running(NamedTuple):
@@ -391,11 +394,11 @@ class _Registry:
         if session.failed:
             return None
         key = _key(compiled_model)
-        root = self._roots.of(compiled_model, model_facts.name_of(how))
+        root = self._roots.of(compiled_model, name_of(how))
         watched = WatchedModel(session, self._tensors, root, compiled_model)
         root.ref = lambda: self._watched.get(key)
         graph = None if source is None else source_graph(source, self._first_values(how))
-        facts = model_facts.of_model(compiled_model, how, graph)
+        facts = of_model(compiled_model, how, graph)
         session.note("settings", msgspec.json.encode(facts).decode(), root.name)
         if self.observes:
             watched.inside = self._inside(compiled_model, how, source, graph, root.name)
@@ -481,3 +484,282 @@ def _key(holder: Any) -> str:
     asked = getattr(holder, "get_compiled_model", None)
     model = holder if asked is None else asked()
     return str(model.outputs[0].get_node().get_name())
+
+
+# One compiled model of the program: what it is given and returns, and the values of its graph.
+
+STATE = "state."
+"""Before the name of a variable, in slots."""
+
+
+class Inside(NamedTuple):
+    """What is known of the graph that a model was compiled from. model: it, uncompiled."""
+
+    source: SourceGraph
+    model: Any
+    plan: GraphPlan
+    observer: Observer
+
+
+class InferInProgress(StepInProgress):
+    """One inference. states: tensors of the variables before it, None where they are as a new
+    request has them.
+    """
+
+    def __init__(self, order: int, step: int) -> None:
+        super().__init__(order, step)
+        self.states: dict[str, Any] | None = None
+        self.inputs: dict[int, Any] = {}
+
+
+class WatchedModel(Watched):
+    """Records the inferences of one compiled model. inside: None where only inputs and outputs are
+    taken.
+    """
+
+    KIND = EngineModel.OPENVINO.value
+    NO_PROGRAM = "nodes of OpenVINO are not recorded as programs"
+
+    def __init__(
+        self, session: Session, tensors: Tensors, root: ModelRoot, compiled_model: Any
+    ) -> None:
+        super().__init__(session, tensors, root)
+        self.inside: Inside | None = None
+        self._inputs = [port_name(p, k) for k, p in enumerate(compiled_model.inputs)]
+        self._outputs = [port_name(p, k) for k, p in enumerate(compiled_model.outputs)]
+
+    # ---- a step
+
+    def begin(self, request: Any, *, is_new: bool) -> InferInProgress:
+        """A request is about to infer. is_new: its variables are as a new request has them."""
+        session = self.session
+        step = InferInProgress(session.next_order(), self.root.steps)
+        self.started(step)
+        states = {str(state.name): _copied(state.state) for state in request.query_state()}
+        step.states = None if is_new and not any(map(_is_set, states.values())) else states
+        if step.selected and session.selector.slots("input"):
+            for name, tensor in states.items():
+                self.take(step, STATE + name, f"input.{STATE}{name}", of_tensor(tensor))
+        return step
+
+    def end(self, step: InferInProgress, request: Any, error: str) -> None:
+        """It has inferred, or raised."""
+        session = self.session
+        step.inputs = dict(enumerate(request.input_tensors))
+        if step.selected and session.selector.slots("input"):
+            for place, tensor in step.inputs.items():
+                name = self._inputs[place]
+                self.take(step, name, f"input.{name}", of_tensor(tensor))
+        results: dict[str, Seen] = {}
+        if not error:
+            tensors = request.output_tensors
+            results = {n: of_tensor(t) for n, t in zip(self._outputs, tensors, strict=True)}
+            for state in request.query_state():
+                results[f"{STATE}{state.name}"] = of_tensor(_copied(state.state))
+        self.ended(step, results, error)
+
+    # ---- nodes
+
+    @property
+    def nodes(self) -> Sequence[NodeForm] | None:
+        """What the device executes."""
+        return None if self.inside is None else self.inside.plan.nodes
+
+    def show(
+        self, step: StepInProgress, results: Mapping[str, Seen]
+    ) -> tuple[Shown, Effect | None]:
+        """Run the model beside."""
+        assert self.inside is not None
+        infer = cast(InferInProgress, step)
+        return self.inside.observer.results(Given(infer.inputs, infer.states), results)
+
+    def recorded(self) -> None:
+        """Nothing is kept for a first step alone."""
+
+    def close_inside(self) -> None:
+        """Let go of the model beside. Idempotent."""
+        inside, self.inside = self.inside, None
+        if inside is not None:
+            inside.observer.close()
+
+    def constant(self, form: NodeForm, name: str, shown: Shown) -> tuple[Seen, None]:
+        """A constant of the source."""
+        assert self.inside is not None
+        return _constant(self.inside, name), None
+
+
+def _constant(inside: Inside, name: str) -> Seen:
+    operator = inside.model.get_ordered_ops()[inside.plan.constants[name]]
+    kind, shape = dtype_of(operator.get_output_element_type(0)), tuple(operator.get_output_shape(0))
+    return of_bytes(kind, tuple(int(n) for n in shape), operator.data)
+
+
+def _copied(tensor: Any) -> Any:
+    """A tensor of OpenVINO with memory of its own."""
+    copy = type(tensor)(tensor.element_type, tensor.shape)
+    tensor.copy_to(copy)
+    return copy
+
+
+def _is_set(tensor: Any) -> bool:
+    """Does a state hold anything but zeros?"""
+    seen = of_tensor(tensor)
+    return not seen.why and bool(np.any(seen.array().reshape(-1).view(np.uint8)))
+
+
+# What a compiled model computes inside: the source is compiled a second time, for the same device
+# with the same properties, with values added to its outputs (`engines/effect.py`).
+#
+# Added are values that the device holds in memory anyhow, so that what it fuses stays fused.
+
+_WORDS = Words("the model alone", "the model compiled again computes something else")
+
+
+class Given(NamedTuple):
+    """What a step was given. inputs: tensors by place. states: tensors by name of the variable;
+    None where the variables were as a new request has them.
+    """
+
+    inputs: Mapping[int, Any]
+    states: Mapping[str, Any] | None
+
+
+class Observer:
+    """Runs one model beside the program's own. source: the model, uncompiled, a copy that nobody
+    changes. values: those to show, in the order of the graph.
+    """
+
+    def __init__(self, how: Compiled, source: Any, plan: GraphPlan, values: Sequence[str]) -> None:
+        self._how, self._source, self._plan = how, source, plan
+        self._effects = Effects(values, self._make, _WORDS)
+        self._names = [port_name(p, k) for k, p in enumerate(source.outputs)]
+
+    @property
+    def values(self) -> list[str]:
+        """Those that are shown."""
+        return self._effects.values
+
+    def results(self, given: Given, results: Results) -> tuple[Shown, Effect | None]:
+        """(values by name, what looking did where that is new) of one step. results: what the
+        program's own model returned.
+        """
+
+        def run(request: Any, values: Sequence[str]) -> Shown:
+            return self._run(request, given, values)
+
+        return self._effects.results(run, results)
+
+    def close(self) -> None:
+        """Let go of the model. Idempotent."""
+        self._effects.close()
+
+    def _make(self, values: Sequence[str]) -> Any:
+        """A request of the model that shows these values."""
+        variant = self._source.clone()
+        operators = list(variant.get_ordered_ops())
+        places = [self._plan.places[value] for value in values]
+        if places:
+            variant.add_outputs([operators[place].output(port) for place, port in places])
+        config = dict(self._how.config or {})
+        if self._how.core.get_property("CACHE_DIR") or config.get("CACHE_DIR"):
+            config["CACHE_DIR"] = ""  # the program's cache is its own
+        names = [self._how.device] if self._how.device else []
+        return self._how.core.compile_model(variant, *names, config).create_infer_request()
+
+    def _run(self, request: Any, given: Given, values: Sequence[str]) -> Shown:
+        states = request.query_state()
+        if states and given.states is None:
+            request.reset_state()
+        for state in states:
+            if given.states is not None and state.name in given.states:
+                state.state = given.states[state.name]
+        request.infer(dict(given.inputs))
+        tensors = list(request.output_tensors)
+        # a later run of this request writes over its results
+        shown = {
+            name: [(name, of_tensor(tensor).kept())] for name, tensor in zip(self._names, tensors)
+        }
+        for value, tensor in zip(values, tensors[len(self._names) :], strict=True):
+            shown[value] = [(value, of_tensor(tensor))]
+        return shown
+
+
+# What a reader of two runs asks first of a model of OpenVINO: release, file, device, properties,
+# inputs and outputs.
+
+_PROPERTIES = (
+    "EXECUTION_DEVICES", "INFERENCE_PRECISION_HINT", "PERFORMANCE_HINT", "EXECUTION_MODE_HINT",
+    "NUM_STREAMS", "INFERENCE_NUM_THREADS", "KV_CACHE_PRECISION", "DYNAMIC_QUANTIZATION_GROUP_SIZE",
+)  # fmt: skip
+_STATED = 200  # characters of a property
+
+
+class Compiled(NamedTuple):
+    """How the program had a model compiled. path: its file, "" where there is none; content: its
+    bytes, where it was given as such. core: the Core that did it, None where that is not known.
+    device: as asked for.
+    """
+
+    path: str = ""
+    content: bytes = b""
+    core: Any = None
+    device: str = ""
+    config: Any = None
+
+
+def of_model(compiled_model: Any, how: Compiled, source: SourceGraph | None) -> dict[str, Any]:
+    """Facts of a compiled model. source: the graph that it was compiled from, None where that is
+    not known.
+    """
+    import openvino
+
+    facts: dict[str, Any] = {"openvino": str(openvino.__version__), **_of_file(how)}
+    if how.device:
+        facts["device"] = how.device
+    if how.config:
+        facts["config"] = {str(k): str(v)[:_STATED] for k, v in dict(how.config).items()}
+    facts["properties"] = properties(compiled_model)
+    for kind in ("inputs", "outputs"):
+        ports = getattr(compiled_model, kind)
+        facts[kind] = {port_name(p, k): form_of(p) for k, p in enumerate(ports)}
+    if source is not None:
+        facts["opset"] = dict(sorted(source.opsets.items()))
+        if source.variables:
+            facts["variables"] = list(source.variables)
+    return facts
+
+
+def properties(compiled_model: Any) -> dict[str, str]:
+    """Properties of a compiled model that decide what it computes, as its device states them."""
+    stated: dict[str, str] = {}
+    for name in _PROPERTIES:
+        try:
+            value = compiled_model.get_property(name)
+        except RuntimeError:  # the device has none of this name
+            continue
+        stated[name] = _plain(value)
+    return stated
+
+
+def _plain(value: Any) -> str:
+    named = getattr(value, "get_type_name", None)
+    return str(named() if named else value)[:_STATED]
+
+
+def _of_file(how: Compiled) -> dict[str, Any]:
+    if how.content:
+        return facts_of_bytes(how.content)
+    if not how.path:
+        return {"model": "(in memory)"}
+    facts = facts_of_file(how.path)
+    weights = Path(how.path).with_suffix(".bin")
+    if how.path.endswith(".xml") and weights.is_file():
+        facts["external_data"] = files_beside(how.path, [weights.name])
+    return facts
+
+
+def name_of(how: Compiled) -> str:
+    """What the model is called in its run."""
+    if how.path:
+        return os.path.basename(how.path)  # noqa: PTH119
+    return "(bytes)" if how.content else "(in memory)"

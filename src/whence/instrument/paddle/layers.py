@@ -8,6 +8,7 @@ its frame.
 from __future__ import annotations
 
 import dataclasses
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +16,20 @@ from typing import Any
 import msgspec
 
 from whence.frameworks import paddle_arrays as tensors
-from whence.instrument.call_frames import Args, CallFrames, Frame, Kwargs, Root, count, root_or_name
+from whence.instrument.call_frames import (
+    Args,
+    CallFrames,
+    Frame,
+    Kwargs,
+    Root,
+    Switch,
+    count,
+    root_or_name,
+)
+from whence.instrument.guard import put_back
 from whence.instrument.paddle import settings as paddle_facts
 from whence.instrument.paddle.ended_operators import NO_PROGRAM
 from whence.instrument.paddle.interventions import Interventions
-from whence.instrument.paddle.layer_calls import LayerCalls
 from whence.instrument.paddle.tensor_identity import Tensors
 from whence.instrument.session import Origin, Session
 from whence.instrument.wording import raised
@@ -387,3 +397,79 @@ def _collect(
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             _collect(getattr(value, field.name, None), f"{slot}.{field.name}", collected, arguments)
+
+
+# The one function through which every layer is called, as a listener wraps it.
+#
+# `nn.Layer.__call__` is wrapped while somebody listens, as of torch modules: that sees what
+# entered before any hook and what left after all of them, keyword arguments too. Code that
+# `to_static` traced is entered through its layer's call, so its boundary is recorded; inside,
+# Paddle gets its own `__call__` back, so that what it traces is the program and not this wrapper.
+
+
+class LayerCalls:
+    """Calls of layers, handed to `observe(previous, layer, inputs, kwargs)` while `switch` is
+    active.
+    """
+
+    def __init__(self, switch: Switch, observe: Callable[..., Any]) -> None:
+        self._switch, self._observe = switch, observe
+        self._lock = threading.RLock()
+        self._undo: list[tuple[Any, str, Any, Any]] = []
+        self._inside = 0
+
+    def wrap(self) -> None:
+        """Put the wrapper on."""
+        import paddle
+        from paddle.jit.dy2static import program_translator
+
+        kind, switch, observe = paddle.nn.Layer, self._switch, self._observe
+        previous, in_dynamic_mode = kind.__call__, paddle.in_dynamic_mode
+
+        def __call__(layer: Any, *inputs: Any, **kwargs: Any) -> Any:  # noqa: N807
+            if not switch.active or not in_dynamic_mode():
+                return previous(layer, *inputs, **kwargs)
+            return observe(previous, layer, inputs, kwargs)
+
+        kind.__call__ = __call__
+        self._undo.append((kind, "__call__", __call__, previous))
+        for name in ("SymbolicStaticFunction", "ASTStaticFunction"):
+            traced = getattr(program_translator, name, None)
+            if traced is not None and "_perform_call" in vars(traced):
+                self._around(traced)
+
+    def unwrap(self) -> None:
+        """Take it off. Idempotent."""
+        put_back(self._undo)
+
+    def _around(self, traced: Any) -> None:
+        """While code runs that to_static traced, `__call__` is Paddle's own: it may be traced
+        now.
+        """
+        perform = traced._perform_call
+
+        def _perform_call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            self._step_aside()
+            try:
+                return perform(function, *args, **kwargs)
+            finally:
+                self._step_back()
+
+        traced._perform_call = _perform_call
+        self._undo.append((traced, "_perform_call", _perform_call, perform))
+
+    def _step_aside(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1 and self._undo:
+                kind, _, wrapper, previous = self._undo[0]
+                if kind.__call__ is wrapper:
+                    kind.__call__ = previous
+
+    def _step_back(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0 and self._undo and self._switch.active:
+                kind, _, wrapper, previous = self._undo[0]
+                if kind.__call__ is previous:
+                    kind.__call__ = wrapper

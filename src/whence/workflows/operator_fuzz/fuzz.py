@@ -7,23 +7,326 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 
-from whence import disk
+from whence import disk, dtypes
 from whence.dtypes import Array
 from whence.errors import UsageError
 from whence.results.fuzz import FaultKind, Fuzzed, KernelFault
 from whence.workflows.operator_fuzz import kernels, pytest_file
-from whence.workflows.operator_fuzz.checks import Checker, Fault, NotValid, Refused, history, turned
-from whence.workflows.operator_fuzz.draws import VALUES, Case, arrays, plan
+from whence.workflows.operator_fuzz.draws import SIMPLEST, VALUES, Case, arrays, plan
 from whence.workflows.operator_fuzz.forms import form
-from whence.workflows.operator_fuzz.shrink import smallest_case, with_fewer_values
+from whence.workflows.operator_fuzz.kernels import Kernel, WritesOutside
+from whence.workflows.rounding import Ways, named_arrays, run_ways
 from whence.workflows.saved import storing
+
+if TYPE_CHECKING:
+    from whence.judge.band import Band
+
+
+# One call of a kernel, judged by what its reference makes of the same inputs in float64.
+
+_REFUSALS = (ValueError, TypeError, AssertionError, NotImplementedError, RuntimeError)
+"""What code raises that refuses an input on purpose."""
+
+
+class NotValid(Exception):
+    """The reference raises on these inputs: nothing is asked of the kernel."""
+
+
+class Refused(Exception):
+    """The kernel refuses the inputs."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a call. output, index: where. got, exact: there. alone: of a later call
+    with other values, what is wrong if it is wrong as a first call too.
+    """
+
+    kind: FaultKind
+    words: str
+    output: str = ""
+    index: tuple[int, ...] = ()
+    got: float | None = None
+    exact: float | None = None
+    times: float | None = None
+    alone: FaultKind | None = None
+
+
+class Checker:
+    """A kernel and its reference. arguments: beside the tensors, of the reference by name."""
+
+    def __init__(self, kernel: Kernel, reference: Kernel) -> None:
+        self.kernel, self.reference = kernel, reference
+        self.not_repeated = 0
+
+    def fault(
+        self, inputs: Arrays, layout: str = "contiguous", *, again: bool = False
+    ) -> Fault | None:
+        """What is wrong with the call on these inputs; None for nothing. again: it is then called
+        on other values of the same form, and on these again. Raises NotValid, Refused.
+        """
+        wanted = self.wanted(inputs)
+        first, fault = self._call(inputs, layout, wanted)
+        if fault is not None or not again:
+            return fault
+        others = {name: turned(array) for name, array in inputs.items()}
+        try:
+            fault = self._call(others, layout, self.wanted(others))[1]
+        except (NotValid, Refused):
+            fault = None
+        if fault is not None:
+            return _later(fault, "called next with these values turned")
+        second, fault = self._call(inputs, layout, wanted)
+        if fault is not None:
+            return replace(_later(fault, "called again with the same values"), alone=None)
+        self.not_repeated += any(
+            first[name].tobytes() != array.tobytes() for name, array in second.items()
+        )
+        return None
+
+    def wanted(self, inputs: Arrays) -> dict[str, Band]:
+        """The band of every output. Raises NotValid, and UsageError for a reference that does not
+        run in float64.
+        """
+        try:
+            ways = run_ways(self._referred, _given(inputs, self.reference.is_torch), threads=False)
+        except Exception as error:  # whatever a reference raises on sizes that it does not take
+            raise NotValid(f"{type(error).__name__}: {error}") from error
+        if set(ways.exact) != set(ways.own):
+            why = "; ".join(ways.notes) or "it gives other results there"
+            raise UsageError(f"{self.reference.words} does not run in float64: {why}")
+        return {name: _band(name, ways, inputs, self.reference.is_torch) for name in ways.own}
+
+    def _referred(self, **inputs: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return self.reference.call(inputs)
+
+    def _call(
+        self, inputs: Arrays, layout: str, wanted: Mapping[str, Band]
+    ) -> tuple[Arrays, Fault | None]:
+        layout = layout if self.kernel.strided else "contiguous"
+        held = {name: LaidOut(a, layout, self.kernel.is_torch) for name, a in inputs.items()}
+        try:
+            with np.errstate(all="ignore"):
+                results = named_arrays(self.kernel.call({k: v.value for k, v in held.items()}))
+        except WritesOutside as error:
+            return {}, Fault(FaultKind.WRITES_OUTSIDE, str(error))
+        except _REFUSALS as error:
+            raise Refused(
+                f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            ) from error
+        except Exception as error:  # noqa: BLE001 - a crash of a kernel is what is looked for
+            return {}, Fault(FaultKind.RAISES, f"it raises {type(error).__name__}: {error}")
+        results = {name: np.array(array) for name, array in results.items()}
+        written = [name for name, value in held.items() if value.is_written()]
+        if written:
+            return results, Fault(FaultKind.WRITES_INPUT, f"it changes its input {written[0]}")
+        if any(not np.isfinite(_wide(a)).all() for a in inputs.values()):
+            results = _alike_fill(results, wanted)
+        return results, _worst(results, wanted)
+
+
+def _later(fault: Fault, when: str) -> Fault:
+    """A fault that shows in a later call."""
+    words = f"{when}: {fault.words}"
+    return replace(fault, kind=FaultKind.KEEPS_STATE, words=words, alone=fault.kind)
+
+
+def _alike_fill(results: Arrays, wanted: Mapping[str, Band]) -> Arrays:
+    """Where an input is infinite or NaN, whether a result is infinite or NaN is a matter of the
+    formula: inf - inf of one is inf of the other.
+    """
+    if len(results) != len(wanted):
+        return results
+    changed: Arrays = {}
+    for (name, array), around in zip(results.items(), wanted.values()):
+        is_same = array.shape == around.centre.shape and dtypes.of(array).is_floating
+        both = ~np.isfinite(_wide(array)) & ~np.isfinite(around.centre) if is_same else False
+        changed[name] = np.where(both, around.centre, _wide(array)).astype(array.dtype)
+    return changed
+
+
+def _wide(array: Array) -> Any:
+    return array.astype(np.float64)
+
+
+def _worst(results: Arrays, wanted: Mapping[str, Band]) -> Fault | None:
+    if len(results) == len(wanted) == 1:
+        results = dict(zip(wanted, results.values()))
+    if missing := [name for name in wanted if name not in results]:
+        return Fault(FaultKind.SHAPE, f"it gives no {missing[0] or 'result'}")
+    faults = [_judged(name, results[name], around) for name, around in wanted.items()]
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def _judged(name: str, result: Array, around: Band) -> Fault | None:
+    from whence.judge.band import Placed
+
+    if result.shape != around.centre.shape:
+        words = f"its shape is {list(result.shape)}, of the reference {list(around.centre.shape)}"
+        return Fault(FaultKind.SHAPE, words, name)
+    if dtypes.of(result).is_floating:
+        unit, smallest = _unit(result)
+        around = _for_result(around, unit, smallest)
+        placed = around.place(result)
+    else:
+        wrong = result.astype(np.float64) != around.centre
+        for way in around.ways:
+            wrong &= result.astype(np.float64) != way
+        place = np.unravel_index(int(np.argmax(wrong)), wrong.shape) if wrong.any() else ()
+        placed = Placed(float("inf") if wrong.any() else 0.0, index=tuple(int(i) for i in place))
+    if placed.is_inside:
+        return None
+    got, exact = _at(result, placed.index), _at(around.centre, placed.index)
+    kind = FaultKind.NOT_FINITE if placed.mismatches else FaultKind.WRONG
+    what = "NaN or infinite on one side alone" if placed.mismatches else (
+        f"{max(placed.z, placed.rho):.3g} times what rounding makes"
+    )  # fmt: skip
+    return Fault(kind, what, name, placed.index, got, exact, placed.score)
+
+
+def _at(array: Array, index: tuple[int, ...]) -> float:
+    return float(array[index]) if index or array.ndim == 0 else float(array.reshape(-1)[0])
+
+
+def _unit(result: Array) -> tuple[float, float]:
+    """(unit roundoff, magnitude below which numbers may be flushed to zero) of a result."""
+    kind = dtypes.of(result)
+    import ml_dtypes
+
+    info = ml_dtypes.finfo(result.dtype)
+    # 16 bits are not flushed as a rule, and their smallest normal number is no small one
+    smallest = info.smallest_subnormal if kind.bits <= 16 and kind.name == "float16" else info.tiny
+    return float(kind.unit_roundoff or 0.0), float(smallest)
+
+
+def _for_result(around: Band, unit: float, smallest: float) -> Band:
+    """The band of what is given in a dtype: it rounds once more."""
+    size = np.where(np.isfinite(around.centre), np.abs(around.centre), 0.0)
+    wider = np.maximum(around.deviation, unit * size + smallest)
+    return replace(around, deviation=wider)
+
+
+def _band(name: str, ways: Ways, inputs: Arrays, is_torch: bool) -> Band:
+    from whence.judge.band import band, with_sums
+
+    own, exact = ways.own[name], ways.exact[name]
+    kind = dtypes.of(own)
+    rows = [
+        own,
+        *(w[name] for w in ways.others.values() if w.get(name, own[:0]).shape == own.shape),
+    ]
+    if not kind.is_floating:
+        return band(exact, rows, 0.0, alike=True)
+    unit, smallest = _unit(own)
+    around = band(exact, rows, unit, smallest=smallest, alike=True)
+    with np.errstate(all="ignore"):
+        offs = [
+            np.nan_to_num(_wide(m[name]) - _wide(exact), nan=0.0, posinf=0.0, neginf=0.0)
+            for m in ways.moved
+        ]
+    moved = np.sqrt(np.mean(np.square(offs), axis=0)) if offs else np.zeros(exact.shape)
+    longest = max((n for a in inputs.values() for n in a.shape), default=1)
+    return with_sums(around, moved, ways.terms if is_torch else longest, kind.name)
+
+
+def _given(inputs: Arrays, is_torch: bool) -> dict[str, Any]:
+    if not is_torch:
+        return dict(inputs)
+    from whence.frameworks.torch_arrays import from_host
+
+    return {name: from_host(np.array(array)) for name, array in inputs.items()}
+
+
+def turned(array: Array) -> Array:
+    """Other values of the same form and range."""
+    flipped: Any = np.ascontiguousarray(np.flip(array))
+    if array.dtype == np.bool_:
+        flipped = np.logical_not(flipped)
+    elif dtypes.of(array).is_floating:
+        flipped = (-flipped).astype(array.dtype)
+    return np.asarray(flipped)
+
+
+def history(calls: Sequence[Arrays], checker: Checker) -> None:
+    """Make calls whose results nobody looks at."""
+    for inputs in calls:
+        try:
+            checker._call(inputs, "contiguous", {})
+        except (Refused, NotValid):
+            continue
+
+
+# Arrays laid out in memory as a caller may have them: views into larger memory, transposed, every
+# second element.
+
+
+class LaidOut:
+    """One input as a kernel gets it. value: of numpy or torch. memory: that it is a view of."""
+
+    def __init__(self, array: Array, layout: str, is_torch: bool) -> None:
+        self._content = array
+        self._memory, self._take = _memory(array, layout)
+        self._before = self._memory.copy()
+        if not is_torch:
+            self._held: Any = self._memory
+            self.value: Any = self._take(self._memory)
+            return
+        from whence.frameworks.torch_arrays import from_host
+
+        self._held = from_host(self._memory)
+        self.value = _torch_view(self._held, self._memory, self._take(self._memory))
+
+    def is_written(self) -> bool:
+        """Did what it was given to change it, or the memory around it?"""
+        return self._now().tobytes() != self._before.tobytes()
+
+    def _now(self) -> Array:
+        if isinstance(self._held, np.ndarray):
+            return self._held
+        from whence.frameworks.torch_arrays import to_host
+
+        return to_host(self._held)
+
+
+def _memory(array: Array, layout: str) -> tuple[Array, Any]:
+    """(memory that holds the array, how it is taken from it)."""
+    last = array.shape[-1] if array.ndim else 0
+    if layout == "offset":
+        memory = np.ones(array.size + 1, array.dtype)
+        memory[1:] = array.reshape(-1)
+        return memory, lambda m: m[1:].reshape(array.shape)
+    if layout == "transposed" and array.ndim > 1:
+        return np.ascontiguousarray(array.swapaxes(-1, -2)), lambda m: m.swapaxes(-1, -2)
+    if layout == "rows apart" and array.ndim > 1:
+        memory = np.ones((*array.shape[:-1], last + 3), array.dtype)
+        memory[..., :last] = array
+        return memory, lambda m: m[..., :last]
+    if layout == "every second" and array.ndim:
+        memory = np.ones((*array.shape[:-1], 2 * last), array.dtype)
+        memory[..., ::2] = array
+        return memory, lambda m: m[..., ::2]
+    if layout == "one row repeated" and array.ndim > 1 and array.shape[0]:
+        memory = np.ascontiguousarray(array[:1])
+        return memory, lambda m: np.broadcast_to(m, array.shape)
+    return np.array(array, order="C"), lambda m: m
+
+
+def _torch_view(held: Any, memory: Array, view: Array) -> Any:
+    """The view of a tensor that the view of the array is. Strides of torch count elements."""
+    if memory.size == 0 or view.size == 0:
+        return held.new_empty(view.shape)
+    size = memory.itemsize
+    start = (view.ctypes.data - memory.ctypes.data) // size
+    return held.as_strided(view.shape, [s // size for s in view.strides], start)
+
 
 CASES = 160
 _AGAIN = 4096
@@ -281,3 +584,95 @@ def parsed(arguments: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             values[name] = value
     return values
+
+
+# The smallest input on which a kernel is still wrong in the same way.
+
+Arrays = dict[str, Array]
+_MOST_TRIES = 120
+
+
+class Budget:
+    """fails: does a case still fail in the same way? It is asked a bounded number of times."""
+
+    def __init__(self, fails: Callable[[Case], bool], tries: int = _MOST_TRIES) -> None:
+        self._fails, self._left = fails, tries
+        self._known: dict[Case, bool] = {}
+
+    def fails(self, case: Case) -> bool:
+        """False where nothing is left to ask with."""
+        if case not in self._known:
+            if self._left <= 0:
+                return False
+            self._left -= 1
+            self._known[case] = self._fails(case)
+        return self._known[case]
+
+
+def smallest_case(case: Case, fails: Callable[[Case], bool]) -> Case:
+    """The case with the plainest layout and values, and the smallest sizes."""
+    budget = Budget(fails)
+    for simpler in _simpler(case):
+        if budget.fails(simpler):
+            case = simpler
+            break
+    if case.layout != "contiguous" and budget.fails(plain := replace(case, layout="contiguous")):
+        case = plain
+    is_moving = True
+    while is_moving:
+        is_moving = False
+        for name, size in case.sizes:
+            least = _least(case, name, budget)
+            if least < size:
+                case, is_moving = case.with_size(name, least), True
+    return case
+
+
+def _simpler(case: Case) -> Iterator[Case]:
+    for values in SIMPLEST:
+        if values == case.values:
+            return
+        yield replace(case, values=values, layout="contiguous")
+        yield replace(case, values=values)
+
+
+def _least(case: Case, name: str, budget: Budget) -> int:
+    """The smallest size of a dimension that fails, as far as halving and small numbers find it."""
+    size = case.size_of[name]
+    for small in range(min(size, 4)):
+        if budget.fails(case.with_size(name, small)):
+            return small
+    low, high = min(size, 4) - 1, size  # passes at low, fails at high
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_failing = budget.fails(case.with_size(name, middle))
+        low, high = (low, middle) if is_failing else (middle, high)
+    return high
+
+
+def with_fewer_values(inputs: Arrays, fails: Callable[[Arrays], bool], tries: int = 40) -> Arrays:
+    """The inputs with as many elements as possible 0, or else a small whole number."""
+    for name, array in inputs.items():
+        if not dtypes.of(array).is_floating or array.size < 2:
+            continue
+        rounded = np.where(np.isfinite(array.astype(np.float64)), np.rint(array), array)
+        candidate = inputs | {name: rounded.astype(array.dtype)}
+        if tries > 0 and fails(candidate):
+            inputs = candidate
+        block, tries = inputs[name].size // 2, tries - 1
+        while block >= 1 and tries > 0:
+            for start in range(0, array.size, block):
+                if tries <= 0:
+                    break
+                candidate = inputs | {name: _zeroed(inputs[name], start, block)}
+                if candidate[name].tobytes() != inputs[name].tobytes():
+                    tries -= 1
+                    inputs = candidate if fails(candidate) else inputs
+            block //= 2
+    return inputs
+
+
+def _zeroed(array: Array, start: int, count: int) -> Array:
+    flat = array.reshape(-1).copy()
+    flat[start : start + count] = 0
+    return flat.reshape(array.shape)

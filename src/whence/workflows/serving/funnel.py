@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from whence.judge.limits import LIMITS, U32
 from whence.results import (
@@ -17,13 +19,21 @@ from whence.results import (
     Status,
 )
 from whence.workflows.serving.engines import Answer, Engine
-from whence.workflows.serving.judging import Judged, Wrong, first_wrong, place_words
-from whence.workflows.serving.logprobs import log_softmax, transform_of
-from whence.workflows.serving.rows import Array, Event, Kind, Trace, distances
+from whence.workflows.serving.rows import (
+    Array,
+    CacheRead,
+    Event,
+    Kind,
+    Rows,
+    Trace,
+    distances,
+    ranges,
+)
 
 if TYPE_CHECKING:
     from whence.workflows.serving.torch.forced import Forced, Truth
     from whence.workflows.serving.torch.listening import Listening
+
 
 _LOOKED_INTO = 2
 """Requests of which modules and caches are kept."""
@@ -355,3 +365,418 @@ def _windows(model: Any) -> Mapping[int, int]:
         return {}
     types = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
     return {n: int(window) for n, kind in enumerate(types) if kind == "sliding_attention"}
+
+
+# Log-probabilities that an engine reports, against the reference's logits: which transform of
+# these gives them.
+
+_NUCLEUS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
+_KEPT = (1, 2, 5, 10, 20, 40, 50, 100)
+_CLOSER = 0.05
+"""Of the residual is left by the transform that explains it."""
+_CLOSEST = 1e-3
+"""A residual below is rounding: log-probabilities are reported with a few digits."""
+_TEMPERATURES = np.exp(np.linspace(np.log(0.1), np.log(10.0), 400))
+
+
+def log_softmax(logits: Array) -> Array:
+    """Along the last axis."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    result: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result
+
+
+def transform_of(
+    logits: Array, tokens: Sequence[int], logprobs: Sequence[float], noise: float
+) -> tuple[float, str]:
+    """(largest residual beyond rounding, what explains it), (0, "") where there is none.
+
+    logits: the reference's, (tokens, vocabulary). noise: of a logit.
+    """
+    reported = np.asarray(logprobs, np.float64)
+    chosen = np.arange(len(tokens)), np.asarray(tokens)
+    residual = float(np.abs(log_softmax(logits)[chosen] - reported).max())
+    if residual <= largest_residual(noise):
+        return 0.0, ""
+    best, words = residual, ""
+    for name, left in _tried(logits, chosen, reported):
+        if left < best:
+            best, words = left, name
+    is_explained = best <= max(_CLOSER * residual, largest_residual(noise))
+    return residual, words if is_explained else ""
+
+
+def largest_residual(noise: float) -> float:
+    """Of log-probabilities that rounding explains. noise: of a logit."""
+    return max(_CLOSEST, LIMITS.whole * noise)
+
+
+def _tried(
+    logits: Array, chosen: tuple[Array, Array], reported: Array
+) -> Iterator[tuple[str, float]]:
+    """(name of a transform, residual that it leaves)."""
+    own = log_softmax(logits)[chosen]
+    if len(own) > 2:
+        yield "shifted by one token", float(np.abs(own[1:] - reported[:-1]).max())
+        yield "shifted by one token", float(np.abs(own[:-1] - reported[1:]).max())
+    yield "logits, not normalised", float(np.abs(logits[chosen] - reported).max())
+    best, temperature = min(
+        (float(np.abs(log_softmax(logits / t)[chosen] - reported).max()), t) for t in _TEMPERATURES
+    )
+    for fine in np.linspace(temperature * 0.98, temperature * 1.02, 81):
+        left = float(np.abs(log_softmax(logits / fine)[chosen] - reported).max())
+        best, temperature = min((best, temperature), (left, fine))
+    yield f"temperature {temperature:.3g}", best
+    ranked = np.sort(logits, -1)[:, ::-1]
+    for count in _KEPT:
+        if count < logits.shape[-1]:
+            kept = np.where(logits >= ranked[:, count - 1 : count], logits, -np.inf)
+            yield f"top-k {count}, renormalised", _left(kept, chosen, reported)
+    shares = np.cumsum(np.exp(log_softmax(ranked)), -1)
+    for share in _NUCLEUS:
+        last = (shares < share).sum(-1, keepdims=True)
+        kept = np.where(logits >= np.take_along_axis(ranked, last, -1), logits, -np.inf)
+        yield f"top-p {share}, renormalised", _left(kept, chosen, reported)
+
+
+def _left(kept: Array, chosen: tuple[Array, Array], reported: Array) -> float:
+    away = np.abs(log_softmax(kept)[chosen] - reported)
+    return float(np.nan_to_num(away, nan=np.inf).max())
+
+
+# The first tensor of a request that rounding does not explain: in the order in which an engine
+# made them, call by call.
+
+_LEAST = 32 * U32
+"""Floors below are not measured: what is kept is float32."""
+
+
+class Judged(NamedTuple):
+    """The truth of one request, and what it is judged by.
+
+    truth: (positions, ...) by event. windows: positions that a query of a layer may see, itself
+    among them; layers without are not in it. origin: (request, position) that wrote these bits, by
+    layer, keys or values, and digest. cache_error: relative error that the cache may add.
+    """
+
+    request: int
+    truth: Mapping[Event, Array]
+    floors: Mapping[Event, float]
+    windows: Mapping[int, int]
+    origin: Mapping[tuple[int, Kind, bytes], tuple[int, int]]
+    cache_error: float = 0.0
+
+
+class Wrong(NamedTuple):
+    """The first tensor that is wrong. end: length of the request after the call. positions, heads:
+    which rows of it. error: relative.
+    """
+
+    event: Event
+    call: int
+    end: int
+    positions: tuple[int, ...]
+    heads: tuple[int, ...]
+    error: float
+    words: str
+
+
+def first_wrong(trace: Trace, judged: Judged) -> Wrong | None:
+    """The first tensor of a request that is not what the reference makes of the same tokens."""
+    marks = sorted(_marks(trace, judged), key=lambda mark: mark[:2])
+    if not marks:
+        return None
+    call, _, event, item, away = marks[0]
+    if isinstance(item, CacheRead):
+        return _wrong_read(event, item, away, judged)
+    places, *rest = np.nonzero(away)
+    positions = places + item.start
+    heads = rest[0] if event.kind.is_of_cache else np.zeros(0, int)
+    words = ""
+    if event.kind.is_of_cache:
+        words = _explained(event, item.rows, away, positions, heads, judged, {})
+    return _wrong(event, (call, item.start + len(item.rows)), positions, heads, away, words)
+
+
+def _marks(
+    trace: Trace, judged: Judged
+) -> Iterator[tuple[int, int, Event, Rows | CacheRead, Array]]:
+    """(call, order, event, rows, error of each cell, 0 where rounding explains it) of what is
+    wrong.
+    """
+    for event, several in trace.rows.items():
+        truth = judged.truth.get(event)
+        if truth is None:
+            continue
+        for rows in several:
+            right = truth[rows.start : rows.start + len(rows.rows)]
+            if right.shape != rows.rows.shape:
+                continue
+            away = _beyond(distances(rows.rows, right), _allowed(event, judged))
+            if away.any():
+                yield rows.call, trace.order[event], event, rows, away
+    for event, reads in trace.reads.items():
+        truth = judged.truth.get(event._replace(kind=event.kind.written))
+        if truth is None:
+            continue
+        for read in reads:
+            right = truth[read.positions]
+            if right.shape != read.rows.shape:
+                continue
+            away = _beyond(distances(read.rows, right), _allowed(event, judged))
+            if away.any() or read.first > _needed_from(event, read, judged):
+                yield read.call, trace.order[event], event, read, away
+
+
+def _allowed(event: Event, judged: Judged) -> float:
+    floor = judged.floors.get(event._replace(kind=event.kind.written), 0.0)
+    extra = judged.cache_error if event.kind.is_read else 0.0
+    return max(floor, _LEAST) * LIMITS.whole + extra
+
+
+def _beyond(errors: Array, allowed: float) -> Array:
+    return np.where(errors > allowed, errors, 0.0)
+
+
+def _needed_from(event: Event, read: CacheRead, judged: Judged) -> int:
+    """The first position that the first new token has to see."""
+    window = judged.windows.get(event.layer, 0)
+    return max(read.end - read.added - window + 1, 0) if window else 0
+
+
+def _wrong_read(event: Event, read: CacheRead, away: Array, judged: Judged) -> Wrong:
+    if not away.any():
+        missing = np.arange(_needed_from(event, read, judged), read.first)
+        words = "are not handed out: evicted, or outside of a window that the layer does not have"
+        return Wrong(event, read.call, read.end, tuple(missing.tolist()), (), 1.0, words)
+    places, heads = np.nonzero(away)
+    positions = read.positions[places]
+    from whence.workflows.serving.torch.listening import digest
+
+    origin = {
+        int(position): judged.origin[key]
+        for position, row in zip(read.positions, read.rows)
+        if (key := (event.layer, event.kind, digest(row))) in judged.origin
+    }
+    words = _explained(event, read.rows, away, positions, heads, judged, origin)
+    return _wrong(event, (read.call, read.end), positions, heads, away, words)
+
+
+def _explained(
+    event: Event,
+    rows: Array,
+    away: Array,
+    positions: Array,
+    heads: Array,
+    judged: Judged,
+    origin: Mapping[int, tuple[int, int]],
+) -> str:
+    held = judged.truth[event._replace(kind=event.kind.written)]
+    cells = np.nonzero(away)
+    wrong = WrongRows(
+        event.kind,
+        rows[cells].astype(np.float64),
+        held[positions, heads],
+        positions,
+        heads,
+        held,
+        judged.request,
+        origin,
+    )
+    return explained(wrong)
+
+
+def _wrong(
+    event: Event, when: tuple[int, int], positions: Array, heads: Array, away: Array, words: str
+) -> Wrong:
+    error = float(np.median(away[away > 0]))
+    return Wrong(
+        event,
+        *when,
+        tuple(sorted(set(positions.tolist()))),
+        tuple(sorted(set(heads.tolist()))),
+        error,
+        words,
+    )
+
+
+def place_words(wrong: Wrong, heads: int) -> str:
+    """Where it is wrong and what is there. heads: that the layer has."""
+    texts = []
+    if wrong.heads and len(wrong.heads) < heads:
+        numbers = ", ".join(map(str, wrong.heads))
+        texts.append(f"head{'' if len(wrong.heads) == 1 else 's'} {numbers}: ")
+    texts.append(position_words(list(wrong.positions)))
+    words = wrong.words or f"differ by {wrong.error:.2g} of their size"
+    return f"{''.join(texts)}: {words}"
+
+
+# What wrong rows of a cache hold instead: nothing, rows of another request or position, another
+# head, a multiple, a rotation.
+
+_CLOSE = 1e-2
+"""Of rows that are the same but for rounding."""
+_MOST_POSITIONS, _MOST_PARTS = 64, 4
+"""That are explained one by one, where no law explains all; and the laws that take part."""
+_MOSTLY = 0.9
+"""Of the rows that are explained in one way."""
+
+
+class WrongRows(NamedTuple):
+    """Rows of the keys or values of one layer that are wrong.
+
+    rows: what is there, (cells, width). truth: what should be. positions, heads: of each cell.
+    held: all right rows of the request, (positions, heads, width). origin: (request, position) that
+    wrote the row which lies at a position, by position, where it was written bit for bit.
+    """
+
+    kind: Kind
+    rows: Array
+    truth: Array
+    positions: Array
+    heads: Array
+    held: Array
+    request: int
+    origin: Mapping[int, tuple[int, int]]
+
+    def at(self, position: int) -> WrongRows:
+        """The rows of one position."""
+        own = self.positions == position
+        return self._replace(
+            rows=self.rows[own],
+            truth=self.truth[own],
+            positions=self.positions[own],
+            heads=self.heads[own],
+        )
+
+
+def explained(wrong: WrongRows) -> str:
+    """What the rows hold, as the end of a sentence ("hold zeros"), "" where no law fits."""
+    if words := _by_one_law(wrong):
+        return words
+    parts: dict[str, list[int]] = {}
+    for position in sorted(set(wrong.positions.tolist()))[:_MOST_POSITIONS]:
+        parts.setdefault(_by_one_law(wrong.at(position)), []).append(position)
+    if set(parts) == {""} or len(parts) > _MOST_PARTS:
+        return ""
+    return "; ".join(
+        f"{position_words(places)} {words or 'hold something else'}"
+        for words, places in parts.items()
+    )
+
+
+def _by_one_law(wrong: WrongRows) -> str:
+    return next((words for law in _LAWS if (words := law(wrong))), "")
+
+
+def _zeros(wrong: WrongRows) -> str:
+    empty = ~wrong.rows.any(-1)
+    return "hold zeros: never written, or cleared" if empty.mean() >= _MOSTLY else ""
+
+
+def _elsewhere(wrong: WrongRows) -> str:
+    """Rows that were written for another place."""
+    sources = {
+        position: wrong.origin[position]
+        for position in sorted(set(wrong.positions.tolist()))
+        if position in wrong.origin and wrong.origin[position] != (wrong.request, position)
+    }
+    if len(sources) < _MOSTLY * len(set(wrong.positions.tolist())):
+        return ""
+    requests = {request for request, _ in sources.values()}
+    shifts = {place - position for position, (_, place) in sources.items()}
+    if requests == {wrong.request} and len(shifts) == 1:
+        shift = shifts.pop()
+        return f"hold what belongs {_places(abs(shift))} {'later' if shift > 0 else 'earlier'}"
+    texts = []
+    for request in sorted(requests):
+        places = [place for owner, place in sources.values() if owner == request]
+        whose = "its own" if request == wrong.request else f"request {request + 1}'s"
+        texts.append(f"{whose} {position_words(places)}")
+    return f"hold {' and '.join(texts)}"
+
+
+def _other_place(wrong: WrongRows) -> str:
+    """Right rows of the same request, moved, where nothing was copied bit by bit."""
+    most = len(wrong.held) - 1
+    for shift in (-1, 1, *range(-most, most + 1)):
+        places = wrong.positions + shift
+        inside = (places >= 0) & (places <= most)
+        if shift and inside.any() and inside.mean() >= 0.5:
+            moved = wrong.held[places[inside], wrong.heads[inside]]
+            if _near(wrong.rows[inside], moved):
+                side = "later" if shift > 0 else "earlier"
+                return f"hold what belongs {_places(abs(shift))} {side}"
+    return ""
+
+
+def _other_heads(wrong: WrongRows) -> str:
+    """Rows of other heads."""
+    order: dict[int, int] = {}
+    for head in sorted(set(wrong.heads.tolist())):
+        own = wrong.heads == head
+        for place in range(wrong.held.shape[1]):
+            if place != head and _near(wrong.rows[own], wrong.held[wrong.positions[own], place]):
+                order[head] = place
+    if len(order) < len(set(wrong.heads.tolist())):
+        return ""
+    return "hold other heads: " + ", ".join(f"{h} holds {p}" for h, p in order.items())
+
+
+def _factor(wrong: WrongRows) -> str:
+    """A multiple, of all rows or of each head."""
+    with np.errstate(all="ignore"):
+        dots = (wrong.rows * wrong.truth).sum(-1)
+        factors = dots / np.maximum((wrong.truth * wrong.truth).sum(-1), 1e-30)
+    if not _near(wrong.rows, wrong.truth * factors[:, None]):
+        return ""
+    middle = float(np.median(factors))
+    if np.abs(factors - middle).max() <= _CLOSE * abs(middle):
+        return f"are {middle:.4g} times what they should be: a scale is missing or applied twice"
+    return f"are multiples of what they should be, {factors.min():.3g} to {factors.max():.3g} times"
+
+
+def _rotation(wrong: WrongRows) -> str:
+    """Pairs of channels turned: positions of another place, or another base."""
+    if wrong.kind.read is not Kind.K_READ or wrong.rows.shape[-1] % 2:
+        return ""
+    half = wrong.rows.shape[-1] // 2
+    for layout, (first, second) in {
+        "halves": (slice(0, half), slice(half, None)),
+        "neighbours": (slice(0, None, 2), slice(1, None, 2)),
+    }.items():
+        rows = wrong.rows[:, first] + 1j * wrong.rows[:, second]
+        truth = wrong.truth[:, first] + 1j * wrong.truth[:, second]
+        if not _near(np.abs(rows), np.abs(truth)):
+            continue
+        angle = float(np.angle((rows[:, 0] * truth[:, 0].conj()).sum()))
+        whole = round(angle)
+        if whole and math.isclose(angle, whole, abs_tol=0.02):
+            return f"are rotated by {_places(abs(whole))} too {'many' if whole > 0 else 'few'}"
+        return f"are rotated otherwise ({layout}): rope has another base, scaling or order"
+    return ""
+
+
+_LAWS: tuple[Callable[[WrongRows], str], ...] = (
+    _zeros, _elsewhere, _factor, _rotation, _other_heads, _other_place,
+)  # fmt: skip
+
+
+def _near(rows: Array, truth: Array) -> bool:
+    """Are most rows the same but for rounding?"""
+    norms = np.maximum(np.linalg.norm(truth, axis=-1), 1e-30)
+    near = np.linalg.norm(rows - truth, axis=-1) <= _CLOSE * norms
+    return bool(near.mean() >= _MOSTLY)
+
+
+def _places(count: int) -> str:
+    return "one position" if count == 1 else f"{count} positions"
+
+
+def position_words(places: list[int]) -> str:
+    """Positions as words ("positions 16 to 31 and 40")."""
+    runs = ranges(places)
+    texts = [f"{low}" if low == high else f"{low} to {high}" for low, high in runs[:3]]
+    texts += [f"{len(runs) - 3} more runs"] if len(runs) > 3 else []
+    single = len(runs) == 1 and runs[0][0] == runs[0][1]
+    return f"position{'' if single else 's'} {' and '.join(texts)}"

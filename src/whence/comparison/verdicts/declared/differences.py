@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from whence.comparison.verdicts.declared.candidates import CandidateSemantics
-from whence.comparison.verdicts.declared.containers import DeclaredContainers
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from whence.comparison.paired_runs import PairedCall
+from whence.comparison.replays.semantics import ReplayResult, _worst_share
+from whence.comparison.verdicts.declared.candidates import (
+    CallReplay,
+    CandidateSemantics,
+    DeclaredCall,
+)
 from whence.comparison.verdicts.declared.leaves import DeclaredLeaves
-from whence.comparison.verdicts.declared.ledger import DeclarationLedger
+from whence.comparison.verdicts.declared.ledger import (
+    PASSES,
+    DeclarationLedger,
+    sqnr_of,
+)
 from whence.comparison.verdicts.declared.masked_rows import MaskedRows
 from whence.comparison.verdicts.declared.quantised_weights import QuantisedWeights
 from whence.comparison.verdicts.declared.tolerances import TensorTolerances
-from whence.judge.policy import Policy
+from whence.errors import ElementsMissing
+from whence.judge import stored_codes
+from whence.judge.policy import Entry, Policy
 from whence.records import Run
-from whence.results import Plan
+from whence.records.slots import is_of_child, split_child
+from whence.results import Confidence, Plan, SlotPair, Verdict, VerdictKind
 
 
 class DeclaredDifferences:
@@ -34,3 +51,136 @@ class DeclaredDifferences:
         quantised = QuantisedWeights(reference, target)
         self.leaves = DeclaredLeaves(policy, reference, quantised, candidates, self.ledger)
         self.containers = DeclaredContainers(policy, reference, target, candidates, self.ledger)
+
+
+# What is declared of a container, applied to its own operators.
+
+_IN_CONTAINERS = ("tf32", "fast-gelu", "fused-rounding", "tolerance")
+
+
+class DeclaredContainers:
+    """Judges a container's own operators against what is declared of it."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        reference: Run,
+        target: Run,
+        candidates: CandidateSemantics,
+        ledger: DeclarationLedger,
+    ) -> None:
+        self._policy, self.reference, self.target = policy, reference, target
+        self._candidates, self._ledger = candidates, ledger
+        # By call and child: the entries that explained it, and how far it was off without them.
+        self._explained: dict[int, dict[int, tuple[Mapping[str, Entry], float | None]]] = {}
+
+    def _entries(self, pair: PairedCall) -> dict[str, Entry]:
+        return self._policy.of(pair.call.scope, (pair.call.op_type, pair.partner.op_type))
+
+    def replayed(
+        self, result: ReplayResult, pair: PairedCall, replaying: CallReplay
+    ) -> ReplayResult:
+        """The replay of a container's own operators, under what is declared of the container where
+        that explains them better.
+        """
+        entries = {
+            kind: entry
+            for kind, entry in self._entries(pair).items()
+            if kind in _IN_CONTAINERS and not entry.ignore
+        }
+        if not entries or _worst(result, 0.0) <= 1:
+            return result
+        self._ledger.consult(*entries.values())
+        best = result
+        for semantics, _ in self._candidates.of(DeclaredCall(pair, entries, ()), replaying):
+            candidate = replaying.figures(semantics)
+            if candidate.local.keys() >= result.local.keys() and _worst(candidate) < _worst(best):
+                best = candidate
+            if _worst(best) <= 1:
+                break
+        if best is not result:
+            self._explained[pair.call.id] = {
+                _child_of(slot): (entries, sqnr_of(error.error_rel))
+                for slot, error in result.local.items()
+                if error.score > 1
+            }
+        return best
+
+    def accounts_for(self, pair: PairedCall) -> bool:
+        """Does the call pass because of what is declared of it, or is a tolerance?"""
+        return pair.call.id in self._explained or "tolerance" in self._entries(pair)
+
+    def segment(
+        self, verdict: Verdict | None, pair: PairedCall, outputs: Sequence[SlotPair]
+    ) -> Verdict | None:
+        """The verdict of a container's own operators, with what is declared of the container
+        applied to it.
+        """
+        if verdict is None:
+            return None
+        call = pair.call
+        if verdict.verdict in (*PASSES, VerdictKind.PRECISION):
+            entries, sqnr = self._explained.get(call.id, {}).get(
+                _child_of(verdict.slot), ({}, None)
+            )
+            if entries and (verdict.verdict in PASSES or "fused-rounding" in entries):
+                for met in entries.values():
+                    self._ledger.met(met, call, sqnr)
+                words = "; ".join(map(str, entries.values()))
+                return verdict.replace(
+                    verdict=VerdictKind.DECLARED,
+                    confidence=Confidence.NONE,
+                    numbers={**verdict.numbers, "sqnr_db": sqnr},
+                    sentence=f"{words}: SQNR {sqnr:.1f} dB; beyond that {verdict.sentence}"
+                    if sqnr is not None
+                    else verdict.sentence,
+                )
+        entry = self._entries(pair).get("tolerance")
+        if entry is None or verdict.verdict in PASSES:
+            return verdict
+        if entry.ignore:
+            return self._ledger.ignored(entry, call, verdict)
+        self._ledger.consult(entry)
+        self._ledger.apply(entry)
+        worst = self._worst_share(entry, outputs)
+        if worst is None or not worst <= 1:
+            return verdict
+        self._ledger.met(entry, call, sqnr_of(verdict.numbers.get("e_out")))
+        sentence = f"{entry}, against the reference's output; {verdict.sentence}"
+        return verdict.withdrawn(VerdictKind.DECLARED, sentence).replace(score=worst)
+
+    def _worst_share(self, entry: Entry, outputs: Sequence[SlotPair]) -> float | None:
+        """The largest error in units of what the entry allows; None where it says nothing of an
+        output, or that cannot be compared.
+        """
+        worst = 0.0
+        for slot in outputs:
+            if not entry.covers_slot(slot.reference_slot):
+                return None
+            try:
+                a, b = (
+                    self.reference.array(slot.reference_record).astype(np.float64),
+                    self.target.array(slot.target_record).astype(np.float64),
+                )
+            except ElementsMissing:
+                return None
+            if a.shape != b.shape:
+                return None
+            if entry.rel_l2 is not None:
+                size = stored_codes.norm(a)
+                error = stored_codes.norm(b - a) / size if size else math.inf
+                worst = max(worst, error / entry.rel_l2 if entry.rel_l2 else math.inf)
+            else:
+                worst = max(worst, _worst_share(np.abs(b - a), np.abs(a), entry))
+        return worst if outputs else None
+
+
+def _worst(result: ReplayResult, default: float = math.inf) -> float:
+    return max((error.score for error in result.local.values()), default=default)
+
+
+def _child_of(slot: str) -> int:
+    """3 for what a container's fourth child was given ("3:input.0"), -1 for what the container
+    returned.
+    """
+    return split_child(slot)[0] if is_of_child(slot) else -1

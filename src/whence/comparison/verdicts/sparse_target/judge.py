@@ -4,22 +4,44 @@ what the target had.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from whence import align, judge
+from whence.comparison.paired_runs import PairedRuns
+from whence.comparison.replays.call_tree import TreeWalk
 from whence.comparison.replays.replayer import Replayer
+from whence.comparison.replays.self_check import Threads
+from whence.comparison.replays.side import ReplaySource
 from whence.comparison.verdicts.declared.tolerances import allows
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.parameters import Parameters
-from whence.comparison.verdicts.sparse_target.fault_places import FaultPlaces
 from whence.comparison.verdicts.sparse_target.labels import LabelJudge, is_label, size_in_words
-from whence.comparison.verdicts.sparse_target.shown_tensors import RegionKey, ShownTensors, Upstream
-from whence.comparison.verdicts.sparse_target.tensor_replay import CoarseActivations, TensorReplay
+from whence.dtypes import Array
+from whence.errors import ElementsMissing, ReplayRefused
+from whence.judge import block_quantisation
+from whence.judge.limits import CODES_EXPLAINED, CODES_MOSTLY
 from whence.judge.policy import Entry
-from whence.records import Region
+from whence.records import Call, Program, Region
+from whence.records.program import Operand
 from whence.records.slots import is_inside, is_param, split_slot
-from whence.results import TENSOR_RULE, Evidence, SlotPair, Verdict, VerdictKind, severity
+from whence.results import (
+    TENSOR_RULE,
+    CauseKind,
+    Confidence,
+    Evidence,
+    SlotPair,
+    Verdict,
+    VerdictKind,
+    severity,
+)
 
 Figures = Mapping[int, judge.ReplayError]
 """Of tensors, by record of the reference."""
@@ -243,3 +265,502 @@ class SparseTargetJudge:
                 f"the target shows no {', '.join(hidden)}: the reference's stood for them, and "
                 "what goes wrong before them is not seen"
             )
+
+
+# Where an error came in between tensors that a target shows.
+
+
+class FaultPlaces:
+    """Names what lies before tensors that are wrong, and tells those that only follow from others.
+
+    flagged: the wrong tensors. right: regions that tensors which are right depend on. spoilt:
+    regions whose parameters differ.
+    """
+
+    def __init__(
+        self,
+        tensors: ShownTensors,
+        upstream: Mapping[int, Upstream],
+        flagged: Set[int],
+        right: Set[RegionKey],
+        spoilt: Set[RegionKey],
+    ) -> None:
+        self.tensors, self._upstream, self._flagged = tensors, upstream, flagged
+        self._calls = tensors.paired.calls
+        self._right, self._spoilt = right, spoilt
+        # Wrong tensors that depend on the same tensors, in order of execution.
+        self._units: dict[frozenset[int], list[int]] = defaultdict(list)
+        for record in sorted(flagged, key=tensors.place):
+            self._units[upstream[record].tensors].append(record)
+        self._shared = _shared(upstream)
+
+    def placed(self, verdict: Verdict, record: int) -> Verdict:
+        """The verdict of a wrong tensor, with where the error came in."""
+        up = self._upstream[record]
+        first, *others = self._units[up.tensors]
+        if spoilt := next((key for key in up.places if key in self._spoilt), None):
+            return _follows(verdict, f"the parameters of {self._calls[spoilt[0]].scope}")
+        inner = self._wrong_inside(record)
+        if inner is not None:
+            return _follows(verdict, self._name(inner))
+        if record == first:
+            suspects = up.places - self._right
+            # What is wrong in all of them is where they have one thing in common.
+            for follower in others:
+                suspects = suspects & (self._upstream[follower].places - self._right) or suspects
+            return self._located(verdict, self.tensors.maker[record], suspects, up.places)
+        if self._upstream[first].places & up.places:
+            return _follows(verdict, self._name(first))
+        return verdict
+
+    def _name(self, record: int) -> str:
+        """What the target calls a tensor."""
+        return self.tensors.label(self.tensors.slots[record][1]).scope
+
+    def _wrong_inside(self, record: int) -> int | None:
+        """A tensor inside one of the calls that this one depends on, which is wrong: the replay did
+        not go on with it.
+        """
+        inner = (
+            r
+            for tensors in self.tensors.inner.values()
+            for r, _ in tensors
+            if r in self._flagged and r != record
+        )
+        regions = self._upstream[record].regions
+        return next(
+            (
+                r
+                for r in inner
+                if self.tensors.maker[r] in regions
+                and self.tensors.place(r) < self.tensors.place(record)
+            ),
+            None,
+        )
+
+    def _located(
+        self, verdict: Verdict, maker: RegionKey, suspects: Set[RegionKey], regions: Set[RegionKey]
+    ) -> Verdict:
+        """With the name of what lies between: the call it happened in, or the first and last of
+        several.
+        """
+        calls, order = self._calls, self.tensors.order
+        # each was on the way to a tensor that is right, and together they are wrong
+        suspects = suspects or regions
+        unshared = {key for key in suspects if key not in self._shared} or suspects
+        also = sorted(suspects - unshared, key=order.__getitem__)
+        sentence = verdict.sentence
+        if also:
+            names = dict.fromkeys(calls[call].scope or calls[call].root for call, _ in also)
+            sentence += f"; or in {', '.join(list(names)[:3])}, which other layers use too"
+        parts = dict.fromkeys(
+            self._topmost(call, regions) for call, _ in sorted(unshared, key=order.__getitem__)
+        )
+        common = self._common({call for call, _ in unshared})
+        if common is not None and (
+            len(parts) < 2
+            or common in parts
+            or (
+                all(self.tensors.is_within(call, common) for call in parts)
+                and calls[common].parent != -1
+            )
+        ):
+            if common == maker[0]:
+                return verdict.replace(where="", sentence=sentence)
+            if not calls[common].scope:
+                return verdict.replace(where=calls[common].root, named=common, sentence=sentence)
+            return verdict.replace(where=calls[common].scope, sentence=sentence)
+        # Several calls of a container that is more than they are.
+        scopes = [calls[call].scope or calls[call].root for call in parts]
+        return verdict.replace(
+            where=f"{scopes[0]}..{scopes[-1]}",
+            sentence=f"{sentence}; in between lie {', '.join(scopes[:6])}",
+        )
+
+    def _common(self, calls: Set[int]) -> int | None:
+        """The innermost call that all of these are part of, or are; None where they have different
+        roots.
+        """
+        levels = zip(*(self.tensors.path(call) for call in calls))
+        common = [level[0] for level in levels if len(set(level)) == 1]
+        return common[-1] if common else None
+
+    def _topmost(self, call: int, regions: Set[RegionKey]) -> int:
+        """The largest call around this one of which everything lies between the tensors shown."""
+        while (parent := self._calls[call].parent) != -1:
+            inside = (
+                key
+                for key, region in self.tensors.regions.items()
+                if region.outputs and self.tensors.is_within(key[0], parent)
+            )
+            if any((inner, min(segment, 0)) not in regions for inner, segment in inside):
+                break
+            call = parent
+        return call
+
+
+def _shared(upstream: Mapping[int, Upstream]) -> set[RegionKey]:
+    """Regions that tensors depend on which have not the same before them: positions, masks, what
+    all layers use.
+    """
+    units: dict[RegionKey, set[frozenset[int]]] = defaultdict(set)
+    for up in upstream.values():
+        for key in up.places:
+            units[key].add(up.tensors)
+    return {key for key, tensors in units.items() if len(tensors) > 1}
+
+
+def _follows(verdict: Verdict, name: str) -> Verdict:
+    words = f"follows from {name}, which is wrong on the way to it: {verdict.sentence}"
+    return verdict.withdrawn(VerdictKind.INHERITED, words)
+
+
+# The reference run through from its roots: wherever a tensor comes up that the target shows, it
+# is compared with the target's, which then goes on in its place.
+
+_REPLICAS = 3
+_NEARLY_ALL = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class CoarseActivations:
+    """How far activations of fewer bits explain a difference: errors by row, root mean square,
+    without them (`size`) and with them (`remaining`).
+
+    gain: by how much they fall. expected: what such activations make by themselves. is_sure: that
+    is what the target did.
+    """
+
+    words: str
+    gain: float
+    size: float
+    remaining: float
+    expected: float
+    is_sure: bool = False
+
+    def verdict(self, old: Verdict) -> Verdict:
+        run = (
+            f"{self.words} ahead of matrix products: run so, rel_l2 by row falls from "
+            f"{self.size:.2g} to {self.remaining:.2g}"
+        )
+        sentence = (
+            f"{old.sentence}; as from {run}"
+            if self.is_sure
+            else f"of the size that comes from {run}; codes diverge over many products, or there "
+            "is another fault"
+        )
+        return old.replace(
+            verdict=VerdictKind.PRECISION if self.is_sure else VerdictKind.UNDETERMINED,
+            confidence=Confidence.NONE,
+            cause=CauseKind.UNKNOWN,
+            sentence=sentence,
+        )
+
+
+class TensorReplay:
+    """Figures of shown tensors: each against what is right for the tensors shown before it.
+
+    wide: by record, the exact values of tensors that are beyond rounding.
+    """
+
+    def __init__(self, tensors: ShownTensors, replayer: Replayer) -> None:
+        self.tensors, self._replayer = tensors, replayer
+        self.wide: dict[int, Array] = {}
+
+    def figures(self) -> tuple[dict[int, judge.ReplayError], str]:
+        """Figures of every tensor that came up, by record, and why others did not."""
+        figures: dict[int, judge.ReplayError] = {}
+        why = ""
+        exact = self._walk("float64", None)
+        replicas = [self._walk("recorded", seed) for seed in (None, *range(_REPLICAS))]
+        with Threads(1):
+            for root in self.tensors.roots():
+                arrays = exact.through(root)
+                working = [walk.through(root) for walk in replicas]
+                why = why or exact.why
+                for record, wide in arrays.items():
+                    # What an earlier root made comes up again where a later one is given it, as the
+                    # target's.
+                    if record in figures or not all(record in w for w in working):
+                        continue
+                    with contextlib.suppress(ElementsMissing):
+                        error = self._error(record, wide, [w[record] for w in working])
+                        if error is not None:
+                            figures[record] = error
+                            if error.score > 1:
+                                self.wide[record] = wide
+        return figures, why
+
+    def _error(self, record: int, wide: Array, copies: Sequence[Array]) -> judge.ReplayError | None:
+        target = self.tensors.array(record)
+        if wide.shape != target.shape:
+            return None
+        error = judge.whole(target, wide, copies)
+        reference = self.tensors.paired.reference.array(record).astype(np.float64)
+        size = float(np.linalg.norm(reference))
+        difference = float(np.linalg.norm(wide.astype(np.float64) - reference))
+        inherited = difference / size if size and np.isfinite(difference) else None
+        return dataclasses.replace(error, inherited_rel=inherited)
+
+    def coarse(self, beyond: Set[int]) -> dict[int, CoarseActivations]:
+        """Of tensors that are further off than rounding explains, those that activations of fewer
+        bits explain.
+
+        A kernel that rounds what it multiplies to 8 bits is run: where that comes several times
+        closer to the target than exact arithmetic does, it is what the target did. What remains is
+        bounded by that; a smaller fault cannot be told from it.
+        """
+        if not beyond:
+            return {}
+        forms = [
+            self._in_blocks(beyond, words, width)
+            for words, width in block_quantisation.BLOCKS.items()
+        ]
+        best = max(
+            forms, key=lambda by_record: sum(c.gain > CODES_MOSTLY for c in by_record.values())
+        )
+        # What holds for nearly all of them is what the kernel does, and needs less evidence in
+        # each.
+        agreed = sum(c.gain > CODES_MOSTLY for c in best.values()) >= _NEARLY_ALL * len(beyond)
+        enough = CODES_EXPLAINED / 2 if agreed else CODES_EXPLAINED
+        return {
+            record: dataclasses.replace(c, is_sure=c.gain > enough)
+            for record, c in best.items()
+            if c.gain > CODES_MOSTLY or (agreed and c.size < 2 * c.expected)
+        }
+
+    def _in_blocks(self, beyond: Set[int], words: str, width: int) -> dict[int, CoarseActivations]:
+        by_row, typical = block_quantisation.by_row, block_quantisation.typical
+        coarse: dict[int, CoarseActivations] = {}
+        walk = self._walk(
+            "float64", None, functools.partial(block_quantisation.in_blocks, width=width)
+        )
+        with Threads(1):
+            for root in self.tensors.roots():
+                arrays = walk.through(root)
+                for record in (beyond & arrays.keys()) - coarse.keys():
+                    target, exact, rounded = (
+                        self.tensors.array(record),
+                        self.wide[record],
+                        arrays[record],
+                    )
+                    plain, coded = by_row(target, exact), by_row(target, rounded)
+                    coarse[record] = CoarseActivations(
+                        words,
+                        block_quantisation.gain(plain, coded),
+                        typical(plain),
+                        typical(coded),
+                        typical(by_row(rounded, exact)),
+                    )
+        return coarse
+
+    def _walk(
+        self, working: str, seed: int | None, coarser: Callable[[Array], Array] | None = None
+    ) -> TreeWalk:
+        """The reference, ready to be run through. seed: of noise on every call's outputs; coarser:
+        done to what matrix products take.
+        """
+        walk = TreeWalk(
+            self._replayer.reference,
+            working,
+            self._parameters,
+            lambda record: self.tensors.array(record) if record in self.tensors.slots else None,
+            noise=np.random.default_rng(seed) if seed is not None else None,
+            coarser=coarser,
+        )
+        walk.inner = {
+            (call, operation): record
+            for call, tensors in self.tensors.inner.items()
+            for record, operation in tensors
+        }
+        return walk
+
+    def _parameters(self, loaded: Any, call: Call, working: str) -> Any:
+        source = self._replayer.reference
+        records = source.records(call, loaded.program.params)
+        key = (
+            loaded.program.id,
+            "tapped",
+            tuple(records.get(s) for s in loaded.program.params),
+            working,
+        )
+        return self._replayer.sides.parameters.hold(
+            key, lambda: loaded.hold(source.arrays(records)[0], working=working)
+        )
+
+
+# The tensors that a target shows of a reference which was captured whole, and what each rests on.
+
+RegionKey = tuple[int, int]
+"""Call of the reference, and segment of it (-1 for a leaf)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """What a tensor depends on. tensors: those shown before it; regions: what lies between.
+
+    places: the same with all segments of a container as one, (call, 0), since one piece of code
+    made them.
+    """
+
+    regions: frozenset[RegionKey]
+    tensors: frozenset[int]
+
+    @property
+    def places(self) -> frozenset[RegionKey]:
+        return frozenset((call, min(segment, 0)) for call, segment in self.regions)
+
+
+class ShownTensors:
+    """Shown tensors by their record of the reference.
+
+    pairs: by call, the index of its pair. slots: by record, the index of the pair and the slot.
+    maker: by record, the region that made it. inner: by call, (record, operation) of tensors inside
+    its program. regions: all of the reference, in order of execution; order: their places in it.
+    """
+
+    def __init__(
+        self,
+        paired: PairedRuns,
+        pairs: Mapping[int, int],
+        regions: Sequence[Region],
+        source: ReplaySource | None,
+    ) -> None:
+        self.paired, self.pairs, self._source = paired, pairs, source
+        self.slots: dict[int, tuple[int, SlotPair]] = {}
+        self.inner: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self.maker: dict[int, RegionKey] = {}
+        self.regions = {(r.call, r.stretch): r for r in regions if pairs}
+        self.order = {key: place for place, key in enumerate(self.regions)}
+        self._needed: dict[int, dict[int, set[int]]] = {}
+        for key, region in self.regions.items():
+            for record in region.outputs:
+                self.maker.setdefault(record, key)
+        for call, index in pairs.items():
+            for slot in paired.plan.pairs[index].slots:
+                record = slot.reference_record
+                if is_inside(slot.reference_slot):
+                    operation = int(split_slot(slot.reference_slot)[1])
+                    self.inner[call].append((record, operation))
+                    self.maker[record] = self._region_of(call, operation)
+                if record not in self.slots or self.maker.get(record, (-1, 0))[0] == call:
+                    self.slots[record] = index, slot
+
+    def _region_of(self, call: int, operation: int) -> RegionKey:
+        """The segment of a call's own operators that this one is in."""
+        container = self.paired.calls[call]
+        program = self.paired.reference.programs.get(container.program)
+        if container.leaf or program is None:
+            return call, -1
+        return call, sum(
+            1 for _, operation_before in program.calls if operation_before <= operation
+        )
+
+    def in_order(self) -> list[int]:
+        """The records that a region made, in order of execution."""
+        records = (record for record in self.slots if record in self.maker)
+        return sorted(records, key=self.place)
+
+    def place(self, record: int) -> int:
+        """The place of the region that made a tensor, in order of execution."""
+        return self.order[self.maker[record]]
+
+    def array(self, record: int) -> Array:
+        """What the target shows of a record of the reference."""
+        return self.paired.target.array(self.slots[record][1].target_record)
+
+    def path(self, call: int) -> list[int]:
+        """The calls around one, the outermost first, and it."""
+        path = [call]
+        while (parent := self.paired.calls[path[-1]].parent) != -1:
+            path.append(parent)
+        return path[::-1]
+
+    def roots(self) -> list[Call]:
+        """The outermost calls with tensors that the target shows, in order of execution."""
+        roots = dict.fromkeys(self.path(call)[0] for call in self.pairs)
+        return sorted((self.paired.calls[root] for root in roots), key=lambda c: c.order)
+
+    def is_within(self, call: int, above: int) -> bool:
+        """Is a call this one, or inside it?"""
+        while call != -1 and call != above:
+            call = self.paired.calls[call].parent
+        return call == above
+
+    def label(self, slot: SlotPair) -> Call:
+        """The call of the target that shows a tensor."""
+        calls, pairs = self.paired.target.calls, self.paired.plan.pairs
+        if slot.target_record < 0:
+            return calls[pairs[self.slots[slot.reference_record][0]].target]
+        return self.paired.maker(slot) or calls[pairs[0].target]
+
+    def upstream(self, record: int) -> Upstream:
+        """What a tensor depends on."""
+        regions: set[RegionKey] = set()
+        tensors: set[int] = set()
+        visited: set[int] = set()
+        todo = [record]
+        while todo:
+            current = todo.pop()
+            regions.add(self.maker[current])
+            for source in self._sources(current) - visited:
+                visited.add(source)
+                if source in self.slots:
+                    tensors.add(source)
+                elif source in self.maker and self.place(source) <= self.place(current):
+                    todo.append(source)
+        return Upstream(frozenset(regions), frozenset(tensors - {record}))
+
+    def _sources(self, record: int) -> Set[int]:
+        """What a tensor depends on, as the program that made it tells; without one, all that its
+        region could see.
+        """
+        call, segment = self.maker[record]
+        if call not in self._needed:
+            self._needed[call] = self._needs(self.paired.calls[call])
+        if record in self._needed[call]:
+            return self._needed[call][record]
+        return {
+            r
+            for k in range(min(segment, 0), segment + 1)
+            if (call, k) in self.regions
+            for r in self.regions[call, k].inputs
+        }
+
+    def _needs(self, call: Call) -> dict[int, set[int]]:
+        """What each tensor that a call's own operators made depends on, by record; nothing without
+        a program.
+        """
+        source = self._source
+        if source is None:
+            return {}
+        try:
+            loaded = source.load(call)
+        except (ReplayRefused, ElementsMissing):
+            return {}
+        needs: dict[int, set[int]] = defaultdict(set)
+        for slot, _ in loaded.program.outputs:
+            record = source.record(call, slot)
+            if record is not None:
+                needs[record] |= set(source.records(call, loaded.needs(slot)).values())
+        for record, operation in self.inner.get(call.id, ()):
+            read = _inputs_of(loaded.program, operation)
+            needs[record] = set(source.records(call, read).values())
+        return needs
+
+
+def _inputs_of(program: Program, operation: int) -> list[str]:
+    """The slots that the result of one operator of a program depends on."""
+    slots: dict[str, None] = {}
+    visited: set[int] = set()
+    todo = [Operand("op", (operation, 0))]
+    while todo:
+        kind, value = todo.pop()
+        if kind == "in":
+            slots[program.inputs[value]] = None
+        elif kind == "param":
+            slots[value] = None
+        elif kind == "op" and value[0] not in visited:
+            visited.add(value[0])
+            todo += program.operations[value[0]].operands()
+    return list(slots)

@@ -10,24 +10,38 @@ done a second time with nothing taken, on clones: whether the bits differ is the
 from __future__ import annotations
 
 import atexit
+import contextlib
+import copy
+import datetime
 import functools
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from whence.errors import CaptureError
+from whence.instrument.call_frames import CallFrames
 from whence.instrument.session import Session
+from whence.instrument.torch.compiled import fx_nodes as nodes
+from whence.instrument.torch.compiled import inductor_taps as inductor
 from whence.instrument.torch.compiled import what_returned
-from whence.instrument.torch.compiled.graph_compiler import GraphCompiler
+from whence.instrument.torch.compiled.collected import Collected
+from whence.instrument.torch.compiled.fx_interpreter import interpreted
+from whence.instrument.torch.compiled.graph import Graph, RunsGraphs
 from whence.instrument.torch.compiled.graph_runs import GraphRuns, GraphThread
 from whence.instrument.torch.compiled.module_paths import ModulePaths
+from whence.instrument.torch.compiled.observer_effect import Cannot, difference, silently
 from whence.instrument.torch.compiled.results import Results
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.module_info import ModuleRoot
 from whence.instrument.torch.modules import Listener
 from whence.instrument.torch.program_cache import ProgramCache
 from whence.instrument.torch.regions import Region, Regions
+from whence.instrument.wording import raised
+from whence.records.observed import SWITCHED
 
 
 class GraphListener(Listener):
@@ -243,3 +257,448 @@ class _Inductor(torch._TorchCompileInductorWrapper):  # type: ignore[misc]
         return self is other
 
     __hash__ = object.__hash__
+
+
+# Has `torch.compile` hand each graph to us in the place of inductor, and compiles it so that its
+# tensors are shown.
+#
+# Graphs that a backend does not compile but has Python run (`eager`, one's own that returns
+# `gm.forward`).
+#
+# What dynamo traced calls functions of torch; it is lowered to operators as AOTAutograd does,
+# without decompositions, and run node by node where the first execution shows that the bits are
+# the same. Where they are not, the boundary is all there is.
+
+# Compiling patches torch for the whole process: one at a time.
+_compiling = threading.RLock()
+
+
+class GraphCompiler:
+    """Compiles graphs. folder: of the run, for the texts of graphs. runs: runs them, once set."""
+
+    runs: RunsGraphs
+
+    def __init__(
+        self, session: Session, frames: CallFrames, paths: ModulePaths, folder: str
+    ) -> None:
+        self._session, self._frames, self._paths = session, frames, paths
+        self._folder = folder
+        self.mode = session.options.graph_mode
+        # inductor takes seconds to import: of a whole program not before it compiles
+        self._checked = False
+        self._ids: dict[str, str] = {}
+        self._compiled: dict[str, list[str]] = {}  # frame of dynamo's -> its compiles
+        self._notes: set[str] = set()
+        self.compiles = 0
+        self.switched: dict[str, None] = {}
+
+    def _new_graph(self, modules: dict[str, str], *, backward: bool) -> Graph:
+        return Graph(self.runs, self.mode, _name(), self._number(), backward, modules)
+
+    @contextlib.contextmanager
+    def instrumenting(self, whole: Any = None) -> Iterator[None]:
+        """While this lasts, graphs that are handed to inductor on this thread come to us.
+
+        whole: what dynamo handed to a backend that may know `compile_fx` since before.
+        """
+        from torch._inductor import compile_fx
+
+        if inductor.is_precompiling():
+            self._tell(
+                "inside-not-seen",
+                "a graph that is compiled to be kept as a package is left as it is: only the "
+                "boundary of what it made is captured",
+            )
+            yield
+            return
+        if not self._checked:
+            try:
+                inductor.check(self.mode)
+            except CaptureError as why:
+                self._tell("inside-not-seen", str(why))
+                yield
+                return
+            self._checked = True
+        self._switch(*inductor.switched())
+        with _compiling, inductor.outside():
+            original, thread = compile_fx.compile_fx, threading.get_ident()
+
+            @functools.wraps(original)
+            def compiled(gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
+                if args or "inner_compile" in kwargs or threading.get_ident() != thread:
+                    return original(gm, example_inputs, *args, **kwargs)
+                inner = functools.partial(self._compile, self._paths.of_variables(gm))
+                return original(gm, example_inputs, inner_compile=inner, **kwargs)
+
+            def by_default(gm: Any, example_inputs: Any, **how: Any) -> Any:
+                if threading.get_ident() != thread:
+                    return compile_fx.compile_fx_inner(gm, example_inputs, **how)
+                return self._compile(self._paths.of_variables(whole), gm, example_inputs, **how)
+
+            compile_fx.compile_fx = compiled
+            try:
+                with inductor.inner_compile(original, by_default):
+                    yield
+            finally:
+                if compile_fx.compile_fx is compiled:
+                    compile_fx.compile_fx = original
+
+    def _switch(self, *names: str) -> None:
+        """Say which settings are not as the program has them while its graphs compile; in mode fx
+        its graphs do not run as it has them anyway.
+        """
+        if self.mode == "fx":
+            return
+        self._tell(SWITCHED, "compiled graphs show their tensors to the capture")
+        for name in names:
+            self.switched[name] = None
+            self._tell(SWITCHED, f"{name} are off while graphs are captured")
+
+    def other_backend(self, wrapper: Any, gm: Any, inputs: Any, out: Any) -> Any:
+        """What runs instead of what another backend returned: the same, where it is not a graph
+        that Python runs.
+        """
+        name = getattr(wrapper, "compiler_name", "") or getattr(
+            getattr(wrapper, "compiler_fn", None), "__name__", type(wrapper).__name__
+        )
+        modules = self._paths.of_variables(gm)
+
+        def take(backward: bool, lowered: Any) -> Any:
+            graph = self._new_graph(modules, backward=backward)
+            graph.mode = "fx"
+            collected = Collected(graph.key, "fx", self._session.options.graph_buffers)
+            collected.graph = nodes.copied(lowered)
+            graph.learn(collected)
+            graph.code["fx"] = interpreted(graph.module, graph.ran)
+            self.tell_mode(graph, self._write_texts(graph, nodes.readable(gm)))
+            return graph
+
+        instrumented = _shown(out, inputs, name, take, self._tell, self._quiet)
+        if instrumented is None:
+            self._tell(
+                "inside-not-seen",
+                f"compiled with the backend {name}: only the boundary of what it made is captured",
+            )
+        return out if instrumented is None else instrumented
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        busy, self._frames.thread.busy = self._frames.thread.busy, True
+        try:
+            yield
+        finally:
+            self._frames.thread.busy = busy
+
+    def _tell(self, kind: str, text: str) -> None:
+        if text not in self._notes:
+            self._notes.add(text)
+            self._session.note(kind, text)
+
+    def _compile(self, modules: dict[str, str], gm: Any, example_inputs: Any, **how: Any) -> Any:
+        """In the place of inductor's compile_fx_inner, for forward, backward and inference
+        graphs.
+        """
+        from torch._inductor import compile_fx
+
+        self.compiles += 1
+        if self._frames.active:
+            try:
+                code = self._make(modules, gm, example_inputs, how)
+            except Exception as error:  # noqa: BLE001 - the compiler's own errors come again, from the uninstrumented compile
+                self._session.note(
+                    "graph",
+                    f"{_name()} could not be instrumented, only its boundary is captured: "
+                    f"{raised(error)}",
+                )
+                code = None
+            if code is not None:
+                return code
+            if reported := _reported_strides():
+                reported.clear()
+        return compile_fx.compile_fx_inner(gm, example_inputs, **how)
+
+    def _make(
+        self, modules: dict[str, str], gm: Any, example_inputs: Any, how: dict[str, Any]
+    ) -> Any:
+        graph = self._new_graph(modules, backward=bool(how.get("is_backward")))
+        if how.get("cudagraphs"):  # options of one torch.compile, unlike a setting of inductor's
+            self._switch(inductor.CUDA_GRAPHS)
+            how = {**how, "cudagraphs": type(how["cudagraphs"])(False)}
+        original = nodes.readable(gm)
+        every = self._session.options.graph_buffers
+        out: Any = None
+        if self.mode == "fx":
+            modes: tuple[str, ...] = ("fx",)
+        else:
+            modes = (
+                ("exact", "deep") if self.mode == "deep" or how.get("cpp_wrapper") else ("exact",)
+            )
+        for mode in modes:
+            collected = Collected(graph.key, mode, every)
+            code = self._instrumented(graph, _own(gm), example_inputs, collected, how)
+            if collected.graph is None or (code is None and mode != "fx"):
+                break
+            graph.learn(collected)
+            graph.mode = mode
+            if mode == "fx":
+                graph.code[mode], out = interpreted(graph.module, graph.ran), graph
+                _report_strides(graph.module)
+                break
+            graph.code[mode] = getattr(code, "current_callable", None) or code
+            out = out or code
+        if out is None:
+            return None
+        if graph.mode != self.mode:
+            why = (
+                "code in C++ alone (cpp_wrapper) has no place for mode exact"
+                if graph.mode == "deep"
+                else "mode deep was not possible"
+            )
+            self._session.note("graph", f"{graph.words} is captured in mode {graph.mode}: {why}")
+        self.tell_mode(graph, self._write_texts(graph, original))
+        if getattr(out, "current_callable", None) is None:
+            return graph
+        out.current_callable = graph
+        return out
+
+    def _instrumented(
+        self, graph: Graph, gm: Any, example_inputs: Any, collected: Collected, how: dict[str, Any]
+    ) -> Any:
+        reported = _reported_strides()
+        warnings = list(reported or ())
+        if reported:
+            reported.clear()
+        try:
+            code = inductor.compile_graph(gm, example_inputs, collected, how)
+        except Exception as error:  # noqa: BLE001 - the compiler's own errors come again from the uninstrumented compile
+            self._session.note(
+                "graph",
+                f"{graph.words} could not be compiled for mode {collected.mode}: {raised(error)}",
+            )
+            code = None
+        if reported is not None and warnings:
+            unchanged = warnings == list(reported)
+            reported[:] = warnings
+            if code is not None and not unchanged:
+                self._session.note(
+                    "graph",
+                    f"{graph.words}: mode {collected.mode} would lay its outputs out differently, "
+                    "mode exact is used",
+                )
+                code = None
+        return code
+
+    def _number(self) -> tuple[str, str]:
+        """(id counted within the run, id as torch counts it) of what is compiled now."""
+        compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
+        if compile_id not in self._ids:
+            frame = self._compiled.setdefault(compile_id.partition("/")[0], [])
+            frame.append(compile_id)
+            self._ids[compile_id] = f"{list(self._compiled.values()).index(frame)}/{len(frame) - 1}"
+        return self._ids[compile_id], compile_id
+
+    def tell_mode(self, graph: Graph, text: str = "") -> None:
+        learned = graph.learned[graph.mode]
+        sentence = f"{graph.words} is {graph.name}, mode {graph.mode}"
+        if graph.mode == "fx":
+            sentence += (
+                f": {sum(map(nodes.is_value, graph.module.graph.nodes))} nodes run one by one"
+            )
+        else:
+            named = sum(1 for site in learned.sites.values() if site.shape is not None)
+            lost = "".join(
+                f", {n} {'named by no node' if learned.every else 'not kept'}: {why}"
+                for why, n in learned.dropped.items()
+            )
+            sentence += (
+                f": {named} {'kernel buffers' if graph.mode == 'exact' else 'nodes'} named{lost}"
+            )
+        self._session.note("graph", f"{sentence}; text in {text}" if text else sentence)
+
+    def _write_texts(self, graph: Graph, original: str) -> str:
+        """Write the graph before and after optimisation into the run; the name of the second file,
+        "" where that failed.
+        """
+        learned = graph.learned[graph.mode]
+        stamp = datetime.datetime.now().strftime("%Y%m%d%H%M%S%f")
+        tail = f"{graph.name}_rank_{self._session.rank}_pid_{os.getpid()}_ts_{stamp}.txt"
+        optimized = nodes.readable(graph.module) + _kernels(learned)
+        with contextlib.suppress(OSError):
+            self._session.sink()
+            for name, text in (("original", original), ("optimized", optimized)):
+                (Path(self._folder) / f"dynamo_{name}_graph_{tail}").write_text(text)
+            return f"dynamo_optimized_graph_{tail}"
+        return ""
+
+
+def _name() -> str:
+    from torch._functorch.aot_autograd import get_graph_being_compiled
+
+    try:
+        return str(get_graph_being_compiled())
+    except (IndexError, AttributeError):  # compiled without AOT autograd
+        return "graph"
+
+
+def _own(gm: Any) -> Any:
+    """A copy that a compile may change. Graphs of branches and loops are changed too, so they are
+    copied with it.
+    """
+    if any(isinstance(child, torch.fx.GraphModule) for child in gm.children()):
+        return copy.deepcopy(gm)
+    return nodes.copied(gm)
+
+
+def _reported_strides() -> Any:
+    """The list in which a compile tells AOT autograd how the outputs of its forward graph lie; None
+    where none is kept.
+    """
+    return getattr(torch._guards.TracingContext.try_get(), "output_strides", None)
+
+
+def _report_strides(gm: Any) -> None:
+    """Tell AOT autograd how the outputs lie, as inductor would have: the backward graph is made for
+    it.
+    """
+    reported = _reported_strides()
+    if reported is None or len(reported):
+        return
+    output = next(n for n in reversed(gm.graph.nodes) if n.op == "output")
+    for out in nodes.flat(output.args[0]):
+        value = out.meta.get("val") if isinstance(out, torch.fx.Node) else None
+        reported.append(tuple(value.stride()) if isinstance(value, torch.Tensor) else None)
+
+
+def _kernels(learned: Collected) -> str:
+    """Which nodes and source lines each kernel computes, as comments below the text of a graph."""
+    kernels: dict[str, dict[str, None]] = {}
+    for site in learned.sites.values():
+        if site.kernel:
+            kernels.setdefault(site.kernel, {}).update(dict.fromkeys(site.origins))
+    if not kernels:
+        return ""
+    sources = {
+        n.name: nodes.named(n).source for n in learned.graph.graph.nodes if n.op == "call_function"
+    }
+    lines = ["", "# kernels: the nodes that each computes, and their source lines"]
+    for kernel, origins in kernels.items():
+        lines.append(f"# {kernel}: {', '.join(origins)}")
+        lines += [
+            f"#     {line}"
+            for line in dict.fromkeys(sources.get(name, "") for name in origins)
+            if line
+        ]
+    return "\n".join(lines) + "\n"
+
+
+_Take = Callable[[bool, Any], Any]
+"""Makes what runs of a lowered graph: (is it a backward graph, the graph)."""
+_Tell = Callable[[str, str], None]
+
+
+def python_graph(compiled: Any) -> Any:
+    """The graph that what a backend returned runs, None where it is anything else."""
+    owner = getattr(compiled, "__self__", compiled)
+    runs = compiled is owner or getattr(compiled, "__name__", "") in (
+        "forward",
+        "_lazy_forward",
+        "__call__",
+    )
+    return owner if isinstance(owner, torch.fx.GraphModule) and runs else None
+
+
+def _shown(
+    compiled: Any,
+    example_inputs: Sequence[Any],
+    name: str,
+    take: _Take,
+    tell: _Tell,
+    quiet: Callable[[], Any],
+) -> Any:
+    """To be run instead of what a backend returned; None where that is no graph that Python runs,
+    or it cannot be lowered.
+
+    name: of the backend. tell: notes (kind, text) for the run. quiet: a context in which nothing is
+    captured.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+
+    module = python_graph(compiled)
+    if module is None:
+        return None
+    graphs: list[Any] = []
+
+    def taken(backward: bool, gm: Any, example_inputs: Any) -> Any:
+        graphs.append(gm)
+        return take(backward, gm)
+
+    try:
+        lower = aot_autograd(
+            fw_compiler=functools.partial(taken, False), bw_compiler=functools.partial(taken, True)
+        )
+        lowered = lower(module, example_inputs)
+    except Exception as error:  # noqa: BLE001 - whatever AOTAutograd cannot lower runs as the backend left it
+        tell(
+            "graph",
+            f"a graph of the backend {name} could not be lowered to operators: "
+            f"{type(error).__name__}: {str(error)[:200]}",
+        )
+        return None
+    if not graphs:
+        return None
+    chosen: list[Any] = []
+
+    def run(*inputs: Any) -> Any:
+        if not chosen:
+            with quiet():
+                chosen.append(
+                    lowered
+                    if _alike(graphs[0], compiled, lowered, inputs, name, tell)
+                    else compiled
+                )
+        return chosen[0](*inputs)
+
+    return run
+
+
+def _alike(
+    graph: Any, compiled: Any, lowered: Any, inputs: Sequence[Any], name: str, tell: _Tell
+) -> bool:
+    """Are the results of both equal bit by bit, and what they left in their inputs? Both run on
+    clones.
+    """
+    places = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+    if torch.is_grad_enabled() and any(inputs[i].requires_grad for i in places):
+        problem = (
+            "is captured at its boundary: its gradients would come from another graph; under "
+            "torch.no_grad() its nodes are captured"
+        )
+        tell("inside-not-seen", f"a graph of the backend {name} {problem}")
+        return False
+    try:
+        expected, actual = (
+            silently(graph, functools.partial(_on, code), inputs, (), places)
+            for code in (compiled, lowered)
+        )
+        changed = difference(expected, actual)
+    except Cannot as why:
+        changed = str(why)
+    except Exception as error:  # noqa: BLE001 - whatever fails here must not reach the captured program
+        changed = f"{type(error).__name__}: {str(error)[:200]}"
+    if changed:
+        tell(
+            "inside-not-seen",
+            f"a graph of the backend {name} is captured at its boundary: run node by node it "
+            f"would differ ({changed})",
+        )
+    else:
+        tell(
+            "observer",
+            f"observer effect: none (graphs of the backend {name} run node by node, against what "
+            "it left)",
+        )
+    return not changed
+
+
+def _on(code: Any, inputs: Sequence[Any]) -> Any:
+    return code(*inputs)

@@ -7,13 +7,15 @@ The three are: on the device, on the CPU in float64 (what is right) and on the C
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from whence.frameworks.torch_schema import CREATION, RANDOM, VIEW, kind
+from whence.frameworks.torch_schema import CREATION, RANDOM, VIEW, chosen_result, kind
 from whence.replay.export.support.measure import Figures, kolmogorov_smirnov, measure
 from whence.replay.export.support.operators import (
     Calls,
@@ -25,23 +27,18 @@ from whence.replay.export.support.operators import (
     synchronize,
     written,
 )
-from whence.replay.export.support.reproduced import (
-    built_from,
-    drawn_gradient,
-    generators_in,
-    picks_of,
-)
-from whence.replay.export.support.row import (
-    Row,
-    Skipped,
-    Wrong,
-    form_of,
-    layout_of,
-    named_figures,
-    note_of_made_up,
-)
 from whence.replay.export.support.table import append
-from whence.replay.export.support.tensors import Built, Data, Elements, Settings, Tensor, rounds
+from whence.replay.export.support.tensors import (
+    NAMES,
+    Built,
+    Data,
+    Elements,
+    Settings,
+    Tensor,
+    rounds,
+    specs_in,
+    tensors_in,
+)
 from whence.replay.stepwise import without_onednn
 
 Run = Callable[[Operators, dict[str, Any]], dict[str, Any]]
@@ -354,3 +351,152 @@ def _tried(run: Run, ops: Operators, inputs: dict[str, Any]) -> tuple[dict[str, 
         raise
     except Exception as error:  # noqa: BLE001 - operators raise anything; the text is kept
         return None, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
+
+
+# Inputs and states that make a call of an operator the same again.
+
+
+def built_from(arguments: Mapping[str, Any], elements: Elements) -> Built:
+    return Built(arguments, {name: elements.of(name, spec) for name, spec in specs_in(arguments)})
+
+
+def drawn_gradient(like: Any, seed: int) -> Any:
+    with reference_rules():
+        generator = torch.Generator().manual_seed(seed)
+        values = (
+            torch.rand(math.prod(like.shape), generator=generator, dtype=torch.float64).reshape(
+                like.shape
+            )
+            * 2
+            - 1
+        )
+        # Rounded to 8 bits, so that every dtype holds the same.
+        return values.to(torch.bfloat16).to(like.dtype).to(like.device)
+
+
+@contextlib.contextmanager
+def generators_in(state: Mapping[str, Any], seed: int) -> Iterator[None]:
+    """With generators in these states ("cpu", "cuda"); without any, the CPU's is seeded. Afterwards
+    the CPU's is as before.
+    """
+    saved = torch.get_rng_state()
+    torch.manual_seed(seed)
+    for device, value in state.items():
+        (torch if device == "cpu" else getattr(torch, device)).set_rng_state(value)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(saved)
+
+
+def picks_of(func: Any, inputs: Mapping[str, Any]) -> dict[str, Callable[[Any], Any]]:
+    """For results that are indices: what they point at, by slot; equal values may be pointed at in
+    any order.
+    """
+    name = func._schema.name.partition("::")[2]
+    place = chosen_result(func)
+    x = next(tensors_in(list(inputs.values())), None)
+    if place is None or x is None:
+        return {}
+    dim = inputs.get("dim", -1 if name not in ("argmax", "argmin") else None)
+
+    def pick(index: Any) -> Any:
+        shaped = index
+        if "pool" in name:
+            flat = x.flatten(-3 if "3d" in name else -2)
+            index = index.flatten(-3 if "3d" in name else -2)
+            axis = -1
+        elif dim is None or x.dim() == 0:
+            flat, index, axis = x.reshape(-1), index.reshape(-1), 0
+        else:
+            flat, axis = x, dim
+            if index.dim() < x.dim():
+                index = index.unsqueeze(dim)
+        if index.numel() and not bool(((index >= 0) & (index < flat.shape[axis])).all()):
+            raise Wrong("an index beyond its tensor")
+        return flat.gather(axis, index).reshape(shaped.shape)
+
+    return {f"output.{place}": pick}
+
+
+# What a test found, as a row of the table; and what its parts are called in it.
+
+
+class Skipped(Exception):
+    """There is nothing to compare; the text says why."""
+
+
+class Wrong(Exception):
+    """The device made something of another form than the CPU; the text says what."""
+
+
+@dataclass
+class Row:
+    """What a test found. seconds: of the call on the device. calls: operators that ran, where there
+    are several.
+    """
+
+    figures: Figures
+    seconds: float
+    note: str
+    calls: tuple[str, ...] = ()
+
+    def with_note(self, note: str) -> Row:
+        """With one more remark, if there is any."""
+        return replace(self, note="; ".join(x for x in (self.note, note) if x))
+
+    def cells(self) -> dict[str, Any]:
+        """Its figures by column. shape, dtype, least and greatest value are those of the
+        results.
+        """
+        f = self.figures
+        has_range = f.least <= f.greatest
+        return {
+            "dtype": "; ".join(dict.fromkeys(f.dtypes)),
+            "shape": "; ".join(f.shapes),
+            "min-val": repr(f.least) if has_range else "",
+            "max-val": repr(f.greatest) if has_range else "",
+            "max": repr(f.worst),
+            **{f"1e-{k + 1}": n for k, n in enumerate(f.counts)},
+            "ulp": f"{f.ulp:.17g}",
+            "nan_mismatch": f.nan,
+            "inf_mismatch": f.inf,
+            "local_error": f"{f.local:.6g}",
+            "time": f"{self.seconds:.6f}",
+            "numel": f.numel,
+            "calls": " ".join(self.calls),
+        }
+
+
+def note_of_made_up(elements: Elements) -> str:
+    return (
+        f"elements were not kept, drawn in their range: {', '.join(elements.made_up)}"
+        if elements.made_up
+        else ""
+    )
+
+
+def named_figures(slot: str, value: Any, figures: Figures) -> Figures:
+    figures.dtypes, figures.shapes = (
+        [NAMES.get(value.dtype, str(value.dtype))],
+        [str(list(value.shape))],
+    )
+    figures.why = f"{slot}: {figures.why}" if figures.why else ""
+    return figures
+
+
+def form_of(value: Any) -> str:
+    return f"{NAMES.get(value.dtype, value.dtype)} {list(value.shape)}"
+
+
+def layout_of(value: Any, inputs: Mapping[str, Any]) -> str:
+    owners = [
+        n
+        for n, t in inputs.items()
+        if any(
+            t.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+            for t in tensors_in(t)
+        )
+    ]
+    whose = f" of {owners[0]}" if owners and value.numel() else ""
+    return f"{form_of(value)} stride {list(value.stride())} offset {value.storage_offset()}{whose}"
