@@ -263,7 +263,29 @@ def test_steps_of_optimisers_are_replayed(optimizer, options, tmp_path):
             assert np.array_equal(actual, expected), slot
 
 
-def train_in_closures(model, optimizer=torch.optim.AdamW, *, by_name=False):
+def train_by_halves(model):
+    """Two optimisers, of every other parameter each, which step one behind the other."""
+    parameters = list(model.parameters())
+    halves = [torch.optim.AdamW(half, lr=1e-2) for half in (parameters[::2], parameters[1::2])]
+    for ids in IDS[:2]:
+        functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+        for optimizer in halves:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_a_second_optimiser_steps_in_the_step_of_the_first(tmp_path):
+    run = captured(tmp_path / "run", net(), train_by_halves)
+    steps = [c for c in of_phase(run, "optimizer") if c.op_type == "AdamW"]
+    each = len(list(net().parameters()))
+    assert [c.step for c in steps] == [0] * each + [1] * each
+    together = captured(
+        tmp_path / "together", net(), lambda model: train_in_closures(model, clip=None)
+    )
+    assert whence.compare(together, run).status == "same"
+
+
+def train_in_closures(model, optimizer=torch.optim.AdamW, *, by_name=False, clip=0.5):
     """Steps that compute their gradients and clip them inside, as Lightning's do."""
     opt = optimizer(model.parameters(), lr=1e-2)
     for ids in IDS[:2]:
@@ -272,7 +294,8 @@ def train_in_closures(model, optimizer=torch.optim.AdamW, *, by_name=False):
             opt.zero_grad()
             loss = functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
             return loss
 
         if by_name:

@@ -163,6 +163,14 @@ class ModuleRoot(Root):
         else:
             self.steps[scope] = frame.step + 1
 
+    @property
+    def trained_step(self) -> int:
+        """The step that its last training calls belong to. A second optimiser steps when the first
+        has ended the step, and so does what trains by parts of a loss.
+        """
+        step = self.steps.get("", 0)
+        return step if self.trained else max(0, step - 1)
+
     def optimizer_stepped(self) -> bool:
         """An optimizer has stepped: a root that trained since goes on to its next step. Did it?"""
         self.has_stepped = True

@@ -158,8 +158,7 @@ class GraphListener(Listener):
         thread, roots = self.thread, self.modules.roots
         if thread.last is None and len(roots) == 1:  # a backward pass on a thread of its own
             root = next(iter(roots.values()))
-            step = max(0, root.steps.get("", 0) - (not root.trained))
-            thread.last = root, step, max(0, root.micro - 1), {}
+            thread.last = root, root.trained_step, max(0, root.micro - 1), {}
         elif thread.last is None:
             thread.last = self._regions.nowhere, 0, 0, {}
         return self._regions.enter(kind, *thread.last)

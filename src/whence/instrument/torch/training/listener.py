@@ -259,7 +259,7 @@ class OptimizerSteps:
 
     def _write_changes(self) -> None:
         root = self._stepped[0][0].root
-        region = self._regions.enter("optimizer", root, root.steps.get("", 0), 0, self._counts)
+        region = self._regions.enter("optimizer", root, root.trained_step, 0, self._counts)
         self._changes.write_step(self._stepped, region)
 
     def ended(self, optimizer: Any) -> None:
@@ -279,8 +279,7 @@ class OptimizerSteps:
             read = len(updated.refs)
             for slot, value in made:
                 self._take(updated, slot, value)
-            step = root.steps.get("", 0)
-            region = self._regions.enter("optimizer", root, step, 0, self._counts)
+            region = self._regions.enter("optimizer", root, root.trained_step, 0, self._counts)
             if region.selected:
                 of_group = settings[updated.number]
                 step_of = Step(type(optimizer), of_group, read, made, recording)
