@@ -34,7 +34,12 @@ def runs(monkeypatch, tmp_path):
         return made[path]
 
     # Modules that import the name first: those that were loaded later would keep this stand-in.
-    for module in ("workflows.reopen", "workflows.locate.locate", "readers.opening"):
+    for module in (
+        "workflows.saved",
+        "workflows.reopen",
+        "workflows.locate.locate",
+        "readers.opening",
+    ):
         monkeypatch.setattr(f"whence.{module}.open_run", open_run)
     monkeypatch.setattr(
         "whence.cache_folders.homes", lambda: [tmp_path.parent / f"{tmp_path.name}-cache"]
