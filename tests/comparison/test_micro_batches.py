@@ -77,6 +77,32 @@ def test_gradients_without_a_backward_pass_are_held_to_the_step(tmp_path, factor
     assert (result.status == "same") == is_same
 
 
+def trained_on_rows(path, order, labels=slice(None)):
+    """The second batch is the first with its rows turned round. order: of the rows, which the
+    labels follow.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(8, 4), Two())
+    ids, wanted = torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.randn(2, 3, 4)
+    optimiser = torch.optim.SGD(model.parameters(), 0.1)
+    with whence.capture(model, path):
+        for batch, right in ((ids, wanted), (ids.flip(0), wanted.flip(0) * 2)):
+            optimiser.zero_grad()
+            difference = model(batch[order]) - right[order][labels]
+            difference.square().mean().backward()
+            optimiser.step()
+    return whence.open_run(path)
+
+
+@pytest.mark.parametrize(("labels", "is_same"), [(slice(None), True), ([1, 0], False)])
+def test_a_batch_with_its_rows_in_another_order_is_the_same_step(tmp_path, labels, is_same):
+    trained_on_rows(tmp_path / "rows", [0, 1])
+    trained_on_rows(tmp_path / "turned", [1, 0], labels)
+    result = whence.compare(tmp_path / "rows", tmp_path / "turned")
+    assert (result.status == "same") == is_same
+    assert not any("are moved by" in note for note in result.plan.notes)
+
+
 def changed_between(path, change, level="modules"):
     """Parameters after two steps of three micro-batches, with `change` after each backward pass."""
     torch.manual_seed(0)

@@ -23,9 +23,10 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
 
     Calls that one run makes before the work begins (a warm-up, a calibration) move all that comes
     behind them, and some tools count from 1. The steps of a model are moved when nothing that came
-    in at a step is what came in at the reference's step of that number, and what came in is, so
-    many steps on, for half of the steps at least. Steps that read what comes later in part lead up
-    to it and are no warm-up. Where all models move alike, so do losses and optimisers.
+    in at a step is what came in at the reference's step of that number, in whatever order of its
+    rows, and what came in is, so many steps on, for half of the steps at least. Steps that read
+    what comes later in part lead up to it and are no warm-up. Where all models move alike, so do
+    losses and optimisers.
     """
     inputs, target_inputs = _root_inputs(reference), _root_inputs(target)
     roots = match_roots(reference.calls, target.calls)
@@ -33,7 +34,7 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
     for root, steps in inputs.items():
         target_root = roots.get(root, root)
         across = target_inputs.get(target_root, {})
-        if _agreeing(steps, across, 0):
+        if _agreeing(steps, across, 0) or _same_rows(reference, root, target, target_root):
             continue
         for shift in _shifts(steps, across):
             common = [step for step in steps if step + shift in across]
@@ -60,6 +61,30 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
         for root, shift in shifts.items()
     )
     return Derived(target, (), (), calls), tuple(words)
+
+
+def _same_rows(reference: Run, root: str, target: Run, target_root: str) -> bool:
+    """Did the same rows of a batch come in at some step of both runs, in whatever order?"""
+    rows, rows_across = _rows_by_step(reference, root), _rows_by_step(target, target_root)
+    return any(rows[step] & rows_across[step] for step in rows.keys() & rows_across.keys())
+
+
+def _rows_by_step(run: Run, root: str) -> Mapping[int, set[Hashable]]:
+    """The whole numbers of several rows that came into a root, by step: their rows in order of
+    their bytes.
+    """
+    calls: dict[int, list[Call]] = defaultdict(list)
+    for call in run.calls:
+        if call.parent == -1 and call.root == root:
+            calls[call.step].append(call)
+    return {
+        step: {
+            (tokens.shape, *sorted(row.tobytes() for row in tokens))
+            for tokens in _tokens(run, of_step)
+            if len(tokens) > 1 and len({row.tobytes() for row in tokens}) > 1
+        }
+        for step, of_step in calls.items()
+    }
 
 
 def _leads_up(run: Run, root: str, steps: Iterable[int], to: int) -> bool:

@@ -95,11 +95,13 @@ class StepGradients:
         return bool(tops) and all(map(self.take_back, tops))
 
     def call_of(self, region: Region) -> Call:
-        """The call of a region; of code in front of gradients that a step takes, these."""
+        """The call of a region; of code in front of a loss, or of gradients that a step takes,
+        these.
+        """
         kids = self._paired.kids.get(region.call, ())
         if 0 <= region.stretch < len(kids):
             child = self._paired.calls[kids[region.stretch]]
-            if child.op == GRADIENTS:
+            if child.op in (LOSS, GRADIENTS):
                 return child
         return self._paired.calls[region.call]
 
