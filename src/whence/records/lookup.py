@@ -38,7 +38,7 @@ def of_run(run: Any, name: str) -> Any:
 
 
 def _calls(run: Any, name: str) -> tuple[Call, ...]:
-    return tuple(call for call in run.calls if name in (call.scope or call.root, _full(call)))
+    return tuple(call for call in run.calls if name in (call.module_name, _full(call)))
 
 
 def names_in(run: Any) -> list[str]:
@@ -54,7 +54,7 @@ def names_in(run: Any) -> list[str]:
 
 
 def _full(call: Call) -> str:
-    name = call.scope or call.root
+    name = call.module_name
     return f"{name}/{call.op}" if call.op else name
 
 

@@ -44,8 +44,7 @@ class MemoryRun(Named):
             for ref in call.refs:
                 if not 0 <= ref.record < len(records):
                     raise ValueError(
-                        f"call {call.scope or call.root!r} refers to record {ref.record} of "
-                        f"{len(records)}"
+                        f"call {call.module_name!r} refers to record {ref.record} of {len(records)}"
                     )
         for i, record in enumerate(records):
             if record.id != i:

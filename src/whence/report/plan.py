@@ -293,7 +293,7 @@ def _alone(title: str, names: Iterable[str]) -> Iterator[str]:
 
 
 def _name(call: Call) -> str:
-    return call.scope or call.root
+    return call.module_name
 
 
 def _starred(text: str) -> str:

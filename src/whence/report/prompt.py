@@ -167,7 +167,7 @@ def _rung(rung: results.Rung) -> str:
 
 
 def _call(call: records.Call) -> str:
-    name = call.scope or call.root + (f"/{call.op}" if call.op else "")
+    name = call.module_name + (f"/{call.op}" if call.op else "")
     read = [ref.slot for ref in call.refs if is_read(ref.slot)]
     wrote = [ref.slot for ref in call.refs if is_written(ref.slot)]
     kind = "" if call.kind == "module" else f"{call.kind}, "

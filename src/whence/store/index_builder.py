@@ -335,10 +335,10 @@ def _wrong_record(record: Record, expected: int) -> str:
 def _wrong_call(call: Call, records: int) -> str:
     for ref in call.refs:
         if not 0 <= ref.record < records:
-            return f"call {call.scope or call.root!r} refers to record {ref.record} of {records}"
+            return f"call {call.module_name!r} refers to record {ref.record} of {records}"
     numbers = (call.id, call.parent, call.order, call.step, call.micro, call.occurrence)
     if not all(-(1 << 63) <= n < 1 << 63 for n in numbers) or not -(1 << 31) <= call.rank < 1 << 31:
-        return f"call {call.scope or call.root!r} has a number out of range"
+        return f"call {call.module_name!r} has a number out of range"
     return ""
 
 

@@ -161,7 +161,7 @@ class _Doctor:
             and v.numbers.get("e_out")
         ]
         calls = [self.golden.calls[result.plan.pairs[v.pair].reference] for v in differ]
-        names = tuple(dict.fromkeys(c.scope or c.root for c in calls))
+        names = tuple(dict.fromkeys(c.module_name for c in calls))
         headline = "; ".join(result.inputs_differ[:1]) or result.headline
         return Clean(
             name,

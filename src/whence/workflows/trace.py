@@ -51,7 +51,7 @@ def trace(comparison: AnyComparison, tensor: str = "") -> Origin:
         if (
             call is None
             or pair.target >= len(target.calls)
-            or named.get(index, call.scope or call.root) != (call.scope or call.root)
+            or named.get(index, call.module_name) != call.module_name
         ):
             raise UnreadableRun(
                 f"{result.reference} is not the run that was compared; compare again"
@@ -75,13 +75,13 @@ def _named(tracer: OriginTracer, tensor: str) -> Call:
     calls = [
         c
         for c in tracer.calls
-        if (c.scope or c.root) == point["name"]
+        if c.module_name == point["name"]
         and step in (None, c.step)
         and occurrence in (None, c.occurrence)
     ]
     if not calls:
         near = difflib.get_close_matches(
-            point["name"], sorted({c.scope or c.root for c in tracer.calls}), 3, 0.5
+            point["name"], sorted({c.module_name for c in tracer.calls}), 3, 0.5
         )
         hint = f"; nearest: {', '.join(near)}" if near else "; whence show lists the calls"
         raise UsageError(f"no call {tensor!r} in the reference{hint}")

@@ -111,7 +111,7 @@ def _source(record: int, derived: Mapping[int, Made]) -> int:
 
 
 def _name(call: Call) -> str:
-    return call.scope or call.root
+    return call.module_name
 
 
 def _full(call: Call, slot: str) -> str:

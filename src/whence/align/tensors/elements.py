@@ -133,7 +133,7 @@ class Elements:
         """Add a tensor that was computed again, as a place."""
         call = self.rich.calls[item.call]
         name, numbers = split(call.scope)
-        words = f"{call.scope or call.root} operator {item.operation} ({item.name})"
+        words = f"{call.module_name} operator {item.operation} ({item.name})"
         role = ((name, f"inside.{item.operation}", str(call.occurrence)), numbers)
         return Place(self.add(item), call.order, [role], words, is_written=True)
 

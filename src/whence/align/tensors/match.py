@@ -256,10 +256,10 @@ class _LabelPairing:
                 place = places.get(ref.record)
                 if place is None:
                     place = places[ref.record] = Place(
-                        ref.record, call.order, words=f"{call.scope or call.root} {ref.slot}"
+                        ref.record, call.order, words=f"{call.module_name} {ref.slot}"
                     )
                 if kind != "input" and not place.is_written:
-                    place.is_written, place.words = True, f"{call.scope or call.root} {ref.slot}"
+                    place.is_written, place.words = True, f"{call.module_name} {ref.slot}"
                 slot = re.sub(r"\.\d+(?=\.)", ".*", ref.slot)  # a cache names the layer once more
                 place.roles.append(((name, slot, str(call.occurrence)), numbers))
         return list(places.values())
@@ -312,7 +312,7 @@ class _LabelPairing:
         first = self.taps.calls[unpaired[0]]
         record = self.taps.records[first.slots("output")[0].record]
         alike = [
-            f"{c.scope or c.root} {r.slot} {self.rich.records[r.record].shape}"
+            f"{c.module_name} {r.slot} {self.rich.records[r.record].shape}"
             for c in self.rich.calls
             for r in c.slots("output")
             if self.rich.records[r.record].count == record.count

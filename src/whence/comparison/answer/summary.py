@@ -253,7 +253,7 @@ def without_partner(paired: PairedRuns, inside: Set[int]) -> dict[str, tuple[str
     """
 
     def names_of(calls: Sequence[Call], ids: Iterable[int]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(calls[i].scope or calls[i].root for i in ids))
+        return tuple(dict.fromkeys(calls[i].module_name for i in ids))
 
     plan = paired.plan
     sides = {

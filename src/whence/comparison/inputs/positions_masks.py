@@ -139,7 +139,7 @@ class PositionsAndMasks:
         error, limit = self._outputs(call)
         if error is None or error > limit:
             return False
-        name = f"{call.scope or call.root}: {input_name(slot.reference_slot)}"
+        name = f"{call.module_name}: {input_name(slot.reference_slot)}"
         self._harmless.setdefault(name, []).append(f"step {call.step} {self._where(slot)}")
         return True
 

@@ -81,9 +81,7 @@ class TreeReplay:
         outputs = loaded.determined(available)
         if not outputs:
             first = min(loaded.needs(program.outputs[0][0]) - available)
-            raise ReplayRefused(
-                f"{first} of {call.scope or call.root} is made where nothing was recorded"
-            )
+            raise ReplayRefused(f"{first} of {call.module_name} is made where nothing was recorded")
         params = self._params_of(loaded, call, self.working)
         results: dict[str, Array] = loaded.run(
             inputs,
@@ -137,7 +135,7 @@ class TreeReplay:
         """Outputs and mutations of the k-th child of `call`."""
         kids = self.side.children(call.id)
         if k >= len(kids):
-            raise ReplayRefused(f"call {k} below {call.scope or call.root} was not recorded")
+            raise ReplayRefused(f"call {k} below {call.module_name} was not recorded")
         return self.run(self.side.run.calls[kids[k]], handed)
 
     def leaves(self, k: int, kid: int) -> list[str]:
@@ -230,7 +228,7 @@ class TreeWalk(TreeReplay):
         try:
             results = self.run(call, inputs)
         except (ReplayRefused, ElementsMissing) as error:
-            self.why = self.why or f"{call.scope or call.root}: {error}"
+            self.why = self.why or f"{call.module_name}: {error}"
             for kid in (self.side.run.calls[k] for k in self.side.children(call.id)):
                 substitutes = {r.slot: self._instead(r.record) for r in kid.slots("input")}
                 inputs_known = self._parameters(kid) | {

@@ -385,7 +385,7 @@ class PaddedRows:
         places: dict[str, list[int]] = defaultdict(list)
         for call in self._excused:
             reference = self._paired.calls[call]
-            places[align.starred(reference.scope or reference.root)].append(call)
+            places[align.starred(reference.module_name)].append(call)
         out = []
         for name, calls in places.items():
             read = self._excused[calls[0]]

@@ -80,7 +80,7 @@ def _unpaired(reference: Run, run: Run, plan: Plan, option: str) -> list[str]:
     ]
     if not missing and not plan.ambiguous:
         return []
-    first = f"; the first: {missing[0].scope or missing[0].root}" if missing else ""
+    first = f"; the first: {missing[0].module_name}" if missing else ""
     count = len(missing) + len(plan.ambiguous)
     return [
         f"{option} {run.path}: {count} calls have no partner between it and the reference: "

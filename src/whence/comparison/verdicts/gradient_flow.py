@@ -155,7 +155,7 @@ class _Flow:
     def _before(self, index: int, place: int, below: int, lone: tuple[str, str]) -> Verdict:
         slot, run = lone
         kid = self._calls(below)[0]
-        name = kid.scope or kid.root
+        name = kid.module_name
         words = f"{slot} of {name} has a gradient in the {run} only: {_detached(run)} before it"
         return self._verdict(index, place, (f"{place}:{slot}", run), words)
 

@@ -91,7 +91,7 @@ def random_numbers(paired: PairedRuns) -> RandomNumbers | None:
             first = call if first is None or call.order < first.order else first
     if first is None:
         return None
-    return RandomNumbers(first.scope or first.root, first.op_type, first.step, first.rank, calls)
+    return RandomNumbers(first.module_name, first.op_type, first.step, first.rank, calls)
 
 
 class _Drawn(NamedTuple):
@@ -210,7 +210,7 @@ def _drawn_again(paired: PairedRuns, slot: SlotPair, call: Call, earlier: dict[s
     before = earlier.setdefault(drawn_in_target.hash, _Drawn(call, drawn.hash))
     if before.call is call or before.reference_hash == drawn.hash:
         return ""
-    place = f"{before.call.scope or before.call.root} in step {before.call.step}"
+    place = f"{before.call.module_name} in step {before.call.step}"
     return f"draws the same {drawn_in_target.count} random numbers as {place}; the reference others"
 
 

@@ -273,9 +273,7 @@ class RepeatedRuns:
             ),
         )
         calls = [self.reference.calls[call] for call in dict.fromkeys(key[0] for key in order)]
-        names = dict(
-            itertools.islice({c.scope or c.root: c.op_type for c in calls}.items(), _NAMED)
-        )
+        names = dict(itertools.islice({c.module_name: c.op_type for c in calls}.items(), _NAMED))
         return Repetition(
             tuple(run.path for run in self.runs),
             len(calls),

@@ -74,7 +74,7 @@ def acquitted(
 ) -> Verdict:
     """The verdict of a suspect that a stretch acquits. change: what it makes otherwise."""
     call = stretch.pair.call
-    around = call.scope or call.root or "the model"
+    around = call.module_name or "the model"
     words = {
         Outcome.TAKEN_BACK: f"another form: {change}, and is taken back before the end of {around}",
         Outcome.IN_PLACE: f"another form: the reference makes the same here within {around}",

@@ -179,9 +179,7 @@ class ThirdRunJudge:
         for (call, _), verdict in verdicts.items():
             ratio = verdict.numbers.get("third_ratio")
             if ratio is not None:
-                ratios.append(
-                    (ratio, self.reference.calls[call].scope or self.reference.calls[call].root)
-                )
+                ratios.append((ratio, self.reference.calls[call].module_name))
         roots = [
             self.of(s.reference_record, s.target_record)
             for p in pairs

@@ -152,7 +152,7 @@ def _shown(run: Run, call: Call, slot: str, number: int) -> Shown:
         **{name: getattr(s, name, None) for name in ("min", "max", "mean", "norm")},
     }
     return Shown(
-        name=call.scope or call.root,
+        name=call.module_name,
         slot=slot,
         # as the dump has it, which is what another tool reads
         dtype=(isinstance(record.elements, Dumped) and record.elements.stored) or record.dtype,

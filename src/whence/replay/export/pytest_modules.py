@@ -90,7 +90,7 @@ def _write_module(run: Run, program: Program, members: Sequence[Call], folder: F
         scopes[call.module_name] = scopes.get(call.module_name, 0) + 1
     note = origin_note(len(members), scopes, members[0].source)
     keywords = [f"{name}={text}," for name, text in tensors.items()]
-    head = [repr(plain_text(members[0].scope or members[0].root)), "run"]
+    head = [repr(plain_text(members[0].module_name)), "run"]
     text = source_of_test(
         f"{file}_{folder.taken(file)}", note, "check.module", head, keywords, samples, inner=body
     )

@@ -548,7 +548,7 @@ class PatchedRuns:
             returned = results_of(partner)
             if any(slot in returned for slot in slots):
                 return ""
-            name = call.scope or call.root
+            name = call.module_name
             reason = reason or (
                 f"{name} returns {listed(slots, 3) or 'nothing'} in the reference and "
                 f"{listed(returned, 3) or 'nothing'} in the target, so no run was made for it"
@@ -603,10 +603,9 @@ def explained(name: str, points: tuple[str, ...], run: Run) -> Explained:
     patched = [
         c
         for c in calls
-        if has_mark(c, Mark.PATCHED)
-        or (has_mark(c, Mark.NOT_SELECTED) and (c.scope or c.root) in noted)
+        if has_mark(c, Mark.PATCHED) or (has_mark(c, Mark.NOT_SELECTED) and c.module_name in noted)
     ]
-    scopes = {c.scope or c.root for c in calls}
+    scopes = {c.module_name for c in calls}
     notes = list(
         dict.fromkeys(n.text for n in notes_of_patch if "replaced" in n.text and n.scope in scopes)
     )

@@ -134,9 +134,9 @@ class _Calls:
         else:
             name, op_type, verdict = "?", "", worst.verdict if worst else ""
             if reference is not None:
-                name, op_type = reference.scope or reference.root, reference.op_type
+                name, op_type = reference.module_name, reference.op_type
         place = rows[0] if rows else reference
-        target_name = (target.scope or target.root) if target else ""
+        target_name = target.module_name if target else ""
         page_call = PageCall(
             pair,
             name,
@@ -457,7 +457,7 @@ class _Side:
             around = parents[number]
             yield PageUnpaired(
                 self.side,
-                call.scope or call.root,
+                call.module_name,
                 call.op_type or call.op,
                 call.step,
                 call.rank,

@@ -115,8 +115,8 @@ def _is_of(aligned: align.Aligned, compared: Comparison) -> bool:
     for index, (pair, then) in enumerate(zip(aligned.plan.pairs, compared.plan.pairs)):
         call = aligned.reference.calls[pair.reference]
         if (pair.reference, pair.target) != (then.reference, then.target) or named.get(
-            index, call.scope or call.root
-        ) != (call.scope or call.root):
+            index, call.module_name
+        ) != call.module_name:
             return False
     return True
 

@@ -139,7 +139,7 @@ def _trusted_program(subject: Subject, call: Call) -> Program:
     program: Program = loaded.program
     if not program.operations and source.borrows(call):
         raise ReplayRefused(
-            f"the model is used for {call.scope or call.root}, and its operators are not known"
+            f"the model is used for {call.module_name}, and its operators are not known"
         )
     return program
 
@@ -160,7 +160,7 @@ def _recorded_from_model(subject: Subject) -> Any:
         return None
     if source.children(call.id):
         raise ReplayRefused(
-            f"the model is used for {call.scope or call.root}, which calls others; only a "
+            f"the model is used for {call.module_name}, which calls others; only a "
             "module without is recorded again"
         )
     arrays, strides = source.arrays(

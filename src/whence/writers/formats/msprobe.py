@@ -165,7 +165,7 @@ def _words(call: Call) -> tuple[str, ...]:
     if call.kind == "module":
         return (
             "Module",
-            file_name(call.scope or call.root, 100) or "model",
+            file_name(call.module_name, 100) or "model",
             file_name(call.op_type, 50).replace(".", "_") or "Module",
         )
     if api := _API.search(call.scope if not call.op else ""):

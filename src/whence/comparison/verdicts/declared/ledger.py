@@ -83,7 +83,7 @@ class DeclarationLedger:
         ratios = [(s.sqnr, s.call) for s in statements if s.sqnr is not None]
         sqnr, worst = min(ratios, key=lambda item: item[0]) if ratios else (None, None)
         calls = [statement.call for statement in statements]
-        names = tuple(dict.fromkeys(c.scope or c.root for c in calls))
+        names = tuple(dict.fromkeys(c.module_name for c in calls))
         ops = tuple(dict.fromkeys(c.op_type for c in calls))
         snippet = (
             _snippet(schemes, self._selection(calls, names, ops)) if schemes is not None else ""
@@ -95,7 +95,7 @@ class DeclarationLedger:
             names,
             ops,
             sqnr,
-            (worst.scope or worst.root) if worst is not None else "",
+            worst.module_name if worst is not None else "",
             snippet,
             entry.why if entry is not None else "",
             bool(entry is not None and entry.ignore),

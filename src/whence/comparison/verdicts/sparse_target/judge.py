@@ -233,7 +233,7 @@ class SparseTargetJudge:
             stretch=segment,
             slot=slot.reference_slot,
             operator=self._operator(index, slot),
-            sentence=f"{verdict.sentence} (the target's {label.scope or label.root})",
+            sentence=f"{verdict.sentence} (the target's {label.module_name})",
         )
 
     def _operator(self, index: int, slot: SlotPair) -> str:
@@ -351,7 +351,7 @@ class FaultPlaces:
         also = sorted(suspects - unshared, key=order.__getitem__)
         sentence = verdict.sentence
         if also:
-            names = dict.fromkeys(calls[call].scope or calls[call].root for call, _ in also)
+            names = dict.fromkeys(calls[call].module_name for call, _ in also)
             sentence += f"; or in {', '.join(list(names)[:3])}, which other layers use too"
         parts = dict.fromkeys(
             self._topmost(call, regions) for call, _ in sorted(unshared, key=order.__getitem__)
@@ -371,7 +371,7 @@ class FaultPlaces:
                 return verdict.replace(where=calls[common].root, named=common, sentence=sentence)
             return verdict.replace(where=calls[common].scope, sentence=sentence)
         # Several calls of a container that is more than they are.
-        scopes = [calls[call].scope or calls[call].root for call in parts]
+        scopes = [calls[call].module_name for call in parts]
         return verdict.replace(
             where=f"{scopes[0]}..{scopes[-1]}",
             sentence=f"{sentence}; in between lie {', '.join(scopes[:6])}",

@@ -91,7 +91,7 @@ class _CallsAround:
         calls = self._calls[_step_of(label)]
         following = next((c for c in calls if c.order > label.order), None)
         if following is not None:
-            return f"the kernel of {following.scope or following.root} ({following.op_type})"
+            return f"the kernel of {following.module_name} ({following.op_type})"
         return "a kernel after the last printed tensor" if calls else ""
 
 
