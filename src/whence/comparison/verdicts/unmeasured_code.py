@@ -5,7 +5,7 @@ given the same and leaves what no rounding does, and so does all around, the cal
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from whence import dtypes
 from whence.comparison.paired_runs import PairedRuns
@@ -13,7 +13,7 @@ from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.stretch_replay import Stretch
 from whence.frameworks.operator_names import CHOOSES, base_name
 from whence.judge.limits import LIMITS
-from whence.records.slots import is_input
+from whence.records.slots import is_input, is_param
 from whence.results import Confidence, Evidence, SlotPair, Verdict, VerdictKind
 
 
@@ -21,10 +21,20 @@ def unless_far(errors: PairErrors, around: Sequence[Stretch], verdict: Verdict) 
     """The verdict of such code, or `introduced` where its call is the smallest stretch that is
     wrong. around: the stretches from its call on, none of them clean.
     """
-    if verdict.slot or not around or _chooses(errors.paired, around[0].pair.call.id):
+    if verdict.slot or not around:
         return verdict
-    slots = errors.paired.slots[around[0].pair.index].values()
-    came_in, _ = _largest(errors, (p for p in slots if is_input(p.reference_slot)))
+    paired, call = errors.paired, around[0].pair.call
+    inside = list(_inside(paired, call.id))
+    if any(_chooses(paired, number) for number in inside):
+        return verdict
+    given = [
+        pair
+        for number in inside
+        if number in paired.pair_of
+        for slot, pair in paired.slots[paired.pair_of[number]].items()
+        if is_param(slot) or (number == call.id and is_input(slot))
+    ]
+    came_in, _ = _largest(errors, given)
     (error, u), *above = (_largest(errors, stretch.left.values()) for stretch in around)
     far = LIMITS.far_16 if dtypes.is_half_roundoff(u) else LIMITS.far
     is_same = came_in <= LIMITS.within(u)
@@ -50,14 +60,17 @@ def _largest(errors: PairErrors, pairs: Iterable[SlotPair]) -> tuple[float, floa
     return max(sizes, default=0.0), max((e.u for e in known), default=0.0)
 
 
-def _chooses(paired: PairedRuns, number: int) -> bool:
-    """Does a call, or one inside it, choose among scores? Rounding decides ties."""
+def _inside(paired: PairedRuns, number: int) -> Iterator[int]:
+    """A call and all that it calls."""
     below = [number]
     while below:
-        call = paired.calls[below.pop()]
-        below += paired.kids.get(call.id, ())
-        program = paired.reference.programs.get(call.program)
-        names = (base_name(operation.name) for operation in program.operations) if program else ()
-        if not CHOOSES.keys().isdisjoint(names):
-            return True
-    return False
+        number = below.pop()
+        below += paired.kids.get(number, ())
+        yield number
+
+
+def _chooses(paired: PairedRuns, number: int) -> bool:
+    """Does the code of a call choose among scores? Rounding decides ties."""
+    program = paired.reference.programs.get(paired.calls[number].program)
+    names = (base_name(operation.name) for operation in program.operations) if program else ()
+    return not CHOOSES.keys().isdisjoint(names)
