@@ -161,13 +161,13 @@ def _what(drift: _Drift) -> str:
 
 def _cause(parameters: Parameters, drift: _Drift) -> tuple[RankCause, str, tuple[str, ...]]:
     """(why, in words, what shows it)."""
-    parted = " from ".join(in_words(group) for group in drift.groups[:2])
+    parted = " and ".join(in_words(group) for group in drift.groups[:2])
     if drift.slot == TAKEN_GRADIENT:
         return _gradient(parameters, drift)
     if drift.stage == LEFT:
-        return RankCause.OTHER_STEP, f"the optimizer's step leaves {parted} different", ()
+        return RankCause.OTHER_STEP, f"after the step of the optimizer, {parted} differ", ()
     if drift.stage == STATE:
-        return RankCause.OTHER_STATE, f"the optimizer of {parted} begins with another one", ()
+        return RankCause.OTHER_STATE, f"the optimizers of {parted} begin with different ones", ()
     before = [m for m in drift.parameter.stepped if m.step < drift.step]
     changed = [
         rank
