@@ -207,7 +207,7 @@ def test_stopping_early_ends_the_workers(runs, many_tasks):
     [
         ({"engine": "dask"}, "engine 'dask'"),
         ({"engine": "processes", "workers": 0}, "workers 0"),
-        ({"engine": "processes", "address": "auto"}, "of a Ray cluster"),
+        ({"engine": "processes", "address": "auto"}, "names a Ray cluster"),
         ({"workers": 2}, "local uses threads"),
     ],
 )
