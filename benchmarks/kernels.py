@@ -30,8 +30,8 @@ from _rounds import interleave, machine, median, ratio
 
 from whence import _kernels
 from whence.frameworks import host
-from whence.metrics import measure, measure_many
-from whence.metrics.measure import _jobs
+from whence.metrics import measure_many
+from whence.metrics.measure import Options, _jobs, compiled_rows
 
 MANY = 4 << 20
 ROWS: list[dict[str, Any]] = []
@@ -172,7 +172,7 @@ def against_numpy(rounds: int) -> None:
         calls = {}
         for tier in ("core", "full"):
             batch = list(_jobs(iter(made), [], tier))
-            calls[tier] = _prepared(batch, measure.Options(tier, 1e-3, 1e-5, True, ()))
+            calls[tier] = _prepared(batch, Options(tier, 1e-3, 1e-5, True, ()))
         times = interleave(
             {
                 "call full": calls["full"],
@@ -227,7 +227,7 @@ def small(rounds: int) -> None:
         tier: [list(_jobs(iter(made[k : k + 1000]), [], tier)) for k in range(0, 10000, 1000)]
         for tier in ("core", "full")
     }
-    options = {tier: measure.Options(tier, 1e-3, 1e-5, True, ()) for tier in jobs}
+    options = {tier: Options(tier, 1e-3, 1e-5, True, ()) for tier in jobs}
     meta = {tier: [_prepared(batch, options[tier]) for batch in jobs[tier]] for tier in jobs}
     found: dict[str, Callable[[], Any]] = {
         f"call {tier}": lambda tier=tier: [call() for call in meta[tier]] for tier in jobs
@@ -275,7 +275,7 @@ def small(rounds: int) -> None:
 
 def _prepared(batch: list[Any], options: Any) -> Callable[[], None]:
     """One batched call with its table and result rows ready."""
-    keep = measure.compiled_rows(batch, options)
+    keep = compiled_rows(batch, options)
     table = np.array(
         [
             (

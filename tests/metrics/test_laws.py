@@ -103,8 +103,8 @@ def test_chunks_agree_with_the_whole(x, cut, kernels):
     y = np.roll(x, 1)
     whole = measure(x, y, kernels=kernels)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "SPLIT_BYTES", 0)
-        patch.setattr(measure, "BATCH_BYTES", cut * 16)
+        patch.setattr(pairs, "SPLIT_BYTES", 0)
+        patch.setattr(pairs, "BATCH_BYTES", cut * 16)
         patch.setattr(numpy_pass, "CHUNK", cut)
         parts = measure(x, y, kernels=kernels)
     assert (parts.identical, parts.histogram, parts.whys, parts.max_abs_index) == (
@@ -156,7 +156,7 @@ def test_order_and_many_threads():
 
 
 def test_a_generator_is_not_held(monkeypatch):
-    monkeypatch.setattr(measure, "BATCH_BYTES", 1 << 12)
+    monkeypatch.setattr(pairs, "BATCH_BYTES", 1 << 12)
     made, most = [], 0
 
     class Watched(np.ndarray):

@@ -149,8 +149,8 @@ def test_chunks_of_a_large_tensor_agree_with_the_whole(kernels, monkeypatch):
         t = poison(near(r, kind, rng), kind, rng)
         t[: t.size // 3] = r[: t.size // 3]
         made.append((r.reshape(shape), t.reshape(shape)))
-    monkeypatch.setattr(measure, "SPLIT_BYTES", 50_000)
-    monkeypatch.setattr(measure, "BATCH_BYTES", 20_000)
+    monkeypatch.setattr(pairs, "SPLIT_BYTES", 50_000)
+    monkeypatch.setattr(pairs, "BATCH_BYTES", 20_000)
     monkeypatch.setattr(numpy_pass, "CHUNK", 3000)
     for threads in (1, 3):
         for (r, t), measured in zip(made, measure_many(made, kernels=kernels, threads=threads)):
