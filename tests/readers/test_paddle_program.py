@@ -422,7 +422,7 @@ def test_the_wrong_program_is_refused(logged):
         whence.compare(logged / "a.log", logged / "b.log", program=PIR)
     with pytest.raises(UsageError, match=r"one .* or two"):
         whence.compare(logged / "a.log", logged / "b.log", program=[PIR] * 3)
-    with pytest.raises(UsageError, match="is no program"):
+    with pytest.raises(UsageError, match="is not a program"):
         whence.compare(logged / "a.log", logged / "b.log", program=logged / "a.log")
 
 

@@ -42,7 +42,7 @@ def test_it_needs_torch_and_nothing_else(tmp_path):
     found = {a.name.split(".")[0] for n in nodes if isinstance(n, ast.Import) for a in n.names}
     found |= {(n.module or "").split(".")[0] for n in nodes if isinstance(n, ast.ImportFrom)}
     own = {"torch", "pytest", "operator_support"}
-    assert len(files) == 12 and found - set(sys.stdlib_module_names) == own
+    assert len(files) == 10 and found - set(sys.stdlib_module_names) == own
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
