@@ -13,6 +13,7 @@ Every run is a process that is forked from this one, which has imported everythi
 import argparse
 import atexit
 import contextlib
+import gc
 import os
 import re
 import shutil
@@ -58,9 +59,11 @@ def run(name, level, place):
         folder.chmod(0o755)
     sys.stdout.flush()
     sys.stderr.flush()
+    gc.freeze()  # what this process has left over is not for the child to collect, and to report
     child = os.fork()
     if child == 0:
         _child(name, level, home, out, path)
+    gc.unfreeze()
     watch = threading.Timer(TIMEOUT_S, os.kill, (child, signal.SIGKILL))
     watch.start()
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
