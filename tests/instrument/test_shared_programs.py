@@ -81,6 +81,25 @@ def test_each_call_has_the_program_that_it_would_have_alone(tmp_path, monkeypatc
     )
 
 
+class Switched(nn.Module):
+    """A leaf that asks a number in its buffer which way to go."""
+
+    def __init__(self, is_on):
+        super().__init__()
+        self.register_buffer("is_on", torch.tensor(is_on))
+
+    def forward(self, x):
+        return x.sin() if self.is_on else x.cos()
+
+
+def test_a_number_in_a_tensor_is_asked_of_each_module(tmp_path):
+    net = nn.Sequential(Switched(True), Switched(False), Switched(True))
+    with whence.capture(net, tmp_path / "run"):
+        net(torch.rand(3, 4))
+    programs = {c.scope: c.program for c in whence.open_run(tmp_path / "run").calls}
+    assert programs["0"] == programs["2"] != programs["1"]
+
+
 def test_a_module_that_holds_one_tensor_twice_shares_nothing():
     from whence.instrument.torch.module_code import code_of
 

@@ -41,14 +41,15 @@ _autocast = torch._C._is_any_autocast_enabled
 
 class _Outcome(NamedTuple):
     """What calls of one signature run: a program, or why there is none; the slots it reads out of
-    objects; and how many tensors of random numbers it draws and of rows of pools it reads and
-    writes.
+    objects; how many tensors of random numbers it draws and of rows of pools it reads and writes;
+    and whether it hangs on numbers that the code took out of tensors.
     """
 
     program: str
     reason: str
     reads: tuple[str, ...] = ()
     draws: int = 0
+    is_guarded: bool = False
 
 
 class ProgramWriter:
@@ -214,12 +215,16 @@ class ProgramCache:
             and all(earlier == history[-1] for earlier in history[-_SETTLED:])
         ):
             outcome = self._outcomes[signature] = history[-1]
-            if frame.code is not None:
-                self._of_codes[frame.code] = outcome
+            self._share(frame, outcome)
         elif frame.info.programs >= _MOST_PROGRAMS:
             reason = f"other extents than in its first {_MOST_PROGRAMS} programs"
             outcome = self._outcomes[signature] = _Outcome("", reason)
         return outcome
+
+    def _share(self, frame: ModuleFrame, outcome: _Outcome) -> None:
+        """Let modules of the same code run this too. Numbers in their tensors may be others."""
+        if frame.code is not None and not outcome.is_guarded:
+            self._of_codes[frame.code] = outcome
 
     def _record(
         self, frame: ModuleFrame, inputs: list[tuple[str, Any]], signature: tuple[Any, ...]
@@ -354,10 +359,10 @@ class ProgramCache:
         else:
             frame.info.programs += not self._writer.has(recording.program)
             program, _ = self._writer.put_recording(recording, frame)
-            outcome = _Outcome(program, "", tuple(frame.reads), frame.draws)
+            is_guarded = any(op.guard is not None for op in recording.program.operations)
+            outcome = _Outcome(program, "", tuple(frame.reads), frame.draws, is_guarded)
+            self._share(frame, outcome)
         self._outcomes[frame.signature] = outcome
-        if frame.code is not None and outcome.program:
-            self._of_codes[frame.code] = outcome
         if frame.family is not None:
             self._families[frame.family].append(outcome)
         return outcome.program, outcome.reason
