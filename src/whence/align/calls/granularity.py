@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 
 import numpy as np
 from msgspec.structs import replace
@@ -34,7 +34,7 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
     for root, steps in inputs.items():
         target_root = roots.get(root, root)
         across = target_inputs.get(target_root, {})
-        if _agreeing(steps, across, 0) or _same_rows(reference, root, target, target_root):
+        if _agreeing(steps, across, 0):
             continue
         for shift in _shifts(steps, across):
             common = [step for step in steps if step + shift in across]
@@ -48,6 +48,7 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
                     across.keys() - {step + shift for step in common},
                     common[0] + shift,
                 )
+                and not _same_rows(reference, root, target, target_root)
             ):
                 shifts[target_root] = shift
                 break
@@ -65,55 +66,50 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
 
 def _same_rows(reference: Run, root: str, target: Run, target_root: str) -> bool:
     """Did the same rows of a batch come in at some step of both runs, in whatever order?"""
-    rows, rows_across = _rows_by_step(reference, root), _rows_by_step(target, target_root)
-    return any(rows[step] & rows_across[step] for step in rows.keys() & rows_across.keys())
+    calls, calls_across = _calls_by_step(reference, root), _calls_by_step(target, target_root)
+    return any(
+        _batches(reference, calls[step]) & _batches(target, calls_across[step])
+        for step in calls.keys() & calls_across.keys()
+    )
 
 
-def _rows_by_step(run: Run, root: str) -> Mapping[int, set[Hashable]]:
-    """The whole numbers of several rows that came into a root, by step: their rows in order of
-    their bytes.
+def _batches(run: Run, calls: Iterable[Call]) -> set[Hashable]:
+    """The tensors of several rows that came into these calls: shape, and rows in order of their
+    bytes.
     """
+    rows = ((a.shape, sorted(row.tobytes() for row in a)) for a in _given(run, calls))
+    return {(shape, *ordered) for shape, ordered in rows if len(set(ordered)) > 1}
+
+
+def _calls_by_step(run: Run, root: str) -> dict[int, list[Call]]:
     calls: dict[int, list[Call]] = defaultdict(list)
     for call in run.calls:
         if call.parent == -1 and call.root == root:
             calls[call.step].append(call)
-    return {
-        step: {
-            (tokens.shape, *sorted(row.tobytes() for row in tokens))
-            for tokens in _tokens(run, of_step)
-            if len(tokens) > 1 and len({row.tobytes() for row in tokens}) > 1
-        }
-        for step, of_step in calls.items()
-    }
+    return calls
 
 
 def _leads_up(run: Run, root: str, steps: Iterable[int], to: int) -> bool:
     """Did the model read at one of these steps the first tokens of what it reads at step `to`?"""
-    calls: dict[int, list[Call]] = defaultdict(list)
-    for call in run.calls:
-        if call.parent == -1 and call.root == root:
-            calls[call.step].append(call)
-    whole = _tokens(run, calls[to])
+    calls = _calls_by_step(run, root)
+    whole = list(_given(run, calls[to], only_whole=True))
     return any(
         part.shape[:-1] == tokens.shape[:-1]
         and part.shape[-1] < tokens.shape[-1]
         and np.array_equal(part, tokens[..., : part.shape[-1]])
         for step in steps
-        for part in _tokens(run, calls[step])
+        for part in _given(run, calls[step], only_whole=True)
         for tokens in whole
     )
 
 
-def _tokens(run: Run, calls: Iterable[Call]) -> list[Array]:
-    """The whole numbers with axes that came into these calls."""
-    records = {r.record for call in calls for r in call.slots("input")}
-    tokens = []
-    for record in sorted(records):
+def _given(run: Run, calls: Iterable[Call], *, only_whole: bool = False) -> Iterator[Array]:
+    """The tensors with axes that came into these calls. only_whole: those of whole numbers."""
+    for record in sorted({r.record for call in calls for r in call.slots("input")}):
         about = run.records[record]
-        if about.shape and is_whole(about.dtype):
+        if about.shape and (is_whole(about.dtype) or not only_whole):
             with contextlib.suppress(ElementsMissing):
-                tokens.append(run.array(record))
-    return tokens
+                yield run.array(record)
 
 
 def _shifts(

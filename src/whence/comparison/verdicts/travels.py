@@ -625,8 +625,9 @@ class Neighbourhoods:
         if not shown or self._asked.setdefault(stretch.pair.index, 0) >= _SUSPECTS_PER_STRETCH:
             return Outcome.UNKNOWN
         self._asked[stretch.pair.index] += 1
-        other = {r: a for r, a in shown.items() if not self._is_made(stretch, r, a)}
-        is_right = all(self._is_made(stretch, r, a, WELL_WITHIN) for r, a in shown.items())
+        scores = {record: self._off(stretch, record, array) for record, array in shown.items()}
+        other = {record: array for record, array in shown.items() if scores[record] > 1}
+        is_right = max(scores.values()) <= WELL_WITHIN
         try:
             if self._matters(stretch, shown):
                 is_each = self._is_each_taken_back(verdict, stretch, shown, other)
@@ -759,29 +760,26 @@ class Neighbourhoods:
         """
         expected = self._expected(region)
         for record, array in shown.items():
-            if not self._is_made(stretch, record, array):
+            score, own = self._off(stretch, record, array), expected.get(record)
+            if score > 1 or own is None:
                 return False
-            computed = stretch.computed[record]
-            around = moved_to(computed, computed, stretch.copies_computed, record)
-            own = expected.get(record)
-            if own is None:
-                return False
-            scores = [
-                judge.whole(a, computed, around).score
-                for a in (judge.rounded(own, dtypes.of(array).name), array)
-            ]
-            if not is_told(*scores):
+            own = judge.rounded(own, dtypes.of(array).name)
+            if not is_told(self._off(stretch, record, own), score):
                 return False
         return True
 
-    def _is_made(self, stretch: Stretch, record: int, array: Array, limit: float = 1.0) -> bool:
-        """Does the reference make this tensor at a record while a stretch runs?"""
+    def _off(self, stretch: Stretch, record: int, array: Array) -> float:
+        """How far a tensor is from what the reference makes at a record while a stretch runs, over
+        the limit; infinite where it makes none of this shape.
+        """
         copies = stretch.copies_computed
         if record not in stretch.computed or any(record not in copy for copy in copies):
-            return False
+            return math.inf
         computed = stretch.computed[record]
+        if any(a.shape != array.shape for a in (computed, *(copy[record] for copy in copies))):
+            return math.inf
         around = moved_to(computed, computed, copies, record)
-        return array.shape == computed.shape and judge.whole(array, computed, around).score <= limit
+        return judge.whole(array, computed, around).score
 
     def _expected(self, region: Region) -> Arrays:
         """What a suspect's own program makes on the target's inputs; code between calls, on what
