@@ -5,6 +5,7 @@ arrow is a decision made here.
 import ast
 import functools
 import importlib
+import pkgutil
 import subprocess
 import sys
 from collections import Counter
@@ -494,6 +495,9 @@ def test_each_name_that_is_listed_is_there():
     """What is imported for type checkers is what a program gets."""
     for module in (importlib.import_module(f"whence.{name}") for name in ("api", "align")):
         assert all(getattr(module, name) is not None for name in module.__all__)
+        # A submodule would stand in the place of a listed name once it is imported.
+        inside = {file.name for file in pkgutil.iter_modules(getattr(module, "__path__", []))}
+        assert not inside & {*module.__all__}
         with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
             module.no_such_name
 

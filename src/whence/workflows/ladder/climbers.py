@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ Judge = Callable[[Callable[[Path], object]], Judgement]
 """Captures a run by the function, into the path that it is given, and compares it."""
 
 
-class Climber:
+class Climber(abc.ABC):
     """A program that can be run on any rung. Where a method says nothing else, each rung is named
     itself, and none stands between two.
     """
@@ -54,21 +55,21 @@ class Climber:
         """
         yield
 
+    @abc.abstractmethod
     def capture(self, path: Path, rung: str) -> float:
         """Run it into `path` and return the seconds it took. Raises CaptureError when it fails."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def facts(self, path: Path, run: Run) -> dict[str, Any]:
         """Fields of the `Rung` that it ran into `path`: what was compiled or optimised."""
-        raise NotImplementedError
 
     def instead(self, base: Run) -> Climber | None:
         """The climber for what the program uses, None where that is this one."""
         return None
 
+    @abc.abstractmethod
     def rungs(self, base: Run) -> Sequence[str]:
         """Rungs above the lowest, in order."""
-        raise NotImplementedError
 
     def parted_by(self, rung: Rung) -> Sequence[str]:
         """The rungs that are run too, before this one, as it came out: in order, until one of them

@@ -7,6 +7,7 @@ run, must be on until the program computes something else.
 
 from __future__ import annotations
 
+import abc
 import json
 import os
 import shutil
@@ -34,9 +35,9 @@ class _OfLevels(Climber):
 
     stairs = Stairs(LadderKind.LEVELS, _OFF, sees_inside=True, bisects=True)
 
+    @abc.abstractmethod
     def capture(self, path: Path, rung: str, disabled: Sequence[str] = ()) -> float:
         """disabled: names of optimisers that sessions do without."""
-        raise NotImplementedError
 
     def optimized(self, path: Path, run: Run) -> list[Optimized]:
         """How the sessions of a run were optimised, by process."""
