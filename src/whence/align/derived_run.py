@@ -181,9 +181,9 @@ def stated(run: Run, plan: Plan) -> Plan:
     to a map.
     """
     in_calls = {r.record for c in run.calls for r in c.refs}
-    made = tuple(m for m in plan.made_target if m.record not in in_calls)
+    apart = tuple(m for m in plan.made_target if m.record not in in_calls)
     plan = _with_texts(plan, lambda slot: text(run, slot.target_record, in_calls))
-    return replace(plan, made_target=made)
+    return replace(plan, made_target=apart)
 
 
 def _with_texts(plan: Plan, text_of: Callable[[SlotPair], str]) -> Plan:

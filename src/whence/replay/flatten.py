@@ -203,5 +203,5 @@ def gather(
             for slot, operand in (*mutated.items(), *results.items())
             if slot in by_slot
         }
-    made = {slot: operand_of[record] for slot, record in outputs.items() if record in operand_of}
-    return whole.flat("gathered", made, operators[0].program)
+    ends = {slot: operand_of[record] for slot, record in outputs.items() if record in operand_of}
+    return whole.flat("gathered", ends, operators[0].program)

@@ -294,8 +294,8 @@ def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
     """(slot, leaf) of a tree of arguments, nested lists and dicts: "0.1" or "mask". A leaf is a
     dict with "type", or null.
     """
-    found = leaves(tree, lambda node: isinstance(node, dict) and isinstance(node.get("type"), str))
-    return ((slot, leaf) for slot, leaf in found if slot or leaf is not None)
+    nodes = leaves(tree, lambda node: isinstance(node, dict) and isinstance(node.get("type"), str))
+    return ((slot, leaf) for slot, leaf in nodes if slot or leaf is not None)
 
 
 def _is_tensor(leaf: Any) -> bool:

@@ -123,8 +123,8 @@ def _add(building: Building, worker: hdf5.Worker, path: Path, name: str, rank: i
             )
     file = _File(worker, path, name, path.stat().st_size)
     named_only = set(steps) == {None} and not any(tensor.call.cls for tensor in steps[None])
-    said = _spoken(steps.pop(None)) if named_only else {}
-    for (of_step, of_rank), tensors in said.items():
+    spoken = _spoken(steps.pop(None)) if named_only else {}
+    for (of_step, of_rank), tensors in spoken.items():
         _step(building, file, tensors, of_rank or rank, of_step)
     first = 0 if 0 in steps else 1  # the tool counts from 1
     for group, tensors in steps.items():
@@ -134,15 +134,14 @@ def _add(building: Building, worker: hdf5.Worker, path: Path, name: str, rank: i
 def _spoken(tensors: Sequence[_Tensor]) -> dict[tuple[int, int], list[_Tensor]]:
     """Tensors of a file without groups of steps, by the step and rank that their names say."""
     spoken = spoken_names.tell(["_"] * len(tensors), [tensor.call.scope for tensor in tensors])
-    sides = spoken_names.sides([said.name for said in spoken])
+    sides = spoken_names.sides([parts.name for parts in spoken])
+    are_outputs = all(side == "output" for _, side, _ in sides)
     by_moment: dict[tuple[int, int], list[_Tensor]] = {}
-    for tensor, said, (scope, side, _) in zip(tensors, spoken, sides, strict=True):
-        is_label = not tensor.call.cls and tensor.kind == "output"
-        if is_label and all(side == "output" for _, side, _ in sides):
-            tensor = tensor._replace(call=tensor.call._replace(scope=scope))
-        elif is_label:
-            tensor = tensor._replace(call=tensor.call._replace(scope=said.name))
-        by_moment.setdefault((said.step, said.rank), []).append(tensor)
+    for tensor, parts, (scope, _, _) in zip(tensors, spoken, sides, strict=True):
+        if not tensor.call.cls and tensor.kind == "output":  # a label
+            name = scope if are_outputs else parts.name
+            tensor = tensor._replace(call=tensor.call._replace(scope=name))
+        by_moment.setdefault((parts.step, parts.rank), []).append(tensor)
     return by_moment
 
 
