@@ -22,6 +22,7 @@ import whence
 import whence.judge.limits
 from stories import first_clauses
 from whence import cli, results
+from whence.comparison.verdicts import stretch_replay
 from whence.instrument.options import CaptureOptions
 from whence.judge import policy
 
@@ -310,6 +311,8 @@ def test_verdicts_and_limits_are_explained():
         row = re.search(rf"^\| `{field.name}` \| (\S+) \|", page, re.MULTILINE)
         assert row is not None, field.name
         assert float(row[1]) == field.default
+    assert f"is acquitted within {stretch_replay.WELL_WITHIN} of that" in page
+    assert f"and {stretch_replay._CLEARLY:.0f} times as far as the target's" in page
 
 
 def test_every_key_of_a_policy_is_explained_and_the_examples_are_policies():

@@ -24,7 +24,7 @@ from whence.results import SlotPair, Verdict, VerdictKind
 
 _CLEARLY = 4.0  # times as far
 _TELLS = 0.5  # of the limit: what a tensor moves by that is told from rounding, clearly farther
-WELL_WITHIN = 0.28  # of the limit: what is right comes to 0.25, a fault nearly drowned from 0.32
+WELL_WITHIN = 0.28  # of the limit: what is right comes to 0.25, half of a fold in 16 bits to 0.32
 
 
 @dataclass(slots=True)
