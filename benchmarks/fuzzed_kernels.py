@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 
 from whence import fuzz
-from whence.workflows.operator_fuzz.draws import Case, arrays
 from whence.workflows.operator_fuzz.forms import form
+from whence.workflows.operator_fuzz.fuzz import Case, arrays
 
 NORM = ("x: float32[rows, cols]", "w: float32[cols]")
 ROWS = ("x: float32[rows, cols]",)

@@ -23,7 +23,7 @@ from by_hand_page import page
 from playwright.sync_api import sync_playwright
 
 from whence.report.html import page_html
-from whence.workflows.page.calls import limited
+from whence.workflows.page.measure import limited
 
 STEPS = 10
 

@@ -7,10 +7,10 @@ import pytest
 
 from handmade import Builder
 from whence.align.batches import align
+from whence.align.batches.align import Axes, SeenTokens, axes
 from whence.align.batches.batch import _position_slots, batches_of
 from whence.align.batches.positions import Course, places_of, rows_of
 from whence.align.batches.sequences import same_batches, sequences_of
-from whence.align.batches.token_axes import Axes, SeenTokens, axes
 
 RNG = np.random.default_rng(3)
 TABLE = RNG.standard_normal((90, 4)).astype(np.float32)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from handmade import Builder, record
 from whence.align import align
 from whence.align.dims import parse
-from whence.align.ranks import placement
+from whence.align.ranks import join
 from whence.align.ranks.join import joined
 from whence.align.ranks.shards import Level, Shard, candidates, node, part_order
 from whence.align.user_map import load
@@ -795,8 +795,8 @@ def test_a_tensor_of_the_other_side_is_found_by_norm_magnitude_and_shape(monkeyp
     )]  # fmt: skip
     records = [record(k, a.astype(np.float32)) for k, a in enumerate(arrays)]
     held = [SimpleNamespace(slot=(("k",), "output.0"), options=[(r.shape, r)]) for r in records[1:]]
-    monkeypatch.setattr(placement, "_tensors", lambda side: iter(held))
-    other = placement._OtherSide(None)
+    monkeypatch.setattr(join, "_tensors", lambda side: iter(held))
+    other = join._OtherSide(None)
     for own in records[1:]:
         assert other.has("output.3", own.shape, own) == 2
     assert other.has("output.0", (4, 6), records[3]) == 1  # the same figures, axes in another order

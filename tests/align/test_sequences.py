@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 
 from handmade import Builder, record
 from whence.align.batches import align
-from whence.align.batches.align import _between
+from whence.align.batches.align import Axes, SeenTokens, _between, axes
 from whence.align.batches.batch import batches_of
 from whence.align.batches.padding import _parts
 from whence.align.batches.prompts import Prompt, together
 from whence.align.batches.sequences import Piece, matched, same_batches, sequences_of
-from whence.align.batches.token_axes import Axes, SeenTokens, axes
 from whence.records import MemoryRun
 from whence.results import Parted, SlotPair
 

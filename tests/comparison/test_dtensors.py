@@ -198,11 +198,11 @@ def test_what_the_program_says_is_not_guessed(runs, monkeypatch):
     """Without the placements, how the pieces lie must be found out from their elements: with them,
     no element is needed for it.
     """
-    from whence.align.ranks import placement
+    from whence.align.ranks import join
 
     asked: list[str] = []
-    guess = placement.between
-    monkeypatch.setattr(placement, "between", lambda *given: asked.append("") or guess(*given))
+    guess = join.between
+    monkeypatch.setattr(join, "between", lambda *given: asked.append("") or guess(*given))
     whence.compare(runs / "reference", runs / "sequence")
     with_placements = len(asked)
     asked.clear()

@@ -11,7 +11,7 @@ from whence import dtypes
 from whence.frameworks import host, torch_arrays
 from whence.instrument.call_frames import Looks
 from whence.instrument.torch import device_figures
-from whence.instrument.torch.staged_tensors import StagingRing
+from whence.instrument.torch.tensor_identity import StagingRing
 
 pytestmark = pytest.mark.torch
 

@@ -18,7 +18,7 @@ import whence
 from whence.errors import UsageError
 from whence.instrument.framework import owner_of
 from whence.instrument.openvino import models
-from whence.instrument.openvino.executed import names_in
+from whence.instrument.openvino.models import names_in
 from whence.records.marks import Mark, mark_value
 from whence.store import open_run
 from whence.workflows.capture import setup

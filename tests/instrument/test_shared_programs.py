@@ -101,7 +101,7 @@ def test_a_number_in_a_tensor_is_asked_of_each_module(tmp_path):
 
 
 def test_a_module_that_holds_one_tensor_twice_shares_nothing():
-    from whence.instrument.torch.module_code import code_of
+    from whence.instrument.torch.program_cache import code_of
 
     first, second = Scaled(0.5), Scaled(0.5)
     assert code_of(first) == code_of(second) is not None
@@ -110,7 +110,7 @@ def test_a_module_that_holds_one_tensor_twice_shares_nothing():
 
 
 def test_objects_are_alike_only_while_they_are_the_very_same():
-    from whence.instrument.torch.module_code import code_of
+    from whence.instrument.torch.program_cache import code_of
 
     class Settings:
         pass

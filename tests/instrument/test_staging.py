@@ -15,9 +15,9 @@ from whence import _kernels, store
 from whence.frameworks import host, torch_arrays
 from whence.instrument import options
 from whence.instrument.session import Session
-from whence.instrument.torch import staged_tensors, tensor_identity
+from whence.instrument.torch import tensor_identity
 from whence.instrument.torch.modules import Listener
-from whence.instrument.torch.staged_tensors import StagingRing
+from whence.instrument.torch.tensor_identity import StagingRing
 from whence.records import RunInfo
 from whence.store import open_run
 
@@ -110,7 +110,7 @@ def test_what_nothing_ends_is_handed_over_all_the_same():
 
 
 def test_flush_hands_over_without_waiting(monkeypatch):
-    monkeypatch.setattr(staged_tensors, "AGE_S", 3600)
+    monkeypatch.setattr(tensor_identity, "AGE_S", 3600)
     came = threading.Event()
     ring = StagingRing(fail)
     ring.flush()
@@ -122,12 +122,12 @@ def test_flush_hands_over_without_waiting(monkeypatch):
 
 @pytest.mark.parametrize("kernels", [False, True])
 def test_chunks_are_filled_again_and_other_threads_describe_them(kernels, monkeypatch):
-    monkeypatch.setattr(staged_tensors, "CHUNK_BYTES", 4096)
-    monkeypatch.setattr(staged_tensors, "SHARED_BYTES", 1)
-    monkeypatch.setattr(staged_tensors, "_processors", lambda: 4)
+    monkeypatch.setattr(tensor_identity, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(tensor_identity, "SHARED_BYTES", 1)
+    monkeypatch.setattr(tensor_identity, "_processors", lambda: 4)
     made, threads, got = [], set(), []
-    chunk, describe = staged_tensors.Chunk, host.describe_many
-    monkeypatch.setattr(staged_tensors, "Chunk", lambda n: made.append(n) or chunk(n))
+    chunk, describe = tensor_identity.Chunk, host.describe_many
+    monkeypatch.setattr(tensor_identity, "Chunk", lambda n: made.append(n) or chunk(n))
 
     def describing(contents):
         threads.add(threading.current_thread().name)
@@ -166,7 +166,7 @@ def test_an_error_on_a_describing_thread_ends_the_ring(monkeypatch):
 
 
 def test_a_ctrl_c_inside_a_copy_loses_that_tensor_only(monkeypatch):
-    copy, got = staged_tensors.Chunk.copy, []
+    copy, got = tensor_identity.Chunk.copy, []
 
     def interrupted(chunk, tensor, *more):
         out = copy(chunk, tensor, *more)
@@ -174,7 +174,7 @@ def test_a_ctrl_c_inside_a_copy_loses_that_tensor_only(monkeypatch):
             raise KeyboardInterrupt
         return out
 
-    monkeypatch.setattr(staged_tensors.Chunk, "copy", interrupted)
+    monkeypatch.setattr(tensor_identity.Chunk, "copy", interrupted)
     ring = StagingRing(fail)
     for n in (4, 5, 6):
         with contextlib.suppress(KeyboardInterrupt):
@@ -199,8 +199,8 @@ def test_the_bytes_are_read_behind_an_event_of_every_stream(monkeypatch):
             log.append((self.stream, self.recorded))
 
     stream = ["one"]
-    monkeypatch.setattr(staged_tensors, "copies_in_the_background", lambda device: True)
-    monkeypatch.setattr(staged_tensors, "stream_of", lambda device: stream[0])
+    monkeypatch.setattr(tensor_identity, "copies_in_the_background", lambda device: True)
+    monkeypatch.setattr(tensor_identity, "stream_of", lambda device: stream[0])
     monkeypatch.setattr(torch, "Event", Event)
     ring = StagingRing(fail)
     for stream[0] in ("one", "two", "one"):
@@ -401,7 +401,7 @@ def test_on_record_gets_a_tensor(tmp_path):
 
 
 def test_on_record_may_keep_what_it_gets(tmp_path, monkeypatch):
-    monkeypatch.setattr(staged_tensors, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(tensor_identity, "CHUNK_BYTES", 64)
     kept = []
     store.create(tmp_path / "run", RunInfo())
     session = Session(
@@ -451,7 +451,7 @@ def test_a_failing_disk_ends_the_capture_not_the_program(tmp_path):
 
 def test_nothing_is_read_while_a_graph_is_recorded(tmp_path, monkeypatch):
     recording = []
-    for module in (staged_tensors, tensor_identity):
+    for module in (tensor_identity, tensor_identity):
         monkeypatch.setattr(module, "is_recorded_as_graph", lambda device: bool(recording))
     relu = nn.ReLU()
 

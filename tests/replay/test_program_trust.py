@@ -16,7 +16,7 @@ import program_zoo as modules  # noqa: E402
 from whence.comparison.replays import self_check  # noqa: E402
 from whence.errors import ReplayRefused  # noqa: E402
 from whence.records import Operation, Program  # noqa: E402
-from whence.replay import allowed_operators, memory_bound, validation  # noqa: E402
+from whence.replay import allowed_operators, engine, validation  # noqa: E402
 
 pytestmark = pytest.mark.torch
 X = {"input.0": np.ones((2, 3), np.float32)}
@@ -217,7 +217,7 @@ def test_what_depends_on_elements_is_bounded_by_what_it_makes(base, given, made)
         result = made(*given.values())
     else:
         result = made(**given)
-    assert memory_bound._bound_by_data(base, given) == 8 * result.numel()
+    assert engine._bound_by_data(base, given) == 8 * result.numel()
 
 
 def test_the_limit_is_the_callers():

@@ -15,7 +15,7 @@ from whence.errors import OutputExists, UsageError
 from whence.report.files import everything_json
 from whence.results import Measured
 from whence.results.sequence import MadeOnDemand
-from whence.workflows.page.calls import limited
+from whence.workflows.page.measure import limited
 from whence.workflows.query import without_plan
 
 pyarrow = pytest.importorskip("pyarrow")

@@ -14,9 +14,8 @@ import whence
 from whence.cli import execute
 from whence.errors import UsageError
 from whence.results import FaultKind
-from whence.workflows.operator_fuzz.draws import LAYOUTS, VALUES, Case, arrays, plan
 from whence.workflows.operator_fuzz.forms import form
-from whence.workflows.operator_fuzz.fuzz import LaidOut
+from whence.workflows.operator_fuzz.fuzz import LAYOUTS, VALUES, Case, LaidOut, arrays, plan
 
 pytestmark = pytest.mark.torch
 torch.set_num_threads(1)

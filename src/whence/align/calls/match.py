@@ -17,14 +17,14 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from whence.align.call_sites import MATCHES, SiteKey, Sites, selected
+import numpy as np
+
+from whence.align.call_sites import MATCHES, SiteKey, Sites, match_roots, selected
 from whence.align.calls import call_sequences
-from whence.align.calls.by_name import exact, normalised, spelt_alike
 from whence.align.calls.by_order import Pairs, counted, line_by_line, realign
-from whence.align.calls.by_structure import containers, learn, leaves, structure
-from whence.align.calls.fingerprints import distance, nearest_by_far
+from whence.align.calls.fingerprints import Feature, distance, nearest_by_far
 from whence.align.calls.fused_operators import RULE, VALUES, Fused
-from whence.align.calls.sequence_alignment import align
+from whence.align.calls.sequence_alignment import align, longest_increasing
 from whence.align.calls.site_pairing import (
     CLOSE_OUTPUT,
     CONTENT,
@@ -38,7 +38,7 @@ from whence.align.calls.site_pairing import (
     unique_contents,
 )
 from whence.align.calls.tensor_slots import pair_in_order, pair_slots
-from whence.align.module_names import normal_scope, starred
+from whence.align.module_names import WRAPPER_CLASSES, likeness, normal_scope, plain_scope, starred
 from whence.errors import UsageError
 from whence.records import Call, Run, children
 from whence.records.marks import Mark, has_mark
@@ -638,3 +638,419 @@ class _Below:
             same_name = across.get(self._name_across.get(name, name))
             if same_name:
                 yield kid, same_name.pop(0)
+
+
+# Rules of names: equal keys, other spellings, names that are alike at one place of the tree.
+
+_ALIKE = 0.8  # of two components of a name
+
+
+def exact(pairing: SitePairing) -> None:
+    """Every part of the key is equal."""
+    for site, key in enumerate(pairing.reference.keys):
+        partner = pairing.target.number.get(key)
+        if partner is not None and site not in pairing.partners and partner not in pairing.back:
+            pairing.pair(site, partner, EXACT, pairing.classes(site, partner))
+
+
+def normalised(pairing: SitePairing) -> None:
+    """Names equal without wrappers and index styles; roots by class or as the only ones."""
+    free, others = pairing.free()
+    if not free or not others:
+        return
+    roots = match_roots(pairing.reference.keys, pairing.target.keys)
+    table: dict[Hashable, list[int]] = defaultdict(list)
+    for partner in others:
+        table[_normal(pairing, pairing.target, partner, {})].append(partner)
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for site in free:
+        groups[_normal(pairing, pairing.reference, site, roots)].append(site)
+    for name, sites in groups.items():
+        matched, doubtful = _pair_namesakes(pairing, sites, table.get(name, []))
+        for site, partner in matched:
+            pairing.pair(site, partner, NORMAL, pairing.classes(site, partner))
+        pairing.doubtful.update(doubtful)
+
+
+def _normal(pairing: SitePairing, sites: Sites, site: int, roots: dict[str, str]) -> Hashable:
+    key = sites.keys[site]
+    return (
+        pairing.lane(sites, site),
+        roots.get(key.root, key.root),
+        normal_scope(key.scope),
+        key.op,
+        key.occurrence,
+    )
+
+
+def _pair_namesakes(
+    pairing: SitePairing, sites: Sequence[int], others: Sequence[int]
+) -> tuple[list[tuple[int, int]], dict[int, list[int]]]:
+    """Pair the sites that share one normalised name: (pairs, doubtful).
+
+    A wrapper and what it wraps normalise to one name: wrappers are paired with wrappers, and only
+    classes that agree decide between several.
+    """
+    if not others:
+        return [], {}
+    if len(sites) == 1 and len(others) == 1:
+        return [(sites[0], others[0])], {}
+    kinds = {s: pairing.reference.first[s].op_type for s in sites}
+    target_kinds = {o: pairing.target.first[o].op_type for o in others}
+    pairs: list[tuple[int, int]] = []
+    free, unpaired = list(others), []
+    for site in sites:
+        of_kind = [o for o in free if target_kinds[o] == kinds[site]]
+        if len(of_kind) == 1:
+            pairs.append((site, of_kind[0]))
+            free.remove(of_kind[0])
+        else:
+            unpaired.append(site)
+    plain = [s for s in unpaired if kinds[s] not in WRAPPER_CLASSES]
+    plain_free = [o for o in free if target_kinds[o] not in WRAPPER_CLASSES]
+    if len(plain) == 1 and len(plain_free) == 1:
+        pairs.append((plain[0], plain_free[0]))
+        unpaired.remove(plain[0])
+        free.remove(plain_free[0])
+    return pairs, dict.fromkeys(unpaired, free) if free else {}
+
+
+def spelt_alike(pairing: SitePairing) -> None:
+    """Equal without classes inside the names and without a prefix; then a typo or a word more in
+    one component.
+
+    The names of either side form a tree; equal components are paired, then what is left at one
+    place and is alike.
+    """
+    free, others = pairing.free()
+    if not free or not others:
+        return
+    roots = match_roots(pairing.reference.keys, pairing.target.keys)
+    trees = _tree(pairing, pairing.reference, roots)
+    target_trees = _tree(pairing, pairing.target, {})
+    for root in list(trees):
+        if root in target_trees:
+            cut, target_cut = _prefixes(trees[root], target_trees[root])
+            if cut or target_cut:
+                how = (
+                    f"{'.'.join(cut) or 'no prefix'} against {'.'.join(target_cut) or 'no prefix'}"
+                )
+                _walk(
+                    pairing, _under(trees[root], cut), _under(target_trees[root], target_cut), how
+                )
+            _walk(pairing, trees[root], target_trees[root])
+
+
+def _tree(pairing: SitePairing, sites: Sites, roots: dict[str, str]) -> dict[Hashable, _Node]:
+    out: dict[Hashable, _Node] = {}
+    for site, key in enumerate(sites.keys):
+        node = out.setdefault((pairing.lane(sites, site), roots.get(key.root, key.root)), _Node())
+        for part in (
+            *plain_scope(key.scope, sites.first[site].op_type),
+            *((key.op,) if key.op else ()),
+        ):
+            node = node.below.setdefault(part, _Node())
+        node.sites.setdefault(key.occurrence, []).append(site)
+    return out
+
+
+def _walk(pairing: SitePairing, tree: _Node, target_tree: _Node, how: str = "") -> None:
+    todo = [(tree, target_tree, True, how)]
+    while todo:
+        a, b, plain, how = todo.pop()
+        for occurrence in a.sites.keys() & b.sites.keys():
+            sites = [
+                s
+                for s in a.sites[occurrence]
+                if s not in pairing.partners and s not in pairing.renumbered
+            ]
+            others = [o for o in b.sites[occurrence] if o not in pairing.back]
+            if len(sites) == 1 and len(others) == 1 and not pairing.contradict(sites[0], others[0]):
+                classes = pairing.classes(sites[0], others[0])
+                pairing.pair(
+                    sites[0],
+                    others[0],
+                    NORMAL if plain else SIMILAR,
+                    "; ".join(filter(None, (how, classes))),
+                )
+        todo += [(a.below[p], b.below[p], plain, how) for p in a.below.keys() & b.below.keys()]
+        for part, spelling in _similar(
+            [p for p in a.below if p not in b.below], [p for p in b.below if p not in a.below]
+        ):
+            words = f"{part} is spelt {spelling}"
+            todo.append(
+                (a.below[part], b.below[spelling], False, f"{how}, {words}" if how else words)
+            )
+
+
+class _Node:
+    """A place in the tree of names: the sites of that name by occurrence, and what is below."""
+
+    def __init__(self) -> None:
+        self.sites: dict[int, list[int]] = {}
+        self.below: dict[str, _Node] = {}
+
+
+def _similar(names: Sequence[str], others: Sequence[str]) -> list[tuple[str, str]]:
+    """Components that are alike and have no other that is as much so."""
+    if not names or not others or len(names) * len(others) > 10_000:
+        return []
+    table = np.array([[likeness(a, b) for b in others] for a in names])
+    out = []
+    for i, a in enumerate(names):
+        j = int(table[i].argmax())
+        best = table[i, j]
+        if best >= _ALIKE and (table[i] == best).sum() == 1 and (table[:, j] >= best).sum() == 1:
+            out.append((a, others[j]))
+    return out
+
+
+def _prefixes(tree: _Node, target_tree: _Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Leading components of one side (`model.`): cut where more names below agree then."""
+    ways = {
+        (x, y): _agreeing(_under(tree, x), _under(target_tree, y))
+        for x in _leading(tree)
+        for y in _leading(target_tree)
+    }
+    best = max(ways, key=lambda w: (ways[w], -len(w[0]) - len(w[1])))
+    return best if ways[best] > max(2 * ways[(), ()], 2) else ((), ())
+
+
+def _leading(node: _Node) -> list[tuple[str, ...]]:
+    single = [(part,) for part, n in node.below.items() if n.below and not part.isdigit()][:8]
+    return [
+        (),
+        *single,
+        *(
+            (a, b)
+            for (a,) in single
+            for b, n in node.below[a].below.items()
+            if n.below and not b.isdigit()
+        ),
+    ][:32]
+
+
+def _under(node: _Node, path: Iterable[str]) -> _Node:
+    for part in path:
+        node = node.below[part]
+    return node
+
+
+def _agreeing(a: _Node, b: _Node) -> int:
+    """How many names that are no numbers both have at the same place below."""
+    n, todo = 0, [(a, b)]
+    while todo:
+        x, y = todo.pop()
+        shared = x.below.keys() & y.below.keys()
+        n += sum(bool(x.below[p].sites and y.below[p].sites) for p in shared if not p.isdigit())
+        todo += [(x.below[p], y.below[p]) for p in shared]
+    return n
+
+
+# Rules of structure: what paired calls call, in the order in which it ran; calls that hold the
+# same.
+
+_NEAR_OUTPUT = 0.1
+_NEAR_MOMENTS = 1e-3  # what rounding to 16 bits makes of norm and sum of magnitudes
+_BY_FAR = 10.0
+_CROSSINGS = 200
+
+
+def structure(pairing: SitePairing) -> None:
+    """Children of paired parents, in the order in which they ran; from the roots down."""
+    todo = pairing.parents()
+    while todo:
+        site, partner = todo.pop()
+        new = _children(
+            pairing, pairing.reference.kids.get(site, ()), pairing.target.kids.get(partner, ())
+        )
+        todo += [(s, pairing.partners[s].site) for s in new]
+
+
+def _children(pairing: SitePairing, kids: Sequence[int], others: Sequence[int]) -> list[int]:
+    if all(k in pairing.partners for k in kids) or all(o in pairing.back for o in others):
+        return []
+    new: list[int] = []
+    for members, others_of_lane in pairing.by_lane(kids, others):
+        new += _parallel(pairing, members, others_of_lane)
+        new += _between(pairing, members, others_of_lane, ORDER)
+    return new
+
+
+def _parallel(pairing: SitePairing, kids: Sequence[int], others: Sequence[int]) -> list[int]:
+    """Pair siblings that read the same tensors, and so run in any order, by their parameters."""
+    free = [k for k in kids if k not in pairing.partners]
+    free_across = [o for o in others if o not in pairing.back]
+    if len(free) > _CROSSINGS or len(free_across) > _CROSSINGS:
+        return []
+    features, across = pairing.features, pairing.target_features
+    a, b = unique_contents(free, features), unique_contents(free_across, across)
+    row, column = {k: i for i, k in enumerate(free)}, {o: j for j, o in enumerate(free_across)}
+    equal = [(row[s], column[b[c]]) for c, s in a.items() if c in b]
+    nearest = _nearest(features.many(free), across.many(free_across), equal)
+    matches = [(free[i], free_across[j]) for i, j in sorted({*equal, *nearest})]
+    crossing = [
+        (p, q)
+        for k, p in enumerate(matches)
+        for q in matches[k + 1 :]
+        if column[q[1]] < column[p[1]]
+    ]
+    if not crossing or not all(
+        features.inputs(p[0]) == features.inputs(q[0]) != ()
+        and across.inputs(p[1]) == across.inputs(q[1])
+        for p, q in crossing
+    ):
+        return []
+    involved = dict.fromkeys(p for crossed in crossing for p in crossed)
+    for site, partner in involved:
+        evidence = f"{pairing.why(site, partner)}; run in another order"
+        pairing.pair(site, partner, CONTENT, evidence)
+    return [site for site, _ in involved]
+
+
+def _nearest(
+    features: Sequence[Feature], across: Sequence[Feature], equal: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Positions of parameters that are nearest by far: in another dtype no two are equal."""
+    rows = [i for i in range(len(features)) if i not in {p for p, _ in equal}]
+    columns = [j for j in range(len(across)) if j not in {p for _, p in equal}]
+    if not rows or not columns:
+        return []
+    distances = distance([features[i].moments for i in rows], [across[j].moments for j in columns])
+    shapes = [[features[i].shapes == across[j].shapes for j in columns] for i in rows]
+    distances = np.where(shapes, distances, np.inf)
+    pairs = nearest_by_far(distances, _NEAR_MOMENTS, _BY_FAR)
+    return [(rows[x], columns[y]) for x, y in pairs]
+
+
+def _between(
+    pairing: SitePairing, sites: Sequence[int], others: Sequence[int], rule: str
+) -> list[int]:
+    """Align the sites between those that are paired already, as far as these keep the order."""
+    partners = pairing.partners
+    to = {o: j for j, o in enumerate(others)}
+    sites_across = ((i, partners[k].site) for i, k in enumerate(sites) if k in partners)
+    paired = [(i, to[o]) for i, o in sites_across if o in to]
+    new: list[int] = []
+    named = pairing.shared_names is not None
+    i0 = j0 = 0
+    for i, j in [*longest_increasing(paired), (len(sites), len(others))]:
+        a = [k for k in sites[i0:i] if k not in pairing.partners]
+        b = [o for o in others[j0:j] if o not in pairing.back]
+        if a and b:
+            aligned = call_sequences.sequence(
+                _translated(pairing, a), pairing.target_features.many(b), pairing.word, named=named
+            )
+            for x, y, _ in aligned.pairs:
+                if not (named and _elsewhere(pairing, a[x], b[y])):
+                    pairing.pair(a[x], b[y], rule, pairing.why(a[x], b[y]))
+                    new.append(a[x])
+            for x, ys in aligned.doubtful:
+                pairing.doubtful[a[x]] = [b[y] for y in ys]
+            nothing = not aligned.pairs and not aligned.doubtful
+            if nothing and not named and _same_forms(pairing, a, b):
+                for x, y in zip(a, b):
+                    words = filter(None, (pairing.why(x, y), "nothing else between partners"))
+                    pairing.pair(x, y, rule, ", ".join(words))
+                new += a
+        i0, j0 = i + 1, j + 1
+    return new
+
+
+def _elsewhere(pairing: SitePairing, site: int, partner: int) -> bool:
+    """Do other layers pair one of these names with itself? Then the site was left out."""
+    reference, target = pairing.reference, pairing.target
+    names = {starred(reference.keys[site].scope), starred(target.keys[partner].scope)}
+    alike = likeness(reference.word(site), target.word(partner)) >= 0.5
+    if len(names) == 1 or alike or pairing.tells(site, partner):
+        return False
+    return not names.isdisjoint(pairing.shared_names or ())
+
+
+def _same_forms(pairing: SitePairing, sites: Sequence[int], others: Sequence[int]) -> bool:
+    """Are these as many calls of the same forms, the outputs of several also near each other?"""
+    if len(sites) != len(others):
+        return False
+    for x, y in zip(sites, others):
+        a, b = pairing.features[x], pairing.target_features[y]
+        if not (
+            a.out == b.out != 0
+            and a.shapes == b.shapes
+            and a.container == b.container
+            and pairing.fits(x, y)
+        ):
+            return False
+        if len(sites) > 1 and distance([a.out_moments], [b.out_moments])[0, 0] > _NEAR_OUTPUT:
+            return False
+    return True
+
+
+def _translated(pairing: SitePairing, sites: Sequence[int]) -> list[Feature]:
+    """Features with the target's classes in place of the reference's."""
+    classes = pairing.classes_across
+    return [f._replace(kind=classes.get(f.kind, f.kind)) for f in pairing.features.many(sites)]
+
+
+def learn(pairing: SitePairing) -> None:
+    """Note which class of the target stands for which of the reference, by the pairs so far."""
+    across: dict[int, set[int]] = defaultdict(set)
+    for site, partner in pairing.partners.items():
+        a, b = pairing.features[site].kind, pairing.target_features[partner.site].kind
+        if a and b:
+            across[a].add(b)
+    pairing.classes_across = {a: next(iter(b)) for a, b in across.items() if len(b) == 1}
+
+
+def leaves(pairing: SitePairing) -> None:
+    """Where modules are nested differently: calls that call no other, in the order they ran."""
+    free, others = pairing.free()
+    if not free or not others:
+        return
+    for sites, across in pairing.by_lane(pairing.reference.leaves(), pairing.target.leaves()):
+        _between(pairing, sites, across, ORDER)
+
+
+def containers(pairing: SitePairing) -> None:
+    """Pair modules with those that hold most of the partners of their leaves, and little else."""
+    weights, across = _weights(pairing.reference), _weights(pairing.target)
+    common: dict[int, Counter[int]] = defaultdict(Counter)
+    for site, partner in pairing.partners.items():
+        if site in pairing.reference.kids:
+            continue
+        above = _above(pairing.target, partner.site)
+        for ancestor in _above(pairing.reference, site):
+            if ancestor not in pairing.partners:
+                common[ancestor].update(above)
+    for site in sorted(common, key=lambda s: weights[s]):
+        candidates = [
+            (2 * n / (weights[site] + across[o]), o)
+            for o, n in common[site].items()
+            if o not in pairing.back
+            and pairing.lane(pairing.reference, site) == pairing.lane(pairing.target, o)
+            and not pairing.contradict(site, o)
+        ]
+        if not candidates or (best := max(candidates)[0]) < 0.5:
+            continue
+        top = [o for share, o in candidates if share == best]
+        if len(top) > 1:  # a chain of modules with one child each
+            scores = [pairing.score(site, o) for o in top]
+            top = [o for o, s in zip(top, scores) if s == max(scores)]
+        if len(top) == 1:
+            pairing.pair(site, top[0], ORDER, f"{best:.0%} of the calls below them are paired")
+
+
+def _above(sites: Sites, site: int) -> list[int]:
+    out = []
+    while (site := sites.parent[site]) >= 0:
+        out.append(site)
+    return out
+
+
+def _weights(sites: Sites) -> list[int]:
+    """How many leaves are below each site."""
+    out = [0] * len(sites)
+    for site in range(len(sites)):
+        if site not in sites.kids:
+            for ancestor in _above(sites, site):
+                out[ancestor] += 1
+    return out

@@ -7,21 +7,25 @@ siblings in other layers, or by what the other parts leave.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
+from whence import dtypes
 from whence.align import dims as ex
+from whence.align.call_sites import LastWriters
 from whence.align.derived_run import made_as
 from whence.align.layout import permutations
-from whence.align.layout.calls_before import content_of, part_inputs
 from whence.align.layout.distances import AGREES, clear_best, distance
 from whence.align.layout.logits_outside import heads
 from whence.align.layout.projection_groups import Group, extent, groups
+from whence.align.layout.projection_groups import across as _across
 from whence.align.layout.projection_places import Places, by_outputs, by_weights
-from whence.align.layout.residual_streams import streams
 from whence.align.module_names import starred
 from whence.align.plan_editor import (
     MOST_PARTS,
@@ -31,7 +35,9 @@ from whence.align.plan_editor import (
     identifier,
     short,
     spread,
+    voted,
 )
+from whence.dtypes import Array
 from whence.records import Call, Ref, Run
 from whence.records.slots import is_input, is_output, is_param, slot_kind
 from whence.results import CallPair, Plan, SlotPair
@@ -562,3 +568,383 @@ def _nearer(editor: PlanEditor, later: int, output: int, target_output: int) -> 
     if not a.size == b.size == y.size:
         return a.size == y.size and distance(a, y.reshape(a.shape)) < AGREES
     return clear_best([distance(a, y.reshape(a.shape)), distance(b, y.reshape(b.shape))]) == 0
+
+
+# Fused calls of the target in dumps of graphs: which of their inputs belong to calls of the
+# reference before their namesakes.
+#
+# A kernel that normalises, scales and adds is recorded as the addition. It is given what the
+# first of the operators that it carries out is given, under slots that the reference's addition
+# has for what the operators between have made of it. Paired by their slots, both would differ by
+# all that lies between.
+
+Content = str | int
+"""What stands for the elements of a record, in whatever shape: their hash, or the record."""
+
+
+def content_of(editor: PlanEditor, side: str, record: int) -> Content:
+    """What stands for the elements of a record of one side, or of one made of the target's."""
+    return editor.record(side, record).hash or record
+
+
+def part_inputs(editor: PlanEditor) -> None:
+    """Leave inputs of fused calls without partners where calls before their namesakes, which have
+    no partner either, are given these tensors.
+
+    What a fused call makes is what its namesake makes, as far as a fault may be off: one that was
+    left out, a scale, say, shows there.
+    """
+    if not editor.free_reference:
+        return
+    makers = LastWriters(
+        (call, content_of(editor, "reference", ref.record))
+        for call in editor.reference.calls
+        if call.leaf
+        for ref in call.slots("output")
+    )
+    same = _same_contents(editor)
+    for pair in list(editor.pairs.values()):
+        call, partner = editor.calls(pair)
+        before = _before(editor, call, makers)
+        if not call.leaf or editor.is_fixed(call.id) or not before.read:
+            continue
+        own = {ref.slot: content_of(editor, "reference", ref.record) for ref in call.refs}
+        fused = set()
+        for ref in partner.slots("input"):
+            alike = same[tensor := content_of(editor, "target", ref.record)] | {tensor}
+            across = {own[s.reference_slot] for s in pair.slots if s.target_slot == ref.slot}
+            if alike & before.read and not alike & across:
+                fused.add(ref.slot)
+        if fused and _makes_the_same(editor, pair):
+            # none of them is left over: they belong to the calls before
+            editor.pairs[call.id] = replace(
+                pair,
+                slots=tuple(
+                    s
+                    for s in pair.slots
+                    if not (is_input(s.reference_slot) and s.target_slot in fused)
+                ),
+                only_reference=tuple(
+                    s for s in pair.only_reference if not (is_input(s) and own[s] in before.made)
+                ),
+                only_target=tuple(s for s in pair.only_target if s not in fused),
+            )
+
+
+def _makes_the_same(editor: PlanEditor, pair: CallPair) -> bool:
+    """Are the outputs of a pair roughly the same? False where elements are missing."""
+    outputs = [slot for slot in pair.slots if is_output(slot.reference_slot)]
+    return bool(outputs) and all(
+        _are_alike(
+            editor.array("reference", slot.reference_record),
+            editor.array("target", slot.target_record),
+        )
+        for slot in outputs
+    )
+
+
+def _are_alike(reference: Array | None, target: Array | None) -> bool:
+    """Of the elements that differ alone: what a mask fills in would drown the others."""
+    if reference is None or target is None or reference.size != target.size:
+        return False
+    a, b = reference.reshape(-1), target.reshape(-1)
+    differs = a != b
+    return not differs.any() or distance(a[differs], b[differs]) < AGREES
+
+
+class _Before(NamedTuple):
+    """What the calls without a partner that lead into a call are given, and make."""
+
+    read: set[Content]
+    made: set[Content]
+
+
+def _before(editor: PlanEditor, call: Call, makers: LastWriters) -> _Before:
+    before = _Before(set(), set())
+    visited: set[int] = set()
+    todo = [call]
+    while todo:
+        reader = todo.pop()
+        contents = {content_of(editor, "reference", r.record) for r in reader.slots("input")}
+        if reader is not call:
+            before.read.update(contents)
+        for content in contents:
+            # of several that made the same, a sum with zeros say, the last before the reader
+            maker = makers.before(reader, content)
+            if maker is None or maker.id not in editor.free_reference:
+                continue
+            before.made.add(content)
+            if maker.id not in visited:
+                visited.add(maker.id)
+                todo.append(maker)
+    return before
+
+
+def _same_contents(editor: PlanEditor) -> Mapping[Content, set[Content]]:
+    """Contents of the target -> those of the reference that are outputs of the same calls."""
+    same: defaultdict[Content, set[Content]] = defaultdict(set)
+    for pair in editor.pairs.values():
+        for slot in pair.slots:
+            if is_output(slot.reference_slot):
+                tensor = content_of(editor, "target", slot.target_record)
+                same[tensor].add(content_of(editor, "reference", slot.reference_record))
+    return same
+
+
+# A residual stream that one run keeps as one tensor and the other as two, to be added later:
+# `hidden + residual`.
+#
+# Serving engines hand both through the layers and add them inside the next norm, in place.
+
+_MOST = 4  # tensors of one call that are tried
+
+Chosen = tuple[int, ...]  # which of the target's tensors are added
+
+
+class _Place(NamedTuple):
+    """A tensor of one call of a pair, and the (slot, record) of those of the other that it may be
+    the sum of. call: the reference's.
+    """
+
+    call: int
+    slot: str
+    record: int
+    fits: tuple[tuple[str, int], ...]
+
+
+def streams(editor: PlanEditor) -> None:
+    """Where a call has more tensors of one size than its partner: which of them, or which sum."""
+    decided = _decided(editor, "target")
+    _set_sums(editor, decided)
+    sums = sum(len(picked) > 1 for _, picked in decided)
+    if sums:
+        editor.notes.append(
+            f"{sums} tensors of the reference are sums of two of the target (a residual kept apart)"
+        )
+    _split_reference(editor)
+
+
+def _decided(editor: PlanEditor, many: str) -> list[tuple[_Place, Chosen]]:
+    """What is chosen for every place. many: the side that has more tensors.
+
+    Where a fault blurs the data: as in the same classes elsewhere, then as that tensor was made
+    where it was met before.
+    """
+    families: defaultdict[tuple[object, ...], list[_Place]] = defaultdict(list)
+    for place in _places(editor, many):
+        call, target_call = _calls(editor, place)
+        shape = editor.run(_across(many)).records[place.record].shape
+        families[
+            starred(call.scope),
+            starred(target_call.scope),
+            place.slot,
+            tuple(n for n, _ in place.fits),
+            shape,
+        ].append(place)
+    chosen = {key: _chosen(editor, places, many) for key, places in families.items()}
+    by_kind: defaultdict[tuple[object, ...], Counter[Chosen]] = defaultdict(Counter)
+    for key, picked in chosen.items():
+        if picked is not None:
+            by_kind[_kind(editor, families[key][0])][picked] += 1
+    out: list[tuple[_Place, Chosen]] = []
+    undecided: list[_Place] = []
+    for key, places in families.items():
+        alike = by_kind.get(_kind(editor, places[0]))
+        picked = chosen[key] or (alike.most_common(1)[0][0] if alike else None)
+        if picked is None:
+            undecided += places
+        else:
+            out += [(place, picked) for place in places]
+    sums = {
+        (place.record, frozenset(place.fits[i][1] for i in picked))
+        for place, picked in out
+        if len(picked) > 1
+    }
+    for place in undecided:
+        pairs = itertools.combinations(range(len(place.fits)), 2)
+        addends = next(
+            (
+                pair
+                for pair in pairs
+                if (place.record, frozenset(place.fits[i][1] for i in pair)) in sums
+            ),
+            None,
+        )
+        out += [(place, addends)] if addends is not None else []
+    return out
+
+
+def _places(editor: PlanEditor, many: str) -> Iterator[_Place]:
+    few = _across(many)
+    records = {side: editor.run(side).records for side in (few, many)}
+    for pair in editor.pairs.values():
+        has_more = pair.only_target if many == "target" else pair.only_reference
+        if not has_more or editor.is_fixed(pair.reference):
+            continue
+        calls = dict(zip(("reference", "target"), editor.calls(pair)))
+        for kind in ("input", "output"):
+            candidates = _floats(editor, many, calls[many], kind)
+            if len(candidates) < 2:
+                continue
+            tensors = _floats(editor, few, calls[few], kind)
+            counts = Counter(records[few][record].count for _, record in tensors)
+            for slot, record in tensors:
+                count = records[few][record].count
+                fits = tuple(t for t in candidates if records[many][t[1]].count == count)
+                if max(1, counts[count]) < len(fits) <= _MOST:
+                    yield _Place(pair.reference, slot, record, fits)
+
+
+def _floats(editor: PlanEditor, side: str, call: Call, kind: str) -> list[tuple[str, int]]:
+    records = [(r.slot, editor.run(side).records[r.record]) for r in call.slots(kind)]
+    return [
+        (slot, record.id)
+        for slot, record in records
+        if dtypes.is_floating(record.dtype) and record.count > 1
+    ]
+
+
+def _calls(editor: PlanEditor, place: _Place) -> tuple[Call, Call]:
+    return editor.calls(editor.pairs[place.call])
+
+
+def _kind(editor: PlanEditor, place: _Place) -> tuple[object, ...]:
+    call, target_call = _calls(editor, place)
+    return call.op_type, target_call.op_type, place.slot, tuple(name for name, _ in place.fits)
+
+
+def _chosen(editor: PlanEditor, places: Sequence[_Place], many: str) -> Chosen | None:
+    """Which tensor or sum of two is the other side's, by the data of a few siblings."""
+    count = len(places[0].fits)
+    candidates: list[Chosen] = [
+        *((i,) for i in range(count)),
+        *itertools.combinations(range(count), 2),
+    ]
+
+    def nearest(place: _Place) -> int | None:
+        tensor = editor.array(_across(many), place.record)
+        arrays = [editor.array(many, r) for _, r in place.fits]
+        if tensor is None or any(t is None for t in arrays):
+            return None
+        flat = [np.asarray(t).reshape(tensor.shape).astype(np.float64) for t in arrays]
+        return clear_best(
+            [distance(tensor, np.sum([flat[i] for i in chosen], axis=0)) for chosen in candidates]
+        )
+
+    best = voted(places, nearest)
+    return candidates[best] if best is not None else None
+
+
+def _set_sums(editor: PlanEditor, chosen: Iterable[tuple[_Place, Chosen]]) -> None:
+    """Pair the slot of the reference with what was chosen instead."""
+    for (call, slot, record, fits), picked in chosen:
+        bound = {identifier(fits[i][0]): [fits[i][1]] for i in picked}
+        node: ex.Node = (
+            ex.Name(next(iter(bound)))
+            if len(picked) == 1
+            else ex.Sum(tuple(ex.Name(n) for n in bound))
+        )
+        try:
+            new_record = editor.derived.add(
+                node, bound, "streams whose sum is the reference's one; confirmed on data"
+            )
+        except ex.Unfit:
+            continue
+        used = {fits[i][0] for i in picked}
+        unchanged = [
+            s
+            for s in editor.pairs[call].slots
+            if s.reference_slot != slot and s.target_slot not in used
+        ]
+        editor.set_slots(call, [*unchanged, SlotPair(slot, fits[picked[0]][0], record, new_record)])
+
+
+# ---- the reference keeps two
+
+
+def _split_reference(editor: PlanEditor) -> None:
+    """Where the reference has more: pair its tensors as elsewhere, or with equal ones."""
+    split: defaultdict[int, set[str]] = defaultdict(set)
+    for place, picked in _decided(editor, "reference"):
+        if len(picked) > 1:
+            split[place.call].add(slot_kind(place.slot))
+    if not split:
+        return
+    dropped = {
+        call: [
+            s
+            for s in editor.pairs[call].slots
+            if slot_kind(s.reference_slot) not in (*kinds, "mutated")
+        ]
+        for call, kinds in split.items()
+    }
+    for call, slots in dropped.items():
+        editor.set_slots(call, slots)
+    alike = _alike(editor, split)
+    # What a leaf makes is in its partner's call; what it is given may be in none but the one that
+    # made it.
+    leaves = [call for call in split if editor.reference.calls[call].leaf]
+    for calls, kinds_now in (
+        (leaves, ("output",)),
+        (split, ("input", "output", "mutated")),
+        (split, ("input", "output", "mutated")),
+    ):
+        partners = editor.partners()
+        for call in calls:
+            pair = editor.pairs[call]
+            slots = list(pair.slots)
+            for slot, record in _all_floats(editor, "reference", editor.reference.calls[call]):
+                if slot in pair.only_reference and slot.startswith(kinds_now):
+                    partner = partners.get(record) or alike.get((call, slot))
+                    slots += (
+                        [SlotPair(slot, partner[1], record, partner[0])]
+                        if partner is not None
+                        else []
+                    )
+            editor.set_slots(call, slots)
+    editor.notes.append(
+        f"{len(split)} calls of the reference get the residual as an input of its own, which the "
+        "target has added: each summand is paired with its own"
+    )
+
+
+def _alike(
+    editor: PlanEditor, split: Mapping[int, set[str]]
+) -> dict[tuple[int, str], tuple[int, str]]:
+    """Which tensor of the target's call each slot holds, by data, for siblings together."""
+    families: defaultdict[tuple[object, ...], list[_Place]] = defaultdict(list)
+    for call in split:
+        pair = editor.pairs[call]
+        reference_call, target_call = editor.reference.calls[call], editor.target.calls[pair.target]
+        for slot, record in _all_floats(editor, "reference", reference_call):
+            count = editor.reference.records[record].count
+            fits = tuple(
+                (n, r)
+                for n, r in _all_floats(editor, "target", target_call)
+                if editor.target.records[r].count == count
+            )
+            if slot in pair.only_reference and fits:
+                families[
+                    reference_call.op_type, target_call.op_type, slot, tuple(n for n, _ in fits)
+                ].append(_Place(call, slot, record, fits))
+    out: dict[tuple[int, str], tuple[int, str]] = {}
+
+    def nearest(member: _Place) -> int | None:
+        array = editor.array("reference", member.record)
+        arrays = [editor.array("target", r) for _, r in member.fits]
+        if array is None or any(t is None for t in arrays):
+            return None
+        return clear_best([distance(array, np.asarray(t).reshape(array.shape)) for t in arrays])
+
+    for members in families.values():
+        if (best := voted(members, nearest)) is not None:
+            out.update(((m.call, m.slot), m.fits[best][::-1]) for m in members)
+    return out
+
+
+def _all_floats(editor: PlanEditor, side: str, call: Call) -> list[tuple[str, int]]:
+    return [
+        tensor
+        for kind in ("input", "output", "mutated")
+        for tensor in _floats(editor, side, call, kind)
+    ]

@@ -7,28 +7,34 @@ share, and confirmed on elements.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
 from whence.align import derived_run
+from whence.align.calls.match import plan
 from whence.align.derived_run import DerivedTensors
 from whence.align.dims import Unfit
+from whence.align.layout.permutations import located
 from whence.align.module_names import starred
 from whence.align.ranks import gradients, shards
 from whence.align.ranks.child_numbers import number_children
-from whence.align.ranks.groups import Key, RankGroups, Side, record_and_roundoff
+from whence.align.ranks.groups import Key, Place, RankGroups, Side, between, record_and_roundoff
 from whence.align.ranks.partial_sums import choose, unreduced
-from whence.align.ranks.placement import place
-from whence.align.ranks.shards import Layout, Shard
+from whence.align.ranks.shards import FITS, Layout, Level, Shape, Shard
 from whence.display import listed
-from whence.errors import UsageError
-from whence.records import Call, Record, Ref, Run, marks
+from whence.dtypes import Array
+from whence.errors import ElementsMissing, UsageError
+from whence.records import Call, Record, Ref, Run, Sketch, Statistics, marks
 from whence.records.program import side_by_side
-from whence.records.slots import is_input, is_output
+from whence.records.slots import is_input, is_output, is_param, slot_kind
 from whence.records.training import BACKWARD, GRADIENTS, is_of_step
 
 
@@ -469,3 +475,592 @@ def _position(side: Side, lead: dict[Key, Call]) -> dict[Key, tuple[Any, ...]]:
                     k,
                 )
     return positions
+
+
+# How paired tensors lie on the ranks: shapes propose, siblings and elements decide.
+
+# One tensor that the ranks of a run hold together.
+
+
+class RankTensor:
+    """A slot of a group of calls of one run. records: of ranks that hold it or a piece of it."""
+
+    def __init__(self, side: Side, key: Key, slot: str) -> None:
+        self.side, self.key, self.slot = self.where = side, key, slot
+
+    @cached_property
+    def records(self) -> tuple[int, ...]:
+        return self.side.holders(self.key, self.slot)[1]
+
+    @property
+    def place(self) -> Place:
+        return self.side.name, self.records
+
+    @cached_property
+    def shapes(self) -> list[Shape]:
+        return [self.side.run.records[r].shape for r in self.records]
+
+    @property
+    def family(self) -> tuple[object, ...]:
+        """What siblings that lie alike on the ranks have in common."""
+        return starred(str(self.key[4])), self.slot, tuple(self.shapes)
+
+
+# a layout is better than another when its distance is below this share of the other's
+_CLEARLY = 0.5
+# members of a family (layers.*.mlp) whose layout was confirmed settle the others of the same shape
+_CONFIRMED = 2
+
+LayoutPair = tuple[Layout, Layout]
+TensorPair = tuple[RankTensor, RankTensor]
+# groups of calls that are paired, with their pairs of slots
+GroupPair = tuple[Key, Key, tuple[tuple[str, str], ...]]
+
+
+def place(groups: RankGroups) -> None:
+    """Decide the layout of every tensor: paired ones first, parameters before what they make."""
+    reference, target = groups.sides
+    paired = _paired_groups(groups)
+    partners = {a: b for a, b, _ in paired}, {b: a for a, b, _ in paired}
+    paired = [pair for pair in paired if not _is_part(groups, pair, partners)]
+    for key, target_key, slots in paired:
+        for a, b in sorted(slots, key=lambda pair: reference.weights_first(key, pair[0])):
+            _place(groups, (RankTensor(reference, key, a), RankTensor(target, target_key, b)))
+    if len(reference.ranks) > 1:
+        place_unpaired(groups, reference, target, {a: b for a, b, _ in paired})
+    if len(target.ranks) > 1:
+        place_unpaired(groups, target, reference, {b: a for a, b, _ in paired})
+
+
+def _paired_groups(groups: RankGroups) -> list[GroupPair]:
+    """Paired groups of calls with their pairs of slots, in the order of the reference."""
+    reference, target = groups.sides
+    whole = combined_figures(reference, target), combined_figures(target, reference)
+    pairs: dict[Key, GroupPair] = {}
+    used: set[Key] = set()
+    for a in reference.ranks:
+        for b in target.ranks:
+            is_open = any(a in ranks and k not in pairs for k, ranks in reference.groups.items())
+            if not is_open or all(b not in r or k in used for k, r in target.groups.items()):
+                continue
+            view, target_view = reference.view(a, whole[0]), target.view(b, whole[1])
+            for pair in plan(view, target_view).pairs:
+                key = reference.key_of[reference.viewed[pair.reference].id]
+                target_key = target.key_of[target.viewed[pair.target].id]
+                if key not in pairs and target_key not in used:
+                    slots = tuple((s.reference_slot, s.target_slot) for s in pair.slots)
+                    pairs[key] = (key, target_key, slots)
+                    used.add(target_key)
+    order = {key: min(c.order for c in ranks.values()) for key, ranks in reference.groups.items()}
+    return sorted(pairs.values(), key=lambda item: order[item[0]])
+
+
+def _is_part(
+    groups: RankGroups, pair: GroupPair, partners: tuple[dict[Key, Key], dict[Key, Key]]
+) -> bool:
+    """Is one of two calls only a part of the other, which is fused and lies on several ranks?"""
+    for i, side in enumerate(groups.sides):
+        other = groups.sides[1 - i]
+        for slots in pair[2]:
+            tensor = RankTensor(side, pair[i], slots[i])
+            partner = RankTensor(other, pair[1 - i], slots[1 - i])
+            shapes = set(tensor.shapes)
+            if (
+                not is_param(tensor.slot)
+                or len(tensor.records) < 2
+                or shapes != set(partner.shapes)
+                or any(len(s) != 2 for s in shapes)
+                or any(
+                    groups.distance_between(side.name, tensor.records[0], r) == 0.0
+                    for r in tensor.records[1:]
+                )
+            ):
+                continue
+            others = {k: v for k, v in partners[i].items() if v != partner.key}
+            if fused_parts(tensor, other, others):
+                return True
+    return False
+
+
+def _place(groups: RankGroups, pair: TensorPair) -> None:
+    """Decide the layouts of two tensors that are paired."""
+    places = [tensor.place for tensor in pair]
+    if not all(tensor.records for tensor in pair):
+        return
+    are_gradients = all(gradients.is_gradient(tensor.key, tensor.slot) for tensor in pair)
+    if all(p in groups.layouts for p in places) and not are_gradients:
+        return
+    if any(groups.cannot_join(*tensor.where) for tensor in pair):
+        return
+    for i, tensor in enumerate(pair):
+        groups.first.setdefault(places[i], (tensor.key, tensor.slot))
+        groups.partner.setdefault(places[i], places[1 - i])
+    options = [groups.options(*tensor.where, tensor.records, tensor.shapes) for tensor in pair]
+    layouts = _that_fit(
+        [option for option in own if groups.layouts.get(place, option[0]) == option[0]]
+        for own, place in zip(options, places, strict=True)
+    )
+    if not layouts and are_gradients:
+        _place_here(groups, pair, _that_fit(options))
+    if not layouts or all(p in groups.layouts for p in places):
+        return
+    if is_param(pair[0].slot):
+        layouts = [
+            p for p in layouts if not any(level.how == "sum" for part in p for level in part)
+        ] or layouts
+    layouts = [
+        p for p in layouts if all(groups.summable(places[i], p[i]) for i in (0, 1))
+    ] or layouts
+    if any(gradients.is_of_own_loss(groups, *tensor.where) for tensor in pair):
+        layouts = [
+            p for p in layouts if all(groups.copies(places[i], p[i]) for i in (0, 1))
+        ] or layouts
+    if not pair[0].shapes[0] and not is_param(pair[0].slot):
+        layouts = [
+            p
+            for p in layouts
+            if all(gradients.is_possible(groups, *t.where, a) for t, a in zip(pair, p, strict=True))
+        ] or layouts
+    # Where both sides hold pieces, pieces put together along a wrong axis agree too: the simplest
+    # layouts that agree are meant.
+    layouts.sort(key=_complexity)
+    for tensor_place, layout in zip(places, _pick(groups, layouts, pair), strict=True):
+        groups.layouts.setdefault(tensor_place, layout)
+        groups.note_differing(tensor_place, groups.layouts[tensor_place])
+    for tensor in pair:
+        gradients.note_loss(groups, *tensor.where)
+
+
+def _that_fit(options: Iterable[Sequence[tuple[Layout, Any]]]) -> list[LayoutPair]:
+    """Pairs of layouts by which two tensors get shapes that fit each other best."""
+    first, second = options
+    combos = [(a, b, shards.fits(s, t)) for a, s in first for b, t in second]
+    best = max((fit for _, _, fit in combos), default=0)
+    return [(a, b) for a, b, fit in combos if fit == best > 0]
+
+
+def _place_here(groups: RankGroups, pair: TensorPair, layouts: list[LayoutPair]) -> None:
+    """Decide the layouts of two gradients for these calls alone, where elements confirm them.
+
+    One tensor may be two gradients: with one row a rank, that of the tokens' embeddings, of which
+    each rank has its row, is that of the positions', of which each has a summand.
+    """
+    try:
+        arrays = [[tensor.side.run.array(r) for r in tensor.records] for tensor in pair]
+    except ElementsMissing:
+        return
+    for proposed in sorted(layouts, key=_complexity):
+        if _distance(groups, proposed, pair, arrays) <= FITS:
+            for tensor, layout in zip(pair, proposed, strict=True):
+                if groups.layouts.setdefault(tensor.place, layout) != layout:
+                    groups.layouts_at[tensor.side.name, tensor.key, tensor.slot] = layout
+            return
+
+
+def _pick(groups: RankGroups, layouts: list[LayoutPair], pair: TensorPair) -> LayoutPair:
+    """The layouts whose joined elements are closest; else what siblings are known to have."""
+    if all(groups.is_declared(*tensor.where) or len(tensor.records) == 1 for tensor in pair):
+        return layouts[0]
+    levels = [level.how for p in layouts for part in p for level in part]
+    if len(layouts) == 1 and set(levels) <= {"replicated"}:
+        return layouts[0]
+    votes = groups.families[(*pair[0].family, *pair[1].family)]
+    settled, count = votes.most_common(1)[0] if votes else (layouts[0], 0)
+    is_settled = count >= _CONFIRMED and len(votes) == 1
+    if is_settled and not {"sum", "replicated"} & set(levels):
+        return settled
+    try:
+        arrays = [[tensor.side.run.array(r) for r in tensor.records] for tensor in pair]
+    except ElementsMissing:
+        likely = (
+            p
+            for p in layouts
+            if all(groups.copies(tensor.place, part) for tensor, part in zip(pair, p, strict=True))
+        )
+        return settled if votes else next(likely, settled)
+    tried = [
+        (a, b)
+        for proposed, proposed_across in layouts
+        for a in shards.orders(proposed, pair[0].shapes)
+        for b in shards.orders(proposed_across, pair[1].shapes)
+    ]
+    errors = [_distance(groups, tried_pair, pair, arrays) for tried_pair in tried]
+    more: list[LayoutPair] = []
+    if is_param(pair[0].slot) and all(error > 0 for error in errors):
+        more += _by_parts(layouts, arrays)
+    if is_output(pair[0].slot) or is_param(pair[0].slot):
+        more += _as_parameters(groups, layouts, pair)
+    tried += more
+    errors += [_distance(groups, tried_pair, pair, arrays) for tried_pair in more]
+    best = 0
+    for i, error in enumerate(errors):
+        if error < _CLEARLY * errors[best]:
+            best = i
+    if errors[best] <= FITS:
+        votes[tried[best]] += 1
+        return tried[best]
+    return settled
+
+
+def _distance(
+    groups: RankGroups, layouts: LayoutPair, pair: TensorPair, arrays: Sequence[Sequence[Array]]
+) -> float:
+    """How far two tensors are apart when they are joined by these layouts."""
+    a, b = (gradients.as_seen(groups, *t.where, p) for t, p in zip(pair, layouts, strict=True))
+    return between(a, arrays[0], b, arrays[1])
+
+
+def _by_parts(
+    layouts: Sequence[LayoutPair], arrays: Sequence[Sequence[Array]]
+) -> Iterator[LayoutPair]:
+    """Layouts of parameters whose parts were cut one by one."""
+    for pair in layouts:
+        for i in (0, 1):
+            pieces, whole = arrays[i], arrays[1 - i]
+            is_cut = len(pair[i]) == 1 and pair[i][0].how == "cat" and not pair[1 - i]
+            if (
+                is_cut
+                and len({a.shape for a in pieces}) == 1
+                and whole[0].ndim == pieces[0].ndim
+                and (blocks := shards.part_order(pieces, whole, pair[i][0].axis))
+            ):
+                cut = (Level("cat", len(pieces), pair[i][0].axis, blocks),)
+                yield (cut, pair[1]) if i == 0 else (pair[0], cut)
+
+
+def _as_parameters(
+    groups: RankGroups, layouts: Sequence[LayoutPair], tensors: TensorPair
+) -> Iterator[LayoutPair]:
+    """Layouts of outputs, and a bias, in parts as their call's weight is."""
+    for pair in layouts:
+        for i, (side, key, slot) in enumerate(t.where for t in tensors):
+            blocks = groups.blocks_of(side, key)
+            if (
+                blocks
+                and len(pair[i]) == 1
+                and pair[i][0].how == "cat"
+                and (pair[i][0].axis == 0 or not is_param(slot))
+            ):
+                cut = (Level("cat", pair[i][0].size, pair[i][0].axis, blocks),)
+                yield (cut, pair[1]) if i == 0 else (pair[0], cut)
+
+
+def _complexity(pair: LayoutPair) -> tuple[int, ...]:
+    levels = [level.how for part in pair for level in part]
+    return levels.count("sum"), len(levels), len(levels) - levels.count("replicated")
+
+
+# How tensors without a partner lie on the ranks: as their call's weight, or as fused parts.
+
+
+def place_unpaired(
+    groups: RankGroups, side: Side, other: Side, partners: Mapping[Key, Key]
+) -> None:
+    """Decide the layouts of a side's tensors without a partner: equal on all ranks, cut as their
+    call's weight is, or not known. partners: the other side's groups of calls, by this side's.
+    """
+    for key in side.groups:
+        for slot in sorted(side.slots(key), key=lambda s: side.weights_first(key, s)):
+            tensor = RankTensor(side, key, slot)
+            records, place = tensor.records, tensor.place
+            if not records or place in groups.layouts:
+                continue
+            groups.first.setdefault(place, (key, slot))
+            layout = _layout(groups, tensor, other, partners)
+            if layout is None:
+                groups.unplaced[place] = side.name_of(key, slot)
+                layout = (Level("replicated", len(records)),) if len(records) > 1 else ()
+            groups.layouts[place] = layout
+
+
+def _layout(
+    groups: RankGroups, tensor: RankTensor, other: Side, partners: Mapping[Key, Key]
+) -> Layout | None:
+    side, key, slot = tensor.where
+    place, records, shapes = tensor.place, tensor.records, tensor.shapes
+    n = len(records)
+    if n == 1:
+        return ()
+    if groups.cannot_join(*tensor.where):
+        return None
+    if groups.is_declared(*tensor.where):
+        return groups.options(*tensor.where, records, shapes)[0][0]
+    if all(groups.distance_between(side.name, records[0], r) == 0.0 for r in records[1:]):
+        return (Level("replicated", n),)
+    names = (s for s in side.slots(key) if is_param(s) and "weight" in s)
+    weight = RankTensor(side, key, next(names, ""))
+    levels = groups.layouts.get(weight.place) if weight.slot else None
+    cut = levels[0] if levels and len(levels) == 1 else None
+    is_cut = cut is not None and cut.how == "cat" and cut.axis == 0
+    if is_param(slot):
+        extents = [s[:1] for s in weight.shapes] if weight.slot else []
+        if slot != weight.slot and is_cut and extents == [s[:1] for s in shapes]:
+            return levels
+        blocks = fused_parts(tensor, other, partners) if len(set(shapes)) == 1 else ()
+        if blocks or _is_part_of(tensor, other, partners):
+            return (Level("cat", n, 0, blocks),)
+        return None
+    if is_output(slot) and cut is not None and is_cut and shapes[0]:
+        return (Level("cat", n, len(shapes[0]) - 1, cut.blocks),)
+    layout = (Level("replicated", n),)
+    if groups.copies(place, layout):
+        groups.note_differing(place, layout)
+        return layout
+    return None
+
+
+def _siblings(tensor: RankTensor, other: Side, partners: Mapping[Key, Key]) -> Iterator[Key]:
+    """Unpaired groups of the other side below the partner of the tensor's parent, with its slot."""
+    parent = tensor.side.parent(tensor.key)
+    across = partners.get(parent) if parent is not None else None
+    used = set(partners.values())
+    for key in other.groups if across is not None else ():
+        if key not in used and other.parent(key) == across and tensor.slot in other.slots(key):
+            yield key
+
+
+def _is_part_of(tensor: RankTensor, other: Side, partners: Mapping[Key, Key]) -> bool:
+    """Are the pieces' rows, rank by rank, in one parameter of the other side that fuses more?"""
+    keys = list(_siblings(tensor, other, partners))
+    if not keys:
+        return False
+    try:
+        pieces = [tensor.side.run.array(r) for r in tensor.records]
+        if any(a.ndim != 2 or a.shape[1] != pieces[0].shape[1] for a in pieces):
+            return False
+        rows = np.concatenate(pieces)
+        for key in keys:
+            records = RankTensor(other, key, tensor.slot).records
+            places = located(rows, other.run.array(records[0])) if len(records) == 1 else None
+            if places is not None:
+                # pieces on other ranks than they belong to are a fault
+                return bool(np.all(np.diff(places[places >= 0]) > 0))
+    except ElementsMissing:
+        pass
+    return False
+
+
+def fused_parts(
+    tensor: RankTensor, other: Side, partners: Mapping[Key, Key]
+) -> tuple[tuple[int, int, int], ...]:
+    """The blocks of a fused parameter, told by free parameters under the same parent; or ()."""
+    keys = list(_siblings(tensor, other, partners))
+    if not keys or not tensor.shapes[0]:
+        return ()
+    keys.sort(key=lambda k: min(c.order for c in other.groups[k].values()))
+    try:
+        pieces = [tensor.side.run.array(r) for r in tensor.records]
+        like = pieces[0]
+        candidates = [RankTensor(other, key, tensor.slot) for key in keys]
+        parts = [
+            other.run.array(c.records[0])
+            for c in candidates
+            if len(c.records) == 1
+            and len(c.shapes[0]) == like.ndim
+            and c.shapes[0][1:] == like.shape[1:]
+        ]
+    except ElementsMissing:
+        return ()
+    whole = sum(a.shape[0] for a in pieces)
+    for start in range(len(parts)):
+        for stop in range(start + 1, len(parts) + 1):
+            if sum(p.shape[0] for p in parts[start:stop]) == whole:
+                blocks = shards.part_order(pieces, parts[start:stop], 0)
+                if blocks:
+                    return blocks
+    return ()
+
+
+# Sums checksums and norms over ranks, so that sharded modules can be paired before their layout
+# is known.
+#
+# Checksums and sums of magnitudes of pieces add up, so a weight cut over the ranks is recognised
+# under any name, and in its shape.
+
+_NEAR = 1e-3  # relative difference of norm and sum of magnitudes that rounding keeps below
+_ASKED = 8  # members of a family of siblings that vote on their shape
+_CHECKSUMS = 1 << 64
+
+Option = tuple[Shape, Record]  # a shape that a whole tensor may have, with its figures
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor of a side. family: siblings that lie alike. options: the likeliest first."""
+
+    slot: tuple[Key, str]
+    family: tuple[object, ...]
+    options: tuple[Option, ...]
+
+
+def combined_figures(side: Side, other_side: Side) -> dict[tuple[Key, str], Record]:
+    """The whole tensor in the place of a slot's pieces, as far as figures tell. Reads no elements;
+    tensors that lie whole are left out.
+
+    Of the shapes that the pieces allow the one counts under which siblings have the figures of a
+    tensor of the other side; where none does, one that occurs there.
+    """
+    across = _OtherSide(other_side)
+    tensors = list(_tensors(side))
+    votes: dict[tuple[object, ...], Counter[Shape]] = defaultdict(Counter)
+    voters: Counter[tuple[object, ...]] = Counter()
+    for tensor in tensors:
+        if len(tensor.options) > 1 and voters[tensor.family] < _ASKED:
+            voters[tensor.family] += 1
+            for shape, figures in tensor.options:
+                votes[tensor.family][shape] += across.has(tensor.slot[1], shape, figures)
+    out: dict[tuple[Key, str], Record] = {}
+    for tensor in tensors:
+        if len(tensor.options) < 2:
+            continue
+        voted = votes[tensor.family].most_common(1)[0]
+        picked = (
+            voted[0]
+            if voted[1]
+            else across.occurring(tensor.slot[1], [shape for shape, _ in tensor.options])
+        )
+        # Siblings may have a shape that this one's figures rule out.
+        shape, figures = next((o for o in tensor.options if o[0] == picked), tensor.options[-1])
+        own_shape = tensor.options[-1][0]
+        if shape != own_shape:
+            out[tensor.slot] = replace(figures, shape=shape)
+    _constants(side, out)
+    return out
+
+
+def _tensors(side: Side) -> Iterator[_Tensor]:
+    for key in side.groups:
+        for slot in side.slots(key):
+            records = [side.run.records[r] for r in side.holders(key, slot)[1]]
+            if is_input(slot) or not records:
+                continue
+            pieces = _distinct(records)
+            shapes = tuple(r.shape for r in records)
+            family = starred(str(key[4])), key[5], slot, shapes
+            options: list[Option] = []
+            if len(pieces) > 1 and (figures := _summed(pieces)) is not None:
+                whole = sum(p.count for p in pieces)
+                wholes = dict.fromkeys(
+                    shape for _, shape in shards.candidates(shapes) if math.prod(shape) == whole
+                )
+                options = [(shape, figures) for shape in wholes if shape not in shapes]
+            yield _Tensor((key, slot), family, (*options, (records[0].shape, records[0])))
+
+
+def _distinct(records: Sequence[Record]) -> list[Record]:
+    """The records without those that hold the same bytes as one before."""
+    unique: dict[object, Record] = {}
+    for index, record in enumerate(records):
+        unique.setdefault(
+            (record.hash, record.dtype, record.shape) if record.hash else index, record
+        )
+    return list(unique.values())
+
+
+def _summed(pieces: Sequence[Record]) -> Record | None:
+    """Figures of pieces together, with no shape of the whole; None for several dtypes."""
+    first = pieces[0]
+    if any(p.dtype != first.dtype for p in pieces):
+        return None
+    out = Record(first.id, first.dtype, first.shape, device=first.device)
+    parts = [
+        p.statistics for p in pieces if p.statistics is not None and p.statistics.norm is not None
+    ]
+    if len(parts) == len(pieces):
+        count = sum(s.count for s in parts)
+        norm, mean = (
+            math.hypot(*(s.norm or 0.0 for s in parts)),
+            sum((s.mean or 0.0) * s.count for s in parts) / count,
+        )
+        low, high = min(s.min or 0.0 for s in parts), max(s.max or 0.0 for s in parts)
+        spread = math.sqrt(max(norm**2 / count - mean**2, 0.0)) if low != high else 0.0
+        counts = (sum(s.nan for s in parts), sum(s.inf for s in parts), sum(s.zero for s in parts))
+        out = replace(out, statistics=Statistics(count, low, high, mean, spread, norm, *counts))
+    sketches = [p.sketch for p in pieces if p.sketch is not None]
+    if len(sketches) == len(pieces):
+        sums = [
+            [s.abs_sum for s in sketches],
+            [s.cube_sum for s in sketches],
+            [s.fourth_sum for s in sketches],
+        ]
+        checksum = sum(s.checksum for s in sketches) % _CHECKSUMS
+        out = replace(out, sketch=Sketch(checksum, *map(_total, sums)))
+    return out
+
+
+def _total(parts: Sequence[float | None]) -> float | None:
+    sums = [p for p in parts if p is not None]
+    return sum(sums) if len(sums) == len(parts) else None
+
+
+def _constants(side: Side, combined: dict[tuple[Key, str], Record]) -> None:
+    """Cut constant parameters (a bias of zeros) as the other parameters of their call."""
+    for key, slot in list(combined):
+        if not is_param(slot):
+            continue
+        piece, whole = (
+            side.run.records[side.holders(key, slot)[1][0]].shape,
+            combined[key, slot].shape,
+        )
+        for slot_beside in side.slots(key):
+            record = side.run.records[side.holders(key, slot_beside)[1][0]]
+            constant = record.statistics is not None and record.statistics.std == 0.0
+            if (
+                is_param(slot_beside)
+                and (key, slot_beside) not in combined
+                and constant
+                and record.shape[:1] == piece[:1] != whole[:1]
+            ):
+                combined[key, slot_beside] = replace(
+                    record, shape=(*whole[:1], *record.shape[1:]), hash="", sketch=None
+                )
+
+
+class _OtherSide:
+    """What the other side holds: its tensors by kind and count, each in every shape it may have."""
+
+    def __init__(self, side: Side) -> None:
+        self._figures: dict[tuple[str, int], list[tuple[float, int, Option]]] = defaultdict(list)
+        self._shapes: set[tuple[str, Shape]] = set()
+        for index, tensor in enumerate(_tensors(side)):
+            kind = slot_kind(tensor.slot[1])
+            for shape, figures in tensor.options:
+                self._shapes.add((kind, tuple(sorted(shape))))
+                if norm := _norm(figures):
+                    self._figures[kind, math.prod(shape)].append((norm, index, (shape, figures)))
+        for entries in self._figures.values():
+            entries.sort(key=lambda item: item[:2])
+
+    def has(self, slot: str, shape: Shape, figures: Record) -> int:
+        """Has the other side these figures? 2: in this shape; 1: axes in another order; 0: no."""
+        norm, best = _norm(figures), 0
+        among = self._figures.get((slot_kind(slot), math.prod(shape)), []) if norm else []
+        for size, _, (other_shape, other_figures) in among[
+            bisect.bisect_left(among, norm * (1 - _NEAR), key=lambda item: item[0]) :
+        ]:
+            if size > norm * (1 + _NEAR) or best == 2:
+                break
+            if sorted(other_shape) == sorted(shape) and _alike(figures, other_figures):
+                best = max(best, 2 if other_shape == shape else 1)
+        return best
+
+    def occurring(self, slot: str, shapes: Sequence[Shape]) -> Shape:
+        """The first of these shapes that the other side has; the last where it has none."""
+        return next(
+            (s for s in shapes if (slot_kind(slot), tuple(sorted(s))) in self._shapes), shapes[-1]
+        )
+
+
+def _norm(figures: Record) -> float:
+    """The 2-norm of what is no constant; 0 where it is one or nothing is known."""
+    return (
+        (figures.statistics.norm or 0.0)
+        if figures.statistics is not None and figures.statistics.std
+        else 0.0
+    )
+
+
+def _alike(first: Record, second: Record) -> bool:
+    """Are sums of magnitudes near too, where they are known?"""
+    a, b = (r.sketch.abs_sum if r.sketch is not None else None for r in (first, second))
+    return a is None or b is None or abs(a - b) <= _NEAR * max(a, b)

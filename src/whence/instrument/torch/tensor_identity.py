@@ -10,8 +10,13 @@ the object: in a steady program that is nearly every input.
 
 from __future__ import annotations
 
+import array
 import functools
+import os
+import queue
+import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -21,12 +26,13 @@ import torch
 from whence.frameworks import host
 from whence.frameworks import torch_arrays as tensors
 from whence.frameworks.host import memory_at
-from whence.frameworks.torch_arrays import address_of, snapshot
+from whence.frameworks.torch_arrays import TensorSnapshot, address_of, snapshot
 from whence.frameworks.torch_trees import ObjectSnapshot
 from whence.instrument.call_frames import Looks
 from whence.instrument.session import Content, Form, Origin, Session
+from whence.instrument.torch import device_figures
+from whence.instrument.torch.device_figures import DeviceReader, Layout, stream_of
 from whence.instrument.torch.dtensor_placement import placement_of
-from whence.instrument.torch.staged_tensors import StagedTensors, is_recorded_as_graph
 from whence.instrument.torch.tensor_content import (
     UNSETTLED,
     Bytes,
@@ -42,7 +48,7 @@ from whence.instrument.torch.tensor_content import (
     sample,
     storage_ref,
 )
-from whence.records import Call, External, Placement, Ref, Statistics
+from whence.records import Call, External, Placement, Ref, Sketch, Statistics
 from whence.records.slots import is_mutated
 
 FindExternal = Callable[[bytes, str, tuple[int, ...], Bytes], External | None]
@@ -419,3 +425,740 @@ class KnownTensors:
     def clear(self) -> None:
         """Forget all."""
         self._known.clear()
+
+
+# Tensors that go through the staging ring: when its bytes have arrived, it shows which record a
+# tensor is.
+#
+# Brings device tensors to the host without stopping the program: pinned memory that is used again
+# and again, and threads that describe what has arrived. Of a tensor whose elements nobody wants,
+# what a kernel on the device read of it arrives in its place (`device_figures`).
+#
+# A tensor is copied into a chunk of pinned memory, behind the work that its stream has queued and
+# before what the program queues next; its thread goes on, and nothing is allocated on the device.
+# What lies in one chunk is one batch: one event, one call without the GIL for the digests and
+# figures of all of it, then everything is handed over on one thread, in the order of submission.
+# A thread that woke up for every tensor would take the GIL from the program thousands of times in
+# a forward. The ring is bounded in bytes: `submit` waits when it is full.
+
+_Form = tuple[str, tuple[int, ...], tuple[int, ...]]
+
+
+class _Sighter(Protocol):
+    """The call that sees a tensor."""
+
+    scope: str
+    keep: bool
+    op_type: str
+
+
+class _HandedOn(msgspec.Struct, gc=False, eq=False):
+    """A tensor object as it was when it was recorded; what it was found to be then may change when
+    its bytes arrive.
+    """
+
+    ref: Any
+    seen: SeenTensor
+    address: int
+    dtype: Any
+    whole: Form
+    form: _Form
+
+    def is_still(self, tensor: Any, keep: bool) -> bool:
+        """Is this the object, at the same place and of the same version? keep: whether elements of
+        it are wanted.
+        """
+        seen = self.seen
+        version = seen.version
+        return (
+            self.ref() is tensor
+            and not seen.replaced
+            and keep == seen.has_elements
+            and (version is None or tensor._version == version)
+            and tensor.data_ptr() == self.address
+            and tensor.dtype is self.dtype
+            and tensor.shape == self.form[1]
+            and tensor.is_contiguous()
+            and not tensor.is_neg()
+        )
+
+
+class StagedTensors:
+    """Sends tensors through a ring, made for the first one, and records them when they arrive.
+
+    on_error: called with what failed on the ring's thread. busy: called there before anything of
+    the user's may run. looks: of the listener's own code.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        on_error: Callable[[Exception], None],
+        busy: Callable[[], None],
+        looks: Looks,
+    ) -> None:
+        self._session, self._on_error, self._busy, self._looks = session, on_error, busy, looks
+        self._ring: StagingRing | None = None
+        self._known: dict[int, _HandedOn] = {}
+        self._told = False
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    # ---- the ring
+
+    @property
+    def used(self) -> bool:
+        """Did any tensor go through it?"""
+        return self._ring is not None
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of tensors on their way to the sink."""
+        return self._ring.waiting_bytes if self._ring is not None else 0
+
+    def emit(self, action: Callable[[], None]) -> None:
+        """Do it after everything that was sighted so far has arrived."""
+        if self._ring is not None and self._ring.pending:
+            self._ring.then(action)
+        else:
+            action()
+
+    def begin_step(self, root: str) -> None:
+        """Begin a step of a root. What is on its way is waited for only where it decides whether
+        the step's elements are kept.
+        """
+        session = self._session
+        if session.step_fits(root, self.waiting_bytes):
+            self.emit(lambda: session.begin_step(root))
+        else:
+            self.drain()
+            session.begin_step(root)
+
+    def flush(self) -> None:
+        """Begin to bring in what was sighted so far."""
+        if self._ring is not None:
+            self._ring.flush()
+
+    def drain(self) -> None:
+        """Wait until everything that was sighted so far has arrived."""
+        if self._ring is not None:
+            self._ring.drain()
+
+    def prune(self) -> None:
+        """Forget tensors that are gone."""
+        self._known = {k: v for k, v in self._known.items() if v.ref() is not None}
+
+    def close(self) -> None:
+        """Wait for what is on its way and forget everything."""
+        if self._ring is not None:
+            self._ring.close()
+        self._known.clear()
+
+    def abandon(self) -> None:
+        """In a forked child: the ring's threads are not here, and its memory is not to be freed."""
+        self._abandoned, self._ring = self._ring, None
+
+    def _submit(
+        self,
+        tensor: Any,
+        arrived: Callable[[Arrival], None],
+        dtype: str,
+        *,
+        known: bool = False,
+        wants_bytes: bool = True,
+        canonical: bool = False,
+    ) -> None:
+        """Send a tensor through the ring.
+
+        dtype: of its figures, "" of one that has no name. known: figures are wanted only where its
+        bytes are not, for they can be taken of them later. canonical: its memory is known to be its
+        canonical bytes.
+        """
+        ring = self._ring
+        if ring is None:
+            ring = self._ring = StagingRing(on_error=self._on_error, looks=self._looks)
+        if not self._session.measures:
+            dtype = ""
+        if not wants_bytes and self._may_read(ring, tensor.device):
+            if not canonical:
+                tensor, canonical = _canonical_on_device(tensor), True
+            layout = device_figures.layout(tensor, dtype)
+            if layout is not None:
+                ring.describe(tensor, arrived, dtype, layout)
+                return
+        ring.submit(tensor, arrived, "" if known else dtype, canonical=canonical)
+
+    def _may_read(self, ring: StagingRing, device: Any) -> bool:
+        reads = ring.reader.reads(device)
+        if ring.reader.problem and not self._told:
+            self._told = True
+            self._session.note(
+                "device",
+                f"statistics of tensors on {device} are taken on the processor, which takes "
+                f"longer: the Triton kernel did not run there ({ring.reader.problem})",
+            )
+        return reads
+
+    # ---- tensors
+
+    def record(
+        self,
+        tensor: Any,
+        look: TensorSnapshot,
+        previous: SeenTensor | None,
+        keep: bool,
+        unsettled: bool,
+        write: Callable[[Content, Any], int],
+        wants_bytes: bool,
+    ) -> tuple[SeenTensor, Pending]:
+        """A tensor with what is to be remembered of it. write: records it when it has arrived and
+        is not what `previous` was; wants_bytes: and looks at its elements.
+
+        It is copied at every sight: a kernel that wrote it may have left the version as it was.
+        """
+        version = look.version
+        earlier = previous if previous is not None and previous.may_be(version, keep) else None
+        if previous is not None:
+            previous.replaced = True
+        pending = Pending()
+        storage = earlier.storage if earlier is not None else storage_ref(tensor)
+        now = SeenTensor(pending, b"", UNSETTLED if unsettled else version, storage, keep)
+
+        def arrived(got: Arrival) -> None:
+            now.digest = digest = got.digest
+            if earlier is not None and earlier.digest == digest:
+                edge = "content" if version is None else "identity"
+                pending.id, pending.edge = earlier.id.id, edge
+            else:
+                pending.id = self._written(got, write)
+
+        self._submit(
+            tensor,
+            arrived,
+            look.form[0],
+            known=earlier is not None,
+            wants_bytes=wants_bytes or self._session.shows_values,
+        )
+        return now, pending
+
+    def know(self, tensor: Any, seen: SeenTensor, whole: Form, form: _Form) -> None:
+        """Remember the very object that was recorded: a plain one whose memory is its canonical
+        bytes.
+        """
+        self._known[id(tensor)] = _HandedOn(
+            weakref.ref(tensor), seen, tensor.data_ptr(), tensor.dtype, whole, form
+        )
+
+    def again(
+        self, tensor: Any, slot: str, frame: _Sighter, write: Callable[..., int]
+    ) -> tuple[Pending, str, _Form] | None:
+        """The sight of an object that was recorded, as `record` without a second look at what it
+        is; None of any other.
+        """
+        known, ring = self._known.get(id(tensor)), self._ring
+        if (
+            known is None
+            or ring is None
+            or not known.is_still(tensor, frame.keep)
+            or is_recorded_as_graph(tensor.device)
+        ):
+            return None
+        seen, whole, pending = known.seen, known.whole, Pending()
+        scope, op_type, keep = frame.scope, frame.op_type, frame.keep
+
+        def arrived(got: Arrival) -> None:
+            if got.digest == seen.digest:
+                pending.id = seen.id.id
+                pending.edge = "content" if seen.version is None else "identity"
+                return
+            seen.digest, seen.id = got.digest, pending
+            origin = Origin(scope, slot, op_type, keep)
+            pending.id = self._written(
+                got, lambda content, value: write(whole, origin, False, None, content, value)
+            )
+
+        wants_bytes = keep or self._session.shows_values
+        dtype = known.form[0]
+        self._submit(tensor, arrived, dtype, known=True, wants_bytes=wants_bytes, canonical=True)
+        return pending, "", known.form
+
+    def _written(self, got: Arrival, write: Callable[[Content, Any], int]) -> int:
+        self._busy()  # of the ring's thread: a module that on_record calls is not the program's
+        content = Content(got.digest, got.address, got.nbytes, known=got.figures)
+        return write(content, got.copied.clone() if self._session.shows_values else got.copied)
+
+    def figures(self, tensor: Any, dtype: str, take: Callable[[Statistics], None]) -> None:
+        """Hand the figures of a tensor to `take` when it has arrived."""
+
+        def arrived(got: Arrival) -> None:
+            take((got.figures or host.statistics_at(got.address, got.nbytes, dtype))[0])
+
+        self._submit(tensor, arrived, dtype, wants_bytes=False)
+
+
+def is_recorded_as_graph(device: Any) -> bool:
+    """Is what the program does on this device recorded as a CUDA graph now, and not done?"""
+    return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
+
+
+_RING_BYTES = 512 << 20
+"""Of pinned memory at most; it is taken when it is needed."""
+CHUNK_BYTES = 32 << 20
+"""Pinned at once (16 ms); a tensor larger than that gets a chunk of its own."""
+_BATCH_ENTRIES = 512
+"""Small tensors that are handed over together: their threads wake up as often less."""
+SHARED_BYTES = 1 << 20
+"""A batch from here on is described by a thread beside the one that hands over."""
+_HELPERS = 8
+AGE_S = 0.25
+"""A batch that nothing ends, in a program that hangs, is handed over after so long."""
+_ALIGNED = 64
+
+
+class StagingRing:
+    """Submit device tensors and things to do after them; both happen in order, on one thread.
+
+    limit_bytes: how much may wait (one tensor larger than that waits alone). on_error: called once,
+    from the thread, with the first exception; nothing runs after it. Safe to use from several
+    threads, not from the ring's own.
+    """
+
+    def __init__(
+        self,
+        on_error: Callable[[Exception], None],
+        limit_bytes: int = _RING_BYTES,
+        looks: Looks | None = None,
+    ) -> None:
+        # All that is not handed over yet, in order; only the last one may be open. A Ctrl-C can
+        # come between any two steps of `submit`: there is no count beside this that could be off.
+        self._batches: deque[Batch] = deque()
+        self._lock = threading.RLock()
+        self._room = threading.Condition(self._lock)
+        self._limit = limit_bytes
+        self._chunk_bytes = min(CHUNK_BYTES, -(-limit_bytes // _ALIGNED) * _ALIGNED)
+        self._free: list[Chunk] = []
+        self._on_error = on_error
+        self._looks = looks or Looks()
+        self._looks.finish = self._read
+        self.reader = DeviceReader()
+        self._dead = self._closed = False
+        self._tasks: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._helpers: list[threading.Thread] = []
+        self._thread = threading.Thread(target=self._work, name="whence-staging", daemon=True)
+        self._thread.start()
+
+    @property
+    def pending(self) -> bool:
+        """Is anything not yet handed over?"""
+        return any(batch.entries or batch.sealed for batch in tuple(self._batches))
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of tensors not yet handed over."""
+        return sum([batch.nbytes for batch in tuple(self._batches)])
+
+    def submit(
+        self,
+        tensor: Any,
+        arrived: Callable[[Arrival], None],
+        dtype: str = "",
+        *,
+        canonical: bool = False,
+    ) -> None:
+        """Copy `tensor` to the host; `arrived` gets it later, on the ring's thread. Returns before
+        that.
+
+        tensor: strided, readable, on any device. dtype: whence's name of its own, where figures are
+        wanted. canonical: its memory is known to be its canonical bytes. Raises what torch raises
+        when there is no memory for the copy.
+        """
+        nbytes = tensor.nbytes
+        with self._lock:
+            batch = self._with_room(nbytes)
+            if batch is None:
+                return
+            address, copied = 0, None
+            if batch.chunk is not None and nbytes:
+                offset = batch.end
+                # Its own before it is filled, whatever comes between: a Ctrl-C.
+                batch.end += (nbytes + _ALIGNED - 1) & -_ALIGNED
+                address, copied = batch.chunk.copy(
+                    tensor.detach() if canonical else _canonical_on_device(tensor),
+                    offset,
+                    batch.events,
+                )
+            else:
+                copied = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            batch.entries.append(Arrival(address, nbytes, dtype, copied, arrived))
+            batch.nbytes += nbytes
+            if len(batch.entries) >= _BATCH_ENTRIES:
+                self._seal()
+
+    def describe(
+        self, tensor: Any, arrived: Callable[[Arrival], None], dtype: str, layout: Layout
+    ) -> None:
+        """As `submit`, of a tensor whose bytes nobody wants: its device reads it, and `arrived`
+        gets its digest and figures alone. It is read before the listener's own code ends.
+
+        tensor: its memory is its canonical bytes, on a device that `reader` reads. layout: of it.
+        """
+        with self._lock:
+            batch = self._with_room(layout.nbytes, layout.pieces)
+            if batch is None:
+                return
+            assert batch.chunk is not None
+            out = batch.chunk.address + batch.end
+            batch.end += (layout.nbytes + _ALIGNED - 1) & -_ALIGNED
+            key = tensor.device, stream_of(tensor.device)
+            device_figures.add_rows(batch.unread.setdefault(key, []), tensor, layout, out)
+            batch.rows += layout.pieces
+            batch.read_soon.append(tensor)
+            batch.entries.append(Arrival(out, tensor.nbytes, dtype, None, arrived))
+            batch.nbytes += layout.nbytes
+            self._looks.pending = True
+            if len(batch.entries) >= _BATCH_ENTRIES:
+                self._seal()
+            elif not self._looks.deferred:
+                self._read()
+
+    def then(self, action: Callable[[], None]) -> None:
+        """Run `action` after everything submitted so far has arrived."""
+        with self._lock:
+            if not (self._dead or self._closed):
+                batch = self._open() or self._new_batch()
+                batch.entries.append(action)
+                if len(batch.entries) >= _BATCH_ENTRIES:
+                    self._seal()
+
+    def flush(self) -> None:
+        """Begin to hand over everything submitted so far."""
+        with self._lock:
+            self._seal()
+
+    def drain(self) -> None:
+        """Wait until everything submitted so far has been handed over, or the ring died."""
+        with self._lock:
+            self._seal()
+            sealed = [batch for batch in self._batches if batch.sealed]
+            while sealed and sealed[-1] in self._batches and not self._dead:
+                self._room.wait()
+
+    def close(self) -> None:
+        """Wait until everything has been handed over, then end the threads. Idempotent; what is
+        submitted later is dropped.
+        """
+        with self._lock:
+            self._closed = True
+            self._seal()
+            self._room.notify_all()
+        self._thread.join()
+        for _ in self._helpers:
+            self._tasks.put(None)
+        for helper in self._helpers:
+            helper.join()
+        self._helpers.clear()
+        self._free.clear()
+
+    # ---- everything below until `_work` runs under the lock
+
+    def _open(self) -> Batch | None:
+        last = self._batches[-1] if self._batches else None
+        return None if last is None or last.sealed else last
+
+    def _new_batch(self) -> Batch:
+        batch = Batch()
+        self._batches.append(batch)
+        return batch
+
+    def _read(self) -> None:
+        """Have devices read what they were to read."""
+        with self._lock:
+            self._looks.pending = False
+            if (batch := self._open()) is not None and batch.unread:
+                batch.read(self.reader)
+
+    def _with_room(self, nbytes: int, rows: int = 0) -> Batch | None:
+        """The open batch, with room for so many bytes, and rows of a table; None when nothing is
+        taken any more.
+        """
+        while not (self._dead or self._closed):
+            batch = self._open()
+            if batch is not None and not batch.has_room(nbytes, rows):
+                self._seal()
+                batch = None
+            if batch is None:
+                batch = self._new_batch()
+            if batch.chunk is None and nbytes:
+                batch.chunk = self._chunk(nbytes)
+            if batch.chunk is not None or not nbytes:
+                return batch
+            self._seal()
+            self._room.wait()
+        return None
+
+    def _chunk(self, nbytes: int) -> Chunk | None:
+        """Memory for so many bytes, None while all of it is in use."""
+        large = nbytes > self._chunk_bytes
+        size = 1 << (nbytes - 1).bit_length() if large else self._chunk_bytes
+        for chunk in self._free:
+            if chunk.nbytes == size:
+                self._free.remove(chunk)
+                return chunk
+        in_use = sum([b.chunk.nbytes for b in self._batches if b.chunk is not None])
+        if in_use and in_use + size > self._limit:
+            return None
+        while self._free and in_use + size + sum([c.nbytes for c in self._free]) > self._limit:
+            self._free.pop(0)
+        return Chunk(size)
+
+    def _seal(self) -> None:
+        """End the open batch: it is handed over from now on."""
+        batch = self._open()
+        if batch is None or not batch.entries:
+            return
+        if batch.unread:
+            batch.read(self.reader)
+        batch.sealed = True
+        if batch.nbytes >= SHARED_BYTES and len(self._batches) > 1:
+            self._tasks.put(batch)
+            if len(self._helpers) < min(_HELPERS, len(self._batches) - 1, _processors() - 1):
+                helper = threading.Thread(target=self._help, name="whence-figures", daemon=True)
+                self._helpers.append(helper)
+                helper.start()
+        self._room.notify_all()
+
+    # ---- the threads
+
+    def _help(self) -> None:
+        """Describe batches, in any order."""
+        while (batch := self._tasks.get()) is not None:
+            if not batch.is_claimed():
+                batch.describe()
+
+    def _next(self) -> Batch | None:
+        """The batch that is handed over next, None at the end."""
+        with self._room:
+            while True:
+                first = self._batches[0] if self._batches else None
+                if first is not None and first.sealed:
+                    return first
+                if self._closed:  # all that had entries was sealed before
+                    return None
+                seen = len(first.entries) if first is not None else 0
+                if not self._room.wait(AGE_S) and seen and self._may_end(first):
+                    self._seal()
+
+    def _may_end(self, batch: Batch | None) -> bool:
+        """Is this the open batch, of which a device is to read nothing any more?"""
+        return batch is not None and batch is self._open() and not batch.unread
+
+    def _work(self) -> None:
+        while (batch := self._next()) is not None:
+            if not self._dead:
+                try:
+                    self._hand_over(batch)
+                except Exception as error:  # noqa: BLE001 - anything here ends the capture, never the program
+                    with self._room:
+                        self._dead = True
+                        # who waits for room must not wait for what will never be taken
+                        self._room.notify_all()
+                    self._on_error(error)
+            batch.entries.clear()
+            with self._room:
+                self._batches.popleft()
+                if batch.chunk is not None and not self._closed:
+                    self._free.append(batch.chunk)
+                del batch
+                self._room.notify_all()
+
+    def _hand_over(self, batch: Batch) -> None:
+        if batch.is_claimed():
+            batch.described.wait()
+        else:
+            batch.describe()
+        if batch.error is not None:
+            raise batch.error
+        for entry in batch.entries:
+            if type(entry) is Arrival:
+                entry.arrived(entry)
+            else:
+                entry()  # type: ignore[operator]
+
+
+def _canonical_on_device(tensor: Any) -> Any:
+    """The tensor, or a copy where it is, whose memory is the canonical bytes."""
+    tensor = tensor.detach()
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    if tensor.is_complex() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# Host memory that one batch of tensors after the other fills, and the batch: what arrived in it,
+# described in one call.
+
+
+class Arrival(msgspec.Struct, gc=False, eq=False):
+    """The canonical bytes of a submitted tensor on the host: `nbytes` at `address`, which
+    `copied` shares; None where a device read it, and its bytes are not here. They are there until
+    `arrived` returns.
+
+    dtype: of the figures that were asked for, "" for none. figures: None where they were not taken
+    on the way.
+    """
+
+    address: int
+    nbytes: int
+    dtype: str
+    copied: Any
+    arrived: Callable[[Arrival], None]
+    digest: bytes = b""
+    figures: tuple[Statistics, Sketch] | None = None
+
+    @property
+    def is_in_units(self) -> bool:
+        """Lies at the address what a device made of units of its bytes?"""
+        return self.copied is None and self.nbytes >= host.DIGEST_BYTES
+
+
+class Chunk:
+    """Host memory that one batch after the other fills, pinned where there is an accelerator."""
+
+    def __init__(self, nbytes: int) -> None:
+        with torch.inference_mode(False):  # written in any mode later
+            self._memory = torch.empty(
+                nbytes, dtype=torch.uint8, device="cpu", pin_memory=torch.accelerator.is_available()
+            )
+        self.nbytes, self.address = nbytes, self._memory.data_ptr()
+        self._views: dict[Any, Any] = {}
+        self._events: dict[Any, Any] = {}
+        self._table: Any = None
+        self._table_address = 0
+
+    def copy(self, tensor: Any, offset: int, events: dict[Any, Any]) -> tuple[int, Any]:
+        """Copy a tensor, detached and canonical, to `offset`: (address, the copy). events: gets
+        what to wait for before it is read, one event for all that was copied on a stream.
+        """
+        dtype, device = tensor.dtype, tensor.device
+        view = self._views.get(dtype)
+        if view is None:
+            view = self._views[dtype] = _viewed(self._memory, dtype)
+        copied = view.as_strided(tensor.shape, tensor.stride(), offset // dtype.itemsize)
+        background = copies_in_the_background(device)
+        copied.copy_(tensor, non_blocking=background)
+        if background:
+            self.mark(device, stream_of(device), events)
+        return self.address + offset, copied
+
+    def mark(self, device: Any, stream: Any, events: dict[Any, Any]) -> None:
+        """Add the event behind what the current stream of a device was told so far."""
+        key = device, stream
+        event = self._events.get(key)
+        if event is None:
+            event = self._events[key] = torch.Event(device, blocking=True)
+        event.record()
+        events[key] = event
+
+    def write_rows(self, first: int, rows: list[int]) -> int:
+        """Write numbers of the table behind `first` others: their address."""
+        if self._table is None:
+            with torch.inference_mode(False):
+                table = torch.empty(
+                    device_figures.TABLE_ROWS * len(device_figures.COLUMNS),
+                    dtype=torch.int64,
+                    device="cpu",
+                    pin_memory=self._memory.is_pinned(),
+                )
+            self._table = memoryview(table.numpy()).cast("B").cast("q")
+            self._table_address = table.data_ptr()
+        self._table[first : first + len(rows)] = array.array("q", rows)
+        return int(self._table_address + 8 * first)
+
+
+class Batch:
+    """What is handed over together: arrivals, and actions between them. sealed: nothing is added
+    any more. described: set when digests and figures are taken, or `error` is.
+    """
+
+    def __init__(self) -> None:
+        self.chunk: Chunk | None = None
+        self.entries: list[Arrival | Callable[[], None]] = []
+        self.events: dict[Any, Any] = {}
+        self.nbytes = self.end = 0
+        # Of the tables that a device reads: rows in all, numbers that are written, and those of
+        # tensors that are yet to be read, with these tensors.
+        self.rows = self.written = 0
+        self.unread: dict[tuple[Any, Any], list[int]] = {}
+        self.read_soon: list[Any] = []
+        self.sealed = False
+        self.described = threading.Event()
+        self.error: Exception | None = None
+        self._claim = threading.Lock()
+
+    def has_room(self, nbytes: int, rows: int = 0) -> bool:
+        """Does a tensor fit behind the others, and so many rows of a table?"""
+        return self.rows + rows <= device_figures.TABLE_ROWS and (
+            self.chunk is None or self.end + nbytes <= self.chunk.nbytes
+        )
+
+    def read(self, reader: DeviceReader) -> None:
+        """Have the device read what it was to read."""
+        unread, self.unread = self.unread, {}
+        for (device, stream), rows in unread.items():
+            if device_figures.is_current(device, stream):
+                self._launch(reader, device, stream, rows)
+            else:
+                with device_figures.made_current(device, stream):
+                    self._launch(reader, device, stream, rows)
+        self.read_soon.clear()
+
+    def _launch(self, reader: DeviceReader, device: Any, stream: Any, rows: list[int]) -> None:
+        assert self.chunk is not None
+        table = self.chunk.write_rows(self.written, rows)
+        self.written += len(rows)
+        reader.launch(device, stream, table, len(rows) // len(device_figures.COLUMNS))
+        if copies_in_the_background(device):
+            self.chunk.mark(device, stream, self.events)
+
+    def is_claimed(self) -> bool:
+        """Is another thread describing it? If not, the one that asks is from now on."""
+        return not self._claim.acquire(blocking=False)
+
+    def describe(self) -> None:
+        """Wait for the copies and take digests and figures."""
+        try:
+            for event in self.events.values():
+                event.synchronize()
+            arrivals = [e for e in self.entries if type(e) is Arrival]
+            for describe, in_units in ((host.describe_many, False), (host.join_units, True)):
+                some = [e for e in arrivals if e.is_in_units is in_units]
+                described = describe([(e.address, e.nbytes, e.dtype) for e in some])
+                for arrival, (digest, figures) in zip(some, described):
+                    arrival.digest, arrival.figures = digest, figures
+        except Exception as error:  # noqa: BLE001 - raised again by the thread that hands over
+            self.error = error
+        self.described.set()
+
+
+def _viewed(memory: Any, dtype: Any) -> Any:
+    with torch.inference_mode(False):
+        return memory.view(dtype)
+
+
+def copies_in_the_background(device: Any) -> bool:
+    """Is it the accelerator, which copies into pinned memory while the program goes on?"""
+    if device not in _background:
+        accelerator = (
+            torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        )
+        _background[device] = accelerator is not None and accelerator.type == device.type
+    return _background[device]
+
+
+_background: dict[Any, bool] = {}

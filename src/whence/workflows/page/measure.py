@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,14 +22,24 @@ from whence import align, judge, metrics
 from whence.comparison.programs import programs
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, WhenceError
+from whence.judge.power import KINDS
 from whence.metrics import error_profile
-from whence.records import Record, Run, children
+from whence.records import Call, Record, Run, children, marks
 from whence.records.marks import OBSERVER
-from whence.records.slots import is_input
-from whence.results import Comparison, SlotPair, VerdictKind
-from whence.results.page import Page, PageCall, PageDetail, PageHeatmap, PageSide
+from whence.records.slots import is_input, is_output, is_param, is_written
+from whence.results import (
+    CauseKind,
+    Comparison,
+    Confidence,
+    Evidence,
+    Row,
+    SlotPair,
+    Verdict,
+    VerdictKind,
+    severity,
+)
+from whence.results.page import Page, PageCall, PageDetail, PageHeatmap, PageSide, PageUnpaired
 from whence.workflows.notebook_progress import Count
-from whence.workflows.page.calls import limited, page_calls, page_unpaired
 from whence.workflows.page.places import page_places
 from whence.workflows.page.vocabulary import vocabulary
 from whence.workflows.reopen import reopened, runs_of
@@ -346,3 +357,456 @@ def _heatmap(heat: metrics.Heat) -> PageHeatmap:
 def _number(value: object) -> float | None:
     number = complex(value)  # type: ignore[call-overload]
     return float(number.real if number.imag == 0 else abs(number)) if np.isfinite(number) else None
+
+
+# The calls of a page: their order, their tree, who reads what, errors and verdicts.
+#
+# A page of any number of calls stays small (`limited`): which stand on it, and what it says of
+# the others.
+#
+# Calls that only one run has are placed between those that both have.
+
+_LARGEST_RATIO = 1e30
+
+
+def page_calls(compared: Comparison, aligned: align.Aligned | None) -> tuple[PageCall, ...]:
+    """The calls in the order of execution. aligned: None where the runs are gone."""
+    return _Calls(compared, aligned).listed()
+
+
+class _Calls:
+    """The calls of a page in the order of execution. aligned: None where the runs are gone."""
+
+    def __init__(self, compared: Comparison, aligned: align.Aligned | None) -> None:
+        self.compared, self.aligned = compared, aligned
+        self.rows: dict[int, list[Row]] = defaultdict(list)
+        for row in compared.rows:
+            self.rows[row.pair].append(row)
+        self.worst: dict[int, Verdict] = {}
+        for verdict in compared.verdicts:
+            previous = self.worst.get(verdict.pair)
+            if previous is None or _rank(verdict) > _rank(previous):
+                self.worst[verdict.pair] = verdict
+
+    def listed(self) -> tuple[PageCall, ...]:
+        order = self._order()
+        place = {pair: i for i, pair in enumerate(order)}
+        parents = self._parents(order, place)
+        inside = set(parents.values())
+        calls = [
+            self._page_call(pair, parents.get(pair, -1), place[pair] not in inside)
+            for pair in order
+        ]
+        return tuple(self._with_reads(calls, order))
+
+    def _order(self) -> list[int]:
+        pairs = [
+            i
+            for i in range(len(self.compared.plan.pairs))
+            if i in self.rows or self.aligned is not None
+        ]
+        if self.aligned is None:
+            return pairs
+        calls = self.aligned.reference.calls
+        call_of = {i: calls[self.compared.plan.pairs[i].reference] for i in pairs}
+        return sorted(pairs, key=lambda i: (call_of[i].rank, call_of[i].order))
+
+    def _root(self, order: Sequence[int], place: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+        """(pair, place of the root's call) of calls below a root, where only names are known: the
+        root is the first call of its step, has the name of its class, and returns what a call
+        below it returned.
+        """
+        steps: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for i in order:
+            steps[self.rows[i][0].rank, self.rows[i][0].step].append(i)
+        for first, *below in steps.values():
+            row = self.rows[first][0]
+            returned = {r.reference_record for r in self.rows[first] if is_output(r.reference_slot)}
+            others = (r for i in below for r in self.rows[i] if is_output(r.reference_slot))
+            if (
+                row.name == row.op_type
+                and row.name[:1].isupper()
+                and any(r.reference_record in returned for r in others)
+            ):
+                yield from ((i, place[first]) for i in below)
+
+    def _parents(self, order: Sequence[int], place: Mapping[int, int]) -> dict[int, int]:
+        """Place of the call around each: from the tree, or without it from dotted names."""
+        pairs = self.compared.plan.pairs
+        if self.aligned is not None:
+            calls = self.aligned.reference.calls
+            of_call = {pairs[i].reference: place[i] for i in order}
+            out = {}
+            for i in order:
+                up = calls[pairs[i].reference].parent
+                while up >= 0 and up not in of_call:
+                    up = calls[up].parent
+                if up >= 0:
+                    out[i] = of_call[up]
+            return out
+        latest: dict[tuple[int, int, str], int] = {}
+        out = dict(self._root(order, place))
+        for i in order:
+            row = self.rows[i][0]
+            latest[row.rank, row.step, row.name] = place[i]
+            name = row.name
+            while "." in name:
+                name = name.rpartition(".")[0]
+                if (row.rank, row.step, name) in latest:
+                    out[i] = latest[row.rank, row.step, name]
+                    break
+        return out
+
+    def _page_call(self, pair: int, parent: int, leaf: bool) -> PageCall:
+        rows, worst = self.rows.get(pair, []), self.worst.get(pair)
+        calls = self.compared.plan.pairs[pair]
+        reference = target = None
+        if self.aligned is not None:
+            reference = _call(self.aligned.reference, calls.reference)
+            target = _call(self.aligned.target, calls.target)
+        if rows:
+            key = rows[0]
+            name, op_type, verdict = key.name, key.op_type, key.verdict
+        else:
+            name, op_type, verdict = "?", "", worst.verdict if worst else ""
+            if reference is not None:
+                name, op_type = reference.module_name, reference.op_type
+        place = rows[0] if rows else reference
+        target_name = target.module_name if target else ""
+        page_call = PageCall(
+            pair,
+            name,
+            op_type,
+            verdict,
+            step=place.step if place else 0,
+            rank=place.rank if place else 0,
+            occurrence=place.occurrence if place else 0,
+            parent=parent,
+            leaf=leaf,
+            target_source=target.source if target else "",
+            target_name=target_name if target_name != name else "",
+            parameters=_parameters(rows),
+            **_errors(rows, worst),
+            **_judgement(worst),
+        )
+        if reference is None:
+            return page_call
+        return msgspec.structs.replace(
+            page_call,
+            micro=reference.micro,
+            phase=reference.phase,
+            root=reference.root,
+            number=reference.number,
+            leaf=reference.leaf,
+            source=reference.source,
+            program=reference.no_program,
+            whole=marks.has_mark(reference, marks.Mark.PUT_TOGETHER),
+        )
+
+    def _with_reads(self, calls: list[PageCall], order: Sequence[int]) -> Iterator[PageCall]:
+        """The calls with the makers of what they read: the innermost call that has it as output,
+        else the innermost call around, whose own code made it. An input of a call around has the
+        maker that it has there; an output that no other call reads is read by the code around it.
+        """
+        maker_of: dict[tuple[int, int], int] = {}
+        read: set[tuple[int, int]] = set()
+        reads: list[dict[int, None]] = [{} for _ in calls]
+        # Calls around: place, their inputs, their outputs, outputs of calls inside.
+        opened: list[
+            tuple[int, set[tuple[int, int]], set[tuple[int, int]], set[tuple[int, int]]]
+        ] = []
+
+        def close() -> None:
+            place, _, outputs, inside = opened.pop()
+            for record in outputs:
+                maker_of.setdefault(record, place)
+            reads[place].update(
+                dict.fromkeys(sorted(maker_of[record] for record in inside - read - outputs))
+            )
+            if opened:
+                opened[-1][3].update(outputs)
+
+        for place, (call, pair) in enumerate(zip(calls, order)):
+            while opened and opened[-1][0] != call.parent:
+                close()
+            slots = [
+                (r.reference_slot, (call.rank, r.reference_record)) for r in self.rows.get(pair, ())
+            ]
+            inputs = {record: None for slot, record in slots if is_input(slot)}
+            for record in inputs:
+                maker = maker_of.get(record, -1)
+                if maker < 0 and not any(record in above for _, above, _, _ in opened):
+                    maker = call.parent
+                if maker >= 0:
+                    reads[place][maker] = None
+            read.update(inputs)
+            outputs = {record for slot, record in slots if is_written(slot)}
+            opened.append((place, set(inputs), outputs, set()))
+        while opened:
+            close()
+        return (
+            msgspec.structs.replace(call, reads=tuple(makers)) for call, makers in zip(calls, reads)
+        )
+
+
+def _rank(verdict: Verdict) -> tuple[float, float]:
+    return severity(verdict.verdict), verdict.score or 0.0
+
+
+def _errors(rows: Sequence[Row], worst: Verdict | None) -> dict[str, Any]:
+    """The fields of a page's call that hold errors."""
+    outputs = [r for r in rows if is_written(r.reference_slot)]
+    numbers = worst.numbers if worst is not None else {}
+    error = _largest(outputs)
+    if outputs and error is None and all(r.measured.identical for r in outputs):
+        error = 0.0
+    incoming = _largest(r for r in rows if is_input(r.reference_slot))
+    # what statistics, or a print in part, tell
+    if error is None and worst is not None and worst.verdict != VerdictKind.UNDETERMINED:
+        error, incoming = _finite(numbers.get("e_out")), incoming or _finite(numbers.get("e_in"))
+    shares = ("share_inherited", "share_target", "share_reference")
+    return {
+        "error": error,
+        "incoming": incoming,
+        "noise": _noise(numbers, outputs),
+        "added": 0.0 if error == 0.0 else numbers.get("error_rel"),
+        "own": numbers.get("floor_rel"),
+        "shares": tuple(numbers.get(name) for name in shares),
+        "visible": tuple(numbers.get(f"visible_{kind}") for kind in KINDS)
+        if f"visible_{KINDS[-1]}" in numbers
+        else (),
+    }
+
+
+def _judgement(worst: Verdict | None) -> dict[str, Any]:
+    """The fields of a page's call that its worst verdict fills."""
+    if worst is None:
+        return {
+            "evidence": Evidence.NONE,
+            "confidence": Confidence.NONE,
+            "cause": CauseKind.UNKNOWN,
+        }
+    return {
+        "score": min(worst.score, _LARGEST_RATIO) if worst.score is not None else None,
+        "evidence": worst.evidence,
+        "confidence": worst.confidence,
+        "cause": worst.cause,
+        "sentence": worst.sentence,
+        "slot": worst.slot,
+        "operator": worst.operator,
+    }
+
+
+def _call(run: Run, number: int) -> Call | None:
+    return run.calls[number] if 0 <= number < len(run.calls) else None
+
+
+def _largest(rows: Iterable[Row]) -> float | None:
+    values = [v for r in rows if (v := r.measured.values.get("rel_l2")) is not None]
+    return max(values) if values else None
+
+
+def _finite(error: float | None) -> float | None:
+    """An error that says something: equal statistics say nothing of the elements, and a ratio to
+    nothing only that it is large.
+    """
+    return error if error is not None and 0.0 < error < _LARGEST_RATIO else None
+
+
+def _parameters(rows: Iterable[Row]) -> str:
+    params = [r for r in rows if is_param(r.reference_slot)]
+    if not params:
+        return ""
+    if any(r.verdict == VerdictKind.PARAM_DIFF for r in params) and any(
+        not r.measured.identical for r in params
+    ):
+        return "differ"
+    if all(r.measured.identical for r in params):
+        return "equal"
+    if any(r.measured.tier == "none" for r in params):
+        return "not compared"
+    rounded = all(
+        (r.measured.values.get("rel_l2") or 0.0) <= judge.coarser(r.reference_dtype, r.target_dtype)
+        for r in params
+    )
+    return "differ by no more than rounding to the coarser dtype" if rounded else "differ"
+
+
+def _noise(numbers: Mapping[str, float | None], outputs: Sequence[Row]) -> float | None:
+    """The largest error that rounding here and the error of the inputs explain. By replay: the
+    inherited error and the rounding of both sides, each at most the limit times the operator's own;
+    of two dumps: the growth that is tolerated.
+
+    The parts are summed, because they may all point the same way: a root of squares is the usual
+    error, not the largest.
+    """
+    floor, inherited = numbers.get("floor_rel"), numbers.get("inherited_rel")
+    if floor is not None:
+        u = max((judge.coarser(r.reference_dtype, r.target_dtype) for r in outputs), default=0.0)
+        rounding = judge.LIMITS.size(u) * floor
+        by_reference = numbers.get("reference_rel")
+        of_reference = rounding if by_reference is None else min(by_reference, rounding)
+        return (inherited or 0.0) + rounding + of_reference
+    growth, error = numbers.get("growth"), numbers.get("e_out")
+    if growth and error is not None:
+        return _finite(error / growth * judge.LIMITS.growth)
+    return None
+
+
+_MOST_CALLS = 20_000
+_QUIET = (VerdictKind.IDENTICAL, VerdictKind.NOISE, VerdictKind.INHERITED)
+
+
+def limited(page: Page, most: int = _MOST_CALLS) -> Page:
+    """The page with at most about so many calls: those around what differs, the worst first, and
+    those that are looked at closely, then the others in the order of execution, each with the calls
+    around it. `missing` says how many are left out, and which command shows them.
+    """
+    calls = page.calls
+    if len(calls) <= most:
+        return page
+    kept: set[int] = set()
+    for place in _ranked(page):
+        if len(kept) >= most:
+            break
+        while place >= 0 and place not in kept:
+            kept.add(place)
+            place = calls[place].parent
+    order = sorted(kept)
+    new = {old: number for number, old in enumerate(order)}
+    loud = sum(call.verdict not in _QUIET for k, call in enumerate(calls) if k not in kept)
+    return msgspec.structs.replace(
+        page,
+        calls=tuple(_moved(calls[old], new) for old in order),
+        details=tuple(
+            msgspec.structs.replace(detail, call=new[detail.call])
+            for detail in page.details
+            if detail.call in new
+        ),
+        unpaired=tuple(_moved_unpaired(call, new) for call in page.unpaired),
+        missing=(*page.missing, _sentence(page, len(calls) - len(order), loud)),
+    )
+
+
+def _sentence(page: Page, left_out: int, loud: int) -> str:
+    what = "all of them equal, noise or inherited" if not loud else f"{loud} of them beyond noise"
+    return (
+        f"{left_out} of {len(page.calls)} calls are not on this page, {what}; all of them: whence "
+        f'query {page.folder or "CMP"} "select * from calls", and tensors: "select * from pairs"'
+    )
+
+
+def _ranked(page: Page) -> Iterable[int]:
+    """Places of calls, the most telling first."""
+    calls = page.calls
+    loud = [k for k, call in enumerate(calls) if call.verdict not in _QUIET]
+    loud.sort(key=lambda k: (-VerdictKind(calls[k].verdict).severity, -(calls[k].score or 0.0), k))
+    findings = {finding.pair for finding in page.comparison.findings}
+    first = [k for k, call in enumerate(calls) if call.pair in findings]
+    return [*first, *(detail.call for detail in page.details), *loud, *range(len(calls))]
+
+
+def _moved(call: PageCall, new: Mapping[int, int]) -> PageCall:
+    return msgspec.structs.replace(
+        call,
+        parent=new.get(call.parent, -1),
+        reads=tuple(new[place] for place in call.reads if place in new),
+    )
+
+
+def _moved_unpaired(call: PageUnpaired, new: Mapping[int, int]) -> PageUnpaired:
+    def places(old: Iterable[int]) -> tuple[int, ...]:
+        return tuple(new.get(place, place) for place in old if place < 0 or place in new)
+
+    return msgspec.structs.replace(
+        call,
+        parent=new.get(call.parent, -1),
+        after=new.get(call.after, -1),
+        reads=places(call.reads),
+        readers=places(call.readers),
+    )
+
+
+_MOST = 400  # of a side
+
+
+def page_unpaired(
+    compared: Comparison, aligned: align.Aligned, calls: Sequence[PageCall]
+) -> tuple[PageUnpaired, ...]:
+    """Of both sides, in the order in which they began."""
+    place = {call.pair: i for i, call in enumerate(calls)}
+    pairs = compared.plan.pairs
+    reference = {pairs[pair].reference: i for pair, i in place.items()}
+    target = {pairs[pair].target: i for pair, i in place.items()}
+    for pair, i in place.items():
+        target.update(dict.fromkeys(pairs[pair].also, i))
+    out: list[PageUnpaired] = []
+    for side, run, alone, places in (
+        ("reference", aligned.reference, compared.plan.unmatched_reference, reference),
+        ("target", aligned.target, compared.plan.unmatched_target, target),
+    ):
+        ids = [number for number in alone if 0 <= number < len(run.calls)]
+        if 0 < len(ids) <= _MOST:
+            out += _Side(side, run, ids, places, len(out)).listed()
+    return tuple(out)
+
+
+class _Side:
+    """One run: its unpaired calls, numbered from `base`, among its paired ones."""
+
+    def __init__(
+        self, side: str, run: Run, alone: Sequence[int], places: Mapping[int, int], base: int
+    ) -> None:
+        self.side, self.run = side, run
+        self.alone = sorted(alone, key=lambda number: run.calls[number].order)
+        self.code = dict(places) | {n: -1 - base - k for k, n in enumerate(self.alone)}
+
+    def listed(self) -> Iterator[PageUnpaired]:
+        order = sorted(self.run.calls, key=lambda call: call.order)
+        parents = {call.id: self._around(call) for call in order}
+        last: dict[int | None, int] = {}
+        after = {}
+        makers: dict[int, int] = {}
+        reads: dict[int, dict[int, None]] = {}
+        for call in order:
+            code = self.code.get(call.id)
+            if code is None:
+                continue
+            around = parents[call.id]
+            if code < 0:
+                after[call.id] = last.get(around, -1)
+            else:
+                last[around] = code
+            reads[code] = {
+                makers[ref.record]: None
+                for ref in call.refs
+                if is_input(ref.slot) and ref.record in makers
+            }
+            # The innermost call that made a tensor begins last.
+            makers.update((ref.record, code) for ref in call.refs if is_written(ref.slot))
+        readers: dict[int, list[int]] = {}
+        for code, read in reads.items():
+            for maker in read:
+                readers.setdefault(maker, []).append(code)
+        for number in self.alone:
+            call, code = self.run.calls[number], self.code[number]
+            around = parents[number]
+            yield PageUnpaired(
+                self.side,
+                call.module_name,
+                call.op_type or call.op,
+                call.step,
+                call.rank,
+                parent=around if around is not None and around >= 0 else -1,
+                inside=-1 - around if around is not None and around < 0 else -1,
+                after=after[number],
+                reads=tuple(reads[code]),
+                readers=tuple(dict.fromkeys(readers.get(code, ()))),
+            )
+
+    def _around(self, call: Call) -> int | None:
+        """Code of the nearest call around that the page has."""
+        up = call.parent
+        while up >= 0 and up not in self.code:
+            up = self.run.calls[up].parent
+        return self.code[up] if up >= 0 else None
