@@ -1,10 +1,10 @@
 """Dumps that people make by hand: does the answer name the fault, and is it silent otherwise?
 
-    python benchmarks/layouts.py [--half setting|held] [--only REGEX] [--subject NAME] [--json FILE] [-v]
+    python benchmarks/layouts.py [--half setting|held|further] [--only REGEX] [--subject NAME] [--json FILE] [-v]
 
 Three small models are dumped in many layouts (`_hand_made.py`): containers, names, orders, steps,
 ranks and dtypes, with six faults and with pairs that differ by rounding. Half of the layouts, drawn
-by name, set nothing: `--half held` is for the end. An answer is `named` (the module with the fault
+by name, set nothing: `--half held` is for the end, as are later ones (`_further_layouts.py`). An answer is `named` (the module with the fault
 first), `region` (its layer first, or as what is not known), `innocent`, `undecided`, `SAME`; of a
 benign pair `silent`, `ALARM` or `undecided`. Exit code 1 where a fault passes or one is made up.
 """  # noqa: E501
@@ -27,6 +27,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+from _further_layouts import further
 from _hand_made import BENIGN, FAULTS, LAYOUTS, SUBJECTS, Layout, layer_of
 
 import whence
@@ -134,9 +135,10 @@ def changes(layout: Layout) -> tuple[str, ...]:
 
 def rows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     """A row a pair."""
-    for layout in LAYOUTS.values():
-        if (layout.name in HELD) != (options.half == "held"):
-            continue
+    layouts = [
+        layout for layout in LAYOUTS.values() if (layout.name in HELD) == (options.half == "held")
+    ]
+    for layout in list(further()) if options.half == "further" else layouts:
         for subject in SUBJECTS:
             for change in changes(layout):
                 name = f"{layout.name}/{subject}/{change}"
@@ -188,7 +190,7 @@ def table(pairs: list[dict[str, Any]]) -> None:
 def main() -> int:
     """Make, compare, count."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--half", choices=("setting", "held"), default="setting")
+    parser.add_argument("--half", choices=("setting", "held", "further"), default="setting")
     parser.add_argument("--only", default="")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--keep", type=Path, help="a folder for the dumps")
