@@ -31,6 +31,11 @@ def test_infinities_nan_and_zeros_beside_them_change_nothing(name):
     assert held(rounded) == name
 
 
+def test_float16_may_hold_bfloat16():
+    assert held(normal().astype(ml_dtypes.bfloat16).astype(np.float16)) == "bfloat16"
+    assert held(normal().astype(np.float16)) == "float16"
+
+
 @pytest.mark.parametrize(
     "array",
     [

@@ -97,3 +97,30 @@ def test_first_differences_with_nothing_in_common_name_no_part(prefix, tmp_path)
             os.utime(path, (1, 1))
     result = whence.compare(tmp_path / "reference", tmp_path / "target")
     assert result.status == "undecided"
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_norm_stands_behind_the_convolution_whose_result_it_scales(tmp_path, norm_first):
+    random = np.random.default_rng(0)
+    for side in ("reference", "target"):
+        x = np.random.default_rng(1).standard_normal((2, 3, 5, 5)).astype("f4")
+        w = np.random.default_rng(2).standard_normal((3, 3)).astype("f4")
+        (tmp_path / side).mkdir()
+
+        def conv(x, w=w):
+            return np.einsum("oc,nchw->nohw", w, x)
+
+        def norm(x):
+            return x * np.float32([2, 3, 4]).reshape(3, 1, 1) + 1
+
+        if norm_first:  # with something between that is kept nowhere
+            scaled = norm(x) + (0.5 * random.standard_normal(x.shape) if side == "target" else 0)
+            tensors = {"bn1": scaled, "conv1": conv(np.maximum(scaled, 0))}
+        else:
+            product = conv(x) + (0.5 * random.standard_normal(x.shape) if side == "target" else 0)
+            tensors = {"bn1": norm(product), "conv1": product}
+        for name, tensor in {"stem": x, **{f"stages.0.{k}": v for k, v in tensors.items()}}.items():
+            np.save(tmp_path / side / f"{name}.npy", tensor.astype("f4"))
+            os.utime(tmp_path / side / f"{name}.npy", (0, 0))
+    result = whence.compare(tmp_path / "reference", tmp_path / "target")
+    assert result.findings[0].name == ("stages.0" if norm_first else "stages.0.conv1")

@@ -117,6 +117,27 @@ def test_the_other_run_tells_what_this_one_does_not():
     assert is_before(order, 1, 0)
 
 
-@pytest.mark.parametrize("trace", [Trace("a", 0, -1, 7, "x, y"), Trace("a", -1, 2), Trace("a")])
+@pytest.mark.parametrize(
+    "trace",
+    [
+        Trace("a", 0, -1, 7, "x, y"),
+        Trace("a", -1, 2),
+        Trace("a"),
+        Trace("a", -1, -1, 3, "f", ("b.c", "d, e")),
+    ],
+)
 def test_a_note_says_what_the_dump_told(trace):
     assert trace_of(Call(0, "a", "", 0, 0, notes=(trace.note(),))) == trace
+
+
+def test_what_a_content_was_made_of_wins_over_names_and_times():
+    pairs, order = told(["layers.1", "layers.0"], made_of=[(), ("layers.1",)])
+    assert pairs == {("layers.1", "layers.0")}
+    assert order.is_total
+    assert not told(["a", "a", "b"], made_of=[(), (), ("a",)])[0]  # which of the two, is not known
+
+
+def test_the_output_of_a_layer_in_its_file_is_made_after_its_parts():
+    pairs, order = told(["layer_2.out", "layer_2.conv1", "layer_2.conv2", "layer_3.conv1"])
+    assert ("layer_2.conv2", "layer_2.out") in pairs
+    assert order.is_total

@@ -27,7 +27,7 @@ class Trace(NamedTuple):
     """What a dump tells of when a tensor was made. name: dotted. counter: a number in its name.
 
     entry: its place in its file, where that may be an order. time: when the file was written, in
-    ns. -1 or "": not known.
+    ns. -1 or "": not known. made_of: names of tensors that its content tells it was made of.
     """
 
     name: str
@@ -35,15 +35,18 @@ class Trace(NamedTuple):
     entry: int = -1
     time: int = -1
     file: str = ""
+    made_of: tuple[str, ...] = ()
 
     def note(self) -> str:
         """As a note of its call."""
         parts = [f"{word} {number}" for word, number in zip(_WORDS, self[1:4]) if number >= 0]
         parts += [f"file {self.file}"] if self.file else []
-        return mark(Mark.UNORDERED, f": {', '.join(parts)}" if parts else "")
+        text = "".join([", ".join(parts), *(f"{_MADE_OF}{name}" for name in self.made_of)])
+        return mark(Mark.UNORDERED, f": {text}" if text else "")
 
 
 _WORDS = ("number", "entry", "time")
+_MADE_OF = "\nmade of "
 _NOTE = re.compile(
     r"(?:: )?(?:number (\d{1,19}))?(?:, )?(?:entry (\d{1,19}))?(?:, )?(?:time (\d{1,19}))?"
     r"(?:, )?(?:file (.*))?",
@@ -55,11 +58,12 @@ def trace_of(call: Call) -> Trace:
     """What a call of a dump tells; where nothing else is said, its place among the calls counts."""
     if not has_mark(call, Mark.UNORDERED):
         return Trace(call.scope, call.order)
-    match = _NOTE.fullmatch(mark_value(call, Mark.UNORDERED))
+    text, *made_of = mark_value(call, Mark.UNORDERED).split(_MADE_OF)
+    match = _NOTE.fullmatch(text)
     if match is None:
         return Trace(call.scope)
     counter, entry, time = (int(number or -1) for number in match.groups()[:3])
-    return Trace(call.scope, counter, entry, time, match[4] or "")
+    return Trace(call.scope, counter, entry, time, match[4] or "", tuple(made_of))
 
 
 class PartialOrder:
@@ -129,18 +133,17 @@ _TRIED = 64
 """A source of so many chains is tried chain by chain where it contradicts a stronger one."""
 
 
-def known(
-    traces: Sequence[Trace], flow: Sequence[Chain] = (), other: Sequence[Trace] = ()
-) -> PartialOrder:
-    """What is known of the order of tensors of one step and rank. flow: what their contents tell;
-    other: what the other run tells of each.
+def known(traces: Sequence[Trace], other: Sequence[Trace] = ()) -> PartialOrder:
+    """What is known of the order of tensors of one step and rank. other: what the other run tells
+    of each.
 
     Gradients of parameters are made in the order of a backward pass, whatever order they are kept
     in.
     """
     order = PartialOrder(len(traces))
     traces, other = (
-        [trace._replace(name=_spelt(trace.name)) for trace in side] for side in (traces, other)
+        [t._replace(name=_spelt(t.name), made_of=(*map(_spelt, t.made_of),)) for t in side]
+        for side in (traces, other)
     )
     if are_gradients([trace.name for trace in traces]):
         modules = [Trace(module_of(trace.name)) for trace in traces]
@@ -149,8 +152,6 @@ def known(
         return order
     for source in _SOURCES:
         order.add(_chains(source, traces))
-        if source is _by_entry:
-            order.add(flow)
     for source in _SOURCES if other else ():
         order.add(_chains(source, other))
     return order
@@ -230,6 +231,19 @@ def _by_sorted_entry(traces: Sequence[Trace]) -> list[Chain]:
     ]
 
 
+def _by_content(traces: Sequence[Trace]) -> list[Chain]:
+    """What its content says that a tensor was made of."""
+    places: dict[str, list[int]] = defaultdict(list)
+    for n, trace in enumerate(traces):
+        places[trace.name].append(n)
+    return [
+        [places[name], [n]]
+        for n, trace in enumerate(traces)
+        for name in trace.made_of
+        if len(places[name]) == 1
+    ]
+
+
 def _by_part(traces: Sequence[Trace]) -> list[Chain]:
     """A module returns after its parts, as names nest."""
     places: dict[str, list[int]] = defaultdict(list)
@@ -244,7 +258,13 @@ def _by_part(traces: Sequence[Trace]) -> list[Chain]:
     return [[inner, places[whole]] for whole, inner in parts.items()]
 
 
+def _by_result(traces: Sequence[Trace]) -> list[Chain]:
+    """What is called the output of a whole is made after its parts: `layer_2.out`."""
+    return _by_part([trace._replace(name=_RESULT.sub("", trace.name)) for trace in traces])
+
+
 _INNER = re.compile(r"[./]|(?<=\d)[_-]")
+_RESULT = re.compile(r"(?<=.)[./](?:out|output|result|ret|y)$", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
 
 
@@ -394,12 +414,13 @@ def _by_time(traces: Sequence[Trace]) -> list[Chain]:
 
 _Source = Callable[[Sequence[Trace]], list[Chain]]
 _SOURCES: tuple[_Source, ...] = (
-    _by_counter, _by_entry, _by_part, _by_number, _by_role, _in_layer, _by_sorted_entry, _by_time,
+    _by_counter, _by_entry, _by_content, _by_part, _by_number, _by_role, _in_layer, _by_result,
+    _by_sorted_entry, _by_time,
 )  # fmt: skip
 """The strongest first."""
 
 _BY_NAME: tuple[_Source, ...] = (_by_number, _by_role, _in_layer)
-_OF_NAMES: tuple[_Source, ...] = (_by_part, *_BY_NAME)
+_OF_NAMES: tuple[_Source, ...] = (_by_part, _by_result, *_BY_NAME)
 
 _CHANCE = 100.0
 """Of so many orders one is that of the alphabet: then it is no chance."""

@@ -1,7 +1,8 @@
 """Infers the dtype that recorded arrays were computed in (float64 text that holds float32 numbers
 is judged as float32).
 
-Lists, text and numpy hand out float64 for what was computed in float32, and float32 for bfloat16.
+Lists, text and numpy hand out float64 for what was computed in float32, and float32 for bfloat16;
+people store bfloat16 in float16.
 Judged as what they are stored in, such tensors would have to be more exact than the program that
 made them can be.
 """
@@ -25,7 +26,7 @@ from whence.records.marks import Mark, has_mark, mark_value
 _SAMPLE = 1 << 12
 _HEAD = 64  # the first elements, which mostly tell
 # bits of the significand; the coarsest first
-_SIGNIFICANT = {"bfloat16": 8, "float16": 11, "float32": 24}
+_SIGNIFICANT = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 _LEAST = 8  # elements below the top binade that tell
 _SHARE = 0.25  # of them that use the last bit; rounding to nearest leaves half
 _MANY = 16  # significant bits that constants and steps of a grid do without
@@ -89,7 +90,7 @@ def as_computed(run: Run) -> Run:
     open_: list[int] = []
     for number in labels:
         stored = run.records[number].dtype
-        if stored not in ("float64", "float32"):
+        if stored not in _SIGNIFICANT or stored == "bfloat16":
             continue
         try:
             kind = held(run.array(number))
@@ -168,7 +169,7 @@ def held(array: Array) -> str | None:
     """The dtype that an array's elements were rounded to: its own where no narrower one holds all
     of them; None where they do not tell.
 
-    array: float64 or float32. A narrower dtype must be in use: of numbers that were rounded to it
+    array: float64, float32 or float16. A narrower dtype must be in use: of numbers that were rounded to it
     half need its last bit, at every magnitude. Steps of a grid (pixels / 256) need it at the
     largest only, and prove nothing; nor do whole numbers. For float32 one number that is not whole
     and needs more than 16 bits is enough: chance makes such a float64 once in 2^29.
@@ -185,7 +186,7 @@ def held(array: Array) -> str | None:
     most = needed.max()
     open_ = False
     for kind, bits in _SIGNIFICANT.items():
-        if bits >= (24 if dtype == "float32" else 53) or most > bits or not _fits(flat, kind):
+        if bits >= _SIGNIFICANT[dtype] or most > bits or not _fits(flat, kind):
             continue
         open_ = True
         below = needed[binade < binade.max()]

@@ -7,6 +7,8 @@ label.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +18,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import xxhash
 from msgspec.structs import replace
 
@@ -44,6 +47,14 @@ _TELLING_BYTES = 64
 """The least size of a tensor that is not like another by chance."""
 _FLOW_BYTES = 1 << 30
 """Elements of a dump that are read to see which tensors are inputs of which calls."""
+
+
+_NORM = re.compile(r"(norm|bn)[^._/-]*$")
+_CONVOLUTION = re.compile(r"conv[^._/-]*$")
+_TELLING_ELEMENTS = 8
+"""So many of a channel do not follow those of another by chance."""
+_SCALED = 0.999
+"""Channels that correlate so are one and the same, scaled and shifted, but for rounding."""
 
 
 class Named(msgspec.Struct, frozen=True):
@@ -98,15 +109,29 @@ class Named(msgspec.Struct, frozen=True):
 
     def content(self) -> Hashable:
         """What stands for its elements; () where they are not read, or too alike to tell."""
-        if self.nbytes < _TELLING_BYTES or self.load is None:
-            return ()
-        try:
-            elements = np.ascontiguousarray(self.load()).reshape(-1).view(np.uint8)
-        except Exception:  # noqa: BLE001 - whatever a damaged file does to a parser: it tells nothing
-            return ()
+        array = self._array() if self.nbytes >= _TELLING_BYTES else np.empty(0)
+        elements = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if not (elements[8:] != elements[:-8]).any():
             return ()
         return self.shape, self.dtype, xxhash.xxh3_128_digest(elements.data)
+
+    def channels(self) -> npt.NDArray[np.float64]:
+        """Its channels (axis 1) without means and lengths; NaN where they are not read."""
+        array = self._array().astype(np.float64)
+        if array.ndim < 2:
+            return np.full(1, np.nan)
+        x = np.moveaxis(array, 1, 0).reshape(array.shape[1], -1)
+        x = x - x.mean(1, keepdims=True)
+        with np.errstate(all="ignore"):
+            unit: npt.NDArray[np.float64] = x / np.linalg.norm(x, axis=1, keepdims=True)
+        return unit
+
+    def _array(self) -> dtypes.Array:
+        """Its elements; none where they cannot be read."""
+        try:
+            return self.load() if self.load is not None else np.empty(0)
+        except Exception:  # noqa: BLE001 - whatever a damaged file does to a parser: it tells nothing
+            return np.empty(0)
 
 
 Items = Callable[[Building, File], Iterable[Named]]
@@ -276,8 +301,12 @@ class _Moment:
         ]
         self._traces = [_trace(call[-1]) for call in self._calls]
         self.known = known_order.known(self._traces)
-        if not self.known.is_total and (flow := self._flow()):
-            self.known = known_order.known(self._traces, flow)
+        if not self.known.is_total and (sources := self._sources()):
+            self._traces = [
+                trace._replace(made_of=tuple(sources.get(node, ())))
+                for node, trace in enumerate(self._traces)
+            ]
+            self.known = known_order.known(self._traces)
 
     def items(self, *, with_notes: bool) -> Iterator[Named]:
         """All of them, the inputs of a call before its outputs."""
@@ -287,13 +316,13 @@ class _Moment:
                 yield from others
                 yield replace(last, note=self._traces[node].note()) if with_notes else last
 
-    def _flow(self) -> list[known_order.Chain]:
-        """Calls whose outputs are inputs of others, by content; [] where too much would have to be
-        read.
-        """
+    def _sources(self) -> dict[int, dict[str, None]]:
+        """Names of what calls were made of, by content; {} where too much would have to be read."""
         of_several = [call if len(call) > 1 else [] for call in self._calls]
-        if sum(item.nbytes for call in of_several for item in call) > _FLOW_BYTES:
-            return []
+        pairs = list(self._normalised())
+        read = [*of_several, *(self._calls[node] for pair in pairs for node in pair)]
+        if sum(item.nbytes for call in read for item in call) > _FLOW_BYTES:
+            return {}
         reads: list[dict[Hashable, None]] = []
         makers: dict[Hashable, list[int]] = {}
         for node, call in enumerate(of_several):
@@ -302,16 +331,38 @@ class _Moment:
             for side, content in contents:
                 if side == "output" and content not in reads[node]:
                     makers.setdefault(content, []).append(node)
-        names = [f"{trace.name}." for trace in self._traces]
-        return [
-            [[maker], [node]]
+        channels = functools.cache(lambda node: self._calls[node][-1].channels())
+        flow = [
+            (maker, node)
             for node, read in enumerate(reads)
             for content in read
             for maker in makers.get(content, ())
             if content != ()
-            and not names[maker].startswith(names[node])
-            and not names[node].startswith(names[maker])
         ]
+        flow += [
+            (maker, node)
+            for maker, node in pairs
+            if (abs((channels(maker) * channels(node)).sum(-1)) > _SCALED).all()
+        ]
+        sources: dict[int, dict[str, None]] = {}
+        for maker, node in flow:
+            above, scope = (self._traces[n].name for n in (maker, node))
+            if not f"{above}.".startswith(f"{scope}.") and not scope.startswith(f"{above}."):
+                sources.setdefault(node, {})[above] = None
+        return sources
+
+    def _normalised(self) -> Iterator[tuple[int, int]]:
+        """Convolutions and norms beside them with tensors of the same shape."""
+        beside: dict[Hashable, list[int]] = {}
+        for node, call in enumerate(self._calls):
+            shape = call[-1].shape
+            if len(shape) > 2 and limits.count(shape) >= _TELLING_ELEMENTS * max(shape[1], 1):
+                above = re.sub(r"[^._/-]+$", "", self._traces[node].name)
+                beside.setdefault((above, shape), []).append(node)
+        for nodes in beside.values():
+            norms = [n for n in nodes if _NORM.search(self._traces[n].name.lower())]
+            convs = [n for n in nodes if _CONVOLUTION.search(self._traces[n].name.lower())]
+            yield from itertools.product(convs, norms)
 
 
 def _place(item: Named) -> tuple[str, str, str]:
