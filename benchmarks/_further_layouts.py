@@ -13,7 +13,21 @@ import h5py
 import numpy as np
 import torch
 from _hand_made import (
-    H5, NPY, NPZ, PKL, PT, Layout, Tap, Way, each, first, grouped, layer_of, lined, named, sides,
+    H5,
+    NPY,
+    NPZ,
+    PKL,
+    PT,
+    Layout,
+    Tap,
+    Way,
+    each,
+    first,
+    grouped,
+    layer_of,
+    lined,
+    named,
+    sides,
     to_numpy,
 )  # fmt: skip
 

@@ -217,6 +217,7 @@ def targets(folder: Path) -> dict[str, Target]:
         "paddle_program": [
             p for p in (DATA / "paddle").iterdir() if p.suffix in (".pdmodel", ".json")
         ],
+        "etdump": [DATA / "etdump" / "reference"],
         "sglang": [p for p in (DATA / "sglang").iterdir() if p.is_dir()],
         "torch_xray": sorted((DATA / "torch_xray").glob("*.h5")),
     }
