@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from difflib import SequenceMatcher
 from typing import Any
 
 from msgspec.structs import replace
@@ -13,14 +12,6 @@ from whence import dtypes
 from whence.records import Call, Program
 from whence.records.marks import Mark, has_mark, mark
 from whence.records.program import map_operands, operands
-
-# of the operators of two graphs in the same order; below, they were lowered otherwise, and order
-# proves little
-_ALIKE = 0.9
-
-
-_MOST = 20_000  # operations of two graphs that differ; beyond, they are matched by name
-
 
 NodePlace = tuple[int, int]  # operation, result
 
@@ -138,38 +129,33 @@ def places_of(program: Program) -> dict[str, NodePlace]:
 
 
 def same_nodes(reference: Program | None, target: Program | None) -> dict[str, str]:
-    """Names of the nodes of one graph -> of the other's that stand in the same place."""
+    """Names of the nodes of one graph -> of the other's that stand for the same: of other graphs
+    the nodes of one module and operator, in order, where both have as many.
+    """
     if reference is None or target is None:
         places = places_of(reference or target)  # type: ignore[arg-type]
         return {name: name for name in places}
-    ops, target_ops = ([o.name for o in p.operations] for p in (reference, target))
-    if (ops, reference.names) == (target_ops, target.names) or len(ops) + len(target_ops) > _MOST:
-        partners = {name: name for name in reference.names if name in set(target.names)}
-    else:
-        partners = {}
-        matcher = SequenceMatcher(None, ops, target_ops, autojunk=False)
-        single = _single_nodes(reference) if matcher.ratio() < _ALIKE else None
-        across = _single_nodes(target) if single is not None else {}
-        if single is not None:
-            partners = {name: across[key] for key, name in single.items() if key in across}
-        for block in matcher.get_matching_blocks() if single is None else ():
-            for k in range(block.size):
-                partners[reference.names[block.a + k]] = target.names[block.b + k]
-    picked = {(i, k): name for name, i, k in target.picks}
-    index = {name: i for i, name in enumerate(target.names)}
+    target_kinds = nodes_by_kind(target)
+    partners = {
+        name: other
+        for kind, names in nodes_by_kind(reference).items()
+        if len(names) == len(others := target_kinds.get(kind, ()))
+        for name, other in zip(names, others)
+    }
+    picked = {(target.names[i], k): name for name, i, k in target.picks}
     for name, i, k in reference.picks:
-        maker = partners.get(reference.names[i])
-        if maker is not None and (index[maker], k) in picked:
-            partners[name] = picked[index[maker], k]
+        other = picked.get((partners.get(reference.names[i], ""), k))
+        if other is not None:
+            partners[name] = other
     return partners
 
 
-def _single_nodes(program: Program) -> dict[tuple[str, str], str]:
-    """By module path and operator, the node that is the only such one."""
+def nodes_by_kind(program: Program) -> dict[tuple[str, str], list[str]]:
+    """Names of the nodes of one module and operator, in order."""
     nodes: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, scope, op in zip(program.names, program.scopes, program.operations):
-        nodes[scope, op.name].append(name)
-    return {key: names[0] for key, names in nodes.items() if len(names) == 1}
+        nodes[scope, op.name.split(".")[1]].append(name)
+    return nodes
 
 
 def _index(table: list[Any], item: Any) -> int:

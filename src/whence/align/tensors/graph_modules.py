@@ -16,6 +16,7 @@ from typing import Any
 
 from whence.align import dims as ex
 from whence.align.call_sites import match_roots, selected
+from whence.align.calls.graph_nodes import nodes_by_kind
 from whence.align.derived_run import DerivedTensors
 from whence.align.layout import axes
 from whence.align.tensors.candidates import TensorCandidates
@@ -32,7 +33,6 @@ from whence.align.tensors.module_outputs import (
     ModuleOutput,
     is_move,
     module_outputs,
-    same_operators,
 )
 from whence.errors import ElementsMissing
 from whence.records import Call, Ref, Run, children
@@ -139,7 +139,7 @@ class GraphModules:
                 for i in self.below.get(graph.id, ())
                 if (k := self.target.calls[i]).kind == "operator"
             }
-            for (scope, base), alike in same_operators(program).items():
+            for (scope, base), alike in nodes_by_kind(program).items():
                 for place, name in enumerate(alike):
                     if name in kids:
                         self._place[kids[name].id] = scope, base, place, len(alike)

@@ -48,14 +48,6 @@ def module_outputs(
     return out
 
 
-def same_operators(program: Program) -> dict[tuple[str, str], list[str]]:
-    """Names of the nodes of one module and operator, in order."""
-    out: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name, scope, op in zip(program.names, program.scopes, program.operations):
-        out[scope, op.name.split(".")[1]].append(name)
-    return out
-
-
 def is_move(name: str) -> bool:
     """Does this operator only change how a tensor's elements are addressed?"""
     return name.split(".")[1] in _MOVES
