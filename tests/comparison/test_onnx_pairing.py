@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import whence
+from whence.readers import Building
+from whence.records.marks import Mark, mark
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -245,3 +247,22 @@ def test_of_an_output_that_another_node_hands_on_the_shape_alone_differs(tmp_pat
     wrong = whence.compare(reference, squeezed(tmp_path / "f", not first, factor=1.01))
     assert [f.name for f in wrong.findings] == ["m1"]
     assert "scaled by 1.01" in wrong.findings[0].sentence
+
+
+def test_what_a_runtime_does_not_show_of_the_last_move_is_no_error():
+    def run(is_shown):
+        building = Building("values.py", kind="test")
+        x = building.array(X)
+        root = building.call("model", op_type="InferenceSession", kind="module", inputs=[x])
+        twice = building.array(X * 2)
+        said = [mark(Mark.OPSET, "21")]
+        names = {"inputs": [x], "outputs": [twice], "parent": root, "notes": said}
+        building.call("twice" if is_shown else "double", op_type="Mul", **names)
+        out = building.array(2 * X.reshape(12, WIDTH))
+        reads = [twice] if is_shown else []
+        building.call("y", op_type="Reshape", inputs=reads, outputs=[out], parent=root, notes=said)
+        building.fill(root, outputs=[out])
+        return building.run()
+
+    result = whence.compare(run(True), run(False))
+    assert (result.status, result.findings, result.coverage.paired > 0) == ("same", (), True)

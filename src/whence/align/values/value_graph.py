@@ -126,10 +126,6 @@ class ValueGraph:
         """When it was made, among the others."""
         return self.makers[value].order
 
-    def moved_from(self, record: int) -> int:
-        """What the call that made a record read first."""
-        return self.makers[record].slots("input")[0].record
-
     def source(self, record: int) -> int:
         """The value whose elements a record holds."""
         while record not in self._is_value and record in self.makers:
