@@ -7,6 +7,7 @@ import pytest
 
 import whence
 from handmade import Builder
+from whence.records import MemoryRun
 from whence.records.marks import Mark, mark
 
 pytestmark = pytest.mark.torch
@@ -68,3 +69,28 @@ def _one_element(made):
 def test_a_fault_beyond_that_precision_is_named(fault):
     result = whence.compare(run(narrow=False), run(narrow=True, fault=fault))
     assert [finding.name for finding in result.findings] == ["m"]
+
+
+UNSHOWN = {"m": ("output",), "t": ("input", "output"), "o": ("input",)}
+
+
+def unshown(**how):
+    """The run of an engine that cannot show what its first two nodes make without changing it."""
+    calls = []
+    whole = run(narrow=True, **how)
+    for call in whole.calls:
+        kept = (r for r in call.refs if not r.slot.startswith(UNSHOWN.get(call.scope, ("-",))))
+        calls.append(msgspec.structs.replace(call, refs=tuple(kept)))
+    return MemoryRun(calls, whole.records, {r.id: whole.array(r.id) for r in whole.records})
+
+
+def test_between_shown_values_all_is_one():
+    result = whence.compare(run(narrow=False), unshown())
+    assert result.status == "same"
+    assert result.unmatched == 0
+    assert result.coverage.replayed == result.coverage.paired
+
+
+def test_a_fault_between_shown_values_is_not_taken_for_another_input():
+    result = whence.compare(run(narrow=False), unshown(fault=_scaled))
+    assert [finding.name for finding in result.findings] == ["m+t+o"]

@@ -239,6 +239,22 @@ def test_a_node_says_what_it_stands_for_and_how_it_ran(place):
     assert norm.arguments["MVN.eps"] == pytest.approx(1e-5)
 
 
+def test_a_node_inside_that_a_frontend_put_in_says_how_the_whole_rounded(place):
+    path, feeds = saved(place, "recurrent")
+    with Captured(place / "run"):
+        model = compiled(path, {"INFERENCE_PRECISION_HINT": "bf16"})
+        model(feeds)
+    kinds = {
+        str(op.get_rt_info()["layerType"].astype(str)): str(
+            op.get_rt_info()["runtimePrecision"].astype(str)
+        )
+        for op in model.get_runtime_model().get_ops()
+    }
+    executed = "bfloat16" if "bf16" in (kinds.get("RNNSeq"), kinds.get("RNNCell")) else "float32"
+    marks = [mark_value(c, Mark.EXECUTED_IN) for c in open_run(str(place / "run")).calls]
+    assert executed in marks
+
+
 def test_settings(place):
     path, feeds = saved(place, "dense")
     with Captured(place / "run") as captured:

@@ -40,6 +40,27 @@ def test_rho_is_error_over_the_floor():
     assert got.parts()["slope"] > 1
 
 
+def in_order(terms, shape):
+    """A rectified sum of products, added one by one in float32; and exact."""
+    draw = np.random.default_rng(4)
+    x, weight = (draw.standard_normal((terms, n)).astype(np.float32) for n in shape)
+    total = np.zeros(shape, np.float32)
+    for a, b in zip(x, weight, strict=True):
+        total += a[:, None] * b
+    exact = x.T.astype(np.float64) @ weight
+    return np.maximum(total, 0), np.maximum(exact, 0), x.T @ weight
+
+
+def test_the_worst_of_many_sums_in_order_is_rounding():
+    """Each rounds by how far its own partial sums wandered, so that some stray far."""
+    y, r, w = in_order(3000, (384, 320))
+    got = judge.local(y, r, np.maximum(w, 0), reduction_length=3000)
+    assert got.score <= 1
+    assert got.z > 5  # more than the error of most
+    y[7, np.argmax(y[7])] *= 1 + 1e-4
+    assert judge.local(y, r, np.maximum(w, 0), reduction_length=3000).parts()["z"] > 1
+
+
 def test_z_is_the_worst_element_in_units_of_its_row_or_column():
     r, w = pair(np.float32)
     y = w.copy()

@@ -33,6 +33,7 @@ from whence.judge.limits import (
     LIMITS,
     ROUNDS_BETWEEN,
     STRUCTURE_BINS,
+    SUM_IN_ORDER,
     U32,
 )
 from whence.judge.precision import mask_fill
@@ -211,7 +212,7 @@ def measure(
     e, f, size = y - r, w - r, norm(r)
     error, strays = norm(e), norm(s)
     floor = max(norm(f), noise_floor(kind, size, reduction_length), strays)
-    sums = _of_sums(kind, reduction_length) if reduction_length > 1 else 0.0
+    sums = SUM_IN_ORDER * _of_sums(kind, reduction_length) if reduction_length > 1 else 0.0
     noise = element_noise(f, r, u, last, s, sums)
     # An element that the working replay gives too is no fault, however far it is from the wide one.
     z, place = worst(np.minimum(np.abs(e), np.abs(y - w)), noise)

@@ -149,6 +149,9 @@ def settled_parameters(
         for ref in of.slots("param")
         if ref.slot in slots
     )
+    # a matrix may have been paired with the one behind it, which has its shape where theirs turn
+    shapes = {target.records[ref.record].shape for ref in partner.slots("param")}
+    turned = {shape for shape in shapes if shape[::-1] != shape}
     for pair in params:
         a, b = reference.records[pair.reference_record], target.records[pair.target_record]
         if _have_one_content(a, b) or _is_rounded_copy(reference, a, target, b):
@@ -157,6 +160,7 @@ def settled_parameters(
             is_folded
             or _says_what_to_do(a)
             or (not is_one_file and _are_rounded_alike(reference, a, target, b))
+            or (not is_one_file and a.shape == b.shape and a.shape[::-1] in turned)
         ):
             alone.add(pair.reference_slot)
             alone_target.add(pair.target_slot)

@@ -52,8 +52,10 @@ class _Group(NamedTuple):
 
 def joined(reference: Run, target: Run) -> Fused:
     """Join calls that the other run has fused, by origins or by names put together."""
-    if not any(c.origins for run in (reference, target) for c in run.calls) and not _concatenated(
-        reference, target
+    if not (
+        any(c.origins for run in (reference, target) for c in run.calls)
+        or any(call.leaf and not call.slots("output") for call in target.calls)
+        or _concatenated(reference, target)
     ):
         return Fused(reference, target)
     inside = InnerCalls(reference), InnerCalls(target)
@@ -123,13 +125,17 @@ def _groups(
             _bind_concatenated(*lane, names, target_names, target),
             _bind_concatenated(*lane[::-1], target_names, names, reference),
         )
+    unshown = set[int]()
+    if any(call.slots("output") for call in lane[1]):  # else only inputs were asked for
+        unshown = _bind_unshown(lane[0], names, target_names, inside[0])
     steps = [{c.id for c in calls} for calls in lane]
     for group in _connected(names, target_names):
         a = sorted((c for in_reference, c in group if in_reference), key=lambda c: c.order)
         b = sorted((c for in_reference, c in group if not in_reference), key=lambda c: c.order)
         # else they only share a name
         is_stated = any(c.origins or c.id in cut[not in_reference] for in_reference, c in group)
-        if a and b and is_stated and not _same_names(a, b):
+        is_one = any(call.id in unshown for call in a)
+        if a and b and (is_one or (is_stated and not _same_names(a, b))):
             a = inside[0].with_inner(a, steps[0], target_names)
             b = inside[1].with_inner(b, steps[1], names)
             yield _Group(tuple(c.id for c in a), tuple(c.id for c in b))
@@ -230,6 +236,23 @@ def _bind_concatenated(
     return out
 
 
+def _bind_unshown(
+    calls: Sequence[Call], names: _Table, target_names: _Table, inner: InnerCalls
+) -> set[int]:
+    """Bind calls whose result an engine cannot show without changing it to the calls that read it:
+    what lies between values that both runs show is one. Returns which.
+    """
+    out: set[int] = set()
+    for call in calls:
+        partners = target_names.get(call.scope, ())
+        if not partners or any(p.slots("output") for p in partners) or not call.slots("output"):
+            continue
+        out.add(call.id)
+        names[f"{_PART}{call.scope}"] = [call, *inner.readers(call)]
+        target_names[f"{_PART}{call.scope}"] = list(partners)
+    return out
+
+
 # Adds unnamed helper calls between the members of a fused call to that call.
 
 
@@ -239,12 +262,18 @@ class InnerCalls:
     def __init__(self, run: Run) -> None:
         self._writers: defaultdict[int, list[Call]] = defaultdict(list)
         self._readers: defaultdict[int, set[int]] = defaultdict(set)
+        self._calls = run.calls
         for call in run.calls:
             for ref in call.refs:
                 if is_input(ref.slot):
                     self._readers[ref.record].add(call.id)
                 elif is_written(ref.slot):
                     self._writers[ref.record].append(call)
+
+    def readers(self, call: Call) -> list[Call]:
+        """The calls without a call inside that read what a call makes."""
+        read = set[int]().union(*(self._readers[r.record] for r in call.slots("output")))
+        return [c for c in map(self._calls.__getitem__, sorted(read)) if c.leaf]
 
     def with_inner(
         self, members: Sequence[Call], step: Collection[int], across: Collection[str]

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Sequence
 
 from msgspec.structs import replace
 
+from whence import dtypes
 from whence.align.calls.facing_tensors import with_programs
 from whence.align.calls.joined_programs import with_joined_program
 from whence.align.derived_run import renumbered
@@ -154,10 +155,12 @@ def joined_names(members: Sequence[Call]) -> str:
 
 
 def _executed(members: Sequence[Call]) -> tuple[str, ...]:
-    """In what an engine executed the members, where that is one dtype."""
-    kinds = {mark_value(m, Mark.EXECUTED_IN) for m in members}
-    kind = next(iter(kinds)) if len(kinds) == 1 else ""
-    return (mark(Mark.EXECUTED_IN, kind),) if kind else ()
+    """In what an engine executed the members: in 16 bits where it did one of them so, for that
+    rounds most.
+    """
+    kinds = sorted({mark_value(m, Mark.EXECUTED_IN) for m in members}, key=dtypes.is_half)
+    is_stated = kinds and (len(kinds) == 1 or dtypes.is_half(kinds[-1])) and kinds[-1]
+    return (mark(Mark.EXECUTED_IN, kinds[-1]),) if is_stated else ()
 
 
 def _called(names: Sequence[str]) -> str:

@@ -36,16 +36,16 @@ def applies(reference: Run, target: Run) -> bool:
     """Are these operators of two graphs that share few names, with programs on the reference's
     side? Or names that do not stand for the same?
     """
-    if not any(has_mark(call, Mark.OPSET) for call in target.calls):
+    if not any(map(_is_node, target.calls)):
         return False
     calls, others = (
         [c for c in selected(run.calls) if c.leaf and c.kind in _KINDS]
         for run in (reference, target)
     )
-    if not any(has_mark(c, Mark.OPSET) for c in others):
+    if not any(map(_is_node, others)):
         return False
-    if not any(has_mark(c, Mark.OPSET) for c in calls):
-        return any(c.program for c in calls)
+    if not any(map(_is_node, calls)):
+        return any(c.program and c.parent != -1 for c in calls)
     names, target_names = ({c.scope for c in side if not is_move(c)} for side in (calls, others))
     if len(names & target_names) < _SHARED * min(len(names), len(target_names)):
         return True
@@ -54,6 +54,11 @@ def applies(reference: Run, target: Run) -> bool:
     ends, other_ends = _last_calls(reference, calls), _last_calls(target, others)
     pairs = ((call, other_ends[name]) for name, call in ends.items() if name in other_ends)
     return any(_hands_on(a) != _hands_on(b) and not (a.origins or b.origins) for a, b in pairs)
+
+
+def _is_node(call: Call) -> bool:
+    """Is it a node of a graph that an engine ran?"""
+    return has_mark(call, Mark.OPSET) or has_mark(call, Mark.EXECUTED_IN)
 
 
 def _are_fused_unsaid(calls: Sequence[Call], others: Sequence[Call]) -> bool:

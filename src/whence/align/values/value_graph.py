@@ -103,9 +103,15 @@ class ValueGraph:
     ) -> None:
         self.run, self.root, self.calls = run, root, calls
         self.makers: dict[int, Call] = {}
+        self._unshown: dict[int, list[Call]] = {}
+        waiting: list[Call] = []
         for call in calls:  # the first: later ones hand on what is there
             for ref in call.slots("output"):
                 self.makers.setdefault(ref.record, call)
+            # what an engine cannot show without changing it is read by what comes next
+            waiting.append(call)
+            if call.slots("output"):
+                self._unshown[call.id], waiting = waiting[:-1], []
         self._parameters = parameters
         ends = {ref.record for ref in root.slots("output")}
         self.values = [
@@ -217,8 +223,9 @@ class ValueGraph:
             if maker is None or (record in stops and not is_first):
                 ends[record] = None
             elif maker.id not in calls_behind:
-                calls_behind[maker.id] = maker
-                waiting += [(ref.record, False) for ref in reversed(maker.slots("input"))]
+                for call in (maker, *self._unshown[maker.id]):
+                    calls_behind[call.id] = call
+                    waiting += [(ref.record, False) for ref in reversed(call.slots("input"))]
         calls = sorted(calls_behind.values(), key=lambda call: call.order)
         params = [ref.record for call in calls for ref in call.slots("param")]
         params += [record for record in ends if record in self._parameters]

@@ -52,8 +52,11 @@ class ParameterCache:
         """What a correct target holds: the reference's value at the target's precision; its own
         where it is finer, or was changed.
 
-        Where the target's is empty, packed away by an engine, the reference's stands in.
+        Where the target's is empty or not shown, packed away by an engine, the reference's stands
+        in.
         """
+        if pair.target_record < 0:
+            return self._reference.array(pair.reference_record)
         record = self._target.records[pair.target_record]
         has_own = not is_initial or (
             judge.unit_roundoff(record.dtype) < judge.unit_roundoff(self.reference_dtype(pair))

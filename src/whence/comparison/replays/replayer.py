@@ -139,11 +139,12 @@ class Replayer:
                     refused={"": str(error)},
                     misrouted=error.slots if isinstance(error, Misrouted) else {},
                 )
-        for slot, missing in result.assumed.items():
-            # It may as well have been given something else.
-            if slot in result.local and result.local[slot].score > 1:
+        assumed = result.assumed.keys() & result.local.keys()
+        if any(result.local[slot].score > 1 for slot in assumed):
+            # It may as well have been given something else: then no output proves anything.
+            for slot in assumed:
                 del result.local[slot]
-                result.refused[slot] = f"the target has no tensor for {missing}"
+                result.refused[slot] = f"the target has no tensor for {result.assumed[slot]}"
         self.refused.update(set(result.refused.values()))
         return result
 
@@ -168,7 +169,7 @@ class Replayer:
             loaded,
             [(pairs[s], request.is_initial.get(s, True)) for s in program.params if s in pairs],
             semantics,
-            executed := executed_in(request.partner) or self._lowered.dtype(request.partner),
+            executed := self._lowered.dtype(request.partner),
             self._widened(inputs),
         )
         produced = {
@@ -227,7 +228,13 @@ class Replayer:
             return None
         # A parameter that the target keeps in another form has no partner; what stands in for it
         # needs none.
-        stand_ins = [s for s in program.params if s in request.semantics.params and s not in pairs]
+        # An engine that shows no parameters of a call has them inside.
+        is_bare = not any(is_param(r.slot) for r in request.partner.refs)
+        stand_ins = [
+            s
+            for s in program.params
+            if s not in pairs and (is_bare or s in request.semantics.params)
+        ]
         pairs |= {
             slot: SlotPair(slot, "", record, -1)
             for slot, record in self.reference.records(call, stand_ins).items()
@@ -266,8 +273,15 @@ class Replayer:
             ):
                 prepared.outputs[slot] = pair
                 read = sorted(s for s in needs if not is_param(s))
+                unseen = sorted(
+                    s
+                    for s in needs - request.semantics.params.keys()
+                    if s in pairs and pairs[s].target_record < 0
+                )
                 if read and not any(s in pairs or s in prepared.inside for s in read):
-                    result.assumed[slot] = read[0]
+                    unseen.append(read[0])
+                if unseen:
+                    result.assumed[slot] = unseen[0]
 
     def _measure_whole(
         self,
@@ -405,11 +419,26 @@ class LoweredPrecision:
         self._reference, self._target = reference, target
 
     def dtype(self, partner: Call) -> str:
-        """The dtype of 16 bits that a call of the target computes in, "" where it does not."""
+        """The dtype of 16 bits that a call of the target, or of an engine one inside it, computes
+        in; "" where it does not.
+        """
+        if kind := self._executed.get(partner.id, ""):
+            return kind
         program = self._target.programs.get(partner.program)
         if program is None or not self._kinds or _has_products(program):
             return self._kinds.get(partner.program, "")
         return _computes_in(program)
+
+    @functools.cached_property
+    def _executed(self) -> dict[int, str]:
+        """By call, what an engine says that it, or a call inside it, was executed in."""
+        kinds: dict[int, str] = {}
+        for call in self._target.calls:
+            kind, place = executed_in(call), call.id
+            while kind and place != -1:
+                kinds.setdefault(place, kind)
+                place = self._target.calls[place].parent
+        return kinds
 
     @functools.cached_property
     def _kinds(self) -> dict[str, str]:

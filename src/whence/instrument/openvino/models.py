@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 import numpy as np
 
+from whence.dtypes import unit_roundoff
 from whence.frameworks.onnx_names import scope_of
 from whence.instrument.engines.effect import Effect, Effects, Results, Shown, Words
 from whence.instrument.engines.files import facts_of_bytes, facts_of_file, files_beside
@@ -799,40 +800,56 @@ def planned(source: SourceGraph, executed: Executed) -> GraphPlan:
         for n in nodes
         if n.is_constant or (n.reads and n.friendly in executed.constants and not _counts(n))
     }
-    runs = _materialised(source, executed, constant)
+    runs, inserted = _materialised(source, executed, constant)
     used = {read for n in nodes for read in n.reads}
     places: dict[str, tuple[int, int]] = {
         name: (n.place, port) for n in nodes for port, name in enumerate(n.names)
     }
     groups = _groups(source, runs, constant)
-    forms = [_form(source, groups[place], runs[place], used) for place in sorted(runs)]
+    forms = [
+        _form(source, group, _precise_least(group, runs[place], inserted), used)
+        for place, group in sorted(groups.items())
+    ]
     constants = {n.names[0]: n.place for group in groups.values() for n in group.constants}
     return GraphPlan(tuple(forms), places, constants)
 
 
 def _materialised(
     source: SourceGraph, executed: Executed, constant: set[int]
-) -> dict[int, Execution | None]:
+) -> tuple[dict[int, Execution | None], dict[int, Execution]]:
     """The source nodes whose results the device holds in memory, with what executes each: the last
     one of an executed node, and what makes outputs and states; and nodes of the user's that count:
-    shapes, positions, indices. The runtime computes these on the side or not at all.
+    shapes, positions, indices. The runtime computes these on the side or not at all. Then what
+    executes nodes that a frontend put in.
     """
     by_name: defaultdict[str, list[int]] = defaultdict(list)
     for node in source.nodes:
         by_name[node.friendly].append(node.place)
     runs: dict[int, Execution | None] = {}
+    inserted: dict[int, Execution] = {}
     for execution in executed.nodes:
         known = [p for name in execution.originals for p in by_name[name] if p not in constant]
         last = max(known, default=-1)
         if last >= 0 and _is_shown(source.nodes[last]):
             runs[last] = execution
+        elif last >= 0:
+            inserted[last] = execution
     for place, _ in source.ends:
         if place not in constant and source.nodes[place].op_type != "Parameter":
             runs.setdefault(place, None)
     for node in source.nodes:
         if node.op_type == "ReadValue" or _counts(node):
             runs.setdefault(node.place, None)
-    return runs
+    return runs, inserted
+
+
+def _precise_least(
+    group: _Group, execution: Execution | None, inserted: Mapping[int, Execution]
+) -> Execution | None:
+    """Of what executes a group, also nodes in it that a frontend put in, what rounds most."""
+    inside = [inserted[m.place] for m in group.members if m.place in inserted]
+    executions = inside if execution is None else [execution, *inside]
+    return max(executions, key=lambda e: unit_roundoff(e.precision), default=None)
 
 
 def _counts(node: SourceNode) -> bool:
