@@ -43,6 +43,8 @@ class Mark(StrEnum):
     """Before a further name that the operator writes its result to."""
     EXECUTED_IN = "executed in "
     """Before the dtype that an engine computed the call in, whatever its tensors are stored in."""
+    REWRITTEN = "its program runs operators that the reference's does not: names say little"
+    """It is paired by the values that it makes."""
     OPSET = "opset "
     """Before the version of the operator set of ONNX that the node is of."""
     OF_MODULE = "of module "

@@ -14,6 +14,8 @@ from whence.records.slots import slot_kind
 
 MOVES = frozenset((
     "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze",
+    "flatten", "reshape", "squeeze", "transpose", "unsqueeze", "onednn_to_paddle_layout", "assign",
+    "fused_transpose", "reshape2", "transpose2", "squeeze2", "unsqueeze2",
     "com.microsoft.nchwc.ReorderInput", "com.microsoft.nchwc.ReorderOutput",
 ))  # fmt: skip
 """Operators whose output holds the elements of their first input, whatever the order."""

@@ -222,10 +222,20 @@ class _Pairing:
             if len(found) != len(values):
                 continue
             for value, other in zip(values, found):
-                if self._is_open(value) and other not in self._taken and self._fit(value, other):
+                is_free = self._is_open(value) and other not in self._taken
+                if is_free and self._fit(value, other) and not self._is_short(value, other):
                     self._pair(value, other)
                     count += 1
         return count
+
+    def _is_short(self, value: int, other: int) -> bool:
+        """Is what the target makes of a value half as far off as the value itself? Then it lacks a
+        step, such as a scale that the reference has in the weight.
+        """
+        record = self.reference.record(value)
+        far = _distance(record, self.target.record(other))
+        made = self.target.made_of(other)
+        return any(2.0 * _distance(record, self.target.record(v)) < far for v in made)
 
     def _fit(self, value: int, other: int) -> bool:
         return self.reference.record(value).count == self.target.record(other).count

@@ -7,6 +7,7 @@ a constant that one folded, a transpose that only one needs.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -28,6 +29,8 @@ from whence.records.slots import is_input, is_param
 
 _KINDS = ("operator", "module")
 _OWN = "com.microsoft."
+_NUMBER = re.compile(r"inner_var\.\d+")
+"""What an executor of Paddle calls a variable."""
 _SHARED = 0.5
 """Share of names from which on two graphs are paired by their names."""
 
@@ -36,6 +39,8 @@ def applies(reference: Run, target: Run) -> bool:
     """Are these operators of two graphs that share few names, with programs on the reference's
     side? Or names that do not stand for the same?
     """
+    if _is_rewritten(reference, target):
+        return True
     if not any(map(_is_node, target.calls)):
         return False
     calls, others = (
@@ -59,6 +64,20 @@ def applies(reference: Run, target: Run) -> bool:
 def _is_node(call: Call) -> bool:
     """Is it a node of a graph that an engine ran?"""
     return has_mark(call, Mark.OPSET) or has_mark(call, Mark.EXECUTED_IN)
+
+
+def _is_rewritten(reference: Run, target: Run) -> bool:
+    """Are these two programs of one library, of which one is written otherwise? Where nothing says
+    so, names that are numbers stand for other operators.
+    """
+    if any(has_mark(call, Mark.REWRITTEN) for call in target.calls):
+        return True
+    kinds, others = (
+        {c.scope: c.op_type for c in selected(run.calls) if c.leaf and c.slots("input")}
+        for run in (reference, target)
+    )
+    numbers = [name for name in (kinds.keys() & others.keys()) if _NUMBER.fullmatch(name)]
+    return any(kinds[name] != others[name] for name in numbers)
 
 
 def _are_fused_unsaid(calls: Sequence[Call], others: Sequence[Call]) -> bool:
@@ -101,7 +120,8 @@ def _last_calls(run: Run, calls: Sequence[Call]) -> dict[str, Call]:
 def joined(reference: Run, target: Run) -> Fused:
     """Both runs with what lies between values that correspond as one call each."""
     parameters = _parameters(reference)
-    if not any(has_mark(call, Mark.OPSET) for call in reference.calls):
+    is_graph = any(has_mark(call, Mark.OPSET) for call in reference.calls)
+    if not is_graph and not _is_rewritten(reference, target):
         reference = flat(reference)
     parts, target_parts = list[Stretch](), list[Stretch]()
     for graph, other in _steps(reference, target, parameters):

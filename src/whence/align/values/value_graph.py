@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -55,6 +56,12 @@ _KINDS = {
     "relu": "Relu",
     "GELU": "Gelu",
     "gelu": "Gelu",
+    "matmul": "MatMul",
+    "fc": "MatMul",
+    "fused_matmul": "MatMul",
+    "fused_elementwise_add": "Add",
+    "multiply": "Mul",
+    "fused_elementwise_mul": "Mul",
     "Gemm": "MatMul",
     "com.microsoft.FusedMatMul": "MatMul",
     "com.microsoft.FusedGemm": "MatMul",
@@ -106,19 +113,22 @@ class ValueGraph:
         self._unshown: dict[int, list[Call]] = {}
         waiting: list[Call] = []
         for call in calls:  # the first: later ones hand on what is there
+            read = {ref.record for ref in call.slots("input")}
             for ref in call.slots("output"):
-                self.makers.setdefault(ref.record, call)
+                if ref.record not in read:
+                    self.makers.setdefault(ref.record, call)
             # what an engine cannot show without changing it is read by what comes next
             waiting.append(call)
             if call.slots("output"):
                 self._unshown[call.id], waiting = waiting[:-1], []
         self._parameters = parameters
+        self._made_of: defaultdict[int, list[int]] | None = None
         ends = {ref.record for ref in root.slots("output")}
         self.values = [
             ref.record
             for call in calls
             for ref in call.slots("output")
-            if self.makers[ref.record] is call and (ref.record in ends or not is_move(call))
+            if self.makers.get(ref.record) is call and (ref.record in ends or not is_move(call))
         ]
         self._is_value = set(self.values)
 
@@ -140,6 +150,16 @@ class ValueGraph:
                 break
             record = inputs[0].record
         return record
+
+    def made_of(self, value: int) -> list[int]:
+        """What calls that read a value make."""
+        if self._made_of is None:
+            self._made_of = defaultdict(list)
+            for call in self.calls:
+                for ref in call.slots("input"):
+                    made = [r.record for r in call.slots("output")]
+                    self._made_of[self.source(ref.record)] += made
+        return self._made_of[value]
 
     def is_parameter(self, record: int) -> bool:
         """Is it a parameter, as it is or with its elements moved?"""

@@ -210,7 +210,8 @@ def _operands(
         slot = next((s for s, r in reads.items() if r == record), "") if record is not None else ""
         named = f"input.{variables.names.get(ref.record, '')}"
         slot = slot or (named if named in reads else in_order[place] if numbered else "")
-        if slot:
+        # oneDNN hands on what it laid out anew as a tensor of its own, in another's place
+        if slot and _could_be(run, reads[slot], variables.saved, ref.record):
             operands[split_slot(ref.slot)[1]] = _operand(run, slot, reads[slot])
     for name, operator_slot in taken_parameters(operator):
         slot = next((s for s in (f"param.{name}", f"input.{name}") if s in reads), "")

@@ -82,13 +82,14 @@ def _by_step(calls: Iterable[Call]) -> dict[tuple[int, str, int, int], list[Call
     return out
 
 
-def with_data_flow(run: Run, program: Run) -> Run:
+def with_data_flow(run: Run, program: Run, *, direct: bool = False) -> Run:
     """A log with the data flow of its program: every tensor gets the operator's inputs, as far as
     the log has them, and attributes.
 
     A tensor is found by its name (the n-th writer of a name is its n-th print of a step), or by the
     order of operators where names are numbers of the executor's. Of operators whose outputs were
-    not printed, what they read counts. Raises UsageError when it fits less than half.
+    not printed, what they read counts, unless `direct`. Raises UsageError when it fits less than
+    half.
     """
     program_operators = operators(program)
     maker = {ref.record: call.id for call in program_operators for ref in call.slots("output")}
@@ -97,7 +98,8 @@ def with_data_flow(run: Run, program: Run) -> Run:
     changed: dict[int, Call] = {}
     for calls in _by_step(logged).values():
         matches = {c.id: where[c.id] for c in calls if c.id in where}
-        changed |= _linked(calls, matches, program, maker, seen_only=run.info.kind == _LOG)
+        seen_only = run.info.kind == _LOG
+        changed |= _linked(calls, matches, program, maker, seen_only=seen_only, direct=direct)
     linked = len(changed)
     if linked < _LEAST * len(logged):
         raise UsageError(
@@ -121,6 +123,7 @@ def _linked(
     maker: Mapping[int, int],
     *,
     seen_only: bool,
+    direct: bool,
 ) -> dict[int, Call]:
     """The calls with the outputs of others as inputs. operator_of: the operator of each call;
     maker: by record of the program, the operator that writes it.
@@ -133,7 +136,7 @@ def _linked(
         if call.id not in operator_of:
             continue
         operator = program.calls[operator_of[call.id]]
-        sources = _sources(operator, program, maker, printed)
+        sources = _sources(operator, program, maker, printed, direct)
         is_inner = operator.parent != -1 and program.calls[operator.parent].parent != -1
         is_known = sources is not None and not is_inner
         refs = call.refs
@@ -159,10 +162,15 @@ def _linked(
 
 
 def _sources(
-    operator: Call, program: Run, maker: Mapping[int, int], printed: Mapping[int, int]
+    operator: Call,
+    program: Run,
+    maker: Mapping[int, int],
+    printed: Mapping[int, int],
+    direct: bool,
 ) -> dict[str, int] | None:
     """By name the records of the log that an operator reads, through operators that were not
-    printed; None behind loops and branches, which hand on what was computed inside.
+    printed; None behind loops and branches, which hand on what was computed inside, and, where
+    `direct`, behind operators that were not printed.
     """
     sources: dict[str, int] = {}
     visited, todo = {operator.id}, [r.record for r in reversed(operator.slots("input"))]
@@ -174,7 +182,7 @@ def _sources(
         producer = program.calls[number]
         if number in printed:
             sources[producer.scope] = printed[number]
-        elif producer.leaf:
+        elif producer.leaf and not direct:
             todo += [r.record for r in reversed(producer.slots("input"))]
         else:
             return None

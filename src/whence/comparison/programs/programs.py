@@ -208,10 +208,14 @@ def apply_programs(reference: Run, target: Run, chosen: Sequence[Run]) -> tuple[
     if chosen:
         pair = (("", chosen[0], chosen[-1]),)
         files = tuple(run.path for run in chosen[:2])
+        is_pair = len(chosen) == 2
+        # What lies between two prints is then another operator in each program.
+        direct = is_pair and _is_rewritten(diff_programs(chosen[0], chosen[1], ({}, {})))
+        target = with_data_flow(target, chosen[-1], direct=direct)
         return (
-            with_data_flow(reference, chosen[0]),
-            with_data_flow(target, chosen[-1]),
-            Programs(pair if len(chosen) == 2 else (), files),
+            with_data_flow(reference, chosen[0], direct=direct),
+            _marked(target) if direct else target,
+            Programs(pair if is_pair else (), files),
         )
     programs_of = saved_programs(reference), saved_programs(target)
     sides = [
@@ -351,6 +355,8 @@ def renamed_as_partners(
     diff = diff_programs(both_programs[0], both_programs[1], ({}, {}))
     if all(d.kind in ("attributes", "weights") for d in diff.differences):
         return reference, target
+    if _is_rewritten(diff):
+        return reference, _marked(target, root)
     places = [
         operators_of_calls(run, program, root)
         for run, program in zip((reference, target), both_programs)
@@ -395,6 +401,18 @@ def renamed_as_partners(
         )
         out[diff.turned].notes = [*out[diff.turned].notes, Note("inside-not-seen", sentence)]  # type: ignore[misc]
     return out[0], out[1]
+
+
+def _is_rewritten(diff: ProgramDiff) -> bool:
+    """Does one program run operators that the other does without, in other places?"""
+    return {"removed", "inserted"} <= {d.kind for d in diff.differences}
+
+
+def _marked(run: Run, root: str | None = None) -> Run:
+    """The run, for its operators to be paired by the values that they make."""
+    chosen = (c for c in operators(run) if c.kind == "operator" and root in (None, c.root))
+    marked = {c.id: replace(c, notes=(*c.notes, Mark.REWRITTEN)) for c in chosen}
+    return _changed(run, marked)
 
 
 def _changes_of_pairs(
