@@ -13,7 +13,6 @@ import numpy as np
 import paddle
 import paddle.inference
 
-
 WIDTH, SLOPES = 12, {"before": 0.1, "behind": 0.1, "wrong": 0.3}
 
 

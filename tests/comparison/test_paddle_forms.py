@@ -46,3 +46,21 @@ def test_logs_of_two_forms_beside_their_programs_hold_no_fault(folder):
 
     assert not compared("behind").findings
     assert compared("wrong").findings[0].op_type == "leaky_relu"
+
+
+def test_programs_alone_say_what_is_written_otherwise(folder):
+    words = "the scale is applied behind the product in the target: same function (4 times)"
+    same = whence.compare(folder / "before.json", folder / "behind.json")
+    assert same.status == "undecided" and words in same.headline
+    wrong = whence.compare(folder / "before.json", folder / "wrong.json")
+    assert [(f.op_type, f.cause) for f in wrong.findings] == [("leaky_relu", "semantic")]
+    assert any(words in line for line in wrong.programs)
+
+
+def test_another_product_is_no_other_form(folder):
+    text = (folder / "behind.json").read_text()
+    assert text.count('"1.matmul"') == 4
+    (folder / "transposed.json").write_text(text.replace('"1.multiply"', '"1.add"', 1))
+    (folder / "transposed.pdiparams").write_bytes((folder / "behind.pdiparams").read_bytes())
+    result = whence.compare(folder / "before.json", folder / "transposed.json")
+    assert result.findings[0].name.endswith("multiply_0")

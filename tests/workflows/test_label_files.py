@@ -84,3 +84,14 @@ def test_a_limit_that_hides_files_is_named(tmp_path, literal):
     assert first == [0, 1, None]
     assert f"{LIMIT}=2 hides it" in whys[2]
     assert f"set {LIMIT}=3" in whys[2]
+
+
+def test_a_white_list_that_hides_a_file_is_named(tmp_path):
+    profile = Profile(variables={"LIBRARY_ONLY": "{runner}"}, places=("{file}",))
+    library = Library("lib", profile, str(tmp_path), {"LIBRARY_ONLY": "NormRunner, 线性Runner"})
+    files = ["0_M/1_SoftmaxRunner/out.npy", "0_M/2_线性Runner/out.npy"]
+    hidden, missing = (
+        label.why for label in resolved(labels_of(tmp_path, files), encoded(library), 0.0, 0.0)
+    )
+    assert hidden.startswith("LIBRARY_ONLY=NormRunner, 线性Runner hides it")
+    assert missing.startswith("0_M/2_线性Runner/out.npy never appeared")

@@ -7,7 +7,6 @@ a constant that one folded, a transpose that only one needs.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -29,8 +28,6 @@ from whence.records.slots import is_input, is_param
 
 _KINDS = ("operator", "module")
 _OWN = "com.microsoft."
-_NUMBER = re.compile(r"inner_var\.\d+")
-"""What an executor of Paddle calls a variable."""
 _SHARED = 0.5
 """Share of names from which on two graphs are paired by their names."""
 
@@ -39,7 +36,7 @@ def applies(reference: Run, target: Run) -> bool:
     """Are these operators of two graphs that share few names, with programs on the reference's
     side? Or names that do not stand for the same?
     """
-    if _is_rewritten(reference, target):
+    if _is_rewritten(target):
         return True
     if not any(map(_is_node, target.calls)):
         return False
@@ -66,18 +63,8 @@ def _is_node(call: Call) -> bool:
     return has_mark(call, Mark.OPSET) or has_mark(call, Mark.EXECUTED_IN)
 
 
-def _is_rewritten(reference: Run, target: Run) -> bool:
-    """Are these two programs of one library, of which one is written otherwise? Where nothing says
-    so, names that are numbers stand for other operators.
-    """
-    if any(has_mark(call, Mark.REWRITTEN) for call in target.calls):
-        return True
-    kinds, others = (
-        {c.scope: c.op_type for c in selected(run.calls) if c.leaf and c.slots("input")}
-        for run in (reference, target)
-    )
-    numbers = [name for name in (kinds.keys() & others.keys()) if _NUMBER.fullmatch(name)]
-    return any(kinds[name] != others[name] for name in numbers)
+def _is_rewritten(target: Run) -> bool:
+    return any(has_mark(call, Mark.REWRITTEN) for call in target.calls)
 
 
 def _are_fused_unsaid(calls: Sequence[Call], others: Sequence[Call]) -> bool:
@@ -121,7 +108,7 @@ def joined(reference: Run, target: Run) -> Fused:
     """Both runs with what lies between values that correspond as one call each."""
     parameters = _parameters(reference)
     is_graph = any(has_mark(call, Mark.OPSET) for call in reference.calls)
-    if not is_graph and not _is_rewritten(reference, target):
+    if not is_graph and not _is_rewritten(target):
         reference = flat(reference)
     parts, target_parts = list[Stretch](), list[Stretch]()
     for graph, other in _steps(reference, target, parameters):

@@ -55,6 +55,17 @@ class Library(msgspec.Struct, frozen=True):
                 return variable, int(value)
         return None
 
+    def hides(self, file: str) -> str:
+        """Which variable keeps the library from writing a file, as the begin of a sentence; "" where
+        none does.
+        """
+        for variable, text in self.profile.variables.items():
+            listed = self.variables.get(variable, "")
+            named = (name in file for name in re.findall(r"[^\s,;]+", listed))
+            if "{runner}" in text and listed and not any(named):
+                return f"{variable}={listed} hides it, none of these is in its path; "
+        return ""
+
     def places(self, label: Waiting) -> list[str]:
         """Paths, with wild cards, at which the file of a label may lie, in the order in which they
         are tried.

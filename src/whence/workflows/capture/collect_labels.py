@@ -356,7 +356,9 @@ def _looked_up(
                 if len(tried) > 1
                 else ""
             )
-            found_label.why = f"{label.file} never appeared (not at {tried[-1]}{also})"
+            found_label.why = (
+                f"{where.hides(label.file)}{label.file} never appeared (not at {tried[-1]}{also})"
+            )
     for files_, labels in of_file.items():
         _share(files_, labels, shapes)
     _tell_limit(out, chosen_library)
