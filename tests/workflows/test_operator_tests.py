@@ -20,6 +20,7 @@ from whence.records import Call, MemoryRun, Ref
 from whence.report.own_files import is_own
 
 torch = pytest.importorskip("torch")
+from whence.frameworks import torch_schema  # noqa: E402 - imports torch
 pytestmark = pytest.mark.torch
 
 ALONE = """
@@ -473,3 +474,10 @@ def test_the_command_says_which_is_which_and_quotes_formulas(tmp_path, capsys):
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(UnreadableRun, match="detail_compare_path"):
         whence.diff_results(one, tmp_path / "other.csv")
+
+
+def test_what_is_computed_of_numbers_alone_is_tested():
+    aten = torch.ops.aten
+    numbers = {"start": 0, "end": 47, "steps": 10}
+    assert torch_schema.kind(aten.linspace.default, numbers) == torch_schema.PLAIN
+    assert torch_schema.kind(aten.arange.default, {"end": 47}) == torch_schema.CREATION

@@ -34,8 +34,9 @@ STATISTICS_WRITERS = words("""
 """)
 VIEW, RANDOM, CREATION, PLAIN = "view", "random", "creation", "plain"
 _CREATE = words("""
-    arange eye empty full linspace logspace ones zeros scalar_tensor tril_indices triu_indices range
+    arange eye empty full ones zeros scalar_tensor tril_indices triu_indices range
 """)
+_COMPUTED = words("linspace logspace")  # of numbers alone, and rounded by each kernel in its way
 # oneDNN's recurrent layers take a kernel of training wherever gradients are enabled, whatever they
 # are asked; on some processors its bits are not those of inference.
 BY_GRAD_MODE = words("mkldnn_rnn_layer")
@@ -166,7 +167,9 @@ def kind(func: Any, named: Mapping[str, Any]) -> str:
         or (base.endswith("_like") and base.removesuffix("_like") in _CREATE)
     ):
         return CREATION
-    if not any("Tensor" in str(a.type) for a in schema.arguments if a.name in named):
+    if base not in _COMPUTED and not any(
+        "Tensor" in str(a.type) for a in schema.arguments if a.name in named
+    ):
         return CREATION
     aliases = [r.alias_info for r in schema.returns]
     if aliases and all(a is not None and not a.is_write for a in aliases):

@@ -56,8 +56,8 @@ class Library(msgspec.Struct, frozen=True):
         return None
 
     def hides(self, file: str) -> str:
-        """Which variable keeps the library from writing a file, as the begin of a sentence; "" where
-        none does.
+        """Which variable keeps the library from writing a file, as the begin of a sentence; ""
+        where none does.
         """
         for variable, text in self.profile.variables.items():
             listed = self.variables.get(variable, "")
