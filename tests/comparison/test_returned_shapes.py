@@ -50,6 +50,25 @@ def test_another_shape_is_a_finding_at_the_model(tmp_path, change, turned):
     assert "structural" in answer.headline(result)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_more_elements_than_the_reference_returned_are_a_finding(tmp_path, axis):
+    more = Head(lambda y: torch.cat([y, torch.full_like(y, -9.0)], axis))
+    result = compared(tmp_path, [Head(), more], [X, X])
+    assert result.status == "different"
+    (finding,) = result.findings
+    assert finding.verdict == "structural" and "for inputs of the same shapes" in finding.sentence
+
+
+def test_logits_of_a_padded_vocabulary_may_be_longer(tmp_path):
+    models = [Head(), Head()]
+    padded = torch.nn.Linear(8, 20)
+    with torch.no_grad():
+        padded.weight[:10], padded.bias[:10] = models[0].layer.weight, models[0].layer.bias
+        padded.weight[10:], padded.bias[10:] = 0, 0
+    models[1].layer = padded
+    assert compared(tmp_path, models, [X, X]).findings == ()
+
+
 def test_a_wrong_layer_is_named_before_the_shape(tmp_path):
     models = [Head(), Head(CHANGES["lost"])]
     with torch.no_grad():

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from whence.comparison.paired_runs import PairedRuns
 from whence.records.marks import Mark, has_mark
-from whence.records.slots import is_input, is_output
+from whence.records.slots import is_cache, is_input, is_output, is_param
 from whence.results import (
     GUILTY,
     CauseKind,
@@ -46,6 +46,7 @@ def reshaped(paired: PairedRuns) -> Iterator[Reshaped]:
         for made in plan.made_target
         if [len(records) for _, records in made.operands] == [1]
     }
+    are_padded = any(_is_longer(s, paired, own_records) for p in plan.pairs for s in p.slots)
     for index, pair in enumerate(plan.pairs):
         call = paired.calls[pair.reference]
         if call.parent != -1 or call.kind not in _MODELS or has_mark(call, Mark.PUT_TOGETHER):
@@ -60,9 +61,22 @@ def reshaped(paired: PairedRuns) -> Iterator[Reshaped]:
                 paired.reference.records[slot.reference_record],
                 paired.shown.records[own],
             )
-            if reference.shape != target.shape and reference.count == target.count:
+            if reference.shape == target.shape:
+                continue
+            may_be_longer = are_padded or is_cache(slot.reference_slot)
+            if reference.count == target.count or not may_be_longer:
                 words = f"{list(target.shape)} in the target, {list(reference.shape)}"
                 yield Reshaped(index, slot, words, is_asked_alike and reference.count > 1)
+
+
+def _is_longer(slot: SlotPair, paired: PairedRuns, own_records: Mapping[int, int]) -> bool:
+    """Is it a parameter of which one run has more, as of a padded vocabulary? What is computed of
+    it is longer as well.
+    """
+    own = own_records.get(slot.target_record)
+    if own is None or not is_param(slot.reference_slot):
+        return False
+    return paired.reference.records[slot.reference_record].count != paired.shown.records[own].count
 
 
 def blamed(verdicts: Mapping[tuple[int, int], Verdict], paired: PairedRuns) -> Verdicts:
