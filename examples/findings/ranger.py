@@ -1,0 +1,16 @@
+"""Eight steps of an optimiser that warms its rate up and lets weights decay."""
+
+import torch
+from pytorch_optimizer import Ranger21
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+optimizer = Ranger21(model.parameters(), num_iterations=8, lr=1e-2, weight_decay=0.1)
+data, labels = torch.randn(8, 16), torch.randint(4, (8,))
+for _ in range(8):
+    loss = nn.functional.cross_entropy(model(data), labels)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item())
