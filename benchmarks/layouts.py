@@ -92,7 +92,8 @@ def is_named(layout: Layout, said: str, planted: str) -> bool:
             f"1.{number}",
         }
         return any(_squashed_words(said) == _squashed_words(name) for name in names)
-    return any(squashed(name) in squashed(said) for name in names)
+    bare = f"{layer.removeprefix('layer_')}.{inner}"  # of a dictionary by the number of the layer
+    return said == bare or any(squashed(name) in squashed(said) for name in names)
 
 
 def _squashed_words(name: str) -> str:
@@ -100,12 +101,14 @@ def _squashed_words(name: str) -> str:
 
 
 def is_region(said: str, planted: str, subject: str) -> bool:
-    """Does a name of the answer mean the layer of the fault?"""
+    """Does a name of the answer mean the layer of the fault, or a part of it that has the fault?"""
     layer = SUBJECTS[subject].layer
     if not planted.startswith(layer):
         return squashed(said) == squashed(planted.split(".")[0])
     number = planted[len(layer) :].split(".")[0]
-    return squashed(said) in {squashed(f"{layer}{number}"), f"layer{number}"}
+    dots = re.finditer(r"\.", planted[len(layer) :])
+    wholes = {squashed(planted[: len(layer) + dot.start()]) for dot in dots}
+    return squashed(said) in wholes | {squashed(f"{layer}{number}"), f"layer{number}"}
 
 
 def graded(layout: Layout, subject: str, change: str, result: Any) -> tuple[str, str]:

@@ -1,6 +1,8 @@
 """Which reader opens a path: what is said when none does, and readers that other packages add."""
 
+import bz2
 import gzip
+import lzma
 import os
 import pickle
 import subprocess
@@ -129,6 +131,18 @@ def test_a_broken_reader_of_another_package_is_named(tmp_path, tapes, points, mo
             "is packed by gzip; unpack it: gunzip x.log.gz",
         ),
         ("w.gguf", b"GGUF\3\0\0\0", "is a model for llama.cpp; run it"),
+        ("x.npy.bz2", bz2.compress(b"text"), "is packed by bzip2; unpack it: bunzip2 x.npy.bz2"),
+        ("x.npy.xz", lzma.compress(b"text"), "is packed by xz; unpack it: unxz x.npy.xz"),
+        ("x.tar", b"x" * 512, r"is a tar archive; .* tar -xf x\.tar"),
+        ("x.parquet", b"PAR1\0\1", r"is a Parquet table; np\.savez\(.*read_parquet\('x.parquet'\)"),
+        ("x.nc", b"CDF\x01\0\0", "is a netCDF file; np.savez"),
+        ("m.tflite", b"\x1c\0\0\0TFL3\0", "is a model for LiteRT; run it"),
+        ("m.pte", b"\x1c\0\0\0ET12\0", "is a program of ExecuTorch; run it with enable_etdump"),
+        ("m.plan", b"ftrt\0\1", "is an engine of TensorRT; run it: polygraphy run m.plan"),
+        ("x.msgpack", b"\x81\xa1w\xc7\0", "is a checkpoint of flax; np.savez"),
+        ("m.ckpt.index", b"\0\1\2\3", "is a checkpoint of TensorFlow; np.savez"),
+        ("m.mindir", b"\0\1\2\3", "is a compiled model; it holds no results"),
+        ("x.db", b"SQLite format 3\0", "is a database; np.savez what it holds"),
         ("x.png", b"\x89PNG\r\n\x1a\n\0", "a picture, a document, a program; it holds no tensors"),
     ],
 )

@@ -27,7 +27,7 @@ _WORDS = frozenset((
 _LOGS = frozenset((".txt", ".log", ".err", ".out", ".csv", ".jsonl"))
 _OTHER_KINDS = (
     b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"%PDF", b"\x7fELF", b"!<arch>\n",
-    b"SQLite format 3\0", b"wOFF", b"wOF2", b"OggS", b"fLaC",
+    b"wOFF", b"wOF2", b"OggS", b"fLaC",
 )  # fmt: skip
 """First bytes of pictures, documents, programs and sounds."""
 _OTHER_NAMES = {
@@ -36,18 +36,42 @@ _OTHER_NAMES = {
 }  # fmt: skip
 """The same, where first bytes tell too little without the name."""
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
-_STARTS = (
+_KINDS = (
     ((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), "a Python pickle", "call it NAME.pkl"),
-    (b"\x1f\x8b", "packed by gzip", "unpack it: gunzip NAME"),
-    (b"(\xb5/\xfd", "packed by zstd", "unpack it: unzstd NAME"),
-    (b"PK", "a zip archive", "unpack it, and give the folder"),
-    (b"GGUF", "a model for llama.cpp", "run it: llama-eval-callback -m NAME 2> eval.log"),
-    (b"PAR1", "a Parquet table", "write its columns by np.save"),
-    (b"ARROW1", "an Arrow table", "write its columns by np.save"),
-    (b"MATLAB", "a file of MATLAB", "write its arrays: np.savez(OUT, **scipy.io.loadmat(NAME))"),
+    ((b"\x1f\x8b",), "packed by gzip", "unpack it: gunzip NAME"),
+    ((b"BZh",), "packed by bzip2", "unpack it: bunzip2 NAME"),
+    ((b"\xfd7zXZ",), "packed by xz", "unpack it: unxz NAME"),
+    ((b"(\xb5/\xfd",), "packed by zstd", "unpack it: unzstd NAME"),
+    ((".tar",), "a tar archive", "unpack it, and give the folder: tar -xf NAME"),
+    ((".7z", ".rar", b"7z\xbc\xaf", b"Rar!"), "an archive", "unpack it, and give the folder"),
+    ((b"PK",), "a zip archive", "unpack it, and give the folder: unzip NAME"),
+    ((b"GGUF",), "a model for llama.cpp", "run it: llama-eval-callback -m NAME 2> eval.log"),
+    ((b"PAR1",), "a Parquet table", "np.savez(OUT, **pandas.read_parquet('NAME'))"),
+    ((b"ARROW1",), "an Arrow table", "np.savez(OUT, **pandas.read_feather('NAME'))"),
+    ((b"MATLAB",), "a file of MATLAB", "np.savez(OUT, **scipy.io.loadmat('NAME'))"),
+    ((b"CDF\x01", b"CDF\x02"), "a netCDF file",
+     "np.savez(OUT, **{k: v[:] for k, v in netCDF4.Dataset('NAME').variables.items()})"),
+    ((b"TFL3", ".tflite"), "a model for LiteRT",
+     "run it with experimental_preserve_all_tensors, and np.savez what get_tensor gives"),
+    ((b"ORTM", ".ort"), "a model for ONNX Runtime", "run it: docs/onnxruntime.md"),
+    ((b"ET12", ".pte"), "a program of ExecuTorch", "run it with enable_etdump: docs/formats.md"),
+    ((b"ftrt", b"ptrt", ".engine", ".plan"), "an engine of TensorRT",
+     "run it: polygraphy run NAME --model-type engine --trt --save-outputs OUT.json"),
+    ((".msgpack",), "a checkpoint of flax", "np.savez(OUT, **traverse_util.flatten_dict("
+     "serialization.msgpack_restore(open('NAME', 'rb').read()), sep='.'))"),
+    ((".data-00000-of-00001", ".index"), "a checkpoint of TensorFlow", "np.savez(OUT, "
+     "**{n: tf.train.load_variable(CKPT, n) for n, _ in tf.train.list_variables(CKPT)})"),
+    (("zarr.json", ".zarray", "/0.0", "/0.0.0"), "a part of a zarr array",
+     "np.save(OUT, zarr.open(FOLDER)[:])"),
+    (("manifest.ocdbt",), "a checkpoint of orbax", "np.savez(OUT, **traverse_util.flatten_dict("
+     "orbax.checkpoint.PyTreeCheckpointer().restore(FOLDER), sep='.'))"),
+    ((".mlmodel", ".om", ".mindir", ".mnn", ".rknn", ".dlc"), "a compiled model",
+     "it holds no results: np.savez them where it runs"),
+    ((b"SQLite format 3",), "a database", "np.savez what it holds"),
 )  # fmt: skip
-"""First bytes of what is not read: what it is, and what makes it readable."""
-_ARCHIVES = {".tar": "a tar archive", ".7z": "an archive", ".rar": "an archive"}
+"""What is not read: the first bytes (behind a length, too) or the end of the name, what it is, and
+what makes it readable.
+"""
 _PARSED_BYTES = 16 << 20
 _PIECE = 1 << 20
 
@@ -93,11 +117,9 @@ def content_of(place: Place, name: str) -> Content:
 def described(name: str, head: bytes) -> str:
     """What a file is that no reader knows, and the one thing that makes it readable."""
     suffix = PurePosixPath(name).suffix.lower()
-    for start, words, remedy in _STARTS:
-        if head.startswith(start):
+    for marks, words, remedy in _KINDS:
+        if any(_shows(mark, name, head) for mark in marks):
             return f"{words}; {remedy.replace('NAME', name)}"
-    if suffix in _ARCHIVES:
-        return f"{_ARCHIVES[suffix]}; unpack it, and give the folder"
     if _is_other_kind(head, suffix):
         return f"{Content.OTHER.value}; it holds no tensors"
     if head and _is_text(head):
@@ -115,6 +137,12 @@ def described(name: str, head: bytes) -> str:
         f"{PurePosixPath(name).name}=2x12x64:float32, or write it beside them: echo "
         f"2x12x64:float32 > {PurePosixPath(name).with_suffix('.shape')}"
     )
+
+
+def _shows(mark: bytes | str, name: str, head: bytes) -> bool:
+    if isinstance(mark, str):
+        return name.lower().endswith(mark)
+    return head.startswith((mark, head[:4] + mark))
 
 
 def _is_other_kind(head: bytes, suffix: str) -> bool:
