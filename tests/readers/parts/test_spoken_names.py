@@ -49,6 +49,9 @@ def test_steps_and_ranks(paths, inner, said):
          [("l_1.x", "input", "0"), ("l_1.x", "output", "0"), ("l_1.y", "input", "0"), ("l_1.y", "output", "0")]),
         (["a.inputs_0", "a.inputs_1", "a.outputs_0"], [("a", "input", "0"), ("a", "input", "1"), ("a", "output", "0")]),
         (["4.Block-input.x", "4.Block-output.y"], [("4.Block", "input", "x"), ("4.Block", "output", "y")]),
+        (["a.pre", "a.post"], [("a", "input", "0"), ("a", "output", "0")]),
+        (["a/b.x", "a/b.y"], [("a/b", "input", "0"), ("a/b", "output", "0")]),
+        (["hook_resid_pre", "hook_z"], [(n, "output", "0") for n in ("hook_resid_pre", "hook_z")]),
         (["inputs.a.b", "outputs.a.b"], [("a.b", "input", "0"), ("a.b", "output", "0")]),
         (["a_in", "a_out"], [("a", "input", "0"), ("a", "output", "0")]),
         (["层_输入", "层_输出"], [("层", "input", "0"), ("层", "output", "0")]),
@@ -88,3 +91,19 @@ def test_a_name_that_says_all_takes_the_place_of_that_of_its_file(tmp_path):
         lambda _building, file: [Named(f"fc.{file.size}", "int8", (), None, "x", is_whole=True)],
     )
     assert [item.name for item in items] == ["fc.1", "fc.1"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "ranks"),
+    [
+        (["it3_r0/x.pt", "it3_r0/y.pt", "it3_r1/x.pt", "it3_r1/y.pt"], [0, 0, 1, 1]),
+        (["x_r0.npy", "y_r0.npy", "x_r1.npy"], [0, 0, 1]),  # one was lost
+        (["r0/conv.npy", "r1/conv.npy", "stem.npy"], [0, 0, 0]),
+        (["r0.npy", "r1.npy"], [0, 0]),
+        (["block_r0.npy", "block_r1.npy", "fc.npy"], [0, 0, 0]),
+    ],
+)
+def test_a_letter_is_a_rank_where_each_has_most_names(paths, ranks):
+    spoken = tell(paths, [""] * len(paths))
+    assert [say.rank for say in spoken] == ranks
+    assert any(ranks) or len({say.name for say in spoken}) == len(paths)

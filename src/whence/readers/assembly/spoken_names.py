@@ -26,6 +26,7 @@ _RANK_WORDS = (
     "(?:(?:global|local|tp|mp|pp|dp|ep|cp|sp|tensor|pipeline|data)_?)?rank|[tmpdec]p|node|device|worker"
     "|proc(?:ess)?|r|gpu|cuda|npu|xpu|hpu|卡|进程|设备"
 )
+_LETTER = "r"
 _PHASE = re.compile(
     r"(?P<kind>prefill|decode)(?:_[a-z]+\d+)*_(?P<number>\d{1,9})|(?P<only>prefill)"
 )
@@ -46,6 +47,11 @@ _SIDES = {
     "output": "output", "outputs": "output", "输出": "output", "out": "output",
     "result": "output", "ret": "output", "sortie": "output", "ausgang": "output",
 }  # fmt: skip
+_LAST_WORDS = {
+    "x": "input", "y": "output", "pre": "input", "post": "output",
+    "before": "input", "after": "output",
+}  # fmt: skip
+"""Of a side where they end all names; they begin and end names of modules, too."""
 _CLEAR = frozenset(("input", "inputs", "输入", "output", "outputs", "输出"))
 """Of these, words that mean a side wherever they end a name."""
 _ACTIVATION = re.compile(
@@ -56,6 +62,7 @@ _ACTIVATION = re.compile(
 _SIDE = rf"(?P<word>(?i:{'|'.join(_SIDES)}))"
 _SUFFIX = re.compile(rf"(?:^|[._-]){_SIDE}(?:[._-]?(?P<slot>\d{{1,4}}))?$")
 _OF_ARGUMENT = re.compile(rf"(?:^|[._-]){_SIDE}\.(?P<slot>[A-Za-z][A-Za-z0-9_]{{0,30}})$")
+_LAST = re.compile(rf"[._-](?P<word>(?i:{'|'.join(_LAST_WORDS)}))(?P<slot>)$")
 _PREFIX = re.compile(rf"^{_SIDE}[._-](?=.)|(?<=\.)(?P<inner>(?i:{'|'.join(_SIDES)}))\.")
 
 
@@ -87,6 +94,8 @@ def tell(paths: Sequence[str], inner: Sequence[str]) -> list[Said]:
     calls = _calls_behind([row[-1] for row in pieces])
     pieces = [[*row[:-1], name] for row, (name, _) in zip(pieces, calls, strict=True)]
     common = _words_of_most(pieces)
+    if _LETTER in common and not _are_ranks(pieces):
+        common -= {_LETTER}
     parted = [[_parted(piece, common) for piece in row] for row in pieces]
     marks = [
         [mark for _, its_marks in row for mark in its_marks] + call
@@ -128,6 +137,19 @@ def _words_of_most(pieces: Sequence[Sequence[str]]) -> frozenset[str]:
     return frozenset(word for word, count in counts.items() if 2 * count >= len(pieces))
 
 
+def _are_ranks(pieces: Sequence[Sequence[str]]) -> bool:
+    """Is `r0` a rank? All names have one, and most names have all; else it is a part of a model."""
+    names: dict[int, set[str]] = defaultdict(set)
+    for row in pieces:
+        parted = [_marked(piece) for piece in row]
+        numbers = [mark.number for _, its in parted for mark in its if mark.word == _LETTER]
+        rest = ".".join(filter(None, (rest for rest, _ in parted)))
+        if len(numbers) != 1 or not rest:
+            return False
+        names[numbers[0]].add(rest)
+    return 2 * len(set.intersection(*names.values())) >= len(set.union(*names.values()))
+
+
 @lru_cache(maxsize=65536)
 def _marked(piece: str) -> tuple[str, tuple[Mark, ...]]:
     """A part of a name without the marks at its ends, and these."""
@@ -154,7 +176,7 @@ def _mark(match: re.Match[str]) -> Mark:
 def _parted(piece: str, common: frozenset[str]) -> tuple[str, tuple[Mark, ...]]:
     """As `_marked`, where the part is all marks, or has words of most names alone."""
     rest, marks = _marked(piece)
-    if rest and not all(mark.word in common for mark in marks):
+    if not all(mark.word in common for mark in marks if rest or mark.word == _LETTER):
         return piece, ()
     return rest, marks
 
@@ -269,12 +291,12 @@ def is_activation(name: str) -> bool:
 
 def _at_end(name: str, *, clear: bool = False) -> tuple[str, str, str] | None:
     start = max(0, len(name) - 60)
-    match = _SUFFIX.search(name, start)
-    if match is None and not clear:
-        match = _OF_ARGUMENT.search(name, start)
+    patterns = (_SUFFIX,) if clear else (_SUFFIX, _OF_ARGUMENT, _LAST)
+    match = next(filter(None, (pattern.search(name, start) for pattern in patterns)), None)
     if match is None or (clear and match["word"].lower() not in _CLEAR):
         return None
-    return name[: match.start()], _SIDES[match["word"].lower()], match["slot"] or "0"
+    side = (_SIDES | _LAST_WORDS)[match["word"].lower()]
+    return name[: match.start()], side, match["slot"] or "0"
 
 
 def _at_start(name: str) -> tuple[str, str, str] | None:
