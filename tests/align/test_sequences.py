@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handmade import Builder, record
+from whence import dtypes
 from whence.align.batches import align
 from whence.align.batches.align import Axes, SeenTokens, _between, axes
-from whence.align.batches.batch import batches_of
+from whence.align.batches.batch import batches_of, coarser_input
 from whence.align.batches.padding import _parts
 from whence.align.batches.prompts import Prompt, together
 from whence.align.batches.sequences import Piece, matched, same_batches, sequences_of
@@ -119,6 +120,27 @@ def test_one_form_is_left_alone_and_reordered_rows_are_not():
     assert same_batches(form([[1, 2], [3, 4]]), form([[1, 2], [3, 9]]))
     assert not same_batches(form([[1, 2], [3, 4]]), form([[3, 4], [1, 2]]))
     assert not same_batches(form([[1, 2], [3, 4]]), form([[1, 2]], [[3, 4]]))
+    calls = form([[1, 2]], [[3, 4]]), form([[3, 4]], [[1, 2]])
+    assert not same_batches(*calls)
+    assert same_batches(*calls, in_this_order=True)  # as each step of a training depends on them
+    assert same_batches(form([[1]], [[2]]), form([[2]], [[1]]))  # tokens, by chance
+
+
+def test_rows_of_numbers_are_known_in_the_coarser_dtype():
+    rows = RNG.standard_normal((4, 3, 2)).astype(np.float32)
+    narrow = dtypes.named("bfloat16").numpy
+    runs = []
+    for batches in ([rows], [rows[2:].astype(narrow), rows[:2].astype(narrow)]):
+        made = Builder()
+        for step, x in enumerate(batches):
+            made.call("", {"input.x": x, "output.0": x}, op_type="Net", root="Net", step=step)
+        runs.append(made.run())
+    coarse = coarser_input([(own, own.calls) for own in runs])
+    assert coarse == "bfloat16"
+    assert coarser_input([(runs[0], runs[0].calls)] * 2) == ""
+    pairs = matched(*(sequences_of(batches_of(own, own.calls, coarse)) for own in runs))
+    places = {(m.reference.pieces[0].row, m.target.pieces[0].call) for m in pairs}
+    assert places == {(0, 1), (1, 1), (2, 0), (3, 0)}
 
 
 def test_sequences_match_whole_or_by_a_common_start():

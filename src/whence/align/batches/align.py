@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from whence.align.batches.batch import Batch, batches_of, is_position
+from whence.align.batches.batch import Batch, batches_of, coarser_input, is_position
 from whence.align.batches.positions import WITH_PLAIN
 from whence.align.batches.sequences import (
     Match,
@@ -30,6 +30,7 @@ from whence.align.module_names import normal_scope
 from whence.display import listed
 from whence.records import Call, Ref, Run, marks
 from whence.records.slots import is_cache, is_mutated, is_output, is_param, is_written
+from whence.records.training import OPTIMIZER
 from whence.results import Joined, Parted
 
 
@@ -108,8 +109,10 @@ def _align_root(
     """Align the calls of one root; sentences on what was done. parted: gets sequences that part."""
     if len({c.rank for c in (*calls, *target_calls)}) > 1 or not calls or not target_calls:
         return []
-    a, b = batches_of(reference.run, calls), batches_of(target.run, target_calls)
-    if a is None or b is None or same_batches(a, b):
+    coarse = coarser_input(((reference.run, calls), (target.run, target_calls)))
+    a, b = batches_of(reference.run, calls, coarse), batches_of(target.run, target_calls, coarse)
+    learns = any(c.phase == OPTIMIZER for side in (reference, target) for c in side.run.calls)
+    if a is None or b is None or same_batches(a, b, in_this_order=learns):
         return []
     in_reference = sequences_of(a)
     in_target = sequences_of(b, [s.tokens for s in in_reference])

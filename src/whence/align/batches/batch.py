@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from whence import dtypes
 from whence.align.batches.positions import Place, places_of, rows_of
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
@@ -80,12 +81,26 @@ def is_position(slot: str) -> bool:
     return input_name(slot) in _POSITIONS
 
 
-def batches_of(run: Run, roots: Sequence[Call]) -> list[Batch] | None:
-    """What each call of a root was given; None where one of them does not say."""
+def coarser_input(sides: Sequence[tuple[Run, Sequence[Call]]]) -> str:
+    """The coarsest dtype of numbers that calls of both runs are given, where it is not that of both
+    ("" where it is).
+    """
+    given = [
+        {run.records[r.record].dtype for call in calls for r in call.slots("input")}
+        for run, calls in sides
+    ]
+    names = filter(dtypes.is_floating, set.symmetric_difference(*given))
+    return max(names, key=dtypes.unit_roundoff, default="")
+
+
+def batches_of(run: Run, roots: Sequence[Call], coarse: str = "") -> list[Batch] | None:
+    """What each call of a root was given; None where one of them does not say. coarse: rows of
+    numbers are known by what they are in this dtype.
+    """
     out = []
     places = _position_slots(run, roots)
     for call in roots:
-        batch = _batch(run, call, places)
+        batch = _batch(run, call, places, coarse)
         if batch is None:
             return None
         out.append(batch)
@@ -116,7 +131,7 @@ def _position_slots(run: Run, roots: Sequence[Call]) -> list[str]:
     return list(_POSITIONS)
 
 
-def _batch(run: Run, call: Call, places: Sequence[str]) -> Batch | None:
+def _batch(run: Run, call: Call, places: Sequence[str], coarse: str) -> Batch | None:
     inputs = {input_name(r.slot): r for r in call.slots("input")}
     ref = _token_input(run, inputs)
     try:
@@ -124,7 +139,7 @@ def _batch(run: Run, call: Call, places: Sequence[str]) -> Batch | None:
             return _encoder_decoder(run, call, inputs)
         if ref is not None:
             return _tokens(run, call, ref, inputs, places)
-        return _rows(run, call, inputs)
+        return _rows(run, call, inputs, coarse)
     except ElementsMissing:
         return None
 
@@ -200,7 +215,7 @@ def _encoder_decoder(run: Run, call: Call, inputs: dict[str, Ref]) -> Batch | No
     )
 
 
-def _rows(run: Run, call: Call, inputs: dict[str, Ref]) -> Batch | None:
+def _rows(run: Run, call: Call, inputs: dict[str, Ref], coarse: str) -> Batch | None:
     """Inputs that are no tokens: a row is one unit, known by its bytes; with a mask, a position."""
     several = {
         name: r
@@ -213,6 +228,8 @@ def _rows(run: Run, call: Call, inputs: dict[str, Ref]) -> Batch | None:
     if ref is None:
         return None
     array = run.array(ref.record)
+    if coarse and dtypes.of(array).is_floating:
+        array = array.astype(dtypes.named(coarse).numpy)
     mask = _mask(run, inputs, array.shape[:2]) if array.ndim > 2 else None
     if mask is None or mask.shape != array.shape[:2]:
         return Batch(

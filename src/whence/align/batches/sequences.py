@@ -181,21 +181,25 @@ def _continued(
     return (likely or [s for s in fits if s.tokens not in hints] or fits)[0]
 
 
-def same_batches(reference: Sequence[Batch], target: Sequence[Batch]) -> bool:
+def same_batches(
+    reference: Sequence[Batch], target: Sequence[Batch], *, in_this_order: bool = False
+) -> bool:
     """Do both runs have batches of one form, call by call? Rows that differ are then a difference
-    of inputs, unless they are the other run's in another order.
+    of inputs, unless they are the other run's in another order. in_this_order: does each call
+    depend on those before it, as in a training?
     """
     pairs = list(zip(reference, target))
     if any(a.shape != b.shape for a, b in pairs):
         return False
-    for a, b in pairs:
-        rows_a, rows_b = [(r[0], r[1]) for r in a.rows], [(r[0], r[1]) for r in b.rows]
+    rows = [([r[:2] for r in a.rows], [r[:2] for r in b.rows]) for a, b in pairs]
+    for rows_a, rows_b in rows:
         if rows_a != rows_b and (
             sorted(r[0] for r in rows_a) == sorted(r[0] for r in rows_b)
             or _elsewhere(rows_a, rows_b)
         ):
             return False
-    return True
+    every, across = ([row for pair in rows for row in pair[side]] for side in (0, 1))
+    return in_this_order or not _elsewhere(every, across)
 
 
 def _elsewhere(
