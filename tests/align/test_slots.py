@@ -123,3 +123,15 @@ def test_a_gradient_is_not_held_against_an_activation_of_its_shape():
     ]
     assert mine == ["input.grad.1:input.0"]
     assert theirs == ["input.grad.output.0"]
+
+
+def test_numbers_that_caches_of_two_kinds_keep_of_themselves_are_two_numbers():
+    layer, runs = "input.past_key_values.layers.0", []
+    for name, number in (("window", 6), ("length", 0)):
+        made = Builder()
+        tensors = {f"{layer}.keys": X, f"{layer}.{name}": np.array(number), "output.0": Y}
+        made.call("it", tensors, op_type="Net")
+        runs.append(made.run())
+    slots, mine, theirs = pair_slots(*(run.calls[0] for run in runs), *runs)
+    assert {s.reference_slot for s in slots} == {f"{layer}.keys", "output.0"}
+    assert (mine, theirs) == ([f"{layer}.window"], [f"{layer}.length"])

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from whence.align.calls.layout_operators import is_handed_on
     from whence.align.calls.match import plan
     from whence.align.calls.nearest import nearest
+    from whence.align.calls.tensor_slots import is_count_of_cache
     from whence.align.derived_run import Derived, DerivedTensors
     from whence.align.environment import changed, differences, settings_of, told
     from whence.align.layout.axes import fit
@@ -48,6 +49,7 @@ __all__ = [
     "followers",
     "is_cache",
     "is_compiled",
+    "is_count_of_cache",
     "is_handed_on",
     "is_move",
     "is_piece",

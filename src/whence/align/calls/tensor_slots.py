@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from whence import dtypes
 from whence.align.calls.sequence_alignment import best_in_order
 from whence.records import Call, Record, Ref, Run
-from whence.records.slots import input_name, is_input, is_param, param_name, slot_family
+from whence.records.slots import input_name, is_cache, is_input, is_param, param_name, slot_family
 from whence.results import SlotPair
 
 # Names of one parameter in different frameworks.
@@ -75,6 +75,15 @@ def pair_slots(
             free.remove(match)
             slots.append(_pair(ref, match))
     return slots, [r.slot for r in unpaired], [f.slot for f in free]
+
+
+def is_count_of_cache(run: Run, ref: Ref) -> bool:
+    """Is it a number that a cache keeps of itself, as its length?
+
+    A cache of another kind keeps none, and a wrong one shows in what is read of the keys.
+    """
+    record = run.records[ref.record]
+    return is_cache(ref.slot) and record.count <= 1 and not dtypes.is_floating(record.dtype)
 
 
 def _may_be_another(slot: str, is_part: bool, is_fused: bool) -> bool:
@@ -208,6 +217,7 @@ def _matched(
                 for r in refs
             ):
                 take(ref, match)
+    refs = [r for r in refs if not is_count_of_cache(reference, r)]  # of that name, or no other
     for ref in list(refs):
         # One program passes by position what the other passes by name.
         match_ = next((o for o in others if b[o.slot].shape == a[ref.slot].shape), None)

@@ -8,8 +8,7 @@ import msgspec
 
 from whence import align
 from whence.comparison.verdicts.call_replays import CallReplays
-from whence.dtypes import is_floating
-from whence.records import Call, Program, Ref, Run, children, marks
+from whence.records import Call, Program, Run, children, marks
 from whence.records.marks import Mark
 from whence.records.slots import is_input, is_mutated, is_written
 from whence.results import Coverage, SlotPair, Verdict, VerdictKind, severity
@@ -151,7 +150,7 @@ class CallCoverage:
             r
             for r in (*call.slots("output"), *call.slots("mutated"))
             if r.slot in slots
-            or (r.record not in covered and not is_count_of_cache(self.paired.reference, r))
+            or (r.record not in covered and not align.is_count_of_cache(self.paired.reference, r))
         ]
         used = [
             r
@@ -211,15 +210,6 @@ class CallCoverage:
         partner = self.paired.pair(self.paired.pair_of[call.id]).partner
         is_cache = align.is_cache(slot) or is_mutated(slot)
         return is_cache and any(map(marks.is_gathered, (call, partner)))
-
-
-def is_count_of_cache(run: Run, ref: Ref) -> bool:
-    """Is it a number that a cache keeps of itself, as its length?
-
-    A cache of another kind keeps none, and a wrong one shows in what is read of the keys.
-    """
-    record = run.records[ref.record]
-    return align.is_cache(ref.slot) and record.count <= 1 and not is_floating(record.dtype)
 
 
 def unread(run: Run) -> set[int]:

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, S
 from typing import Any
 
 from whence import align
-from whence.comparison.answer.coverage import is_count_of_cache
 from whence.comparison.answer.runs import capture_notes
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.pair_errors import PairErrors
@@ -196,7 +195,9 @@ def _unmeasured_output(
             if key in unmeasured_pairs and is_output(slot.reference_slot):
                 return _about(paired, index, slot.reference_slot, paired.measured[key].why)
         for ref in paired.calls[pair.reference].slots("output"):
-            if ref.slot in pair.only_reference and not is_count_of_cache(paired.reference, ref):
+            if ref.slot in pair.only_reference and not align.is_count_of_cache(
+                paired.reference, ref
+            ):
                 return _about(paired, index, ref.slot, "the target has no such output")
     return None
 
