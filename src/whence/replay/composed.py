@@ -18,7 +18,7 @@ from whence import dtypes
 from whence.errors import ReplayRefused
 from whence.frameworks.operator_names import VIEWS, base_name
 from whence.records import Call, Operation, Program, Record
-from whence.records.marks import OVERWRITTEN, Mark, mark
+from whence.records.marks import NOT_WRITTEN, OVERWRITTEN, READS_UNWRITTEN, Mark, mark
 from whence.records.program import identified, map_operands
 from whence.records.slots import is_mutated, is_param, is_read, is_written
 from whence.replay.program_parts import ProgramBuilder
@@ -103,7 +103,7 @@ class _Composer:
                 if (candidate.dtype, candidate.shape, candidate.stride) == form:
                     self._holder_of[record] = operand
                     return operand
-        if sought.why == OVERWRITTEN:
+        if sought.why in (OVERWRITTEN, NOT_WRITTEN):
             for older, operand in reversed(self._holder_of.items()):
                 candidate = self._records[older]
                 if (candidate.dtype, candidate.shape, candidate.stride) == form:
@@ -183,7 +183,7 @@ class _Composer:
         self._default, self._inference = program.default_dtype, self._inference or program.inference
         self._under_grad = self._under_grad or program.under_grad
         first = next(iter(inputs.values()), None)
-        shared = self._group_of(first, refs) if base_name(call.op) in VIEWS else None
+        shared = self._group_of(first) if base_name(call.op) in VIEWS else None
         for slot, place in program.outputs:
             if slot not in refs:
                 continue
@@ -202,7 +202,7 @@ class _Composer:
             return {"slot": self._builder.inputs[operand["in"]]}
         return {"slot": operand["param"]} if "param" in operand else operand
 
-    def _group_of(self, operand: Any, refs: Mapping[str, int]) -> int | None:
+    def _group_of(self, operand: Any) -> int | None:
         return self._group.get(repr(self._held(operand))) if operand is not None else None
 
     def _find_or_constant(self, refs: Mapping[str, int], slot: str, call: Call) -> Any:
@@ -211,8 +211,11 @@ class _Composer:
         return self._operand(refs[slot])
 
     def _unwritten(self, call: Call, refs: Mapping[str, int]) -> None:
-        """Memory that others write."""
+        """Memory that others write, or a view of it."""
         output = refs.get("output.0")
+        if base_name(call.op) in VIEWS and call.no_program == READS_UNWRITTEN:
+            self._view_of_unwritten(call, self._operand(refs["input.self"]))
+            return
         if not call.op.startswith(_UNWRITTEN) or output is None:
             raise ReplayRefused(f"{call.op}: {call.no_program or 'its program was not written'}")
         record = self._records[output]
@@ -223,6 +226,13 @@ class _Composer:
             Operation("aten.zeros.default", ([*record.shape],), {"dtype": {"dtype": record.dtype}}),
             call.source,
         )
+
+    def _view_of_unwritten(self, call: Call, operand: Any) -> None:
+        group = self._group_of(operand)
+        for number, ref in enumerate(call.slots("output")):
+            self._learn(ref.record, {"op": [self._builder.length, number]}, group)
+        operation = Operation(call.op, (operand,), dict(call.arguments))
+        self._builder.append(operation, call.source)
 
     def child(self, number: int, call: Call) -> None:
         """Between operators a child ran: what it was given is made here, what it left goes on."""
