@@ -79,7 +79,10 @@ def _written(
         base=inputs.base,
         input_dtypes=tuple(inputs.dtypes),
         default_dtype=NAMES[torch.get_default_dtype()],
-        fixed=tuple(inputs.extents) if overload.sizes or overload.overwritten else (),
+        # An operator that moves its operand's axes has moved them by now.
+        fixed=tuple(inputs.extents)
+        if (overload.sizes or overload.overwritten) and overload.name not in METADATA_ONLY
+        else (),
         inference=inference,
         grad=tuple(slot for slot, t in call.inputs if t.requires_grad and slot in inputs.slots)
         if inference
