@@ -302,3 +302,93 @@ def test_a_step_of_other_operators_is_not_blamed_for_a_wrong_gradient(tmp_path):
     result = compared(tmp_path, (reference, drive_with(False)), (target, drive_with(True)))
     assert result.status == "different"
     assert "optimizer" not in {finding.phase for finding in result.findings}
+
+
+def one_behind_the_other(rate):
+    """Two optimisers, of every other parameter each; the second with this rate."""
+
+    class Both:
+        def __init__(self, model):
+            halves = list(model.parameters())[::2], list(model.parameters())[1::2]
+            self.own = [
+                torch.optim.AdamW(parameters, lr=lr, foreach=False)
+                for parameters, lr in zip(halves, (0.01, rate), strict=True)
+            ]
+
+        def step(self):
+            for own in self.own:
+                own.step()
+
+        def zero_grad(self):
+            for own in self.own:
+                own.zero_grad()
+
+    return Both
+
+
+@pytest.mark.parametrize(("rate", "is_right"), [(0.01, True), (0.0101, False)])
+def test_two_optimisers_one_behind_the_other_are_one_step(tmp_path, rate, is_right):
+    pair = (
+        (blocks(), trained(adamw((1, 2)), mean)),
+        (
+            blocks(),
+            trained(one_behind_the_other(rate), mean),
+        ),
+    )
+    assert (compared(tmp_path, *pair).status == "same") == is_right
+
+
+class Filled(nn.Module):
+    """Puts two halves into memory that nothing wrote before."""
+
+    def __init__(self, is_split):
+        super().__init__()
+        self.linear, self.is_split = nn.Linear(4, 4), is_split
+
+    def forward(self, x):
+        both = x.new_empty(len(x), 6)
+        both[:, :2] = x[:, :2]
+        both[:, 2:] = self.product(x)
+        return both
+
+    def product(self, x):
+        if not self.is_split:
+            return self.linear(x)
+        weight = self.linear.weight
+        return x[:, :2] @ weight[:, :2].T + x[:, 2:] @ weight[:, 2:].T + self.linear.bias
+
+
+class Turned(Filled):
+    """Exchanges the axes of a tensor in place."""
+
+    def forward(self, x):
+        return self.product(x).clone().transpose_(0, 1).contiguous().T
+
+
+@pytest.mark.parametrize("kind", [Filled, Turned])
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_a_backward_pass_of_other_operators_is_right_by_its_step(tmp_path, kind, factor):
+    sides = []
+    for is_split, times in ((False, 1.0), (True, factor)):
+        torch.manual_seed(3)
+        drive = trained(LOOPED, lambda out, y, times=times: times * mean(out[:, :3], y))
+        sides.append((nn.Sequential(nn.Linear(4, 4), kind(is_split)), drive))
+    assert (compared(tmp_path, *sides).status == "same") == (factor == 1.0)
+
+
+@pytest.mark.parametrize(("factor", "is_right"), [(1.0, True), (1.5, False)])
+def test_gradients_under_autocast_round_as_its_operators_do(tmp_path, factor, is_right):
+    def drive_under(is_on, times):
+        def drive(model):
+            steps = LOOPED(model)
+            for batch in torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(2)):
+                with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+                    out = model(batch)
+                (times * mean(out.float(), batch[:, :3])).backward()
+                steps.step()
+                steps.zero_grad()
+
+        return drive
+
+    pair = (blocks(), drive_under(False, 1.0)), (blocks(), drive_under(True, factor))
+    assert (compared(tmp_path, *pair).status == "same") == is_right

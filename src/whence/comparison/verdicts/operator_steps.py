@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,12 +53,23 @@ class Gradient(NamedTuple):
 class Step:
     """What the operators of one step do with parameters, by the record each had before it.
 
-    gradients: what it takes, but for what is zero and changes nothing; after: what it leaves.
+    calls: of its optimisers, one right behind the other. gradients: what it takes, but for what is
+    zero and changes nothing; after: what it leaves.
     """
 
-    call: Call
+    calls: tuple[Call, ...]
     gradients: Mapping[int, Gradient]
     after: Mapping[int, int]
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The root and the step of a run that it belongs to."""
+        return self.calls[0].root, self.calls[0].step
+
+    def followed_by(self, step: Step) -> Step:
+        """Both as one: two optimisers, each of its own parameters."""
+        gradients, after = {**self.gradients, **step.gradients}, {**self.after, **step.after}
+        return Step((*self.calls, *step.calls), gradients, after)
 
 
 class OperatorSteps:
@@ -83,7 +95,7 @@ class OperatorSteps:
     @functools.cached_property
     def _steps(self) -> list[tuple[Step, Step]]:
         steps, partners = _steps_of(self._source.run), _steps_of(unfolded(self._paired.target))
-        places, others = ([(s.call.root, s.call.step) for s in n] for n in (steps, partners))
+        places, others = ([s.place for s in n] for n in (steps, partners))
         both = list(zip(steps, partners, strict=True)) if places == others else []
         for step, partner in both:
             self._pair_equal(step, partner)
@@ -107,7 +119,7 @@ class OperatorSteps:
         """Is a call of a training right by what comes behind it: the step by the parameters that
         it leaves, all before it by the gradients that the next step takes?
         """
-        orders = [step.call.order for step, _ in self._steps]
+        orders = [step.calls[0].order for step, _ in self._steps]
         k = bisect.bisect_right(orders, call.order)
         if call.phase == OPTIMIZER:
             return self._right_steps.get(k - 1, False) and not self._is_changed_before(k - 1)
@@ -164,10 +176,11 @@ class OperatorSteps:
             records = {a.taken: b.taken for a, b in pairs}
             if all(a.operators == b.operators for a, b in pairs):
                 records |= {a.made: b.made for a, b in pairs}
-            begin = self._steps[k - 1][0].call.order if k else -1
+            begin = self._steps[k - 1][0].calls[-1].order if k else -1
             tops = (self._source.run.calls[number] for number in self._source.children(-1))
-            calls = [c for c in tops if begin < c.order < step.call.order]
-            left = [run.leave(calls, records) for run in self._replays()]
+            calls = [c for c in tops if begin < c.order < step.calls[0].order]
+            working = self._working_dtype(self._slots_of_modules())
+            left = [run.leave(calls, records) for run in self._replays(working)]
             return len(step.after) == len(partner.after) > 0 and self._agree(records, left)
         return False
 
@@ -190,7 +203,7 @@ class OperatorSteps:
         """
         regions = {c.order: c.id for c in self._paired.calls if c.phase == OPTIMIZER}
         for k, (step, partner) in enumerate(self._steps if regions else ()):
-            number = regions.get(step.call.order, -1)
+            number = regions.get(step.calls[0].order, -1)
             if number not in self._paired.pair_of or all(
                 kid in self._paired.pair_of for kid in self._paired.kids.get(number, ())
             ):
@@ -208,18 +221,18 @@ class OperatorSteps:
         """
         right: dict[int, bool] = {}
         with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
-            runs = self._replays()
+            runs = self._replays(self._working_dtype(()))
             for k, (step, partner) in enumerate(self._steps):
                 left = [run.through(step, partner) for run in runs]
                 after = {n: partner.after[self._twins[p]] for p, n in step.after.items()}
                 right[k] = len(after) == len(partner.after) and self._agree(after, left)
         return right
 
-    def _replays(self) -> list[_StepReplay]:
+    def _replays(self, working: str) -> list[_StepReplay]:
         """One in float64, and some in the dtype that the target works in, but for the first with
         noise.
         """
-        working, target = self._working_dtype(), self._sides.target.run
+        target = self._sides.target.run
         parameters = {p for step, _ in self._steps for p in step.after}
         return [
             _StepReplay(self._source, target, dtype, self._twins, parameters, noise)
@@ -230,13 +243,26 @@ class OperatorSteps:
             )
         ]
 
-    def _working_dtype(self) -> str:
-        """That of the target's parameters, where the reference's is another."""
-        for before in (p for step, _ in self._steps for p in step.after):
-            target = self._paired.target.records[self._twins[before]].dtype
-            if self._paired.reference.records[before].dtype != target:
-                return target
-        return "recorded"
+    def _working_dtype(self, slots: Iterable[SlotPair]) -> str:
+        """The coarsest dtype in which the target has a parameter, or one of these tensors, that the
+        reference has in another one.
+        """
+        runs = self._paired.reference, self._paired.target
+        records = itertools.chain(
+            ((p, self._twins[p]) for step, _ in self._steps for p in step.after),
+            ((slot.reference_record, slot.target_record) for slot in slots),
+        )
+        both = (
+            [run.records[n].dtype for run, n in zip(runs, pair, strict=True)] for pair in records
+        )
+        differing = {b for a, b in both if a != b and all(map(dtypes.is_floating, (a, b)))}
+        return max(differing, key=dtypes.unit_roundoff, default="recorded")
+
+    def _slots_of_modules(self) -> Iterator[SlotPair]:
+        """What modules have in their forward passes; a step rounds as its parameters do."""
+        for pair, slots in zip(self._paired.plan.pairs, self._paired.slots, strict=True):
+            call = self._paired.calls[pair.reference]
+            yield from slots.values() if call.scope and call.phase == "forward" else ()
 
 
 class _StepReplay(WiredReplay):
@@ -267,7 +293,7 @@ class _StepReplay(WiredReplay):
             if before in step.gradients or twin in partner.gradients:
                 gradient = step.gradients[before], partner.gradients[twin]
                 self._kept[gradient[0].taken] = run.array(gradient[1].taken)
-        return self.leave([step.call], step.after.values())
+        return self.leave(step.calls, step.after.values())
 
     def _held(self, loaded: Any, call: Call, working: str) -> Any:
         records = {r.slot: r.record for r in call.refs}
@@ -324,21 +350,31 @@ def _steps_of(run: Run) -> list[Step]:
     parameters = read
     below = children(run.calls)
     steps: list[Step] = []
-    before = _Trace(run)
+    before, is_behind_step = _Trace(run), False
     for region in (run.calls[k] for k in below.get(-1, ()) if run.calls[k].kind == "region"):
         operators = [run.calls[k] for k in below.get(region.id, ())]
         if region.phase != OPTIMIZER:
+            before = _Trace(run) if is_behind_step else before
             before.follow(operators if region.phase == "forward" else ())
+            is_behind_step = False
             continue
         inside = _Trace(run)
         inside.follow(operators)
         after = {p: record for p, record in inside.last.items() if p in parameters}
         taken = {p: inside.sources[record] & elsewhere - parameters for p, record in after.items()}
         gradients = {p: before.gradient(next(iter(t))) for p, t in taken.items() if len(t) == 1}
-        if after:
-            steps.append(Step(region, gradients, after))
-            before = _Trace(run)
+        if not after:
+            continue
+        step = Step((region,), gradients, after)
+        if is_behind_step and step.place == steps[-1].place and not after.keys() & _left(steps[-1]):
+            step = steps.pop().followed_by(step)
+        steps.append(step)
+        is_behind_step = True
     return steps
+
+
+def _left(step: Step) -> Collection[int]:
+    return {*step.after, *step.after.values()}
 
 
 class _Trace:
