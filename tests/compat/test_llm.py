@@ -178,6 +178,9 @@ def test_what_is_not_understood_is_an_error():
             DumpConfig(**wrong)
     with pytest.raises(UsageError, match="did you mean token_range"):
         DumpConfig(token_rnage=[0])
+    assert DumpConfig(token_range=5).steps == {5}
+    with pytest.raises(UsageError, match=r"takes a torch\.nn\.Module, not a int"):
+        register_hook(3, DumpConfig())
     with pytest.raises(UsageError, match="takes a DumpConfig"):
         register_hook(torch.nn.Linear(1, 1), {"dump_path": "."})
 

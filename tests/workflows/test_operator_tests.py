@@ -21,6 +21,7 @@ from whence.report.own_files import is_own
 
 torch = pytest.importorskip("torch")
 from whence.frameworks import torch_schema  # noqa: E402 - imports torch
+
 pytestmark = pytest.mark.torch
 
 ALONE = """

@@ -36,7 +36,7 @@ class DumpConfig:
     def __init__(
         self,
         dump_path: str | os.PathLike[str] | None = None,
-        token_range: Sequence[int] | None = None,
+        token_range: Sequence[int] | int | None = None,
         module_list: Sequence[Any] | None = None,
         api_list: Sequence[Any] | None = None,
         tensor_part: int = 2,
@@ -65,8 +65,9 @@ class DumpConfig:
             if value not in allowed:
                 raise UsageError(f"DumpConfig({name}={value!r}): {', '.join(map(str, allowed))}")
         self.dump_path = Path(dump_path or ".")
+        default = None if dump_last_logits else 0
         self.steps = numbers(
-            "token_range", list(token_range) if token_range else None if dump_last_logits else [0]
+            "token_range", default if token_range in (None, [], ()) else token_range
         )
         self.device_id, self.modes = device_id, modes
         self.apis = tuple(_named(api) for api in api_list or ())
@@ -104,6 +105,8 @@ def register(
     from whence.errors import UsageError
 
     without("register_hook", others, {})
+    if not callable(getattr(model, "parameters", None)):
+        raise UsageError(f"register_hook takes a torch.nn.Module, not a {type(model).__name__}")
     if not isinstance(config, DumpConfig):
         raise UsageError(f"register_hook takes a DumpConfig, not a {type(config).__name__}")
     if hook_type != "dump_data":
