@@ -98,7 +98,7 @@ class _Forms:
 
     def _correspond(self, record: int, other: int) -> bool:
         if self._equal.get(record, -1) != other:
-            known = self._equal.keys(), self._equal.values()
+            known: tuple[Iterable[int], ...] = (self._equal.keys(), self._equal.values())
             a, b = (side.behind(n, k) for side, n, k in zip(self._sides, (record, other), known))
             if not a or not b or not _agree(self._sides, (a, b), (record, other), self._equal):
                 return False
@@ -123,7 +123,7 @@ class _Forms:
 class _Side:
     """One program. hashes: of its parameters, by name. given: what it reads that no operator makes
     and that is no parameter, as
-    declared. ends: what no operator reads.
+    it declares them. ends: what no operator reads.
     """
 
     def __init__(self, run: Run, hashes: Mapping[str, str]) -> None:
