@@ -11,7 +11,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
+import whence
 from whence import extras
 
 ROOT = Path(__file__).parent.parent
@@ -137,3 +139,28 @@ def test_a_wheel_holds_every_file():
     ]
     assert [name for name in others if not any(fnmatch.fnmatch(name, p) for p in listed)] == []
     assert "demo/runs.zip" in others
+
+
+def test_the_conda_recipe_asks_for_what_the_package_asks_for():
+    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text(encoding="utf-8"))
+    spelt = {"python-xxhash": "xxhash", "pyyaml": "PyYAML"}
+    asked = [line.split(" ") for line in recipe["requirements"]["run"]]
+    python, *packages = [f"{spelt.get(name, name)}{bound}" for name, bound in asked]
+    assert python == f"python{PROJECT['requires-python']}"
+    assert sorted(packages) == sorted(PROJECT["dependencies"])
+    assert recipe["package"]["version"] == whence.__version__
+
+
+def test_every_file_of_a_release_names_one_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == whence.__version__
+
+
+@pytest.mark.parametrize("name", ["tests", "wheels"])
+def test_scripts_that_a_workflow_runs_are_there(name):
+    path = ROOT / ".github" / "workflows" / f"{name}.yml"
+    jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
+    steps = [step for job in jobs.values() for step in job["steps"]]
+    lines = [word for step in steps for word in step.get("run", "").split()]
+    assert [word for word in lines if word.startswith(".ci/") and not (ROOT / word).is_file()] == []
+    assert all("run" in step or "uses" in step for step in steps)
