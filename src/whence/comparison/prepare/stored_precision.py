@@ -169,10 +169,10 @@ def held(array: Array) -> str | None:
     """The dtype that an array's elements were rounded to: its own where no narrower one holds all
     of them; None where they do not tell.
 
-    array: float64, float32 or float16. A narrower dtype must be in use: of numbers that were rounded to it
-    half need its last bit, at every magnitude. Steps of a grid (pixels / 256) need it at the
-    largest only, and prove nothing; nor do whole numbers. For float32 one number that is not whole
-    and needs more than 16 bits is enough: chance makes such a float64 once in 2^29.
+    array: float64, float32 or float16. A narrower dtype must be in use: of numbers that were
+    rounded to it half need its last bit, at every magnitude. Steps of a grid (pixels / 256) need it
+    at the largest only, and prove nothing; nor do whole numbers. For float32 one number that is
+    not whole and needs more than 16 bits is enough: chance makes such a float64 once in 2^29.
     """
     dtype = dtypes.of(array).name
     flat = array.reshape(-1)

@@ -58,7 +58,7 @@ _MANY = 64  # bytes of an object from which it may be a tensor; a date has ten
 CONTENTS = ("value", "values", "data", "tensor", "array")
 """What people call the tensor in a dict that also has its name."""
 _NAMES = ("layer", "module", "layer_name", "module_name", "op_name", "tensor_name")
-"""What people call the name in a dict of one tensor or call; in a list of such, also `name`."""
+"""What people call the name in a dict of one tensor or call; in a list of such, also others."""
 _MARKS = ("step", "iteration", "iter", "token", "rank")
 _PLACES = ("torch", "torch.storage", "torch.cuda")
 
@@ -202,7 +202,7 @@ def _with_names(items: Sequence[Any], *, is_list: bool = False) -> list[tuple[An
 
 def _name_key(item: dict[Any, Any], *, is_list: bool) -> str:
     """The field with a dict's own name, "" where it has none."""
-    keys = (*_NAMES, "name") if is_list else _NAMES
+    keys = (*_NAMES, "name", "op", "node", "tap") if is_list else _NAMES
     return next((key for key in keys if isinstance(item.get(key), str)), "")
 
 
