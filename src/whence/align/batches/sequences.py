@@ -9,6 +9,7 @@ token). Where the batches of both runs have the same shapes and rows, nothing is
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -192,13 +193,12 @@ def same_batches(
     if any(a.shape != b.shape for a, b in pairs):
         return False
     rows = [([r[:2] for r in a.rows], [r[:2] for r in b.rows]) for a, b in pairs]
-    for rows_a, rows_b in rows:
-        if rows_a != rows_b and (
-            sorted(r[0] for r in rows_a) == sorted(r[0] for r in rows_b)
-            or _elsewhere(rows_a, rows_b)
-        ):
-            return False
-    every, across = ([row for pair in rows for row in pair[side]] for side in (0, 1))
+    if any(
+        a != b and (sorted(r[0] for r in a) == sorted(r[0] for r in b) or _elsewhere(a, b))
+        for a, b in rows
+    ):
+        return False
+    every, across = (list(itertools.chain(*side)) for side in zip(*rows, strict=True))
     return in_this_order or not _elsewhere(every, across)
 
 

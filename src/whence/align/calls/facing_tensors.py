@@ -18,7 +18,7 @@ from whence.align.calls.input_order import (
     parameters_like,
     results_like,
 )
-from whence.align.calls.tensor_slots import pair_in_order
+from whence.align.calls.tensor_slots import have_one_content, pair_in_order
 from whence.align.derived_run import Derived
 from whence.errors import ElementsMissing
 from whence.records import Call, Program, Record, Run
@@ -154,7 +154,7 @@ def settled_parameters(
     turned = {shape for shape in shapes if shape[::-1] != shape}
     for pair in params:
         a, b = reference.records[pair.reference_record], target.records[pair.target_record]
-        if _have_one_content(a, b) or _is_rounded_copy(reference, a, target, b):
+        if have_one_content(a, b) or _is_rounded_copy(reference, a, target, b):
             continue
         if (
             is_folded
@@ -170,10 +170,6 @@ def settled_parameters(
     if changed is not None:
         new_call = replace(new_call, program=changed.id)
     return Settled(new_call, _without(partner, alone_target), changed)
-
-
-def _have_one_content(a: Record, b: Record) -> bool:
-    return bool(a.hash) and (a.hash, a.dtype, a.shape) == (b.hash, b.dtype, b.shape)
 
 
 def _is_rounded_copy(reference: Run, a: Record, target: Run, b: Record) -> bool:

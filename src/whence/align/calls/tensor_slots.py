@@ -100,7 +100,7 @@ def _numbered_params(call: Call, partner: Call, reference: Run, target: Run) -> 
     if not own or not free:
         return {}
     slots: dict[str, str] = {}
-    for fits in (_is_equal, _is_of_one_shape):
+    for fits in (have_one_content, _is_of_one_shape):
         for ref in own:
             record = reference.records[ref.record]
             match = next((f for f in free if fits(record, target.records[f.record])), None)
@@ -112,7 +112,8 @@ def _numbered_params(call: Call, partner: Call, reference: Run, target: Run) -> 
     return lost | slots
 
 
-def _is_equal(a: Record, b: Record) -> bool:
+def have_one_content(a: Record, b: Record) -> bool:
+    """Are these bits the same, of one dtype and shape?"""
     return bool(a.hash) and (a.hash, a.dtype, a.shape) == (b.hash, b.dtype, b.shape)
 
 

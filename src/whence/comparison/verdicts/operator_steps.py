@@ -12,7 +12,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
-import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,11 +60,6 @@ class Step:
     gradients: Mapping[int, Gradient]
     after: Mapping[int, int]
 
-    @property
-    def place(self) -> tuple[str, int]:
-        """The root and the step of a run that it belongs to."""
-        return self.calls[0].root, self.calls[0].step
-
     def followed_by(self, step: Step) -> Step:
         """Both as one: two optimisers, each of its own parameters."""
         gradients, after = {**self.gradients, **step.gradients}, {**self.after, **step.after}
@@ -95,7 +89,9 @@ class OperatorSteps:
     @functools.cached_property
     def _steps(self) -> list[tuple[Step, Step]]:
         steps, partners = _steps_of(self._source.run), _steps_of(unfolded(self._paired.target))
-        places, others = ([s.place for s in n] for n in (steps, partners))
+        places, others = (
+            [(s.calls[0].root, s.calls[0].step) for s in n] for n in (steps, partners)
+        )
         both = list(zip(steps, partners, strict=True)) if places == others else []
         for step, partner in both:
             self._pair_equal(step, partner)
@@ -179,8 +175,8 @@ class OperatorSteps:
             begin = self._steps[k - 1][0].calls[-1].order if k else -1
             tops = (self._source.run.calls[number] for number in self._source.children(-1))
             calls = [c for c in tops if begin < c.order < step.calls[0].order]
-            working = self._working_dtype(self._slots_of_modules())
-            left = [run.leave(calls, records) for run in self._replays(working)]
+            runs = self._replays(self._slots_of_modules())
+            left = [run.leave(calls, records) for run in runs]
             return len(step.after) == len(partner.after) > 0 and self._agree(records, left)
         return False
 
@@ -221,19 +217,24 @@ class OperatorSteps:
         """
         right: dict[int, bool] = {}
         with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
-            runs = self._replays(self._working_dtype(()))
+            runs = self._replays()
             for k, (step, partner) in enumerate(self._steps):
                 left = [run.through(step, partner) for run in runs]
                 after = {n: partner.after[self._twins[p]] for p, n in step.after.items()}
                 right[k] = len(after) == len(partner.after) and self._agree(after, left)
         return right
 
-    def _replays(self, working: str) -> list[_StepReplay]:
+    def _replays(self, slots: Iterable[SlotPair] = ()) -> list[_StepReplay]:
         """One in float64, and some in the dtype that the target works in, but for the first with
-        noise.
+        noise. slots: what is to round as it was recorded, beside parameters.
         """
-        target = self._sides.target.run
+        target, runs = self._sides.target.run, (self._paired.reference, self._paired.target)
         parameters = {p for step, _ in self._steps for p in step.after}
+        pairs = [(p, self._twins[p]) for p in parameters]
+        pairs += [(slot.reference_record, slot.target_record) for slot in slots]
+        both = ([run.records[n].dtype for run, n in zip(runs, p, strict=True)] for p in pairs)
+        differing = {b for a, b in both if a != b and all(map(dtypes.is_floating, (a, b)))}
+        working = max(differing, key=dtypes.unit_roundoff, default="recorded")
         return [
             _StepReplay(self._source, target, dtype, self._twins, parameters, noise)
             for dtype, noise in (
@@ -242,21 +243,6 @@ class OperatorSteps:
                 *((working, np.random.default_rng(seed)) for seed in range(REPLICAS)),
             )
         ]
-
-    def _working_dtype(self, slots: Iterable[SlotPair]) -> str:
-        """The coarsest dtype in which the target has a parameter, or one of these tensors, that the
-        reference has in another one.
-        """
-        runs = self._paired.reference, self._paired.target
-        records = itertools.chain(
-            ((p, self._twins[p]) for step, _ in self._steps for p in step.after),
-            ((slot.reference_record, slot.target_record) for slot in slots),
-        )
-        both = (
-            [run.records[n].dtype for run, n in zip(runs, pair, strict=True)] for pair in records
-        )
-        differing = {b for a, b in both if a != b and all(map(dtypes.is_floating, (a, b)))}
-        return max(differing, key=dtypes.unit_roundoff, default="recorded")
 
     def _slots_of_modules(self) -> Iterator[SlotPair]:
         """What modules have in their forward passes; a step rounds as its parameters do."""
@@ -366,15 +352,11 @@ def _steps_of(run: Run) -> list[Step]:
         if not after:
             continue
         step = Step((region,), gradients, after)
-        if is_behind_step and step.place == steps[-1].place and not after.keys() & _left(steps[-1]):
+        if is_behind_step and after.keys().isdisjoint(steps[-1].after.values()):
             step = steps.pop().followed_by(step)
         steps.append(step)
         is_behind_step = True
     return steps
-
-
-def _left(step: Step) -> Collection[int]:
-    return {*step.after, *step.after.values()}
 
 
 class _Trace:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -144,21 +145,14 @@ class StepGradients:
         return steps
 
     @functools.cached_property
-    def _calls_of_steps(self) -> dict[tuple[int, str, int], list[Call]]:
-        """The reference's calls in the phase of an optimiser, by step."""
-        calls: dict[tuple[int, str, int], list[Call]] = {}
+    def _calls_of_steps(self) -> Mapping[tuple[str, int, str, int], list[Call]]:
+        """The reference's calls of optimisers, and its outermost ones of models, by phase, rank,
+        root and step.
+        """
+        calls = defaultdict[tuple[str, int, str, int], list[Call]](list)
         for call in self._paired.calls:
-            if call.phase == OPTIMIZER:
-                calls.setdefault((call.rank, call.root, call.step), []).append(call)
-        return calls
-
-    @functools.cached_property
-    def _models_of_steps(self) -> dict[tuple[int, str, int], list[Call]]:
-        """The reference's outermost calls of models, by step."""
-        calls: dict[tuple[int, str, int], list[Call]] = {}
-        for call in self._paired.calls:
-            if call.parent < 0 and call.phase == "forward":
-                calls.setdefault((call.rank, call.root, call.step), []).append(call)
+            if call.phase == OPTIMIZER or (call.parent < 0 and call.phase == "forward"):
+                calls[call.phase, call.rank, call.root, call.step].append(call)
         return calls
 
     @functools.cached_property
@@ -197,7 +191,7 @@ class StepGradients:
         back: what it is given counts, unless it differs itself.
         """
         pairs: dict[str, list[SlotPair | None]] = {}
-        for call in self._calls_of_steps[step]:
+        for call in self._calls_of_steps[OPTIMIZER, *step]:
             figures = self._figures.get(call.id, {}).values()
             index = self._paired.pair_of.get(call.id)
             is_alike = (
@@ -219,8 +213,8 @@ class StepGradients:
         """The error that earlier steps left in the parameters, as far as models show it: Adam makes
         more than rounding of gradients near zero.
         """
-        parameters = self._errors_in(self._calls_of_steps[step], _HELD.__eq__)
-        returned = self._errors_in(self._models_of_steps.get(step, ()), is_output)
+        parameters = self._errors_in(self._calls_of_steps[OPTIMIZER, *step], _HELD.__eq__)
+        returned = self._errors_in(self._calls_of_steps["forward", *step], is_output)
         return min(max(parameters, default=0.0), max(returned, default=0.0))
 
     def _errors_in(self, calls: Iterable[Call], is_meant: Callable[[str], bool]) -> list[float]:
