@@ -7,7 +7,7 @@ or fused operator moves no other. Names and numbers of variables may differ.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from whence.align.calls.sequence_alignment import blocks
@@ -48,7 +48,7 @@ def pair_operators(
         if equal:
             pairs += zip(longer_calls[a0:a1], shorter_calls[b0:b1], strict=True)
         else:
-            gaps += _pieces(longer_calls[a0:a1], shorter_calls[b0:b1])
+            gaps.append((list(longer_calls[a0:a1]), list(shorter_calls[b0:b1])))
     pairs += [
         (a, b)
         for longer_part, shorter_part in gaps
@@ -65,21 +65,7 @@ def pair_operators(
     for longer_part, shorter_part in _unpaired(gaps, pairs):
         if len(longer_part) == len(shorter_part):
             pairs += zip(longer_part, shorter_part, strict=True)
-    pairs, fused = _extend_fused(pairs, longer_calls)
-    paired_longer, paired_shorter = {a.id for a, _ in pairs}, {b.id for _, b in pairs}
-    for longer_part, shorter_part in gaps:
-        unfused = [c for c in longer_part if c.id not in fused.inside and c.id not in paired_longer]
-        free = bool(shorter_part) and shorter_part[-1].id not in paired_shorter
-        if (
-            unfused
-            and free
-            and len(longer_part) != len(shorter_part)
-            and shorter_part[-1].scope == unfused[-1].scope
-            and _is_name(unfused[-1])
-        ):
-            pairs.append((unfused[-1], shorter_part[-1]))  # they end in one tensor
-            fused.pairs[unfused[-1].id] = list(longer_part)
-    return pairs, fused
+    return _extend_fused(pairs, longer_calls)
 
 
 def _unpaired(
@@ -261,23 +247,6 @@ def _token(
     ]
     names = tuple(sorted(r.slot if by_name else str(run.records[r.record].shape) for r in counted))
     return kind, names
-
-
-def _pieces(
-    longer_calls: Sequence[Call], shorter_calls: Sequence[Call]
-) -> Iterator[tuple[list[Call], list[Call]]]:
-    """Operators that differ, cut where both programs write a tensor of one name: passes fuse
-    operators and keep the last name.
-    """
-    names = {c.scope: j for j, c in enumerate(shorter_calls)}
-    a = b = 0
-    for i, call in enumerate(longer_calls):
-        j = names.get(call.scope, -1)
-        if j >= b and _is_name(call):
-            yield list(longer_calls[a : i + 1]), list(shorter_calls[b : j + 1])
-            a, b = i + 1, j + 1
-    if a < len(longer_calls) or b < len(shorter_calls):
-        yield list(longer_calls[a:]), list(shorter_calls[b:])
 
 
 def _is_name(call: Call) -> bool:

@@ -166,18 +166,14 @@ def _program(run: Run, call: Call, operator: Call, variables: _Variables) -> Pro
     """The program of one call. Raises ReplayRefused with the reason."""
     reads = {r.slot: r.record for kind in ("input", "param") for r in call.slots(kind)}
     operands = _operands(run, operator, reads, variables)
-    wanted = {split_slot(ref.slot)[1]: ref.record for ref in operator.slots("input")}
-    wanted |= dict.fromkeys((slot for _, slot in taken_parameters(operator)), -1)
-    lost = [slot for slot in wanted if slot not in operands]
+    wanted = [split_slot(ref.slot)[1] for ref in operator.slots("input")]
+    wanted += [slot for _, slot in taken_parameters(operator)]
+    lost = [slot for slot in dict.fromkeys(wanted) if slot not in operands]
     if len(lost) == 1:
         # Folded constants, what the model was given, what a change of layout lies before: the one
         # that is left over.
         used = {operand.slot for operand in operands.values()}
-        candidates = [
-            s
-            for s, record in reads.items()
-            if s not in used and _could_be(run, record, variables.saved, wanted[lost[0]])
-        ]
+        candidates = [slot for slot in reads if slot not in used]
         if len(candidates) == 1:
             operands[lost.pop()] = _operand(run, candidates[0], reads[candidates[0]])
     if lost:
@@ -218,18 +214,6 @@ def _operands(
         if slot:
             operands[operator_slot] = _operand(run, slot, reads[slot])
     return operands
-
-
-def _could_be(run: Run, record: int, saved: Run, variable: int) -> bool:
-    """Can a tensor of a run be this variable of its program, as far as dtype and extents say?"""
-    actual = run.records[record]
-    if variable < 0:
-        return True
-    declared = saved.records[variable]
-    same_shape = len(actual.shape) == len(declared.shape) and all(
-        n in (-1, m) for m, n in zip(actual.shape, declared.shape)
-    )
-    return same_shape and declared.dtype in ("", actual.dtype)
 
 
 def _operand(run: Run, slot: str, record: int) -> Operand:
