@@ -32,7 +32,7 @@ from whence.align.quantised.operands import (
 from whence.align.values.corresponding import corresponding_coarsely
 from whence.align.values.flat_calls import flat
 from whence.align.values.groups import of_one_maker, with_wholes
-from whence.align.values.value_graph import Stretch, ValueGraph, is_move
+from whence.align.values.value_graph import Stretch, ValueGraph, is_move, kind_of
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.frameworks import host
@@ -482,7 +482,33 @@ def plain_calls(
             if call.slots("input"):
                 rounded[call.slots("output")[0].record] = _first(call)
         plain.append(_plain(call, values, shown, decoded))
-    return Plain(plain, rounded)
+    return Plain(_without_clipping(plain, [decoded(end) for end in ends]), rounded)
+
+
+def _without_clipping(calls: Sequence[Call], ends: Sequence[int]) -> list[Call]:
+    """The calls with each ReLU as a part of what it alone reads: codes that begin at zero do what
+    it does, and the quantised graph may have none.
+    """
+    readers: Counter[int] = Counter(ends)
+    for call in calls:
+        readers.update({ref.record for ref in call.refs if not is_output(ref.slot)})
+    makers = {ref.record: k for k, call in enumerate(calls) for ref in call.slots("output")}
+    out: list[Call | None] = []
+    for call in calls:
+        if call.arguments.get("activation") == "Relu":
+            arguments = {k: v for k, v in call.arguments.items() if k != "activation"}
+            call = replace(call, arguments=arguments)
+        out.append(call)
+    for k, call in enumerate(calls):
+        place = makers.get(_first(call)) if kind_of(call) == "Relu" else None
+        maker = out[place] if place is not None else None
+        if place is None or maker is None or readers[_first(call)] != 1 or is_move(maker):
+            continue
+        if len(maker.slots("output")) == 1 and _first(call) == maker.slots("output")[0].record:
+            refs = [ref for ref in maker.refs if not is_output(ref.slot)]
+            out[place] = replace(maker, scope=call.scope, refs=(*refs, *call.slots("output")))
+            out[k] = None
+    return [call for call in out if call is not None]
 
 
 def _first(call: Call) -> int:
@@ -634,6 +660,7 @@ class CodedValues:
         self.numbers: dict[int, int] = {}
         self.rereads: dict[int, list[Reread]] = {}
         self._makers = {ref.record: call for call in calls for ref in call.slots("output")}
+        self._turned = _turned_for_kernels(calls)
         for call in calls:
             self._look(call)
 
@@ -673,8 +700,9 @@ class CodedValues:
         perm = call.arguments.get("perm")
         sources = [ref.record for ref in call.slots("input")]
         comes_last = any(record in self.last for record in sources)
-        is_turned = plain_type(call) == "Transpose" and perm in (_TO_LAST, _TO_FIRST)
-        if is_last or (comes_last and not is_turned and plain_type(call) != "Reshape"):
+        if plain_type(call) == "Transpose" and perm in (_TO_LAST, _TO_FIRST):
+            comes_last = perm == _TO_LAST and call.id in self._turned
+        if is_last or (comes_last and plain_type(call) != "Reshape"):
             self.last.update(r.record for r in made if len(self.run.records[r.record].shape) == 4)
 
     def _read(self, call: Call, operand: CodedOperand) -> None:
@@ -731,3 +759,30 @@ class CodedValues:
 
 def _is_channels_last(call: Call) -> bool:
     return bool(call.arguments.get("channels_last")) or "nhwc" in call.op_type
+
+
+def _turned_for_kernels(calls: Sequence[Call]) -> set[int]:
+    """Calls that put channels at the end for kernels that want them there, which a pass of the
+    runtime added: such a kernel reads what they make, before it is turned back.
+    """
+    readers: dict[int, list[Call]] = {}
+    for call in calls:
+        for ref in call.slots("input"):
+            readers.setdefault(ref.record, []).append(call)
+    turned = set[int]()
+    for call in calls:
+        if plain_type(call) != "Transpose" or call.arguments.get("perm") != _TO_LAST:
+            continue
+        waiting, seen = [call], {call.id}
+        while waiting:
+            for reader in (
+                r for ref in waiting.pop().slots("output") for r in readers.get(ref.record, ())
+            ):
+                if _is_channels_last(reader):
+                    turned.add(call.id)
+                elif reader.id not in seen and plain_type(reader) != "Transpose":
+                    seen.add(reader.id)
+                    waiting.append(reader)
+            if call.id in turned:
+                break
+    return turned
