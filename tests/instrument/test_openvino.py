@@ -242,7 +242,7 @@ def test_a_node_says_what_it_stands_for_and_how_it_ran(place):
 def test_a_node_inside_that_a_frontend_put_in_says_how_the_whole_rounded(place):
     path, feeds = saved(place, "recurrent")
     with Captured(place / "run"):
-        model = compiled(path, {"INFERENCE_PRECISION_HINT": "bf16"})
+        model = compiled(CORE.read_model(path), {"INFERENCE_PRECISION_HINT": "bf16"})
         model(feeds)
     kinds = {
         str(op.get_rt_info()["layerType"].astype(str)): str(

@@ -71,7 +71,7 @@ _KINDS = {
 """Operators of several names. The others are known by their own."""
 
 
-_ACTIVATED = " and activation"
+_ACTIVATED, _SCALED = " and activation", " and scale"
 _ACTIVATIONS = frozenset(("Relu", "Clip", "HardSwish", "LeakyRelu", "Sigmoid", "HardSigmoid"))
 
 
@@ -191,9 +191,16 @@ class ValueGraph:
             for k, source in enumerate(sources):
                 if len(sources) == 2 and source in self.makers:
                     forms += self._folded(source, suffix, (sources[1 - k],))
+        elif kind_of(call) in ("Mul", "Div") and not self._sizes(call):
+            forms += self._scaled(self._maker_behind(call))
         elif maker is not call or kind_of(maker) == "BatchNormalization":
             forms += self._folded(self._made_by(maker, value), suffix, ())
         return forms
+
+    def _scaled(self, behind: Call) -> list[Form]:
+        """The form of a product that a number multiplies."""
+        is_product = kind_of(behind) == "MatMul"
+        return [self._form(behind, f"MatMul{_SCALED}", 0, self._sizes(behind))] * is_product
 
     def _biased(self, maker: Call, sources: Sequence[int], suffix: str) -> list[Form]:
         """The form of a product to which this call adds a parameter."""
@@ -268,4 +275,6 @@ def has_activation(call: Call) -> bool:
 def kind_of(call: Call) -> str:
     """What an operator computes, whatever it is called."""
     kind = _KINDS.get(call.op_type, call.op_type)
+    if call.op_type == "com.microsoft.FusedMatMul" and call.arguments.get("alpha", 1) != 1:
+        kind += _SCALED
     return f"{kind}{_ACTIVATED}" if has_activation(call) else kind
