@@ -48,14 +48,14 @@ def product(module):
 
 def convolution(module):
     held = {f"c.{name}": value for name, value in weights(module[0]).items()}
-    nodes = [("Conv", ["x", "c.weight", "c.bias"], dict(kernel_shape=[3, 3])), ("Relu", ["0"], {})]
+    nodes = [("Conv", ["x", "c.weight", "c.bias"], {"kernel_shape": [3, 3]}), ("Relu", ["0"], {})]
     return nodes, held
 
 
 def up_and_down(module):
     held = {n: np.ascontiguousarray(w.T) if w.ndim > 1 else w for n, w in weights(module).items()}
     return [
-        ("LayerNormalization", ["x", "norm.weight", "norm.bias"], dict(axis=-1)),
+        ("LayerNormalization", ["x", "norm.weight", "norm.bias"], {"axis": -1}),
         ("MatMul", ["0", "up.weight"], {}),
         ("Add", ["1", "up.bias"], {}),
         ("Relu", ["2"], {}),

@@ -216,6 +216,15 @@ def _operands(
     return operands
 
 
+def _could_be(run: Run, record: int, saved: Run, variable: int) -> bool:
+    """Can a tensor of a run be this variable of its program, as far as dtype and extents say?"""
+    actual, declared = run.records[record], saved.records[variable]
+    same_shape = len(actual.shape) == len(declared.shape) and all(
+        n in (-1, m) for m, n in zip(actual.shape, declared.shape)
+    )
+    return same_shape and declared.dtype in ("", actual.dtype)
+
+
 def _operand(run: Run, slot: str, record: int) -> Operand:
     tensor = run.records[record]
     return Operand(slot, tensor.dtype, tensor.shape)
