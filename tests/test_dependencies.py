@@ -126,7 +126,7 @@ def test_every_requirement_states_a_lower_bound():
 
 
 def test_a_wheel_holds_every_file():
-    """What is no module of a package is listed in pyproject.toml, or a wheel goes without it."""
+    """What is not a module of a package is listed in pyproject.toml, or a wheel goes without it."""
     package, tables = ROOT / "src" / "whence", tomllib.loads((ROOT / "pyproject.toml").read_text())
     listed = tables["tool"]["setuptools"]["package-data"]["whence"]
     others = [

@@ -486,7 +486,7 @@ def test_pages_use_plain_words():
 
 
 def test_messages_use_plain_words():
-    """Every text in the code of whence that is no docstring: what users may see of it."""
+    """Every text in the code of whence that is not a docstring: what users may see of it."""
     found = {}
     for path in (ROOT / "src" / "whence").rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))

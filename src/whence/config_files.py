@@ -84,7 +84,7 @@ def yaml_value(text: str) -> Any:
         raise NotConfig("nested too deeply") from error
     except (
         Exception
-    ) as error:  # "2026-13-45" is no date, and a number of a million digits none for Python
+    ) as error:  # "2026-13-45" is not a date, and a number of a million digits none for Python
         raise NotConfig(
             f"a value that cannot be read: {str(error)[:120] or type(error).__name__}"
         ) from error

@@ -283,8 +283,8 @@ def whole_file(
     what was there; where the block or the medium fails, what was there stays and nothing is left
     beside it. Raises OSError.
 
-    through_link: a user named the path, so a link is followed, and what is no file, such as a pipe
-    or /dev/stdout, is written as it comes. Otherwise it is replaced.
+    through_link: a user named the path, so a link is followed, and what is not a file, such as a
+    pipe or /dev/stdout, is written as it comes. Otherwise it is replaced.
     """
     final = Path(os.path.realpath(path) if through_link else path)
     with contextlib.suppress(FileNotFoundError):

@@ -16,7 +16,7 @@ def variant(
     run, *, seed=0, rename=True, classes=False, numbers=False, noise=0.0, insert=0, remove=0
 ):
     """(MemoryRun, {id in run: id in it}). classes: other class names too; numbers: also rename
-    numeric components; noise: relative change of every tensor that is no parameter, so that no hash
+    numeric components; noise: relative change of every tensor that is not a parameter, so that no hash
     agrees; insert, remove: how many leaf calls."""
     rng = random.Random(seed)
     table = {}

@@ -295,7 +295,7 @@ def test_a_module_faces_the_node_that_it_returns():
     np.testing.assert_array_equal(found.array(out.target_record), values()["add"].reshape(12))
     assert not plan.unmatched_reference
     assert plan.notes == (
-        "2 tensors of the target's graphs are no module's output; they are judged with the next "
+        "2 tensors of the target's graphs are not a module's output; they are judged with the next "
         "that is",
     )
 

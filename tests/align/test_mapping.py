@@ -149,7 +149,7 @@ WRONG = [
         "pairs:\n  - {reference: fc1, target: fc1, slot: {}}",
         "line 2: 'slot' is not known in an entry of pairs; 'slots'?",
     ),
-    ("pairs: fc1", "line 1: pairs is no list"),
+    ("pairs: fc1", "line 1: pairs is not a list"),
     (
         "names:\n  - {from: 'a.{i}', to: 'b.{j}'}",
         "line 2: to: 'b.{j}' uses {j}, which 'a.{i}' does not hold",

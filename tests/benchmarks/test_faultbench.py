@@ -340,7 +340,7 @@ def test_other_module_names_change_nothing_but_the_names(bench: Any, case_id: st
         (f.cause, f.confidence, f.numbers) for f in plain.findings
     ]
     assert renamed.counts == plain.counts
-    # Leaves are judged module by module, by name; the order of verdicts is no statement.
+    # Leaves are judged module by module, by name; the order of verdicts is not a statement.
     scores = [
         sorted((v.pair, v.stretch, v.verdict, v.score or 0.0) for v in result.verdicts)
         for result in (plain, renamed)

@@ -1,5 +1,5 @@
 """Compiled graphs compared: clean ones are silent, faults of the compiler are found at their node,
-roundings left out are no fault.
+roundings left out are not a fault.
 """
 
 import numpy as np

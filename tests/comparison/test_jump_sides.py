@@ -1,5 +1,5 @@
 """Where rounding may carry an argument across a jump (a round, a floor, a comparison), the other side
-is no fault; another way to round, and another scale, are.
+is not a fault; another way to round, and another scale, are.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""A loss that is scaled otherwise is no fault where its scale is taken out before the optimiser, and
+"""A loss that is scaled otherwise is not a fault where its scale is taken out before the optimiser, and
 one where it is not.
 """
 

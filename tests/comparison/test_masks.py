@@ -86,4 +86,4 @@ def test_masks_of_other_shapes_that_say_something_else():
     looks_in_room[..., -1] = True
     for wrong in (ahead, looks_in_room, with_room(BY_QUERY)[:1], with_room(CAUSAL[None, None])):
         assert not hide_the_same(KEYS, wrong)
-    assert not hide_the_same(np.full((2, 5), 7), with_room(BY_QUERY))  # is no mask
+    assert not hide_the_same(np.full((2, 5), 7), with_room(BY_QUERY))  # is not a mask

@@ -391,7 +391,7 @@ def test_padding_that_no_mask_names_is_told(tmp_path):
 
     result = compared(tmp_path, alone, unmasked)
     assert result.status == "different"
-    # Attention looks at the padding. That positions count it is no operator's fault.
+    # Attention looks at the padding. That positions count it is not an operator's fault.
     assert result.findings[0].name == "model.layers.0.self_attn"
     assert any("counts positions from the first column" in s for s in result.inputs_differ)
     assert result.inputs_differ[0] == (

@@ -140,7 +140,7 @@ def test_all_tensors_are_paired_and_the_port_is_the_same(case):
     } <= set(outputs)
     assert [
         i for i in range(LAYERS) if (f"layers.{i}", "inside") not in outputs
-    ] == []  # q is no module's output
+    ] == []  # q is not a module's output
     assert all(r.measured.values["rel_l2"] < 1e-5 for r in result.rows if not r.measured.identical)
 
 

@@ -1,4 +1,4 @@
-"""Another choice among tied scores is no fault, and what follows it is compared knowing it; a wrong
+"""Another choice among tied scores is not a fault, and what follows it is compared knowing it; a wrong
 choice is one, with the gap.
 """
 

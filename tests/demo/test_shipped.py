@@ -25,7 +25,7 @@ def test_the_fault_is_named_first_and_the_rest_is_rounding(tmp_path):
     assert played.expected
     assert [finding.name for finding in result.findings] == [shipped.FAULTY]
     assert result.coverage.measured == result.coverage.paired == 48
-    assert result.counts["noise"] > 10, "the port rounds otherwise, which is no fault"
+    assert result.counts["noise"] > 10, "the port rounds otherwise, which is not a fault"
     assert [prompt.passes for prompt in result.generation.prompts] == [True], "the text is the same"
 
 

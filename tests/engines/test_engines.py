@@ -179,7 +179,7 @@ def test_what_a_task_raises_comes_back_in_words():
         engine.close()
     assert outcome.number == 4
     assert "DecodeError" in outcome.error or "ValidationError" in outcome.error
-    assert "'os' is no module of whence" in other.error
+    assert "'os' is not a module of whence" in other.error
 
 
 def test_a_worker_of_another_whence_refuses():

@@ -726,7 +726,7 @@ def test_inputs_that_are_one_tensor_make_a_program_of_their_own(tmp_path):
 
 
 def test_the_block_cache_of_an_engine_is_left_out_and_told(tmp_path):
-    """It is no parameter, grows to the memory left, and changes at every step."""
+    """It is not a parameter, grows to the memory left, and changes at every step."""
 
     class Attention(nn.Module):
         def __init__(self):

@@ -220,7 +220,7 @@ def test_what_a_mask_is_written_over_is_measured_without_it():
     assert seen.value < 1e-3
     assert below_masks(a, b, seen).value == pytest.approx(np.linalg.norm(x - y) / np.linalg.norm(x))
     elsewhere = np.where(np.arange(8) > 3, -1e4, wrong).astype(np.float32)
-    assert below_masks(a, elsewhere, seen) is seen, "masks that differ are no mask"
+    assert below_masks(a, elsewhere, seen) is seen, "masks that differ are not a mask"
     assert below_masks(x, y, seen) is seen
     lone = scores.copy()
     lone[0, 0] = -1e4

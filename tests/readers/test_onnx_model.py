@@ -1,4 +1,4 @@
-"""Models of ONNX as whence reads them, against the package onnx; and what is no model."""
+"""Models of ONNX as whence reads them, against the package onnx; and what is not a model."""
 
 import importlib
 import sys

@@ -83,7 +83,7 @@ MALFORMED = {
     "too many arguments": program(op("aten.relu.default", IN, IN)),
     "unknown keyword": program(op("aten.relu.default", IN, inplace=True)),
     "keyword twice": program(op("aten.relu.default", IN, self=IN)),
-    "keyword that is no name": program(Operation("aten.relu.default", (IN,), {"a b": 1})),
+    "keyword that is not a name": program(Operation("aten.relu.default", (IN,), {"a b": 1})),
     "text for a tensor": program(op("aten.relu.default", "x")),
     "list for a tensor": program(op("aten.relu.default", [IN])),
     "tensor for a size": program(op("aten.view.default", IN, [IN])),

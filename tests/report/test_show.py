@@ -349,7 +349,7 @@ def test_a_tree_number_goes_before_a_name():
             call,
         )
         assert name in (call.scope, call.root), "what the tree prints as this number"
-    assert show.find(sequential, "7", EVERYTHING)[0].id == 3, "a name that is no number here"
+    assert show.find(sequential, "7", EVERYTHING)[0].id == 3, "a name that is not a number here"
     said = show.other_meaning(sequential, "1", EVERYTHING)
     assert said == (
         "1 is taken as the tree number of 0 (Up); the module named 1 (Down) has number 2: whence "

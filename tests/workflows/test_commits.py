@@ -99,8 +99,8 @@ def test_folders_stand_for_commits(repository, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("nowhere", "HEAD"), "'nowhere' is no commit of .*, and no folder"),
-        (("HEAD", "old", "--bisect"), "is no ancestor of"),
+        (("nowhere", "HEAD"), "'nowhere' is not a commit of .*, and no folder"),
+        (("HEAD", "old", "--bisect"), "is not an ancestor of"),
         (("old", ".", "--bisect"), "takes two commits"),
         (("old", "HEAD", "--texts", "other.json"), "wrote no other.json on old"),
         (("old", "HEAD", "--link", "weights"), "nothing of that name lies in .*; give a path"),

@@ -552,7 +552,7 @@ def test_output_errors_that_are_not_defined(tmp_path):
     (found,) = output_errors(left, run_of(tmp_path / "c", One(1.0), GIVEN, keep="stats")).values()
     assert found.error is None
     assert output_errors(left, MemoryRun((), (), {})) == {}
-    # Equal infinities on both sides (a mask) are no error.
+    # Equal infinities on both sides (a mask) are not an error.
     masked = [run_of(tmp_path / f"m{i}", One(float("-inf")), GIVEN) for i in range(2)]
     (found,) = output_errors(*masked).values()
     assert found.error == 0

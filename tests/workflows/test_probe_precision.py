@@ -214,7 +214,7 @@ def test_what_cannot_be_narrowed_is_refused_with_the_reason():
     model = Net().eval()
     for types, words in (
         ({"nowhere": "int8"}, "no module 'nowhere'"),
-        ({"norm": "int8"}, "LayerNorm is no product"),
+        ({"norm": "int8"}, "LayerNorm is not a product"),
         ({"head": "int3"}, "one of bfloat16"),
     ):
         with pytest.raises(UsageError, match=words):

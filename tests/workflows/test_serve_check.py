@@ -339,7 +339,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["fault"]["heads"] == [1]
     (tmp_path / "prompts.jsonl").write_text('[1, 2]\n{"src": "text"}\n')
     assert execute(["serve-check", "served:reference", "served:right", *words]) == 3
-    assert "prompt 2 is no list of token ids" in capsys.readouterr().err
+    assert "prompt 2 is not a list of token ids" in capsys.readouterr().err
 
 
 @pytest.mark.slow  # transformers' continuous batching starts a thread and a scheduler

@@ -252,12 +252,12 @@ class _Reader:
         if node is None or (isinstance(node, yaml.ScalarNode) and node.tag.endswith(":null")):
             return []
         if not isinstance(node, yaml.SequenceNode):
-            raise self._error(node, f"{subject} is no list")
+            raise self._error(node, f"{subject} is not a list")
         return list(node.value)
 
     def _text(self, node: yaml.Node, subject: str) -> str:
         if not isinstance(node, yaml.ScalarNode):
-            raise self._error(node, f"{subject} is no text")
+            raise self._error(node, f"{subject} is not text")
         return str(node.value)
 
     def _error(self, node: yaml.Node, message: str) -> UsageError:

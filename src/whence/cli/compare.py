@@ -147,7 +147,7 @@ _VIEWS = sorted(
     "More runs",
     option(
         "--again RUN ...",
-        "Another run of REF on the same inputs: what differs between the two is no fault "
+        "Another run of REF on the same inputs: what differs between the two is not a fault "
         "(repeatable).",
         PATH,
     ),

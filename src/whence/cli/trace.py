@@ -10,7 +10,7 @@ The trace goes back through the program to the first operator whose inputs agree
 the way is shown with its inputs; the last one also with its attributes, weights, what its kernel
 logged, which inputs were not captured, and what replay says about it.
 
-CMP is a folder written by `whence compare -o CMP`; a single word that is no path is a TENSOR of the
+CMP is a folder written by `whence compare -o CMP`; a single word that is not a path is a TENSOR of the
 last comparison made in this folder. Both runs must still be in their places. TENSOR is
 NAME[@STEP[.OCCURRENCE]], a call of the reference.
 

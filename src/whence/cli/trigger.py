@@ -10,7 +10,7 @@ RUN is being written by `whence run` or `whence.capture` with --steps, --every, 
 or --ring; --when asked waits for this command alone. Every process of the run looks between two
 steps. What a ring keeps is written first.
 
-Exit code: 0 when the processes were asked; 3 when RUN is no run, has ended, or does not listen.
+Exit code: 0 when the processes were asked; 3 when RUN is not a run, has ended, or does not listen.
 """
 
 from __future__ import annotations

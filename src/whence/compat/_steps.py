@@ -19,12 +19,12 @@ def numbers(name: str, chosen: Sequence[int | str] | int | str | None) -> frozen
     if chosen is None or chosen == [] or chosen == ():
         return None
     if not isinstance(chosen, int | str | list | tuple | set | frozenset | range):
-        raise UsageError(f"{name}: {chosen!r:.80} is no list of numbers")
+        raise UsageError(f"{name}: {chosen!r:.80} is not a list of numbers")
     numbers_: set[int] = set()
     for item in (chosen,) if isinstance(chosen, (int, str)) else chosen:
         first, _, last = str(item).partition("-")
         if not all(text.isdecimal() and len(text) < _DIGITS for text in (first, last or "0")):
-            raise UsageError(f"{name}: {item!r:.80} is no number from 0 and no range like '4-6'")
+            raise UsageError(f"{name}: {item!r:.80} is not a number from 0 and no range like '4-6'")
         numbers_.update(range(int(first), int(last or first) + 1))
     return frozenset(numbers_)
 

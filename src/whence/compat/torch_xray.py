@@ -214,7 +214,7 @@ def _given(name: str, value: int | str | bool | None) -> int | None:
     try:
         return int(text, 0) if isinstance(text, str) else int(text)
     except ValueError:
-        raise UsageError(f"{name}={text!r} is no number") from None
+        raise UsageError(f"{name}={text!r} is not a number") from None
 
 
 _AT_IMPORT = "at import"

@@ -73,7 +73,7 @@ def perform(request: Request) -> bytes:
         )
     package, _, name = request.module.partition(".")
     if package != "whence" or not name:
-        raise ValueError(f"{request.module!r} is no module of whence")
+        raise ValueError(f"{request.module!r} is not a module of whence")
     result: bytes = importlib.import_module(request.module).perform(request.payload)
     return result
 

@@ -62,7 +62,7 @@ class Described(Protocol):
 class Matched(NamedTuple):
     """What the program says of an operator that ran.
 
-    inputs: for each place that is no parameter, the hooks' name of its tensor, or "" and the
+    inputs: for each place that is not a parameter, the hooks' name of its tensor, or "" and the
     operator that made it in `makers`. makers: (place, operator) of operands that no hook shows
     under a known name. owners: hooks' name -> operator that made it.
     """
@@ -131,7 +131,7 @@ class Program:
         the place in it, and which of the operator's blocks it is, None where it has one.
         parameters: raw names of those it read, None where hooks show more than it reads itself.
         folded: what depends on constants alone does not run: Paddle folds it after it has saved the
-        program. inputs: the hooks' names of what it read and is no parameter: an operator that
+        program. inputs: the hooks' names of what it read and is not a parameter: an operator that
         reads something else is another one, be it of the same type (passes that come later put
         changes of layout in). Operators are asked for in the order of execution.
         """
@@ -215,8 +215,8 @@ class Program:
         return name in self._writers
 
     def matched(self, op: Any, inputs: Sequence[str], outputs: Sequence[str]) -> Matched:
-        """Operands in order. inputs: the hooks' names of what it read and is no parameter; outputs:
-        of what it wrote.
+        """Operands in order. inputs: the hooks' names of what it read and is not a parameter;
+        outputs: of what it wrote.
         """
         self.wrote(op, outputs)
         operands = [v.name for _, v in op.inputs if not v.persistable]

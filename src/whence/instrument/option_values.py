@@ -11,7 +11,7 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNOREC
 
 
 def parse_ids(text: str) -> tuple[str, ...]:
-    """Read "3,7_1" -> ("3", "7_1"). Raises UsageError for what is no tree number."""
+    """Read "3,7_1" -> ("3", "7_1"). Raises UsageError for what is not a tree number."""
     numbers = tuple(part.strip() for part in text.split(",") if part.strip())
     for number in numbers:
         if not TREE_NUMBER.fullmatch(number):

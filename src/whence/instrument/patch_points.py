@@ -114,8 +114,8 @@ def results_of(call: Call) -> tuple[str, ...]:
 
 
 def check_points(points: Iterable[str], calls: Iterable[Call], path: str) -> None:
-    """Raise UsageError, with the nearest names, when a point is no call of the reference at `path`,
-    or one without outputs.
+    """Raise UsageError, with the nearest names, when a point is not a call of the reference at
+    `path`, or one without outputs.
     """
     with_outputs = [c for c in calls if outputs_of(c)]
     names = list(dict.fromkeys(c.scope or c.root for c in with_outputs))

@@ -112,8 +112,8 @@ class Band:
         return max(LIMITS.whole, noise_model.student(score, self.degrees))
 
     def _right_fill(self, y: F64) -> npt.NDArray[np.bool_]:
-        """Elements that are no ordinary number where the exact result or one of the ways gives the
-        same, and those that are right where a way overflows.
+        """Elements that are not an ordinary number where the exact result or one of the ways gives
+        the same, and those that are right where a way overflows.
         """
         right = _same_fill(y, self.centre)
         for way in self.ways:

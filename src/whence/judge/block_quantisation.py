@@ -26,7 +26,7 @@ _FLOAT16 = 65520.0  # from here on float16 has no finite number
 
 def in_blocks(array: Array, *, width: int) -> Array:
     """The values that 8-bit codes in blocks of `width` stand for; as they are where the last axis
-    is no multiple of it.
+    is not a multiple of it.
 
     array: real floating. A block's scale is its largest magnitude / 127; codes are rounded to the
     nearest. Scales of blocks of 32 are kept in float16, as ggml does (the code is taken with the

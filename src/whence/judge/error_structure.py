@@ -95,7 +95,7 @@ def structure(
         place,
         channel_rms,
         *q.shape,
-        # Elements of a row that share a scale are no independent witnesses of their values.
+        # Elements of a row that share a scale are not independent witnesses of their values.
         value / max(1.0, row),
         value_effect,
         changed,
@@ -138,7 +138,7 @@ def beyond_own(structure: Structure, own: Structure, *, written_out: bool = Fals
     scale of its own; code that rounds them elsewhere gives other scales of the same size: over n
     rows their ratio is below exp(3.1 / sqrt n) in 999 of 1000 cases (Fisher: half the logarithm of
     F(n, n) has the variance 1 / n). written_out: the replay rounds at more steps than the program
-    does, so that the scales of its rows are no measure.
+    does, so that the scales of its rows are not a measure.
     """
     memory = max(1.0, own.channel_rms)
     factor = math.exp(3.1 / math.sqrt(max(own.rows, 1)))

@@ -40,8 +40,8 @@ def error_of_codes(dtype: str, measured: Measured) -> PairError | None:
     """The error of the values that were rounded to codes, relative to their spread; None where it
     cannot be told. dtype: of the codes; the steps of floats grow with them, the widest counts.
 
-    u: what a few codes at a boundary amount to, so that two of them are no growth. coarse: what the
-    steps themselves amount to, for whoever reads the codes. lone: of an element that is off by
+    u: what a few codes at a boundary amount to, so that two of them are not growth. coarse: what
+    the steps themselves amount to, for whoever reads the codes. lone: of an element that is off by
     several steps.
     """
     values = measured.values

@@ -101,7 +101,7 @@ class Limits:
 
 LIMITS = Limits()
 
-# What is no ordinary number?
+# What is not an ordinary number?
 
 MASK_FILL = 0.9
 """Share of the largest finite number from which on an element is the filling of a mask."""
@@ -188,7 +188,7 @@ FORM_NEARER, FORM_CLOSE = 4.0, 4.0
 # Did a tie decide a choice among scores?
 
 TIE_ROWS = 4
-"""Rows in which a choice has the same ranks, from which on that is no chance."""
+"""Rows in which a choice has the same ranks, from which on that is not chance."""
 TIE_COMPETING = 4.0
 """Scores so many times as large as any that is chosen compete with none: masks are -10000 and more.
 """
@@ -198,7 +198,7 @@ TIE_COMPETING = 4.0
 ENOUGH_FOR_A_MEDIAN = 3
 """Measurements from which on a median means something."""
 LASTING_TOKENS, LASTING_FACTOR = 8, 3.0
-"""So many tokens in a row whose median is that much above what was measured before are no chance;
+"""So many tokens in a row whose median is that much above what was measured before are not chance;
 each of them alone could be.
 """
 

@@ -214,7 +214,7 @@ def _rounding(
     if (moved <= last_digit + 2 * fine * size).all():
         both_ways = _goes_both_ways(np.abs(y) > np.abs(x), len(np.unique(x)))
         return both_ways, u <= U32 and bool((moved <= last_digit).all())
-    # A lone element that is further off is no kernel's doing.
+    # A lone element that is further off is not a kernel's doing.
     is_spread = x.size >= max(2, a.size / _SPREAD)
     drawn = _DRAWN * fine * (np.abs(a) + size)
     is_drawn = (

@@ -192,8 +192,8 @@ def measure(
     runs of the reference on equal inputs: it widens the floor, and a structure below
     `limits.spread` times it is no evidence; of an exact kind, `limits.spread` times as many
     elements may differ. written_out: `working` rounds at more steps than the program does, so that
-    its own rounding is no measure of patterns. outputs: how many are judged in the comparison: the
-    more, the further one of them strays by chance.
+    its own rounding is not a measure of patterns. outputs: how many are judged in the comparison:
+    the more, the further one of them strays by chance.
     """
     kind = dtypes.of(output)
     if not kind.is_floating:
@@ -214,7 +214,8 @@ def measure(
     floor = max(norm(f), noise_floor(kind, size, reduction_length), strays)
     sums = SUM_IN_ORDER * _of_sums(kind, reduction_length) if reduction_length > 1 else 0.0
     noise = element_noise(f, r, u, last, s, sums)
-    # An element that the working replay gives too is no fault, however far it is from the wide one.
+    # An element that the working replay gives too is not a fault, however far it is from the wide
+    # one.
     z, place = worst(np.minimum(np.abs(e), np.abs(y - w)), noise)
     if mismatch:
         place = int(np.argmax(~(keep | same_fill(flat(output), flat(wide), fill))))

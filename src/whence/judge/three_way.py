@@ -43,8 +43,8 @@ class ThreeWay:
 
     overlap: 1 - the two-sample Kolmogorov-Smirnov statistic of the absolute errors, 1 when both
     runs err alike and 0 when no error of one is as small as any of the other. u: unit roundoff of
-    the reference, 0 where the target's is another: then the reference's error is no yardstick for
-    it. count: how many elements.
+    the reference, 0 where the target's is another: then the reference's error is not a yardstick
+    for it. count: how many elements.
     """
 
     reference: float

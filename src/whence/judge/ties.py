@@ -1,5 +1,5 @@
-"""Is another choice among scores a coin flip? An index is no number: it counts by how far apart the
-scores are that it chose between.
+"""Is another choice among scores a coin flip? An index is not a number: it counts by how far apart
+the scores are that it chose between.
 
 Of two candidates whose scores are equal, or closer than rounding moves them, a correct run may
 choose either. Source: if no score is off by more than d, the score at a rank moves by at most d,
@@ -175,7 +175,7 @@ def follow(
 
     reference, target: [rows, k], what is chosen from scores [rows, n], by rank. noise: of
     `noise_of`. u: unit roundoff of the scores' dtype, 0 for exact kinds. ordered: do ranks count,
-    or only which are chosen? distinct: is no candidate chosen twice in a row?
+    or only which are chosen? distinct: is not a candidate chosen twice in a row?
     """
     rows = np.flatnonzero((reference != target).any(axis=1))
     tied, wrong = np.zeros(len(reference), bool), np.zeros(len(reference), bool)

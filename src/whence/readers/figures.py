@@ -33,7 +33,7 @@ from whence.records import (
 from whence.records.slots import is_written
 
 _PIECES = 100  # of the records, for each thread
-_TELLING = 8  # elements from which on equal content is no coincidence
+_TELLING = 8  # elements from which on equal content is not a coincidence
 _SHOWN_BYTES = 4 << 30
 
 

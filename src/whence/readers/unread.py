@@ -80,7 +80,7 @@ class Content(Enum):
     """What a file that no reader read may hold."""
 
     OTHER = "a picture, a document, a program"
-    WORDS = "text that is no dump"
+    WORDS = "text that is not a dump"
     TEXT = "text that a reader may know"
     EMPTY = "nothing"
     CUT = "settings that end before their end"

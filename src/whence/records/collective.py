@@ -45,7 +45,7 @@ class Collective(
     of what it hands in, where it gets only, of that. peer: the rank that a message goes to or comes
     from, or that a broadcast starts at (-1: any, or none). root, scope, step, micro, phase: of the
     innermost call of a module in progress; step -1 before any model was called. source: "file:line"
-    of the program. by: what issues it, where it is no code of the program's own ("DDP", "FSDP2",
+    of the program. by: what issues it, where it is not a code of the program's own ("DDP", "FSDP2",
     "DTensor", ...). waits: is the program stopped until it is done? at: when, in seconds since
     1970.
     """

@@ -193,7 +193,7 @@ _PARAMETER = re.compile(
 
 
 def module_of(name: str) -> str:
-    """The module whose parameter a gradient is of, by its name; "" of what is no gradient."""
+    """The module whose parameter a gradient is of, by its name; "" of what is not a gradient."""
     match = _PARAMETER.match(name)
     return match["module"] if match else ""
 
@@ -423,7 +423,7 @@ _BY_NAME: tuple[_Source, ...] = (_by_number, _by_role, _in_layer)
 _OF_NAMES: tuple[_Source, ...] = (_by_part, _by_result, *_BY_NAME)
 
 _CHANCE = 100.0
-"""Of so many orders one is that of the alphabet: then it is no chance."""
+"""Of so many orders one is that of the alphabet: then it is not chance."""
 
 
 def _files(traces: Sequence[Trace]) -> list[list[int]]:

@@ -11,7 +11,7 @@ WRITTEN = "written_processes"
 
 
 def as_text(name: str | os.PathLike[str]) -> str:
-    """A name of the file system as text that any file can hold: bytes of it that are no UTF-8 as
+    """A name of the file system as text that any file can hold: bytes of it that are not UTF-8 as
     escapes.
     """
     return os.fspath(name).encode("utf-8", "backslashreplace").decode()

@@ -185,7 +185,7 @@ class Call(Described, msgspec.Struct, frozen=True, tag="call", tag_field="t", om
 
     @property
     def name(self) -> str:
-        """What a call is named by: its module. Of a part of a training step that is no call of a
+        """What a call is named by: its module. Of a part of a training step that is not a call of a
         module (a loss, a sum of gradients, the step of one parameter) what it is, behind a slash.
         """
         is_part = self.kind == "module" and self.op and self.forward < 0

@@ -30,7 +30,7 @@ def write(call: Call, parent: int) -> dict[str, Any]:
 
 
 def read(card: Any) -> Call | None:
-    """The call that a card tells of; None for what is no card. card: text, or its values. Never
+    """The call that a card tells of; None for what is not a card. card: text, or its values. Never
     trusted: it names, and leads nowhere.
     """
     try:

@@ -60,7 +60,9 @@ def parse(text: str) -> Slot:
     child, inner = split_child(text) if is_of_child(text) else (None, text)
     kind, dot, name = inner.partition(".")
     if not dot or kind not in _KINDS:
-        raise ValueError(f"{text[:100]!r} is no slot: it starts with none of {', '.join(SlotKind)}")
+        raise ValueError(
+            f"{text[:100]!r} is not a slot: it starts with none of {', '.join(SlotKind)}"
+        )
     return Slot(_KINDS[kind], name, child)
 
 

@@ -23,7 +23,7 @@ _BACKWARD_OF = "backward of "
 
 
 def is_of_step(phase: str, op: str) -> bool:
-    """Is a call a part of a training step that is no call of a module?"""
+    """Is a call a part of a training step that is not a call of a module?"""
     return phase in (BACKWARD, OPTIMIZER) or op in (LOSS, GRADIENTS)
 
 

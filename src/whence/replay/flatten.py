@@ -177,7 +177,7 @@ def gather(
     """
 
     def no_child(call: int) -> Node:
-        raise ReplayRefused(f"call {call} is no child of an operator")
+        raise ReplayRefused(f"call {call} is not a child of an operator")
 
     whole, operand_of = _Whole(no_child), dict[int, Any]()
     for node in operators:

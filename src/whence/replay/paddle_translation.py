@@ -132,7 +132,7 @@ class _Writer(ProgramWriter):
             return float(value[0] if isinstance(value, (list, tuple)) else value)
         except (TypeError, ValueError, IndexError):
             raise ReplayRefused(
-                f"{self.op_type}: its attribute {names[0]} is no number ({str(value)[:40]})"
+                f"{self.op_type}: its attribute {names[0]} is not a number ({str(value)[:40]})"
             ) from None
 
     def whole(self, *names: str, default: Any = _MISSING) -> int:
@@ -144,7 +144,7 @@ class _Writer(ProgramWriter):
             return [int(v) for v in value] if isinstance(value, (list, tuple)) else [int(value)]
         except (TypeError, ValueError):
             raise ReplayRefused(
-                f"{self.op_type}: its attribute {names[0]} is no list of integers "
+                f"{self.op_type}: its attribute {names[0]} is not a list of integers "
                 f"({str(value)[:40]})"
             ) from None
 

@@ -402,7 +402,7 @@ def _occurrences(result: Comparison, *, every: bool = False) -> Document:
     if significant is not None:
         yield "FIRST SIGNIFICANT", _in_full(significant)
     elif first is not None and not result.findings:
-        # a finding may name a module, which is no counted operator
+        # a finding may name a module, which is not a counted operator
         yield "FIRST SIGNIFICANT", "none: rounding explains every difference"
     rows = sorted(
         (r for r in table.rows if every or (r.by == "type" and r.first_significant is not None)),

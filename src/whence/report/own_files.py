@@ -29,7 +29,7 @@ _STARTS = re.compile(
 
 def check_replaceable(path: str | os.PathLike[str], force: bool) -> None:
     """Raise OutputExists where a file is there, and `force` does not allow to replace it, or
-    somebody else wrote it. What is no regular file, as a pipe, is written to as it is.
+    somebody else wrote it. What is not a regular file, as a pipe, is written to as it is.
     """
     file = Path(path)
     if not file.is_file():

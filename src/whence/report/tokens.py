@@ -58,7 +58,7 @@ def tokens_text(result: TokenComparison, *, rows: int = 40, width: int | None = 
 
 
 def tokens_json(result: TokenComparison) -> str:
-    """Everything, in ASCII: also a text that is no valid Unicode survives."""
+    """Everything, in ASCII: also a text that is not valid Unicode survives."""
     return json.dumps(msgspec.to_builtins(result), indent=2) + "\n"
 
 

@@ -39,13 +39,13 @@ class Parting(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where two trainings part.
 
     scope, root, op, op_type, phase, step, micro, rank: of the call. slot: the tensor, "" where it
-    is no tensor that differs. words: what differs. error: estimate of the relative difference; None
-    where it is no number. noise: the relative difference that this tensor had until then, or that
-    follows from its inputs, or that a repetition made. inputs: the largest relative difference of
-    what it was made from, None where that is nothing that was captured. others: tensors or settings
-    of other calls that differ in the same way in this step. source: "file:line" or class. during:
-    the step of the training in which it is seen, where the call counts other ones (a model that is
-    evaluated alone), else -1.
+    is not a tensor that differs. words: what differs. error: estimate of the relative difference;
+    None where it is not a number. noise: the relative difference that this tensor had until then,
+    or that follows from its inputs, or that a repetition made. inputs: the largest relative
+    difference of what it was made from, None where that is nothing that was captured. others:
+    tensors or settings of other calls that differ in the same way in this step. source:
+    "file:line" or class. during: the step of the training in which it is seen, where the call
+    counts other ones (a model that is evaluated alone), else -1.
     """
 
     kind: PartKind

@@ -83,7 +83,7 @@ class Prompted(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def passes(self) -> bool:
-        """Is no token another one, save where that is no fault of the model?"""
+        """Is no token another one, save where that is not a fault of the model?"""
         return self.outcome in ("equal", "explained", "sampled", TokenKind.INHERITED) or (
             self.outcome == "off" and self.first < 0
         )

@@ -14,7 +14,7 @@ class OutputMatch(msgspec.Struct, frozen=True, kw_only=True):
     Positions count from 0. first_character, first_token: where they first differ within the shorter
     of the two, None where they do not; of strings a token is a word between blanks, of lists of
     tokens there is no character. full: equal over the shorter; half: equal over the first half of
-    it, at least one unit. None where an output is empty: an equal nothing is no agreement. longer:
+    it, at least one unit. None where an output is empty: an equal nothing is not agreement. longer:
     "reference" or "target" where full and one goes on behind the other's end.
     """
 

@@ -178,7 +178,9 @@ class Verdict(Described, msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, **changes)
 
     def withdrawn(self, verdict: VerdictKind, sentence: str, **changes: Any) -> Self:
-        """The verdict of a region that is no fault after all, or of which that cannot be told."""
+        """The verdict of a region that is not a fault after all, or of which that cannot be
+        told.
+        """
         return self.replace(
             verdict=verdict,
             confidence=Confidence.NONE,

@@ -123,7 +123,7 @@ def _steps(values: Bytes, base: Bytes) -> Bytes:
 
 def _ordered(bits: Bytes) -> Bytes:
     """Bits of floats as integers in the order of the numbers. A permutation of all integers, so
-    that it suits any type; what is no float it only makes less small.
+    that it suits any type; what is not a float it only makes less small.
     """
     top = bits.dtype.type(1 << (8 * bits.itemsize - 1))
     return bits ^ (_sign(bits) | top)

@@ -67,7 +67,7 @@ def settled(line: Line) -> Line | msgspec.Raw:
 
 
 def encoded(lines: list[Line | msgspec.Raw]) -> bytes:
-    """The text of lines. A text in them that is no Unicode is written with escapes."""
+    """The text of lines. A text in them that is not Unicode is written with escapes."""
     try:
         return encoder.encode_lines(lines)
     except UnicodeEncodeError:

@@ -80,7 +80,7 @@ def _next(entries: Iterator[Entry]) -> list[Entry]:
 
 
 def _of_calls(calls: list[Call]) -> Iterator[bytes | None]:
-    """The text of each call without its time; None where a text in one is no Unicode."""
+    """The text of each call without its time; None where a text in one is not Unicode."""
     for call in calls:
         msgspec.structs.force_setattr(call, "seconds", 0.0)
     try:

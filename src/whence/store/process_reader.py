@@ -84,7 +84,7 @@ class ProcessReader:
         return self.left.ended == RUNNING and is_writing(self.folder, self.info)
 
     def ended(self) -> str:
-        """How it ended where that was no clean end of the whole journal, "" where it was."""
+        """How it ended where that was not a clean end of the whole journal, "" where it was."""
         process = f"rank {self.info.rank} ({self.info.host}, pid {self.info.pid})"
         damage = self.index.damage
         problems = []

@@ -132,7 +132,7 @@ def _copy(place: Place, path: Path) -> dict[str, dict[str, int]]:
 
 
 def _instead(url: str, names: Iterable[str]) -> str:
-    """What lies at a URL that is no run, by the names there."""
+    """What lies at a URL that is not a run, by the names there."""
     folder, _, name = url.rpartition("/")
     if name in COMPARISON and list(names) == [name]:
         return f"{url} {is_a_comparison(folder)}"

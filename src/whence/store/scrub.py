@@ -376,7 +376,7 @@ class Anonymous:
 
     def line(self, raw: bytes) -> bytes:
         """A line of a journal, its newline included; the same bytes where nothing in it is
-        private. Raises UnreadableRun where it is no JSON.
+        private. Raises UnreadableRun where it is not JSON.
         """
         try:
             fields = msgspec.json.decode(raw)

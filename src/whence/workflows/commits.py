@@ -73,8 +73,8 @@ def commits(
 
     output: a new folder for the runs. A commit is checked out beside the repository, which is not
     touched, and removed again. bisect: name the first commit behind `first` that is different.
-    files: fields of `Files`. Raises UsageError for what is no commit or folder, CaptureError where
-    the command computes nothing, OutputExists.
+    files: fields of `Files`. Raises UsageError for what is not a commit or folder, CaptureError
+    where the command computes nothing, OutputExists.
     """
     from whence.workflows.compare import compare
     from whence.workflows.rerun import workplace
@@ -169,8 +169,8 @@ class _Work:
             return sha
         where = f"of {self._top}" if self._has_git else "here: this folder is in no repository"
         raise UsageError(
-            f"{given!r} is no commit {where}, and no folder; give what `git log --all --oneline` "
-            "shows, or the path of another checkout"
+            f"{given!r} is not a commit {where}, and no folder; give what "
+            "`git log --all --oneline` shows, or the path of another checkout"
         )
 
     def between(self, first: str, second: str) -> list[str]:
@@ -180,8 +180,8 @@ class _Work:
         numbers = self._git("rev-list", "--first-parent", "--reverse", f"{first}..{second}")
         if not numbers or self._git("merge-base", first, second) != first:
             raise UsageError(
-                f"--bisect: {first[:12]} is no ancestor of {second[:12]}; give the older commit "
-                "first, or leave --bisect out"
+                f"--bisect: {first[:12]} is not an ancestor of {second[:12]}; give the older "
+                "commit first, or leave --bisect out"
             )
         return numbers.split()
 

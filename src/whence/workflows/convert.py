@@ -82,7 +82,7 @@ def _check(path: Path, force: bool) -> None:
     from whence import store
 
     if not path.name:
-        raise UsageError(f"{path} is no name for a dump")
+        raise UsageError(f"{path} is not a name for a dump")
     if path.is_symlink():
         raise OutputExists(f"{path} is a link; choose another destination")
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
@@ -104,11 +104,11 @@ def _check(path: Path, force: bool) -> None:
         )
         if strange is not None:
             raise OutputExists(
-                f"{path} holds {strange.relative_to(path)}, which is no file of a dump; nothing "
+                f"{path} holds {strange.relative_to(path)}, which is not a file of a dump; nothing "
                 "was deleted"
             )
     elif path.suffix.lower() not in _OF_DUMPS:
-        raise OutputExists(f"{path} is no file of a dump; nothing was deleted")
+        raise OutputExists(f"{path} is not a file of a dump; nothing was deleted")
 
 
 def _replace(new: Path, final: Path) -> None:

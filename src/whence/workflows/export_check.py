@@ -145,11 +145,13 @@ def _graph(file: Path) -> OnnxGraph:
     try:
         return onnx_model.described(Place(file)).graph
     except ValueError as error:
-        raise UnreadableRun(f"{file} is no ONNX model: {error}") from error
+        raise UnreadableRun(f"{file} is not an ONNX model: {error}") from error
 
 
 def drawn(graph: OnnxGraph) -> tuple[Array, ...]:
-    """An array for each input of a graph, in order. Raises UsageError for one that is no tensor."""
+    """An array for each input of a graph, in order. Raises UsageError for one that is not a
+    tensor.
+    """
     from whence import dtypes
 
     random = np.random.default_rng(0)

@@ -19,7 +19,7 @@ _NOTHING = Fit(0, 0, 0)
 
 def float_formats(names: Sequence[str]) -> list[FloatFormat]:
     """The formats to try for some dtype names: of 8 bits as they are and scaled. Raises UsageError
-    for a name that is no floating-point dtype.
+    for a name that is not a floating-point dtype.
     """
     forms: list[FloatFormat] = []
     for name in dict.fromkeys(names):

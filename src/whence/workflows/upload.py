@@ -25,7 +25,7 @@ def upload(run: str | os.PathLike[str], url: str, *, force: bool = False) -> int
 
     path = Path(os.fspath(run))
     if not store.is_run(path):
-        raise UnreadableRun(f"{path} is no run: there is nothing to upload")
+        raise UnreadableRun(f"{path} is not a run: there is nothing to upload")
     return Upload(path, url, force=force).finish()
 
 

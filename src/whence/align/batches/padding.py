@@ -20,7 +20,7 @@ from whence.records import Call, Record, Ref, Run
 from whence.records.slots import is_output, is_param
 from whence.results import Made, Plan, SlotPair
 
-_PARTED = 100.0  # times the error of what is no padding
+_PARTED = 100.0  # times the error of what is not padding
 _DIFFERS = 1e-3  # relative error of padding that no rounding makes
 
 WORDS = "padding from the reference"
@@ -187,7 +187,7 @@ def fill_padding(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
 
 
 def real_positions(run: Run, root: Call) -> Bits | None:
-    """Which positions of a root's call are no padding, (batch, tokens), as its mask says; None
+    """Which positions of a root's call are not padding, (batch, tokens), as its mask says; None
     where all are, or nothing tells.
     """
     batches = batches_of(run, [root])
@@ -195,7 +195,7 @@ def real_positions(run: Run, root: Call) -> Bits | None:
 
 
 def _real(batch: Batch) -> Bits | None:
-    """Which positions are no padding, (batch, tokens); None where all are real."""
+    """Which positions are not padding, (batch, tokens); None where all are real."""
     if batch.flat:
         return None
     out = np.zeros(batch.shape, np.bool_)

@@ -25,7 +25,7 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
     behind them, and some tools count from 1. The steps of a model are moved when nothing that came
     in at a step is what came in at the reference's step of that number, in whatever order of its
     rows, and what came in is, so many steps on, for half of the steps at least. Steps that read
-    what comes later in part lead up to it and are no warm-up. Where all models move alike, so do
+    what comes later in part lead up to it and are not a warm-up. Where all models move alike, so do
     losses and optimisers.
     """
     inputs, target_inputs = _root_inputs(reference), _root_inputs(target)

@@ -52,7 +52,7 @@ def pair_slots(
     kinds = {call.kind, partner.kind}
     is_part = call.op_type != partner.op_type and kinds == {"module", "operator"}
     is_fused = _is_fused(call, partner)
-    # What one side folded into its parameters is no parameter of the other's.
+    # What one side folded into its parameters is not a parameter of the other's.
     for slot in [s for s in slots if _may_be_another(s.reference_slot, is_part, is_fused)]:
         a, b = reference.records[slot.reference_record], target.records[slot.target_record]
         if _unlike(a, b) if is_part else _distance(a, b) >= _CLOSE:

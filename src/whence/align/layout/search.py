@@ -474,7 +474,7 @@ def _by_shape(state: LayoutState, pairs: Iterable[TensorPair]) -> None:
 
 
 def _legitimate(state: LayoutState, layouts: dict[TensorPair, Order], family: Family) -> bool:
-    """Does what is computed with these parameters agree? Then the order is no fault."""
+    """Does what is computed with these parameters agree? Then the order is not a fault."""
     for n, (tensors, order) in enumerate(layouts.items()):
         a, b = state.records(tensors)
         where, _ = family[tensors]

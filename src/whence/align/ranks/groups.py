@@ -427,7 +427,7 @@ def layouts(
 
 
 def _of_mesh(placement: Placement, shapes: Sequence[Shape]) -> Layout | None:
-    """Levels over a mesh's ranks in ascending order; None where these are no nested grid."""
+    """Levels over a mesh's ranks in ascending order; None where these are not a nested grid."""
     grid = _ascending(placement)
     if grid is None:
         return None
@@ -457,7 +457,9 @@ def _of_mesh(placement: Placement, shapes: Sequence[Shape]) -> Layout | None:
 
 
 def _ascending(placement: Placement) -> list[int] | None:
-    """The mesh's dimensions, the widest steps first; None where the ranks are no regular grid."""
+    """The mesh's dimensions, the widest steps first; None where the ranks are not a regular
+    grid.
+    """
     mesh, ranks = placement.mesh, placement.ranks
     step = math.prod(mesh)
     strides: dict[int, int] = {}

@@ -279,7 +279,7 @@ def find_stages(groups: RankGroups) -> None:
             else:
                 clusters.append([rank])
         if len(clusters) < 2 or not any(len(g) > 1 for g in side.groups.values()):
-            continue  # ranks without a common root are no pipeline
+            continue  # ranks without a common root are not a pipeline
         order = {other_side.scope[c.id]: c.order for c in reversed(other_side.calls)}
         firsts = [
             min((order[s] for s in leaves[cluster[0]] if s in order), default=math.inf)
@@ -1052,7 +1052,7 @@ class _OtherSide:
 
 
 def _norm(figures: Record) -> float:
-    """The 2-norm of what is no constant; 0 where it is one or nothing is known."""
+    """The 2-norm of what is not a constant; 0 where it is one or nothing is known."""
     return (
         (figures.statistics.norm or 0.0)
         if figures.statistics is not None and figures.statistics.std

@@ -160,8 +160,8 @@ class GraphModules:
                     )
 
     def pair_inside(self, inside: Inside) -> None:
-        """Nodes that are no module's output and the operators of the reference's own code that give
-        the same, by their elements.
+        """Nodes that are not a module's output and the operators of the reference's own code that
+        give the same, by their elements.
 
         A rule of names that certain pairs teach finds those that a fault has changed: what is the
         third operator in one layer is it in all.
@@ -352,7 +352,7 @@ def _notes(forward: int, backward: int) -> tuple[str, ...]:
     notes = []
     if forward:
         notes.append(
-            f"{forward} tensors of the target's graphs are no module's output; they are "
+            f"{forward} tensors of the target's graphs are not a module's output; they are "
             "judged with the next that is"
         )
     if backward:

@@ -378,7 +378,7 @@ def with_worst(finding: Finding, paired: PairedRuns) -> Finding:
 
 
 def _printed_at(paired: PairedRuns, slot: SlotPair) -> tuple[str, ...]:
-    """The line in both logs, () where a side is no log."""
+    """The line in both logs, () where a side is not a log."""
     sides = (paired.reference, slot.reference_record), (paired.target, slot.target_record)
     lines = [
         f"{name}:{row}"

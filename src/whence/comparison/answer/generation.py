@@ -285,7 +285,7 @@ def _too_few(generation: Generation, coverage: Coverage, least: float) -> str:
     if coverage.share < least:
         parted = sum(p.outcome in ("explained", "sampled") for p in generation.prompts)
         why = (
-            f"{parted} prompts diverge at a token that is no fault, and later tokens continue "
+            f"{parted} prompts diverge at a token that is not a fault, and later tokens continue "
             "different texts"
             if parted
             else "the target ends early"

@@ -107,7 +107,7 @@ def unify_masks(reference: Run, target: Run, plan: Plan) -> Run:
 
 
 def in_form_of(reference: Array, target: Array) -> Array | None:
-    """The mask `target` written as the mask `reference` is, None where one of them is no mask.
+    """The mask `target` written as the mask `reference` is, None where one of them is not a mask.
 
     Both of one shape. A mask is bool, or 0 and sentinels (|v| >= 0.9 of the dtype's largest number,
     -inf), or 0 and 1. True may mean "look" or "look away": the meaning that agrees with the
@@ -132,7 +132,7 @@ def in_form_of(reference: Array, target: Array) -> Array | None:
 def hide_the_same(reference: Array, target: Array) -> bool:
     """Do two masks of other shapes let every query see the same keys?
 
-    (batch, keys) says which keys are no padding, and each query sees those up to itself, the last
+    (batch, keys) says which keys are not padding, and each query sees those up to itself, the last
     the last; (batch, heads, queries, keys) says it for each query. Keys that only the wider one has
     (a cache with room) have to be hidden.
     """
@@ -160,7 +160,9 @@ def _by_query(mask: Bits, queries: int, width: int) -> Bits | None:
 
 
 def visible(mask: Array) -> Bits | None:
-    """True where a mask lets attention look, as far as its form tells; None when it is no mask."""
+    """True where a mask lets attention look, as far as its form tells; None when it is not a
+    mask.
+    """
     if mask.dtype.kind == "b":
         return np.asarray(mask)
     kind = dtypes.of(mask)

@@ -122,7 +122,7 @@ class _Forms:
 
 class _Side:
     """One program. hashes: of its parameters, by name. given: what it reads that no operator makes
-    and that is no parameter, as
+    and that is not a parameter, as
     it declares them. ends: what no operator reads.
     """
 

@@ -142,7 +142,7 @@ def other_choices(measurement: Measurement) -> None:
 
 def other_sides(measurement: Measurement) -> None:
     """Where results jump: the sides that the target took, of arguments that rounding may carry
-    across. What the working replay makes by falling on other sides than the wide one is no floor
+    across. What the working replay makes by falling on other sides than the wide one is not a floor
     then, for it hides faults.
     """
     run = measurement.run

@@ -412,7 +412,7 @@ class LoweredPrecision:
 
     A reference that has some itself says where, and one layer that is lowered among others that
     are not is a difference. Steps of optimisers do not count: what they keep, and compute in 16
-    bits, is no sign of autocast.
+    bits, is not a sign of autocast.
     """
 
     def __init__(self, reference: Run, target: Run) -> None:

@@ -252,7 +252,7 @@ def _rounds_between(program: Program, paired: PairedRuns, pair: CallPair) -> boo
 
 
 def _cast(op: Any) -> str:
-    """The dtype that an operator brings a tensor to, "" when it is no cast."""
+    """The dtype that an operator brings a tensor to, "" when it is not a cast."""
     if op.name.split(".")[1] not in ("convert_element_type", "_to_copy"):
         return ""
     arguments = (*op.args[1:], *op.kwargs.values())

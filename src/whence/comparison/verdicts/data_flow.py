@@ -91,7 +91,7 @@ class DataFlow:
         return remade
 
     def _is_right_otherwise(self, number: int) -> bool:
-        """Does the target compute otherwise in a call, and leave there what is no suspect?"""
+        """Does the target compute otherwise in a call, and leave there what is not a suspect?"""
         index = self._paired.pair_of.get(number)
         verdict = self._verdicts.get((number, -1))
         if index is None or not self._is_other(index):

@@ -158,7 +158,7 @@ def remarks(
     findings: Sequence[Finding],
     starred: Callable[[str], str],
 ) -> list[Remark]:
-    """What is no finding and counts with `strict`: precision losses, passes close to their
+    """What is not a finding and counts with `strict`: precision losses, passes close to their
     limit, and code that computes something else with no effect here. In the order of execution.
     """
     named = {name for f in findings for name in (f.name, *f.also)}

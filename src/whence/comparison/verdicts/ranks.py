@@ -512,8 +512,8 @@ def nice(factor: float, n: int) -> float | None:
 
 
 def _mean_in_words(factors: Sequence[float]) -> str:
-    """What a gradient is that should be the mean of the ranks' own; "" where it is no sum or mean
-    of some of them.
+    """What a gradient is that should be the mean of the ranks' own; "" where it is not a sum or
+    mean of some of them.
     """
     n = len(factors)
     present = [rank for rank, factor in enumerate(factors) if factor != 0]

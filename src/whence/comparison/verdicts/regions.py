@@ -299,7 +299,7 @@ def blame_those_that_stand_out(
     verdicts: dict[tuple[int, int], Verdict], replays: CallReplays
 ) -> None:
     """Make a suspect or a loss of precision at 16 bits a fault where siblings do without: what
-    rounds inside in one layer is no property of the model's arithmetic.
+    rounds inside in one layer is not a property of the model's arithmetic.
     """
     candidates = [
         (call, verdict)

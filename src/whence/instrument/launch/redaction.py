@@ -91,7 +91,7 @@ def command(arguments: Sequence[str]) -> tuple[str, ...]:
     """The command with secrets masked: `--token X`, `--api-key=X`, `HF_TOKEN=X`, user:password in
     addresses, known token forms.
 
-    Also inside one argument (`bash -c "... --token X"`). What is no secret stays as it was.
+    Also inside one argument (`bash -c "... --token X"`). What is not a secret stays as it was.
     """
     masked: list[str] = []
     hide = False

@@ -85,7 +85,7 @@ class Observer:
 
 
 def _native_feeds(feeds: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Inputs as OrtValues, which hold every type of element; None where one is no tensor of
+    """Inputs as OrtValues, which hold every type of element; None where one is not a tensor of
     numbers.
     """
     from onnxruntime.capi import _pybind_state

@@ -26,7 +26,7 @@ _NESTING = 8
 
 
 def element_dtype(type_text: str) -> str:
-    """whence's name of the elements of "tensor(float)"; "" of what is no tensor of numbers."""
+    """whence's name of the elements of "tensor(float)"; "" of what is not a tensor of numbers."""
     if not type_text.startswith("tensor("):
         return ""
     inner = type_text[7:].partition(")")[0]
@@ -71,7 +71,7 @@ def _seen(value: Any, type_text: str) -> Seen:
         array = value if is_array or wanted is None else np.asarray(value, wanted.numpy)
         return of_array(np.asarray(array))
     except (TypeError, ValueError) as error:
-        return Seen("", (), why=f"a {type(value).__name__} that is no array: {raised(error)}")
+        return Seen("", (), why=f"a {type(value).__name__} that is not an array: {raised(error)}")
 
 
 def of_native(native: Any) -> Seen:

@@ -914,7 +914,7 @@ def _leaves(source: SourceGraph, place: int) -> list[int]:
         visited.add(node.place)
         if node.op_type == "Constant":
             leaves.append(node.place)
-        # what only the shapes of this model fix is no constant of the file
+        # what only the shapes of this model fix is not a constant of the file
         waiting += [p for p, _ in node.reads if source.nodes[p].is_constant]
     return leaves
 

@@ -301,7 +301,7 @@ def _hook(
     return hook
 
 
-_HANDED_ON = ("yield", "builtin_combine", "feed", "fetch")  # what is no operator of a program
+_HANDED_ON = ("yield", "builtin_combine", "feed", "fetch")  # what is not an operator of a program
 # in the names of what is not saved with the weights: scratch of an operator, of any content
 _SCRATCH = "__non_persistable"
 

@@ -54,7 +54,7 @@ def files(config: Any) -> tuple[str, str]:
 def said(config: Any, option: str) -> bool:
     """Whether the summary of a config, the only place that tells some options, has this one on.
 
-    False for a model in memory: the summary has its bytes in it, which are no text.
+    False for a model in memory: the summary has its bytes in it, which are not text.
     """
     if config.model_from_memory():
         return False

@@ -62,7 +62,7 @@ def parse_condition(text: str) -> Condition:
     match = _GRAMMAR.fullmatch(text.strip().lower())
     if match is None:
         raise UsageError(
-            f"when: {text!r} is no condition; write nan, spike (each also after loss or norm), "
+            f"when: {text!r} is not a condition; write nan, spike (each also after loss or norm), "
             "loss > NUMBER, norm > NUMBER or asked"
         )
     if match["alone"]:
@@ -75,7 +75,7 @@ def parse_condition(text: str) -> Condition:
     except ValueError:
         limit = math.nan
     if not math.isfinite(limit):
-        raise UsageError(f"when: {match['limit']!r} in {text!r} is no number")
+        raise UsageError(f"when: {match['limit']!r} in {text!r} is not a number")
     return Condition(Kind.ABOVE, Quantity(match["of"]), limit)
 
 

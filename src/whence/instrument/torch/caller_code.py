@@ -99,8 +99,8 @@ def tensors_of(module: Any) -> list[tuple[str, Any]]:
     does not call, and plain attributes.
 
     Slots: "param.weight", "param.out_proj.weight", "param.scale" for a plain attribute
-    `self.scale`, "param.tables.0" in a list or dict. An engine's block cache is no parameter, and
-    as large as the memory left: it is left out.
+    `self.scale`, "param.tables.0" in a list or dict. An engine's block cache is not a parameter,
+    and as large as the memory left: it is left out.
     """
     named = [
         (f"param.{name}", tensor)

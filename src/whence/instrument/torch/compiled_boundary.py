@@ -129,9 +129,9 @@ class CompiledCodeGuard:
 
     def _put(self, name: str, original: Any) -> None:
         def set_eval_frame(*args: Any, **kwargs: Any) -> Any:
-            # What only switches dynamo off for a while is no compiled code; every Python dispatch
-            # mode does that around each operator. It cannot wait for the callback that switches it
-            # on: by then the modes around the call were written down to be restored.
+            # What only switches dynamo off for a while is not a compiled code; every Python
+            # dispatch mode does that around each operator. It cannot wait for the callback that
+            # switches it on: by then the modes around the call were written down to be restored.
             caller = sys._getframe(1)
             if caller.f_code.co_qualname.startswith("DisableContext"):
                 return original(*args, **kwargs)

@@ -69,7 +69,7 @@ def _word(placement: Any) -> str:
         return "replicate"
     if kind in ("Shard", "_StridedShard"):
         return f"shard {placement.dim}"
-    # Subclasses of Partial (of masked embeddings, of norms) are no plain sums.
+    # Subclasses of Partial (of masked embeddings, of norms) are not plain sums.
     return "sum" if kind == "Partial" and placement.reduce_op == "sum" else str(placement)
 
 

@@ -299,7 +299,7 @@ def _eps_of(module: nn.Module) -> str:
 
 
 def _branches(module: nn.Module) -> tuple[str, ...]:
-    """(attention, mlp) as a block calls them; () for what is no block."""
+    """(attention, mlp) as a block calls them; () for what is not a block."""
     for attention, mlp in (("attention", "mlp"), ("self_attn", "mlp")):
         if hasattr(module, attention) and hasattr(module, mlp):
             return attention, mlp

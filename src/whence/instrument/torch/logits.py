@@ -305,8 +305,8 @@ def last(logits: Any, ids: Any, inputs: dict[str, Any]) -> Any:
 
 
 def _keys(value: Any) -> Any:
-    """The first tensor (batch, heads, tokens, features) of a cache, None in what is no cache or an
-    empty one.
+    """The first tensor (batch, heads, tokens, features) of a cache, None in what is not a cache or
+    an empty one.
     """
     return next((t for t in _within(value) if t.ndim == 4), None)
 

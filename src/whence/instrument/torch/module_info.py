@@ -188,7 +188,7 @@ def home_of(module: Any, name: str) -> Home | None:
     own = vars(module)
     for table in ("_parameters", "_buffers", ""):
         held = own.get(table) if table else own
-        # a scripted module's is no dict
+        # a scripted module's is not a dict
         if isinstance(held, dict) and isinstance(held.get(name), torch.Tensor):
             return Home(weakref.ref(module), table, name)
     return None

@@ -867,7 +867,7 @@ class CallTensors:
             if entry.last_ref is None or tensor is None or tensor.is_inference():
                 continue
             # Batch norm writes its running statistics without a new version. The buffers of a
-            # scripted module are no dict and have no get.
+            # scripted module are not a dict and have no get.
             name, buffers = entry.slot[6:], frame.module._buffers
             if tensor._version != entry.version or (
                 frame.training and leaf and name in buffers and tensor is buffers[name]

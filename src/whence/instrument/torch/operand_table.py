@@ -357,7 +357,7 @@ def is_plain(tensor: Any) -> bool:
 
 
 def _setting(value: Any) -> Any:
-    """An argument that is no tensor, as an operand. May raise Stop."""
+    """An argument that is not a tensor, as an operand. May raise Stop."""
     if isinstance(value, float):
         number = float(value)
         return (

@@ -400,7 +400,7 @@ def _signature(frame: ModuleFrame) -> tuple[Any, ...]:
 # What decides beside its arguments what a module runs: its class, and what it holds.
 #
 # Modules of which all that is alike run the same operators on tensors of their own, as the layers
-# of a model do. A tensor is alike by dtype, shape and place, an object that is no plain value
+# of a model do. A tensor is alike by dtype, shape and place, an object that is not a plain value
 # only if it is the very same one.
 
 Code = tuple[Any, ...]

@@ -2,7 +2,7 @@
 compiled module was compiled.
 
 All as plain data (bool, int, float, str, None, lists and dicts of these), to be noted in a run;
-what is no plain value is left out.
+what is not a plain value is left out.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def _tokens(text: str, label: str) -> Iterator[tuple[str, str, int]]:
         match = _TOKEN.match(text, place)
         if match is None:
             raise UnreadableRun(
-                f"{label}: {text[place : place + 20]!r} at character {place} is no protobuf text"
+                f"{label}: {text[place : place + 20]!r} at character {place} is not protobuf text"
             )
         if match.lastgroup != "space":
             yield str(match.lastgroup), match.group(), place
@@ -216,7 +216,7 @@ def messages(path: Path) -> list[tuple[str, list[Message]]]:
         try:
             message = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise UnreadableRun(f"{path.name} is no JSON: {error}") from error
+            raise UnreadableRun(f"{path.name} is not JSON: {error}") from error
     else:
         message = parsed(text, path.name)
     if not isinstance(message, dict):

@@ -65,8 +65,8 @@ class Named(msgspec.Struct, frozen=True):
     were made. entry: its place in such a file, else -1. counter: a number of its call, -1 where it
     has none. place_in_call: scope, "input" or "output", and slot, where the dump states them.
     is_whole: the name says all, that of its file nothing. arguments, note: of its call. file:
-    relative to the dump; row: its line there, 0 where it is no text. is_text: it holds words and no
-    numbers. options: others of `Building.tensor`.
+    relative to the dump; row: its line there, 0 where it is not text. is_text: it holds words and
+    no numbers. options: others of `Building.tensor`.
     """
 
     name: str

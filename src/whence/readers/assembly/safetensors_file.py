@@ -82,9 +82,9 @@ def _header(file: File) -> tuple[dict[str, Any], int]:
     try:
         header = orjson.loads(bytes(file.part(8, length)))
     except orjson.JSONDecodeError as error:
-        raise UnreadableRun(f"{file.name}: its header is no JSON: {error}") from error
+        raise UnreadableRun(f"{file.name}: its header is not JSON: {error}") from error
     if not isinstance(header, dict):
-        raise UnreadableRun(f"{file.name}: its header is no JSON object")
+        raise UnreadableRun(f"{file.name}: its header is not a JSON object")
     header.pop("__metadata__", None)
     return header, 8 + length
 

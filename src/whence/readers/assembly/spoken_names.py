@@ -285,7 +285,7 @@ def _are_folders(sides: Iterable[tuple[str, str, str]]) -> bool:
 
 
 def is_activation(name: str) -> bool:
-    """Does a name say that its tensor is no weight: `activations.x`, `x.output.0`, `x.grad`?"""
+    """Does a name say that its tensor is not a weight: `activations.x`, `x.output.0`, `x.grad`?"""
     return bool(_ACTIVATION.match(name)) or _at_end(name, clear=True) is not None
 
 

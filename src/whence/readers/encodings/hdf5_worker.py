@@ -49,7 +49,7 @@ class Pipe:
         self._write(payload)
 
     def say(self, **fields: Any) -> None:
-        """Write one JSON frame. Names that are no UTF-8 survive as escapes."""
+        """Write one JSON frame. Names that are not UTF-8 survive as escapes."""
         payload = json.dumps(fields).encode("ascii")
         self._write(struct.pack("<cQ", b"J", len(payload)) + payload)
 

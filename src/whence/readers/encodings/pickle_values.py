@@ -140,7 +140,7 @@ def text_of(value: Any) -> str:
 
 def tuple_of(value: Any) -> tuple[Any, ...]:
     if not isinstance(value, tuple):
-        raise ValueError("arguments are no tuple")
+        raise ValueError("arguments are not a tuple")
     return value
 
 
@@ -159,7 +159,7 @@ def append_to(target: Any, items: list[Any]) -> None:
     elif isinstance(target, list):
         target += items
     else:
-        raise ValueError("appends to what is no list")
+        raise ValueError("appends to what is not a list")
 
 
 def put_into(target: Any, items: list[Any]) -> None:
@@ -171,7 +171,7 @@ def put_into(target: Any, items: list[Any]) -> None:
     elif isinstance(target, dict):
         target.update((_key(key), value) for key, value in pairs)
     else:
-        raise ValueError("puts items into what is no dict")
+        raise ValueError("puts items into what is not a dict")
 
 
 # ---- what may be made

@@ -41,7 +41,7 @@ def fields(message: Buffer) -> Iterator[tuple[int, int, Any]]:
 
     Value: an unsigned int for VARINT (two's complement of 64 bits for negative ones: `signed`), 8
     or 4 raw bytes for FIXED64 and FIXED32, a memoryview for BYTES (a string, a message, packed
-    numbers). Raises ValueError for what is no message.
+    numbers). Raises ValueError for what is not a message.
     """
     data = memoryview(message)
     place, end = 0, len(data)
@@ -133,5 +133,5 @@ def floats(kind: int, value: Any) -> list[float]:
 
 
 def text(value: Any) -> str:
-    """A string field; bytes that are no UTF-8 stay visible."""
+    """A string field; bytes that are not UTF-8 stay visible."""
     return bytes(value).decode("utf-8", "backslashreplace")

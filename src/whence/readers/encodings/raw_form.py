@@ -45,7 +45,7 @@ def read(text: str) -> Form:
     shape, _, word = text.partition(":")
     dtype = _dtype(word or "float32")
     if not dtype or not re.fullmatch(r"\d{1,18}(x\d{1,18})*", shape):
-        raise UsageError(f"{text!r} is no shape and dtype such as 2x12x64:float32")
+        raise UsageError(f"{text!r} is not a shape and dtype such as 2x12x64:float32")
     return Form(dtype, tuple(map(int, shape.split("x"))))
 
 

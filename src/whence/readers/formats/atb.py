@@ -189,7 +189,7 @@ def _node(
 
 
 def _where(folders: tuple[str, ...]) -> _Where:
-    """The folders above a tensor: what is no operator any more is the token, and above it the
+    """The folders above a tensor: what is not an operator any more is the token, and above it the
     process.
     """
     end = len(folders)

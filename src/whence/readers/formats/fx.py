@@ -143,7 +143,7 @@ def _call(
 
 
 def _argument(place: Place, file: _File) -> Any:
-    """The value of an argument that is no tensor; None for a tensor.
+    """The value of an argument that is not a tensor; None for a tensor.
 
     A number of Python is saved as an array without axes, as a tensor without axes is: it is
     compared like one, too. All else is text.

@@ -114,7 +114,9 @@ def _add(building: Building, place: Place, file: IndexFile) -> None:
     for name, tree in data.items():
         if not isinstance(tree, dict):
             where = f"{file.folder}dump.json"
-            building.lacks(Lack.DAMAGED, where, f"{where}: {name[:200]} is no call; it is left out")
+            building.lacks(
+                Lack.DAMAGED, where, f"{where}: {name[:200]} is not a call; it is left out"
+            )
     positions = {name: i for i, name in enumerate(names)}
     parents = [_nearest_parent(construct, name, positions) for name in names]
     sources = _sources(_json_or_note(building, place, f"{file.folder}stack.json"))

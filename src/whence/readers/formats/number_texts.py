@@ -114,7 +114,7 @@ def _items(building: Building, file: File) -> Iterator[Named]:
         for inner, values in torch_file.tensors(read(text.decode("utf-8"))):
             yield _named(values, inner, is_ordered=bool(inner))
     except (ValueError, RecursionError) as error:
-        raise UnreadableRun(f"{file.name} is no whole text of numbers: {error}") from error
+        raise UnreadableRun(f"{file.name} is not a whole text of numbers: {error}") from error
 
 
 def _named(values: Values, name: str, *, is_ordered: bool) -> Named:
@@ -213,5 +213,5 @@ def _extents(value: Any) -> tuple[int, ...]:
     """A shape as a list, or as "1x3x224"."""
     parts = value.split("x") if isinstance(value, str) else value
     if not isinstance(parts, list) or not all(re.fullmatch(r"\d{1,18}", str(p)) for p in parts):
-        raise ValueError(f"{str(value)[:40]} is no shape")
+        raise ValueError(f"{str(value)[:40]} is not a shape")
     return limits.extents(tuple(map(int, parts)), "a list")

@@ -115,7 +115,9 @@ def _data_sets(building: Building, place: Place) -> None:
 
 
 def _items(place: Place, building: Building, file: File) -> Iterator[Named]:
-    """The tensor of a file; names of files that ONNX Runtime writes have lost what is no letter."""
+    """The tensor of a file; names of files that ONNX Runtime writes have lost what is not a
+    letter.
+    """
     tensor = _parsed(file)
     item = _named(place, tensor, "")
     if file.name.endswith(".tensorproto") and tensor.name:
@@ -139,7 +141,7 @@ def _parsed(file: File) -> OnnxTensor:
     try:
         return onnx_tensor.parse(_view(file))
     except (ValueError, UnreadableRun) as error:
-        raise UnreadableRun(f"{file.name} is no ONNX tensor: {error}") from error
+        raise UnreadableRun(f"{file.name} is not an ONNX tensor: {error}") from error
 
 
 def _initializers(place: Place) -> list[OnnxTensor]:
@@ -151,7 +153,7 @@ def _initializers(place: Place) -> list[OnnxTensor]:
         graphs = protobuf.read(_view(file), _GRAPHS)["graphs"]
         return [onnx_tensor.parse(value) for graph in graphs for value in graph["initializers"]]
     except ValueError as error:
-        raise UnreadableRun(f"{file.name} is no ONNX model: {error}") from error
+        raise UnreadableRun(f"{file.name} is not an ONNX model: {error}") from error
 
 
 def _view(file: File) -> Any:

@@ -103,7 +103,7 @@ def _sources(
     """Records of which a tensor was made, by name; in place of outputs that the log does not show,
     the inputs of their operators. None where the log does not have all of them.
 
-    Weights and inputs of the model are no operator's output.
+    Weights and inputs of the model are not an operator's output.
     """
     name = point.first_name or point.name
     if point.kind != "operator" or name not in makers:

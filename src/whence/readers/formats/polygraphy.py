@@ -181,7 +181,7 @@ def _record(building: Building, name: str, value: Mapping[str, Any]) -> int:
 def _torch_record(building: Building, name: str, text: str) -> int:
     tensor = torch_file.load(_bytes(text), name)
     if not isinstance(tensor, TorchTensor):
-        return building.tensor("unknown", (), why="it is no tensor that can be read")
+        return building.tensor("unknown", (), why="it is not a tensor that can be read")
     return building.tensor(tensor.dtype, tensor.shape, tensor.array)
 
 
@@ -195,4 +195,4 @@ def _bytes(text: str, chars: int | None = None) -> bytes:
             return part.encode("latin-1")
         return base64.b64decode(part, validate=True)
     except (binascii.Error, ValueError, UnicodeEncodeError) as error:
-        raise ElementsMissing(f"its text is no base64: {error}") from error
+        raise ElementsMissing(f"its text is not base64: {error}") from error

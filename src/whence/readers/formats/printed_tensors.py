@@ -77,7 +77,7 @@ def _named(printed: Print) -> Named:
     try:
         values = printed.values(dtype)
     except ValueError as error:
-        why = printed.why or f"its print holds what is no number: {str(error)[:80]}"
+        why = printed.why or f"its print holds what is not a number: {str(error)[:80]}"
         return Named(name, dtype or "float32", (), None, why, printed.step, ordered=True)
     array = values.array
     options = {"quantum": values.step, "whole": printed.whole}

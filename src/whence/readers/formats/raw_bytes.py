@@ -73,7 +73,7 @@ class _Forms:
         self._texts: dict[PurePosixPath, Any] = {}
 
     def of(self, name: str) -> Form | None:
-        """The form of a raw file, None where it is no raw file or nothing tells."""
+        """The form of a raw file, None where it is not a raw file or nothing tells."""
         pure = PurePosixPath(name)
         if pure.suffix.lower() not in raw_form.SUFFIXES:
             return None

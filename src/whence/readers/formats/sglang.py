@@ -107,7 +107,7 @@ def _of_dumper(
         step, rank, index = (int(tags.get(key, "0")) for key in ("step", "rank", "dump_index"))
     except ValueError:
         building.lacks(
-            Lack.UNREAD, name, f"{name} is not read: its step, rank or dump_index is no number"
+            Lack.UNREAD, name, f"{name} is not read: its step, rank or dump_index is not a number"
         )
         return
     label, place_in_call = tags["name"], None

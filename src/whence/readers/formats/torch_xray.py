@@ -383,8 +383,8 @@ def _as(array: Array, dtype: str) -> Array:
             cast = array.astype(want)
         if not np.array_equal(cast.astype(array.dtype), array, equal_nan=True):
             raise ElementsMissing(
-                f"stored as {array.dtype}, with numbers that are no {dtype}, which its attribute "
-                "says it is"
+                f"stored as {array.dtype}, with numbers that are not a {dtype}, which its "
+                "attribute says it is"
             )
         return cast
     bits = array.astype(array.dtype.newbyteorder("<")) if array.dtype.kind in "ui" else array

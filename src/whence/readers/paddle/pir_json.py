@@ -33,7 +33,7 @@ def read(data: bytes) -> ProgramDescription:
         tree = msgspec.json.decode(data)
         blocks = tree["program"]["regions"][0]["blocks"]
     except (msgspec.MsgspecError, KeyError, IndexError, TypeError, RecursionError) as error:
-        raise UnreadableRun(f"it is no PIR program: {type(error).__name__}: {error}") from error
+        raise UnreadableRun(f"it is not a PIR program: {type(error).__name__}: {error}") from error
     program = _ValueTable()
     operators = [operator for block in blocks for operator in program.block(block, 0)]
     return ProgramDescription(operators, program.parameters, dict(_fetches(blocks)))
@@ -164,7 +164,7 @@ class _ValueTable:
 
 
 def _keys(op: Any) -> list[Any]:
-    """Numbers of the values that go into an operation; None for what is no value."""
+    """Numbers of the values that go into an operation; None for what is not a value."""
     return [value.get("%") if isinstance(value, dict) else None for value in op.get("I", ())]
 
 

@@ -264,7 +264,7 @@ def _slow(fields: list[bytes], kind: str) -> Array:
             return np.array([int(field) for field in fields if len(field) <= 21], np.int64)
         return np.array([float(field) for field in fields], np.float64)
     except (KeyError, ValueError, OverflowError) as error:
-        raise ElementsMissing(f"its print holds what is no number: {str(error)[:80]}") from error
+        raise ElementsMissing(f"its print holds what is not a number: {str(error)[:80]}") from error
 
 
 _BOOL = {b"True": True, b"False": False, b"1": True, b"0": False}

@@ -101,7 +101,7 @@ class _Block(NamedTuple):
 
 
 def _variable(fields: Message) -> Variable:
-    """A variable; without dtype and shape what is no tensor (feed lists, scopes)."""
+    """A variable; without dtype and shape what is not a tensor (feed lists, scopes)."""
     tensors = [tensor for kind in fields["types"] for tensor in kind["tensors"]]
     descriptions = [description(d) for tensor in tensors for d in tensor["descriptions"]]
     dtype, shape = next(iter(descriptions), ("", ()))

@@ -122,8 +122,8 @@ class Drill:
         )
 
     def _worth(self, begin: int, end: int) -> bool:
-        """Does the last operator of this run compute anything? What only moves elements is no fault
-        by itself.
+        """Does the last operator of this run compute anything? What only moves elements is not a
+        fault by itself.
         """
         return _computes(self.trace.steps[end - 1])
 
@@ -245,7 +245,7 @@ def parting(
         return steps[begin : len(steps) - tail]
 
     while tail and not any(map(_computes, (*between(good.steps), *between(bad.steps)))):
-        tail -= 1  # to move elements is no fault: with the next that computes
+        tail -= 1  # to move elements is not a fault: with the next that computes
     pairs = {n: m for n, m in ends[tail].items() if equal.get(n) != m}
     if not pairs:
         return whole, whole_of_bad, equal

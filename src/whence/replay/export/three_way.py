@@ -116,7 +116,7 @@ def beyond_rounding(y, r, w, terms=1):  # type: ignore[no-untyped-def]
     rho = float(error.norm()) / floor if floor else (math.inf if error.any() else 0.0)
     square = torch.maximum(noise.square(), (sums * r).square() * (terms > 1))
     own = torch.maximum(square.mean(1, keepdim=True), square.mean(0, keepdim=True)).sqrt()
-    # An element that w gives too is no fault, however far it is from r.
+    # An element that w gives too is not a fault, however far it is from r.
     nearest = torch.minimum(error.abs(), (y - w).abs())
     ratio = nearest / (own + u * r.abs() + 1e-3 * u * size / r.numel() ** 0.5 + 1e-300)
     z, worst = float(ratio.max()), float(error.flatten()[ratio.argmax()])

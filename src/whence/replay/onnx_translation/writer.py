@@ -202,7 +202,7 @@ class Writer(ProgramWriter):
     def number(self, name: str, default: Any = _MISSING) -> float:
         value = self.attribute(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.refuse(f"its attribute {name} is no number ({str(value)[:40]})")
+            raise self.refuse(f"its attribute {name} is not a number ({str(value)[:40]})")
         return float(value)
 
     def whole(self, name: str, default: Any = _MISSING) -> int:
@@ -214,7 +214,7 @@ class Writer(ProgramWriter):
     def integers(self, name: str, default: Any = _MISSING) -> list[int]:
         value = self.attribute(name, default)
         if not isinstance(value, (list, tuple)) or any(type(v) is not int for v in value):
-            raise self.refuse(f"its attribute {name} is no list of integers ({str(value)[:40]})")
+            raise self.refuse(f"its attribute {name} is not a list of integers ({str(value)[:40]})")
         return list(value)
 
     def listed(self, place: int, name: str, *, since: int) -> list[int] | None:

@@ -30,7 +30,7 @@ class Choice(NamedTuple):
 
     def places(self, run: Run) -> list[int]:
         """Ids of the chosen calls, in the order in which they began. Raises UsageError when the
-        pattern is no pattern.
+        pattern is not a pattern.
         """
         try:
             test = re.compile(

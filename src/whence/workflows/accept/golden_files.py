@@ -175,7 +175,7 @@ def _of_arrays(path: Path) -> dict[str, Golden]:
 
 
 def check_writable(path: Any) -> None:
-    """Raise UsageError for an expectation that is no file that can be renewed in place."""
+    """Raise UsageError for an expectation that is not a file that can be renewed in place."""
     if not isinstance(path, (str, Path)) or Path(path).suffix.lower() not in _REWRITTEN:
         kinds = ", ".join(_REWRITTEN)
         raise UsageError(f"only a file of expected values is renewed ({kinds}), not {path}")

@@ -88,8 +88,8 @@ class recording:  # noqa: N801 - called like a function, as `capture` is
         """Take one array under a name; the n-th of that name in its step has occurrence n, from 0.
 
         op: what made it ("MUL_MAT"), shown and used to tell tensors apart. step: which forward it
-        is of, from 0. Raises UsageError for what is no array of numbers, StoreFailed when the disk
-        fails or the run is closed.
+        is of, from 0. Raises UsageError for what is not an array of numbers, StoreFailed when the
+        disk fails or the run is closed.
         """
         host, record = _described(name, array)
         if self._writer is None:

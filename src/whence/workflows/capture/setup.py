@@ -25,7 +25,7 @@ _SILENT_S = 1.0
 
 def finishing(folder: str) -> Callable[[int, int], None] | None:
     """Called with (done, of): a line on stderr after a second, gone when all is done. None where
-    stderr is no terminal.
+    stderr is not a terminal.
 
     It starts no thread and loads no package: this is the captured program, which is ending.
     """

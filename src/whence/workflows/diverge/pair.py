@@ -37,7 +37,7 @@ _DRAWING = ("dropout", "droppath", "stochasticdepth", "gumbel", "noise")
 
 class Start(NamedTuple):
     """Something that differs beyond what is allowed. step: position of the step. moment: on the
-    reference's clock. place: -1 for what is no tensor.
+    reference's clock. place: -1 for what is not a tensor.
     """
 
     step: int

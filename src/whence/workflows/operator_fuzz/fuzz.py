@@ -202,7 +202,7 @@ def _unit(result: Array) -> tuple[float, float]:
     import ml_dtypes
 
     info = ml_dtypes.finfo(result.dtype)
-    # 16 bits are not flushed as a rule, and their smallest normal number is no small one
+    # 16 bits are not flushed as a rule, and their smallest normal number is not a small one
     smallest = info.smallest_subnormal if kind.bits <= 16 and kind.name == "float16" else info.tiny
     return float(kind.unit_roundoff or 0.0), float(smallest)
 
@@ -771,7 +771,7 @@ def arrays(forms: Sequence[Form], case: Case) -> dict[str, Array]:
         random = np.random.default_rng([case.seed, number])
         shape = f.shape(case.size_of)
         if f.is_floating:
-            # what is no number, or stands out, is in one of the inputs
+            # what is not a number, or stands out, is in one of the inputs
             is_special = case.values in _ONE_INPUT
             chosen = floating[case.seed % len(floating)] if is_special else f.name
             kind = case.values if chosen == f.name else "ordinary"

@@ -67,7 +67,7 @@ def kernel(words: str | Callable[..., Any], signature: Signature) -> Kernel:
 
     function = user_model.imported(words)
     if not callable(function):
-        raise UsageError(f"{words} is no function but {type(function).__name__}")
+        raise UsageError(f"{words} is not a function but {type(function).__name__}")
     return _python(function, words, signature)
 
 
@@ -166,7 +166,9 @@ def _argument(
         return ctypes.c_void_p(held[name].address)
     value = sizes[name] if name in sizes else others.get(name)
     if value is None:
-        raise UsageError(f"the order of parameters names {name!r}, which is no input or argument")
+        raise UsageError(
+            f"the order of parameters names {name!r}, which is not an input or argument"
+        )
     default = "f64" if isinstance(value, float) else "i64"
     return _C_TYPES[kind or default](value)
 

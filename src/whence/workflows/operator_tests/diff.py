@@ -164,8 +164,9 @@ def read(path: Path) -> Table:
             columns = [c.strip() for c in reader.fieldnames or ()]
             if missing := [c for c in _NEEDED if c not in columns]:
                 raise UnreadableRun(
-                    f"{path} is no table of operator tests: it has no column {', '.join(missing)}; "
-                    "write one with pytest TESTS --detail_compare_path FILE.csv"
+                    f"{path} is not a table of operator tests: it has no column "
+                    f"{', '.join(missing)}; write one with "
+                    "pytest TESTS --detail_compare_path FILE.csv"
                 )
             reader.fieldnames = columns
             rows: dict[str, Tested] = {}
@@ -193,7 +194,7 @@ def _row(cells: dict[str, str], path: Path, line: int) -> Tested:
         raise UnreadableRun(f"{path}, line {line}: a row without a name")
     worst = _float(cells.get("max", ""))
     if cells.get("max") and math.isnan(worst) and cells["max"].lower() != "nan":
-        raise UnreadableRun(f"{path}, line {line}: max {cells['max'][:40]!r} is no number")
+        raise UnreadableRun(f"{path}, line {line}: max {cells['max'][:40]!r} is not a number")
     mismatches = sum(_count(cells.get(c, "")) or 0 for c in ("nan_mismatch", "inf_mismatch"))
     status = cells.get("status", "").lower()
     numel = _count(cells.get("numel", ""))

@@ -63,7 +63,7 @@ def page_of(
 
     folder: where the comparison lies. runs: both, where they are open already; else they are
     opened. tokenizer: a tokenizer.json, or its folder. Reads elements of these only. A run that is
-    gone or was changed is no error: `missing` says so.
+    gone or was changed is not an error: `missing` says so.
     """
     missing: list[str] = []
     aligned: align.Aligned | None = None

@@ -155,7 +155,7 @@ def _texts(file: Path) -> TokenMatch:
     if texts is None:
         raise UnreadableRun(
             f"{file} is no answer of whence tokens; whence tokens REF TGT --format json > "
-            f"{file.name} makes one. It is no tokenizer.json of a model either"
+            f"{file.name} makes one. It is not a tokenizer.json of a model either"
         )
     return texts
 

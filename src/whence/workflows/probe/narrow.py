@@ -25,8 +25,8 @@ def narrow(model: Any, plan: PrecisionPlan | Mapping[str, str]) -> Narrowed:
     are brought back to its own. float8_e4m3fn and int8 are simulated: the weight and the input take
     the values that they have in the type, and products are computed in the module's own dtype. The
     model's own tensors are untouched. Returns an object with `remove()`, which ends it, as the end
-    of a `with` block does. Raises UsageError for what is no torch module, a path that it lacks, or
-    a module that cannot be narrowed.
+    of a `with` block does. Raises UsageError for what is not a torch module, a path that it lacks,
+    or a module that cannot be narrowed.
     """
     if "torch" not in sys.modules or not isinstance(model, sys.modules["torch"].nn.Module):
         raise UsageError(f"narrow takes a torch module, not {type(model).__name__}")

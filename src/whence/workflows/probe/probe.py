@@ -74,7 +74,7 @@ def probe(
     `inputs`: modules are measured on the first half of them too, and plans are checked on the rest;
     without any, inputs are made from those of the call. The model is called many times, without
     gradients, and left as it was; float64 copies of it are made where a difference has to be told
-    from rounding. Raises UsageError for what is no torch module, holds no tensor, or for a
+    from rounding. Raises UsageError for what is not a torch module, holds no tensor, or for a
     property, type or budget that there is not, and whatever the model raises on these inputs.
     """
     if "torch" not in sys.modules or not isinstance(model, sys.modules["torch"].nn.Module):

@@ -21,7 +21,7 @@ class Difference(NamedTuple):
 
     call, partner: that have it; of a tensor that a container's own code made, the container's.
     place: of the container's child that is given it, -1 of none. records: in the two runs, None of
-    what is no tensor. changed: the first operation in which the recorded programs differ.
+    what is not a tensor. changed: the first operation in which the recorded programs differ.
     """
 
     kind: SourceKind

@@ -499,7 +499,8 @@ def _why_not_here(way: Way, compiled: bool) -> str:
 
     if compiled and not is_backend(way.backend):
         return (
-            f"the target was compiled by {way.backend!r}, which is no backend of torch.compile here"
+            f"the target was compiled by {way.backend!r}, which is not a backend of torch.compile "
+            "here"
         )
     try:
         torch.empty(1, device=way.device)

@@ -44,7 +44,7 @@ def _tokens(path: str, number: int, entry: Any) -> list[int]:
         entry = next((entry[key] for key in _KEYS if key in entry), None)
     if not isinstance(entry, list) or not all(type(token) is int and token >= 0 for token in entry):
         raise UsageError(
-            f"prompts {path}: prompt {number} is no list of token ids; write them with the model's "
-            "tokenizer"
+            f"prompts {path}: prompt {number} is not a list of token ids; write them with the "
+            "model's tokenizer"
         )
     return entry

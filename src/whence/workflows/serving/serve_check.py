@@ -29,7 +29,8 @@ def serve_check(
     speaks OpenAI's completions and returns token ids. prompts: token ids. cache_error: relative
     error that rows of the cache may have, of a quantised one. The reference scores the engine's own
     tokens in float64 and in the dtypes of both, so every token is compared and the floor of
-    rounding is measured. Raises UsageError for what is no engine, and for prompts without tokens.
+    rounding is measured. Raises UsageError for what is not an engine, and for prompts without
+    tokens.
     """
     extras.needed("torch", "serve-check")
     requests = [tuple(int(token) for token in prompt) for prompt in prompts]

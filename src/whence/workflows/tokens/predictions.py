@@ -158,8 +158,8 @@ class Predictions:
         return _tokens(output, self.output_key)
 
     def _check(self) -> None:
-        """A wrong key is one mistake, not a thousand bad lines; a file of something else is no file
-        of outputs.
+        """A wrong key is one mistake, not a thousand bad lines; a file of something else is not a
+        file of outputs.
         """
         if not self.entries or any(e.output is not None for e in self.entries):
             return
@@ -255,7 +255,7 @@ def _tokens(output: Any, key: str) -> str | list[int] | list[str]:
             else ""
         )
         raise ValueError(
-            f"{key!r} holds {_kind(output[wrong])} at {wrong}, which is no token id{hint}"
+            f"{key!r} holds {_kind(output[wrong])} at {wrong}, which is not a token id{hint}"
         )
     if len({isinstance(t, str) for t in output}) > 1:
         raise ValueError(f"{key!r} mixes token ids and text")
@@ -284,7 +284,7 @@ def _canonical(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, sort_keys=True)
     except TypeError as error:
-        raise ValueError(f"its prompt is no JSON value: {error}") from error
+        raise ValueError(f"its prompt is not a JSON value: {error}") from error
 
 
 def _digest(value: str | list[int] | list[str]) -> bytes:

@@ -78,7 +78,7 @@ def _parsed(model: AnyPath) -> OnnxModel:
     except (OSError, ValueError) as error:
         raise UnreadableRun(f"{model} cannot be read as an ONNX model: {error}") from error
     if not parsed.graph.nodes:
-        raise UnreadableRun(f"{model} is no ONNX model, or one without nodes")
+        raise UnreadableRun(f"{model} is not an ONNX model, or one without nodes")
     return parsed
 
 

@@ -56,7 +56,7 @@ def _extremes(array: Array | None) -> tuple[float | None, float | None]:
 
 
 def scalar(value: Any) -> Any:
-    """An argument that is no tensor."""
+    """An argument that is not a tensor."""
     if value is None:
         return None
     if isinstance(value, list | tuple):

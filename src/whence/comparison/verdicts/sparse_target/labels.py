@@ -240,8 +240,8 @@ class LabelJudge:
             verdict = verdict.withdrawn(
                 VerdictKind.UNDETERMINED,
                 f"logged by {kernel}: differs by rel_l2 {size_in_words(growth.e_out)}, which "
-                "nothing printed before it explains; a log of some elements inside a kernel is no "
-                "result of it, and no fault is read from it alone",
+                "nothing printed before it explains; a log of some elements inside a kernel is not "
+                "its result, and no fault is read from it alone",
             )
         else:
             verdict = judge.judge_unseen(verdict, growth, u, errors_before or None, look)

@@ -686,7 +686,7 @@ def _operand(value: Any, operand: Mapping[Any, Any], sizes: Sizes) -> Any:
             return operand[value]
         value = value.meta.get("val")
         if isinstance(value, torch.Tensor):
-            raise Unknown("an input that is no tensor")
+            raise Unknown("an input that is not a tensor")
     value = sizes.of(value)
     if isinstance(value, (list, tuple)):
         return [_operand(item, operand, sizes) for item in value]

@@ -603,7 +603,7 @@ def _joined(graph: Any, buffer: Any) -> Any:
 
 
 def _handed(graph: Any, buffer: Any, collected: Collected) -> Any:
-    """The node whose value was written into this buffer for an operator that is no kernel of
+    """The node whose value was written into this buffer for an operator that is not a kernel of
     inductor's and wants it in memory.
     """
     name = buffer.get_name()

@@ -614,8 +614,8 @@ def _shown(
     tell: _Tell,
     quiet: Callable[[], Any],
 ) -> Any:
-    """To be run instead of what a backend returned; None where that is no graph that Python runs,
-    or it cannot be lowered.
+    """To be run instead of what a backend returned; None where that is not a graph that Python
+    runs, or it cannot be lowered.
 
     name: of the backend. tell: notes (kind, text) for the run. quiet: a context in which nothing is
     captured.

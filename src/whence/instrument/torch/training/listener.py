@@ -572,8 +572,8 @@ class OptimizerCode(CodeRecorder):
                     self._settings[name] = tensor.detach().clone()
 
     def measured(self, settings: Tensors) -> str:
-        """The name of a setting that the step has changed and that is no count: later steps compute
-        with a number that rounding changes. "" where there is none.
+        """The name of a setting that the step has changed and that is not a count: later steps
+        compute with a number that rounding changes. "" where there is none.
         """
         changed = (
             name

@@ -118,7 +118,7 @@ def _fine_and_wrong(y: Any, r: Any, ws: Sequence[Any], limit: float) -> tuple[An
     fine = (y.abs() < limit) & (r.abs() < limit)
     for w in ws:
         fine &= w.abs() < limit
-    # A NaN or Inf that the CPU makes too, in either dtype, is no mismatch.
+    # A NaN or Inf that the CPU makes too, in either dtype, is not a mismatch.
     wrong = ~fine & ~_same(y, r, limit) & ~((y.abs() < limit) & (r.abs() < limit))
     for w in ws:
         wrong &= ~_same(y, w, limit)
@@ -135,7 +135,7 @@ def _in_roundings(output: Any, y: Any, r: Any, *ws: Any, length: int) -> tuple[f
     u, tiny = unit_roundoff(output.dtype), float(torch.finfo(output.dtype).tiny)
     # Beyond 1e150 a square overflows.
     scale = max(1.0, float(r.abs().max()) / 1e100, float(y.abs().max()) / 1e100)
-    # An element that the CPU gives too in this dtype is no fault, however far from the wide one.
+    # An element that the CPU gives too in this dtype is not a fault, however far from the wide one.
     nearest = functools.reduce(torch.minimum, ((y - x).abs() for x in (r, *ws))) / scale
     e, fs, r = (y - r) / scale, [(w - r) / scale for w in ws], r / scale
     last = output.shape[-1] * (2 if output.is_complex() else 1) if output.dim() > 1 else y.numel()

@@ -85,7 +85,9 @@ def equivariance(judge: Judge, inputs: CallInputs, declared: Collection[str]) ->
 def _turned(judge: Judge, inputs: CallInputs, name: str) -> Variant:
     words, turn = DECLARED[name]
     if inputs.tensor.ndim != 4 or not inputs.tensor.is_floating_point():
-        return Variant(words, Held.UNKNOWN, why=f"{inputs.main} is no image [rows, channels, y, x]")
+        return Variant(
+            words, Held.UNKNOWN, why=f"{inputs.main} is not an image [rows, channels, y, x]"
+        )
     changed = inputs.changed(**{inputs.main: turn(inputs.tensor).contiguous()})
     return judge.variant(words, inputs, changed, Turned(turn))
 

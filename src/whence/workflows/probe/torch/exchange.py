@@ -60,8 +60,8 @@ class Structure(NamedTuple):
 
 
 def derangement(count: int) -> list[int]:
-    """An order in which no unit stays, and that is no rotation where there are four or more: code
-    in which each reads its neighbour is blind to a rotation.
+    """An order in which no unit stays, and that is not a rotation where there are four or more:
+    code in which each reads its neighbour is blind to a rotation.
     """
     if count < 4:
         return [1, 0, *range(2, count)]

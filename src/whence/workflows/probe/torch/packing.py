@@ -300,7 +300,7 @@ def _of_row(inputs: CallInputs, row: int) -> list[_Span]:
 
 
 def _equal_runs(numbers: torch.Tensor, real: torch.Tensor) -> list[_Span]:
-    """Runs of equal numbers among what is no padding."""
+    """Runs of equal numbers among what is not padding."""
     length = len(numbers)
     key = torch.where(real > 0, numbers, -1)
     starts = [0, *[i for i in range(1, length) if key[i] != key[i - 1]], length]

@@ -158,7 +158,7 @@ def _left(judge: Judge, one: CallInputs) -> tuple[list[Variant], list[str]]:
 def _with_other_ids(
     pads: list[Variant], others: Variant, pad_id: int
 ) -> tuple[list[Variant], list[str]]:
-    """Where padding with the pad id changes nothing, other ids in its place are no padding."""
+    """Where padding with the pad id changes nothing, other ids in its place are not padding."""
     if others.held == Held.VIOLATED and all(v.held in _HOLDS for v in pads):
         at = f" ({others.first.operator} of {others.first.scope})" if others.first else ""
         return pads, [f"{others.name} move what is real{at}: fill padding with {pad_id}"]

@@ -22,7 +22,7 @@ from whence.workflows.rounding.torch_modes import on_threads
 
 _MOST_SHARES = 4
 _LOOKS_UP = ("index", "gather", "scatter", "embedding", "take")
-"""Operators that are no arithmetic on rows: cut into rows, they point outside of them."""
+"""Operators that are not arithmetic on rows: cut into rows, they point outside of them."""
 _EXPLAINS = 0.1
 """Share below which an operator's own kernel explains nothing: the code that calls it may."""
 

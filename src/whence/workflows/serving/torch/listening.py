@@ -363,7 +363,7 @@ class RealSlots(NamedTuple):
 
 
 def real_slots(kwargs: Mapping[str, Any], row: int, count: int) -> RealSlots | None:
-    """The slots of a row's cache and new tokens that are no padding; None where no mask says.
+    """The slots of a row's cache and new tokens that are not padding; None where no mask says.
     count: new tokens.
     """
     mask = kwargs.get("attention_mask")

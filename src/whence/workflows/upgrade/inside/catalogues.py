@@ -41,7 +41,7 @@ class OfFile:
     def __init__(self, path: str) -> None:
         spec = importlib.util.spec_from_file_location("whence_catalogue", path)
         if spec is None or spec.loader is None:
-            raise ImportError(f"{path} is no Python file")
+            raise ImportError(f"{path} is not a Python file")
         self._module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(self._module)
 

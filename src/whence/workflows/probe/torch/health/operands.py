@@ -21,7 +21,7 @@ _SEED = 41
 
 
 class Operands:
-    """What one operator read. exact: storages of tensors that are no result of arithmetic
+    """What one operator read. exact: storages of tensors that are not a result of arithmetic
     (parameters and buffers), which no rounding has touched.
     """
 

@@ -44,7 +44,7 @@ def unfit(module: Any, to: str) -> str:
     if to in HALF:
         return f"it is in {_name(own)} already" if torch.finfo(own).bits <= 16 else ""
     if not list(products(module)):
-        return f"{type(module).__name__} is no product of an input with a weight"
+        return f"{type(module).__name__} is not a product of an input with a weight"
     return ""
 
 
