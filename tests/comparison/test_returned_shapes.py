@@ -69,6 +69,29 @@ def test_logits_of_a_padded_vocabulary_may_be_longer(tmp_path):
     assert compared(tmp_path, models, [X, X]).findings == ()
 
 
+class Scores(torch.nn.Module):
+    """Scores of all tokens, or of as many of the last as it is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.embed, self.head = torch.nn.Embedding(50, 16), torch.nn.Linear(16, 50)
+
+    def forward(self, input_ids, keep):
+        return self.head(self.embed(input_ids).cumsum(1)[:, -keep:])
+
+
+@pytest.mark.parametrize("keeps", [(1, 12), (12, 1)])
+def test_scores_of_the_last_token_alone_are_those_of_all_tokens(tmp_path, keeps):
+    tokens = torch.arange(24).reshape(2, 12)
+    for side, keep in zip(("reference", "target"), keeps, strict=True):
+        model = Scores()
+        with whence.capture(model, tmp_path / side):
+            model(tokens, keep=keep)
+    result = whence.compare(tmp_path / "reference", tmp_path / "target")
+    assert result.status == "same" and result.findings == ()
+
+
 def test_a_wrong_layer_is_named_before_the_shape(tmp_path):
     models = [Head(), Head(CHANGES["lost"])]
     with torch.no_grad():

@@ -122,8 +122,7 @@ class _Forms:
 
 class _Side:
     """One program. hashes: of its parameters, by name. given: what it reads that no operator makes
-    and that is not a parameter, as
-    it declares them. ends: what no operator reads.
+    and that is not a parameter, as it declares them. ends: what no operator reads.
     """
 
     def __init__(self, run: Run, hashes: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from whence.comparison.paired_runs import PairedRuns
+from whence.records import marks
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_cache, is_input, is_output, is_param
 from whence.results import (
@@ -53,6 +54,8 @@ def reshaped(paired: PairedRuns) -> Iterator[Reshaped]:
             continue
         inputs = [s for s in pair.slots if is_input(s.reference_slot)]
         is_asked_alike = bool(inputs) and not any(s.target_record in own_records for s in inputs)
+        # columns that the reference was not asked for, such as scores of all tokens but the last
+        is_cut = marks.is_gathered(paired.target.calls[pair.target])
         for slot in pair.slots:
             own = own_records.get(slot.target_record)
             if own is None or not is_output(slot.reference_slot):
@@ -63,7 +66,7 @@ def reshaped(paired: PairedRuns) -> Iterator[Reshaped]:
             )
             if reference.shape == target.shape:
                 continue
-            may_be_longer = are_padded or is_cache(slot.reference_slot)
+            may_be_longer = are_padded or is_cut or is_cache(slot.reference_slot)
             if reference.count == target.count or not may_be_longer:
                 words = f"{list(target.shape)} in the target, {list(reference.shape)}"
                 yield Reshaped(index, slot, words, is_asked_alike and reference.count > 1)
