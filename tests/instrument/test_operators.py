@@ -421,6 +421,23 @@ def test_slots_arguments_aliases_and_state(tmp_path):
     assert one("aten._local_scalar_dense.default").notes == ("returned 45.0",)
 
 
+def test_parts_of_one_memory_may_be_written_by_each_other(tmp_path):
+    """Halves lie between each other's rows and share no element."""
+    whence.begin_dump(tmp_path / "run")
+    x = torch.arange(16.0).reshape(4, 4)
+    half, gate = x.chunk(2, 1)
+    half.mul_(gate)
+    x[::2].add_(x[1::2])
+    x.sub_(x)
+    whence.end_dump()
+    run = open_run(tmp_path / "run")
+    multiplied, added, subtracted = (
+        operators(run, op=f"aten.{name}_.Tensor")[0] for name in ("mul", "add", "sub")
+    )
+    assert run.programs[multiplied.program] and run.programs[added.program]
+    assert subtracted.no_program == "writes into memory that two of its inputs share"
+
+
 def test_memory_that_was_not_written_is_no_value(tmp_path):
     whence.begin_dump(tmp_path / "run")
     x = torch.empty(1000)

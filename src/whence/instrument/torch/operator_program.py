@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from whence.frameworks.torch_arrays import NAMES, tensors_in
@@ -15,6 +16,7 @@ from whence.records.slots import is_output
 
 _TENSOR = torch.Tensor
 _MAX_PROGRAMS = 1 << 14
+_NOT_NULL = 1 << 12
 _programs: dict[tuple[Any, ...], tuple[Program | None, str]] = {}
 
 
@@ -29,10 +31,8 @@ def program_of(call: OperatorCall, out: Any) -> tuple[Program | None, str]:
         return None, "makes memory that is not written"
     if type(out) is not _TENSOR and not any(True for _ in tensors_in(out)) and not overload.writes:
         return None, "returns no tensor"
-    if len(call.inputs) > 1 and overload.writes:
-        written_slots = tuple(f"input.{name}" for name in overload.writes)
-        if any(s.startswith(written_slots) for pair in call.aliases([]) for s in pair):
-            return None, "writes into memory that two of its inputs share"
+    if overload.writes and _writes_into_another(call):
+        return None, "writes into memory that two of its inputs share"
     inference = torch.is_inference_mode_enabled()
     under_grad = overload.by_grad_mode and torch.is_grad_enabled()
     key = (
@@ -50,6 +50,41 @@ def program_of(call: OperatorCall, out: Any) -> tuple[Program | None, str]:
             _programs.clear()
         program_or_reason = _programs[key] = _written(call, out, inference, under_grad)
     return program_or_reason
+
+
+def _writes_into_another(call: OperatorCall) -> bool:
+    """Does a call write elements that another of its inputs holds too?"""
+    written_slots = tuple(f"input.{name}" for name in call.overload.writes)
+    written = [(s, t) for s, t in call.inputs if s.startswith(written_slots)]
+    return any(
+        slot != read_slot and _share_elements(tensor, read)
+        for slot, tensor in written
+        for read_slot, read in call.inputs
+    )
+
+
+class _Memory:
+    """The bytes of a strided tensor, from the start of its storage on, for numpy to compare."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{size}",
+            "shape": tuple(tensor.shape),
+            "strides": tuple(size * step for step in tensor.stride()),
+            "data": (_NOT_NULL + size * tensor.storage_offset(), False),
+        }
+
+
+def _share_elements(tensor: torch.Tensor, read: torch.Tensor) -> bool:
+    """Do two tensors hold a byte in common, as parts of one storage need not? Nothing is read."""
+    try:
+        is_shared = tensor.untyped_storage()._cdata == read.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return False
+    places = np.asarray(_Memory(tensor)), np.asarray(_Memory(read))
+    return is_shared and bool(np.shares_memory(*places))
 
 
 def _written(
