@@ -134,7 +134,7 @@ def test_switched_off_and_debug_points(tmp_path):
         ({"task": "acc_check"}, "task 'acc_check' is not there"),
         ({"level": "L2"}, "level 'L2' is not there"),
         ({"stepp": [0]}, "no option 'stepp'; did you mean step"),
-        ({"step": ["a"]}, "no number"),
+        ({"step": ["a"]}, "not a number"),
         ({"tensor": {"data_mode": ["some"]}}, "data_mode 'some'"),
         ({"tensor": {"lst": ["a"]}}, "no option 'lst'; did you mean list"),
     ],
