@@ -14,6 +14,8 @@ from whence.records import Call, Record
 
 _CLOSE = 1e-4
 """How far sums over the elements of one value may lie apart in two runs that round."""
+_NEARER, _ROUNDING = 10, 1e-6
+"""Times as far as another value, and beyond what rounding makes of figures: it is the other one."""
 _FAR = (1e-3, 1e-2, 0.1, 0.5)
 """The same behind a fault, least first."""
 _NEAR = 1e-2
@@ -38,7 +40,7 @@ def corresponding_coarsely(
     reference: ValueGraph, target: ValueGraph, named: Mapping[int, int]
 ) -> dict[int, int]:
     """The same of graphs of which one was rounded to few bits. named: values of one name."""
-    pairing = _Pairing(reference, target)
+    pairing = _Pairing(reference, target, is_coarse=True)
     pairing.by_ends()
     pairing.by_names(named)
     pairing.by_structure()
@@ -49,8 +51,12 @@ def corresponding_coarsely(
 
 
 class _Pairing:
-    def __init__(self, reference: ValueGraph, target: ValueGraph) -> None:
-        self.reference, self.target = reference, target
+    """is_coarse: do the elements of one run tell little of those of the other?"""
+
+    def __init__(
+        self, reference: ValueGraph, target: ValueGraph, *, is_coarse: bool = False
+    ) -> None:
+        self.reference, self.target, self._is_coarse = reference, target, is_coarse
         self.partner: dict[int, int] = {}
         # What the models only move once more before they return it.
         self._ends, self._taken = _moved_ends(reference), _moved_ends(target)
@@ -85,19 +91,52 @@ class _Pairing:
                 self._pair(value, other)
 
     def by_figures(self) -> None:
-        """Values that hold the same elements in some order, but for rounding: of several the
+        """Values that hold the same elements in some order, but for rounding. Of several, the one
+        in the same order, or that is made of partners by an operator of the same kind, else the
         first.
         """
         by_count = _by_count(self.target)
+        own = _by_count(self.reference)
         for value in filter(self._is_open, self.reference.values):
             record = self.reference.record(value)
             if not self.reference.is_floating(value) or not _varies(record):
                 continue  # what many tensors are
-            free = self._free(by_count[record.count])
-            alike = (other for other in free if _alike(record, self.target.record(other)))
-            first = next(alike, None)
-            if first is not None:
-                self._pair(value, first)
+            alike = [
+                other
+                for other in self._free(by_count[record.count])
+                if _alike(record, self.target.record(other))
+            ]
+            if not alike:
+                continue
+            best = max(alike, key=lambda other: self._agreement(value, other))
+            if not self._is_another_nearer(value, best, own[record.count]):
+                self._pair(value, best)
+
+    def _is_another_nearer(self, value: int, other: int, values: Sequence[int]) -> bool:
+        """Is one of these values of the reference clearly nearer to the target's? Then this one
+        lacks a little that comes behind it, such as a small bias.
+        """
+        record = self.target.record(other)
+        far = _distance(self.reference.record(value), record)
+        return any(
+            _NEARER * _distance(self.reference.record(v), record) + _ROUNDING < far
+            for v in values
+            if v != value and self._is_open(v)
+        )
+
+    def _agreement(self, value: int, other: int) -> tuple[bool, bool, bool]:
+        call, partner = self.reference.makers[value], self.target.makers[other]
+        a, b = self.reference.record(value), self.target.record(other)
+        is_equal = bool(a.hash) and (a.hash, a.shape) == (b.hash, b.shape)
+        return is_equal, self._has_partners(call, partner), kind_of(call) == kind_of(partner)
+
+    def _has_partners(self, call: Call, partner: Call) -> bool:
+        """Does each of two calls read what the other reads?"""
+        sources = Counter(self.reference.source(r.record) for r in self.reference.inputs(call))
+        others = Counter(self.target.source(r.record) for r in self.target.inputs(partner))
+        if not sources or not all(source in self.partner for source in sources):
+            return False
+        return Counter({self.partner[s]: n for s, n in sources.items()}) == others
 
     def by_modules(self) -> None:
         """What torch modules returned, by the modules that an exporter wrote into its nodes."""
@@ -173,12 +212,20 @@ class _Pairing:
             return False
         if kind_of(call) != kind_of(partner) and far > _NEAR:
             return False
+        if self._is_coarse and not self._read_as_many(call, partner):
+            return False
         sources = {self.reference.source(r.record) for r in self.reference.inputs(call)}
         others = {self.target.source(r.record) for r in self.target.inputs(partner)}
         known = {self.partner[source] for source in sources if source in self.partner}
         if not known and far > _NEAR:
             return False
         return known == {other for other in others if other in self._taken}
+
+    def _read_as_many(self, call: Call, partner: Call) -> bool:
+        """Do two calls read parameters of the same numbers of elements?"""
+        counts = (r.count for r in self.reference.parameters(call))
+        others = (r.count for r in self.target.parameters(partner))
+        return Counter(counts) == Counter(others)
 
     def by_parameters(self) -> int:
         """Values made by the last calls that read the same parameters. Returns how many."""
@@ -190,16 +237,33 @@ class _Pairing:
             partner = max(across, key=lambda reader: reader.order, default=None)
             if partner is None or has_activation(call) != has_activation(partner):
                 continue
+            if self._is_composite(call) and not self._may_end_in(value, partner):
+                continue
             back = max(
                 _readers_of(partner, self.target, readers), key=lambda r: r.order, default=None
             )
             free = self._free(ref.record for ref in partner.slots("output"))
             made = [ref.record for ref in call.slots("output")]
-            other = free[made.index(value)] if len(free) == len(made) else -1
-            if back is call and other >= 0 and self._fit(value, other):
-                self._pair(value, other)
+            if back is call and len(free) == len(made) and self._fits(value, free, made):
+                self._pair(value, free[made.index(value)])
                 count += 1
         return count
+
+    def _is_composite(self, call: Call) -> bool:
+        """Does one call, such as a whole block, use several matrices?"""
+        return sum(_is_matrix(record) for record in self.reference.parameters(call)) > 1
+
+    def _may_end_in(self, value: int, partner: Call) -> bool:
+        """Where one call does what several do, the last of these that reads a parameter need not
+        be the last: a sum may stand behind it, also in an operator of the next module.
+        """
+        record = self.reference.record(value)
+        made = (self.target.record(ref.record) for ref in partner.slots("output"))
+        return any(_alike(record, other, _NEAR) for other in made)
+
+    def _fits(self, value: int, free: list[int], made: list[int]) -> bool:
+        other = free[made.index(value)]
+        return self.reference.record(value).count == self.target.record(other).count
 
     def by_inputs(self) -> int:
         """Values that operators of the same kind make of partners; of several such, by their order.
@@ -278,6 +342,10 @@ def _readers_of(call: Call, graph: ValueGraph, across: dict[int, list[Call]]) ->
             return []
         candidates += readers
     return candidates
+
+
+def _is_matrix(record: Record) -> bool:
+    return sum(extent > 1 for extent in record.shape) > 1
 
 
 def _varies(record: Record) -> bool:
