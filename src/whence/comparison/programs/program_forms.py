@@ -42,6 +42,16 @@ _NAMES = {"multiply": "the scale", "divide": "the scale", "scale": "the scale", 
           "matmul": "the product", "bmm": "the product"}  # fmt: skip
 
 
+def is_rewritten(diff: ProgramDiff) -> bool:
+    """Does each program run operators that the other does without? One of the same name in both,
+    at another place, is none.
+    """
+    removed, inserted = (
+        {d.name for d in diff.differences if d.kind == kind} for kind in ("removed", "inserted")
+    )
+    return not (removed <= inserted or inserted <= removed)
+
+
 def told_by_form(
     diff: ProgramDiff,
     reference: Run,
@@ -51,7 +61,7 @@ def told_by_form(
     """The differences of two programs, those that are another form of the same function in words of
     their own. weights: as of `diff_programs`; without them parameters are known by their names.
     """
-    if not {"removed", "inserted"} <= {d.kind for d in diff.differences}:
+    if not is_rewritten(diff):
         return diff
     hashes = weights if weights is not None else (weights_beside(reference), weights_beside(target))
     forms = _Forms(diff, _Side(reference, hashes[0]), _Side(target, hashes[1]))

@@ -37,7 +37,7 @@ from whence.comparison.programs.program_flow import (
     operators_of_calls,
     with_data_flow,
 )
-from whence.comparison.programs.program_forms import told_by_form
+from whence.comparison.programs.program_forms import is_rewritten, told_by_form
 from whence.errors import UsageError
 from whence.frameworks.paddle_programs import DRAWS
 from whence.readers import UNTOLD
@@ -212,7 +212,7 @@ def apply_programs(reference: Run, target: Run, chosen: Sequence[Run]) -> tuple[
         files = tuple(run.path for run in chosen[:2])
         is_pair = len(chosen) == 2
         # What lies between two prints is then another operator in each program.
-        direct = is_pair and _is_rewritten(diff_programs(chosen[0], chosen[1], ({}, {})))
+        direct = is_pair and is_rewritten(diff_programs(chosen[0], chosen[1], ({}, {})))
         target = with_data_flow(target, chosen[-1], direct=direct)
         return (
             with_data_flow(reference, chosen[0], direct=direct),
@@ -357,7 +357,7 @@ def renamed_as_partners(
     diff = diff_programs(both_programs[0], both_programs[1], ({}, {}))
     if all(d.kind in ("attributes", "weights") for d in diff.differences):
         return reference, target
-    if _is_rewritten(diff):
+    if is_rewritten(diff):
         return reference, _marked(target, root)
     places = [
         operators_of_calls(run, program, root)
@@ -403,11 +403,6 @@ def renamed_as_partners(
         )
         out[diff.turned].notes = [*out[diff.turned].notes, Note("inside-not-seen", sentence)]  # type: ignore[misc]
     return out[0], out[1]
-
-
-def _is_rewritten(diff: ProgramDiff) -> bool:
-    """Does one program run operators that the other does without, in other places?"""
-    return {"removed", "inserted"} <= {d.kind for d in diff.differences}
 
 
 def _marked(run: Run, root: str | None = None) -> Run:
