@@ -1,9 +1,9 @@
-"""Parameters that something changes between an optimiser's step and the next call that reads them:
-a moving average that is taken over, weights that are clipped.
+"""Parameters that change between an optimiser's step and the next call that reads them, e.g. by
+weight clipping or by copying a moving average into the model.
 
-The code that changes them is not captured. But where the step leaves a parameter alike in both
-runs, and the next call reads it as it was left in one run and as something else in the other,
-rounding is not the reason.
+The code that changes them is not captured. But if the step leaves a parameter alike in both runs,
+and the next call reads it unchanged in one run and changed in the other, rounding is not the
+reason.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ from whence.results import (
 Verdicts = dict[tuple[int, int], Verdict]
 
 AFTER_STEP = "after_step"
-"""The figure of such a verdict: by how much the parameter is off that the next call reads."""
+"""Number in such a verdict: the relative error of the parameter as the next call reads it."""
 _LEFT = "output.param"
 
 
 class _Step(NamedTuple):
-    """The step of one parameter: its call, by place in its run, and the record that it left."""
+    """An optimiser's step of one parameter. order, call: execution order and id of the call; left:
+    the record of the updated parameter.
+    """
 
     order: int
     call: int
@@ -44,8 +46,9 @@ class _Step(NamedTuple):
 
 
 class _Change(NamedTuple):
-    """A parameter that is not read as its step left it. step: the pair of the step; read: what the
-    call that reads it was given.
+    """A parameter whose value changed between its step and the next call that reads it. step: index
+    of the pair of step calls; read: the parameter's tensors in the calls that read it;
+    by_reference, by_target: whether that run changed it.
     """
 
     step: int
@@ -55,8 +58,9 @@ class _Change(NamedTuple):
 
 
 def blamed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
-    """The verdicts, with a guilty one for each step after which a parameter is changed in one run
-    only; or in both, and differently, where the step left the same bits of all parameters.
+    """The verdicts, with a guilty one for each step after which a parameter changes in one run
+    only. A change in both runs counts if the results differ although the step left all parameters
+    bitwise equal.
     """
     return _Changes(errors).marked(verdicts)
 
@@ -88,7 +92,7 @@ class _Changes:
         return out
 
     def _changes(self, index: int, call: Call) -> Iterator[_Change]:
-        """The parameters of a paired call that it does not read as the step before left them."""
+        """The parameters of a paired call whose values changed since the step before it."""
         paired = self._paired
         partner = paired.target.calls[paired.plan.pairs[index].target]
         if call.training != partner.training:  # an evaluation may have other parameters
@@ -111,7 +115,7 @@ class _Changes:
                 yield _Change(step, slot, by_reference, by_target)
 
     def _reason(self, change: _Change) -> str:
-        """What is done to the parameter that rounding cannot do, "" where that is not known."""
+        """The change of the parameter in words, "" if rounding may explain the difference."""
         left = self._paired.slot(change.step, _LEFT)
         if left is None:
             return ""
@@ -128,7 +132,7 @@ class _Changes:
         return f"is changed after the step in the {side}, not in the {other}"
 
     def _are_left_alike(self, step: int) -> bool:
-        """Did the steps of all parameters at this step leave the same bits in both runs?"""
+        """Whether the optimiser left every parameter bitwise equal in both runs at this step."""
         call = self._paired.calls[self._paired.plan.pairs[step].reference]
         return self._alike[call.rank, call.root, call.step]
 
@@ -162,7 +166,7 @@ class _Changes:
 
 
 class _Steps:
-    """The steps of a run's parameters, by parameter, in order."""
+    """All optimiser steps of a run, in execution order for each parameter."""
 
     def __init__(self, run: Run) -> None:
         self._steps: dict[tuple[int, str, str, str], list[_Step]] = {}
@@ -177,15 +181,15 @@ class _Steps:
         return bool(self._steps)
 
     def before(self, call: Call, slot: str) -> _Step | None:
-        """The last step of a parameter before a call that reads it in this slot."""
+        """The last step, before this call, of the parameter that the call reads in this slot."""
         steps = self._steps.get((call.rank, call.root, call.scope, param_name(slot)), [])
         place = bisect.bisect(steps, call.order, key=lambda step: step.order)
         return steps[place - 1] if place else None
 
 
 def _is_other(run: Run, left: int, read: int) -> bool | None:
-    """Does a call read other numbers than the step left? None where that is not known: of tensors
-    of another form, or without a hash.
+    """Whether a call reads other values than the step left; None if the two records differ in dtype
+    or shape, or lack a hash.
     """
     if left == read:
         return False
@@ -195,7 +199,9 @@ def _is_other(run: Run, left: int, read: int) -> bool | None:
 
 
 def _explained(verdicts: Verdicts, call: int) -> Verdicts:
-    """The verdicts of a call that was undetermined by a parameter whose change is known now."""
+    """The call's `undetermined` verdicts that unexplained parameter drift caused, as `inherited`:
+    the drift is explained now.
+    """
     return {
         key: verdict.withdrawn(VerdictKind.INHERITED, f"inherited: {verdict.sentence}")
         for key in ((call, -1), (call, 0))

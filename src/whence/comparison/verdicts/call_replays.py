@@ -40,12 +40,12 @@ _PASSES = frozenset((
 
 
 class CallReplays:
-    """Replays calls on the target's inputs, and keeps what a summary asks of it.
+    """Replays calls on the target's inputs, and keeps the figures for the summary.
 
-    replayer: None where replay is switched off. figures: of every replay, by call and output slot.
-    inside: by call, how many calls without a partner
-    ran as part of it. not_replayed: calls of which something was not. widened: (root, scope) of
-    modules that are replayed in every step. padded: rows that nobody reads.
+    replayer: None if replay is switched off. figures: errors of all replays, by call and output
+    slot. inside: by call, how many calls without a partner ran as part of it. not_replayed: calls
+    of which at least one output was not replayed. widened: (root, scope) of modules that are
+    replayed in every step. padded: knows the rows of padding that no other row reads.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class CallReplays:
         self._containers: dict[int, ReplayResult] = {}
 
     def reason_to_postpone(self, evidence: RegionEvidence) -> str:
-        """Why this region's call is not replayed now, "" when it is."""
+        """Why this region's call is not replayed for now, "" if it is replayed."""
         call = evidence.pair.call
         if call.id in self._containers:
             return ""
@@ -104,7 +104,9 @@ class CallReplays:
         return reason
 
     def widen(self, guilty: Collection[int]) -> list[int]:
-        """Replay modules that are at fault in one step in all. Returns pairs to judge again."""
+        """From now on replay the modules of these guilty calls in every step. Returns the indices
+        of pairs that were postponed and are to be judged again.
+        """
         calls = self.paired.calls
         self.widened = {(calls[call].root, calls[call].scope) for call in guilty}
         return [
@@ -114,7 +116,7 @@ class CallReplays:
         ]
 
     def replay(self, pair: PairedCall) -> ReplayResult:
-        """Figures of all outputs of a call that its program gives."""
+        """The replay of a call: errors of all outputs that its program computes."""
         assert self.replayer is not None
         call, declared = pair.call, self.errors.declared
         replaying = self.of(pair)
@@ -140,8 +142,8 @@ class CallReplays:
         return result
 
     def _of_reference_alone(self, pair: PairedCall) -> dict[str, Array]:
-        """The parameters that the target's call lacks and the reference's computes with: what
-        follows shows whether something else makes up for them.
+        """The reference's values (float64, by slot) of parameters that the target's call lacks. A
+        replay with them shows whether something else in the target makes up for them.
         """
         named, reference = self.paired.plan.pairs[pair.index], self.paired.reference
         if not lone_parameters(named, self.paired):
@@ -153,9 +155,7 @@ class CallReplays:
     def _leave_padding_out(
         self, pair: PairedCall, replaying: CallReplay, result: ReplayResult
     ) -> None:
-        """Where flagged outputs are right in every row that is read, their figures are those of
-        these rows.
-        """
+        """If flagged outputs are right in all rows but padding, use the errors of these rows."""
         flagged = [slot for slot, error in result.local.items() if error.score > 1]
         semantics = self.padded.semantics(pair) if flagged else None
         if semantics is None:
@@ -168,7 +168,9 @@ class CallReplays:
     def growth_where_read(
         self, evidence: RegionEvidence, outputs: Sequence[RegionOutput]
     ) -> judge.ErrorGrowth | None:
-        """The growth of the error in rows that are read, where that alone introduces nothing."""
+        """The error growth over the rows that are not padding; None if no row is padding, or if
+        these rows too have an introduced error.
+        """
         read = [self.padded.error(evidence.pair, output.slot) for output in outputs]
         if not any(read):
             return None
@@ -187,7 +189,9 @@ class CallReplays:
         return self._containers[call]
 
     def of(self, pair: PairedCall) -> CallReplay:
-        """The replays of one call, under whatever semantics, and what is asked beside them."""
+        """The functions that replay one call: its figures under given semantics, the cause of
+        flagged outputs, and the wide result of a program.
+        """
         replayer = self.replayer
         assert replayer is not None
         slot_of = functools.partial(self.paired.replayed, pair.index)
@@ -222,8 +226,8 @@ class CallReplays:
         figures: Sequence[tuple[str, judge.ReplayError]],
         broken: float,
     ) -> Verdict:
-        """The verdict that is based on the figures of a region's outputs, with the cause of an
-        error that came in.
+        """The verdict that follows from the replay errors of a region's outputs, with the cause of
+        an introduced error.
         """
         leaf = evidence.leaf.replace(local=figures, broken=broken)
         verdict = judge.judge_leaf(leaf)
@@ -255,7 +259,7 @@ class CallReplays:
     def _not_reproduced(
         self, evidence: RegionEvidence, flagged: Sequence[str], *, is_own: bool
     ) -> str:
-        """Why a script of this finding would not fail, "" where it would."""
+        """Why a script that reproduces this finding would not fail, "" if it would fail."""
         assert self.replayer is not None
         pair = evidence.pair
         slot_of = functools.partial(self.paired.replayed, pair.index)
@@ -263,8 +267,8 @@ class CallReplays:
         return precision_asked_for(sides, *calls, slot_of, flagged, is_own=is_own)
 
     def _differing_parameters_behind(self, pair: PairedCall, flagged: Sequence[str]) -> list[str]:
-        """The parameters of a call that differ, where the reference's program gives the target's
-        outputs once it has the target's values of them.
+        """The slots of differing parameters, if the reference's program gives the target's flagged
+        outputs once it runs with the target's values of them; else empty.
         """
         slots = self.paired.slots[pair.index]
         parameters = self._parameters.by_role(pair.call, slots)[2]
@@ -282,8 +286,8 @@ class CallReplays:
     def _unless_other_formula(
         self, pair: PairedCall, verdict: Verdict, outputs: Sequence[str]
     ) -> Verdict:
-        """The verdict, or `introduced` where the target's program computes another function, by
-        less than its rounding.
+        """The verdict, or `introduced` if the target's program computes another formula whose
+        results differ by less than its rounding.
         """
         assert self.formulas is not None
         semantics = self.errors.declared.masked.semantics(pair.call, pair.partner)
@@ -300,7 +304,7 @@ class CallReplays:
         )
 
     def cause(self, pair: PairedCall, flagged: Sequence[str], own_limit: float = 1.0) -> FaultCause:
-        """Why these outputs of a call are wrong. own_limit: as `fault_cause` takes it."""
+        """Why these outputs of a call are wrong. own_limit: see `fault_cause`."""
         assert self.replayer is not None
         slot_of = functools.partial(self.paired.replayed, pair.index)
         return fault_cause(
@@ -308,8 +312,8 @@ class CallReplays:
         )
 
     def _is_surprising(self, index: int, result: ReplayResult) -> bool:
-        """Is there anything that a program must be right about the reference for, before it is
-        believed?
+        """Whether a replay result is surprising enough that the program must first be checked
+        against the reference's own outputs.
         """
         for name, local in result.local.items():
             if local.score > 1 or (local.reference_rel or 0.0) > judge.LIMITS.growth * max(
@@ -334,8 +338,8 @@ class CallReplays:
 
 
 class PaddedRows:
-    """The rows of a comparison's tensors that are read, (batch, position), and the calls that
-    differ in the others alone.
+    """Knows which rows (batch, position) of tensors are read and which are padding, and keeps the
+    calls that differ in padding only.
     """
 
     def __init__(self, paired: PairedRuns) -> None:
@@ -344,7 +348,7 @@ class PaddedRows:
         self._excused: dict[int, Bits] = {}
 
     def semantics(self, pair: PairedCall) -> Semantics | None:
-        """The reference's semantics at the rows that are read; None where all are."""
+        """Semantics that compare only the rows that are read; None if all rows are read."""
         read = self._rows(pair)
         if read is None:
             return None
@@ -355,8 +359,8 @@ class PaddedRows:
         return Semantics(keep=keep)
 
     def error(self, pair: PairedCall, slot: SlotPair) -> judge.PairError | None:
-        """The error of a pair of tensors of a call over the rows that are read; None where all are,
-        or it cannot be told.
+        """The error of a pair of tensors over the rows that are read; None if all rows are read, or
+        if elements are missing or do not match in shape.
         """
         read = self._rows(pair)
         arrays = self._paired.arrays(slot) if read is not None else None
@@ -375,7 +379,7 @@ class PaddedRows:
             self._excused[pair.call.id] = read
 
     def keep(self, pair: PairedCall) -> Keep | None:
-        """Which elements count of a call that was excused; None for all."""
+        """Selects the elements that count in an excused call; None if all elements count."""
         excused = pair.call.id in self._excused
         semantics = self.semantics(pair) if excused else None
         return semantics.keep if semantics is not None else None
@@ -404,8 +408,8 @@ class PaddedRows:
 
 
 def _read_rows(run: Run, call: Call) -> Bits | None:
-    """(batch, position) -> is it read?, from the masks that the call and those around it were
-    given; None where all are, or nothing tells.
+    """Boolean (batch, position), True for rows that are read, from the masks among the inputs of
+    the call and of those around it. None if all rows are read or no mask tells.
     """
     around: Call | None = call
     while around is not None:
@@ -424,16 +428,17 @@ def _read_rows(run: Run, call: Call) -> Bits | None:
 
 
 def _by_query(seen: Bits) -> Bits | None:
-    """(batch, query) -> is it read?, from (batch, heads, query, key); None where all are.
+    """Boolean (batch, query), True for rows that are read, from (batch, heads, query, key); None if
+    all are read or the mask is ambiguous.
 
-    A query that sees nothing is padding where no query sees its key either. Else True may mean
-    "look away", and a query that sees nothing is one that sees everything.
+    A query that sees no key is padding only if no query sees its own key either. Otherwise True may
+    mean "masked" in this mask, and such a query sees every key.
     """
     rows, columns = np.array(seen.any(axis=(1, 3))), np.array(seen.any(axis=(1, 2)))
     queries, keys = rows.shape[1], columns.shape[1]
     if queries < 2 or queries > keys or rows.all() or not rows.any():
         return None
-    # Keys that no query of the batch sees at the end are room in a cache.
+    # Keys at the end that no query of the batch sees are free room in a cache.
     has_room = not columns[:, -1].any()
     first = 0 if has_room else keys - queries
     own_keys = columns[:, first : first + queries]

@@ -1,10 +1,10 @@
 """Tensors that differ by a factor per channel, and parameters that do not follow such a change.
 
-A model that is folded or smoothed holds other parameters and computes the same, if every parameter
-of a channel takes part: a norm's weight and its bias are both divided by what the next layer is
-multiplied by. Where one was left out, or was changed in another way besides, the model is right
-again with it changed as the others were; then it is the fault, and what the others changed is
-another form.
+Folding or smoothing changes a model's parameters but not its results, if every parameter of a
+channel takes part: a norm's weight and its bias are both divided by the factor that the next layer
+is multiplied by. If one parameter was left out, or also changed in some other way, the model gives
+right results once that parameter is changed like the others. Then this parameter is the fault, and
+the changes of the others are another form of the same computation.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from whence.records import Call
 from whence.records.slots import is_param, param_name
 from whence.results import SlotPair
 
-_FEW, _ONE_FACTOR = 8, 1e-3  # elements that show a factor; how closely they follow it
-_CHANNELS, _ROWS = 512, 64  # whose order is looked for; that show it
-_NEAR = 0.1  # so far from a factor is what a wrong parameter shows of it
+_FEW, _ONE_FACTOR = 8, 1e-3  # fewest elements that show a factor; largest relative residual
+_CHANNELS, _ROWS = 512, 64  # most channels whose order is searched; rows that are compared for it
+_NEAR = 0.1  # largest relative distance of a wrong parameter's factors from the expected ones
 
 
 class Changed(NamedTuple):
-    """A parameter of the reference's call that differs. factors: per channel, those that make the
-    target's of the reference's; none where it differs in another way.
+    """A parameter of the reference's call that differs between the runs. factors: arrays of one
+    factor per channel, target = factor x reference; empty if no such factors exist.
     """
 
     call: int
@@ -38,8 +38,8 @@ class Changed(NamedTuple):
 
 
 class Uneven(NamedTuple):
-    """A parameter (slot, record of the reference) that is not what it would be if it had been
-    changed as another was. words: what is wrong.
+    """A parameter (slot, record of the reference) that did not follow the change of another one.
+    changed: the value it would have if it had followed; words: what is wrong.
     """
 
     slot: str
@@ -49,8 +49,8 @@ class Uneven(NamedTuple):
 
 
 def changed_parameters(paired: PairedRuns, call: Call) -> list[Changed]:
-    """The parameters of a call that differ, of the same shape in both runs. Their elements are not
-    kept: a model may hold more of them than memory does.
+    """The parameters of a call that differ between the runs and have one shape. Their elements are
+    not kept, since all of them together may not fit in memory.
     """
     return [
         Changed(call.id, slot, pair, _exact(*both))
@@ -63,8 +63,8 @@ def changed_parameters(paired: PairedRuns, call: Call) -> list[Changed]:
 def uneven_parameters(
     paired: PairedRuns, call: Call, changed: Sequence[Changed]
 ) -> Iterator[Uneven]:
-    """The parameters of a call that may not have been changed as others were. changed: of all
-    calls.
+    """The parameters of a call that may not have followed the change of others. changed: the
+    differing parameters of all calls.
     """
     own = {one.slot: one for one in changed if one.call == call.id}
     for slot, pair in paired.slots[paired.pair_of[call.id]].items():
@@ -95,8 +95,8 @@ def uneven_parameters(
 
 
 def _shared(factors: Any, size: int) -> Iterator[Any]:
-    """Factors, and what takes them back, for so many channels, of which several share one: heads of
-    queries, in blocks of any size, share one of keys.
+    """The factors and their reciprocals, repeated for `size` channels: several query heads, in
+    blocks of any size, share the factor of one key head.
     """
     count = len(factors)
     if size % count:
@@ -108,15 +108,17 @@ def _shared(factors: Any, size: int) -> Iterator[Any]:
 
 
 def _exact(reference: Array, target: Array) -> tuple[Any, ...]:
-    """The factors per channel of the first or the last axis that make one of the other."""
+    """The factors per channel, along the first or the last axis, that turn the reference into the
+    target.
+    """
     sizes = dict.fromkeys(reference.shape[:1] + reference.shape[-1:])
     known = (_factors(reference, target, size) for size in sizes)
     return tuple(factors for factors in known if factors is not None)
 
 
 def _factors(reference: Array, target: Array, size: int, axes: Sequence[int] = (0, -1)) -> Any:
-    """What multiplies each of so many channels, of one of these axes; None where that does not make
-    the one of the other.
+    """The factor of each of `size` channels along one of these axes; None if the target is not the
+    reference times such factors.
     """
     if not dtypes.of(reference).is_floating:
         return None
@@ -131,12 +133,12 @@ def _factors(reference: Array, target: Array, size: int, axes: Sequence[int] = (
 
 
 def _rows(array: Array, axis: int) -> Any:
-    """An array as one row a channel, in float64."""
+    """The array in float64 as (channel, element)."""
     return np.moveaxis(array, axis, 0).astype(np.float64).reshape(array.shape[axis], -1)
 
 
 def _times(array: Array, factors: Any, axis: int) -> Array:
-    """An array with its channels multiplied."""
+    """The array with each channel along `axis` multiplied by its factor, in its own dtype."""
     shape = [1] * array.ndim
     shape[axis] = -1
     times: Array = (array.astype(np.float64) * factors.reshape(shape)).astype(array.dtype)
@@ -144,7 +146,7 @@ def _times(array: Array, factors: Any, axis: int) -> Array:
 
 
 def factor_in_words(reference: Array, target: Array) -> str:
-    """ "a factor of 2" or "a factor per channel" where that is how two tensors differ, else ""."""
+    """ "a factor of 2" or "a factor per channel" if that is how two tensors differ, else ""."""
     if reference.shape != target.shape or reference.size < _FEW or not reference.ndim:
         return ""
     if reference.dtype.kind != "f" or not dtypes.of(target).is_floating:
@@ -160,8 +162,8 @@ def factor_in_words(reference: Array, target: Array) -> str:
 
 
 def channel_order(made: Array, array: Array) -> Array | None:
-    """The order, another than their own, in which the channels of one tensor (last axis) are those
-    of another, each once; None for none.
+    """The permutation of channels (last axis) that turns `made` into `array`; None if there is
+    none, or if it leaves every channel in place.
     """
     if made.shape != array.shape or not 1 < array.shape[-1] <= _CHANNELS:
         return None

@@ -31,13 +31,15 @@ _PASSES = (
     VerdictKind.AMPLIFIED,
 )
 _CLEAR = 10.0
-"""Least error of what is taken back, over the limit below which tensors agree."""
+"""Least error of a difference that is taken back, over the limit below which tensors agree."""
 
 
 class DataFlow:
-    """Follows what suspects leave. was_replayed: did programs run around a suspect? They know more.
+    """Follows the outputs of suspects to the calls that read them.
 
-    covered: calls that only the reference has, through which it goes up to where it is taken back.
+    was_replayed: whether programs were run around a suspect; a replay is better evidence, so such
+    suspects are skipped. covered: calls of the reference without a partner that lie between a
+    suspect and the call that takes its difference back.
     """
 
     def __init__(self, errors: PairErrors, was_replayed: Callable[[Key], bool]) -> None:
@@ -48,7 +50,9 @@ class DataFlow:
         self._verdicts: Mapping[Key, Verdict] = {}
 
     def judged(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, Verdict]:
-        """The verdicts, without those of what is taken back, and of the calls that do so."""
+        """The verdicts, with suspects whose difference is taken back, and the calls that take it
+        back, withdrawn as another form of the same computation.
+        """
         judged = dict(verdicts)
         for key, verdict in verdicts.items():
             if not _is_suspect(verdict) or _came_in(verdict) is None or self._was_replayed(key):
@@ -67,9 +71,9 @@ class DataFlow:
 
     @functools.cached_property
     def remade(self) -> Set[int]:
-        """Calls of the reference alone whose results go, through others of these, into calls alone
-        that the target computes otherwise, and of whose results each was measured and is no
-        suspect: what a fused operator does, say.
+        """Calls of the reference without a partner whose results are read only by each other and by
+        paired calls that the target computes differently and gets right. A fused operator in the
+        target does the work of such calls, for example.
         """
         calls, results = self._paired.calls, self._written_by_roots
         remade: set[int] = set()
@@ -77,7 +81,7 @@ class DataFlow:
         for call in sorted(alone, key=lambda call: -call.order):
             left = {ref.record for ref in call.refs if is_written(ref.slot)}
             contents = map(self._paired.reference.records.__getitem__, left)
-            # what leaves its operand as it is reads its own result
+            # an operator that returns its operand unchanged reads its own result
             readers = {
                 number
                 for record in contents
@@ -91,7 +95,9 @@ class DataFlow:
         return remade
 
     def _is_right_otherwise(self, number: int) -> bool:
-        """Does the target compute otherwise in a call, and leave there what is not a suspect?"""
+        """Whether the target computes a call differently, all its results were measured and its
+        verdict is a pass.
+        """
         index = self._paired.pair_of.get(number)
         verdict = self._verdicts.get((number, -1))
         if index is None or not self._is_other(index):
@@ -107,7 +113,7 @@ class DataFlow:
         return f"{first} and {len(calls) - 1} more take" if len(calls) > 1 else f"{first} takes"
 
     def _taken_back_by(self, key: Key, verdict: Verdict) -> set[int]:
-        """The calls that take back what a suspect leaves; none where it is not taken back."""
+        """The calls that take back the difference in a suspect's outputs; empty if it travels."""
         call, e_in = self._paired.calls[key[0]], _came_in(verdict) or 0.0
         pairs = self._left(key, verdict)
         off = {pair.reference_record for pair in pairs if not self._agrees(pair, e_in)}
@@ -115,7 +121,7 @@ class DataFlow:
         if not is_clear or not self._are_results_right(call, e_in):
             return set()
         derived = self._derived(pairs, self._paired.pair(self._paired.pair_of[key[0]]).partner)
-        handed: set[int] = set()  # given another tensor
+        handed: set[int] = set()  # read another tensor of the target, which agrees
         takers: set[int] = set()
         alone: set[int] = set()
         todo = list(off)
@@ -147,7 +153,7 @@ class DataFlow:
 
     @functools.cached_property
     def _readers(self) -> Mapping[int, list[tuple[int, str]]]:
-        """By record of the reference, the leaves that read it: calls and slots."""
+        """By record of the reference, (call, slot) of every leaf call that reads it."""
         readers: dict[int, list[tuple[int, str]]] = {}
         for call in self._paired.calls:
             if not self._paired.kids.get(call.id):
@@ -158,8 +164,8 @@ class DataFlow:
 
     @functools.cached_property
     def _readers_of_content(self) -> Mapping[str | int, Set[int]]:
-        """The same by content, be it in another shape, or so plain (masks, ones) that a dump cannot
-        tell which of several such tensors was read: all that may have read it.
+        """By content (hash), the leaf calls that may have read a tensor. Views of another shape
+        share the content, and so do plain tensors (masks, ones) which a dump cannot tell apart.
         """
         readers: defaultdict[str | int, set[int]] = defaultdict(set)
         for number, slots in self._readers.items():
@@ -168,7 +174,7 @@ class DataFlow:
         return readers
 
     def _derived(self, pairs: Sequence[SlotPair], partner: Call) -> Set[int]:
-        """What a suspect leaves in the target, and what later calls there make of it: records."""
+        """Records of the target: the suspect's outputs and all that later calls compute from them."""
         derived = {pair.target_record for pair in pairs}
         for call in self._target_leaves:
             if call.order > partner.order and not derived.isdisjoint(
@@ -179,12 +185,12 @@ class DataFlow:
 
     @functools.cached_property
     def _target_leaves(self) -> Sequence[Call]:
-        """The target's calls without children, in the order of their calls."""
+        """The target's calls without children, in execution order."""
         calls, kids = self._paired.target.calls, self._paired.target_kids
         return sorted((c for c in calls if not kids.get(c.id)), key=lambda call: call.order)
 
     def _left(self, key: Key, verdict: Verdict) -> list[SlotPair]:
-        """The pairs of tensors that a suspect leaves."""
+        """The pairs of a suspect's output tensors."""
         index = self._paired.pair_of[key[0]]
         if key[1] < 0:
             pairs = self._paired.slots[index].values()
@@ -193,14 +199,16 @@ class DataFlow:
         return [pair] if pair is not None else []
 
     def _is_given_another(self, number: int, slot: str, derived: Set[int], e_in: float) -> bool:
-        """Does the target's call read a tensor of these, which agrees?"""
+        """Whether the target's call reads a tensor in this slot that agrees with the reference and
+        derives from the suspect (`derived`).
+        """
         index = self._paired.pair_of.get(number)
         read = self._paired.slots[index].get(slot) if index is not None else None
         return read is not None and self._agrees(read, e_in) and read.target_record in derived
 
     def _onward(self, call: Call, e_in: float) -> set[int] | None:
-        """The tensors through which an error goes on behind a call that reads it: {} where it is
-        taken back, None where that cannot be told.
+        """The outputs (records) through which an error travels on behind a call that reads it:
+        empty if the call takes it back, None if that is not known.
         """
         left = {ref.record for ref in call.refs if is_written(ref.slot)}
         index = self._paired.pair_of.get(call.id)
@@ -213,7 +221,7 @@ class DataFlow:
         return left - agreeing
 
     def _is_other(self, index: int) -> bool:
-        """Does the target compute otherwise in this call, as far as the runs show?"""
+        """Whether the target's call differs in operator, arguments or parameters."""
         pair = self._paired.pair(index)
         if pair.call.op_type != pair.partner.op_type:
             return True
@@ -228,9 +236,7 @@ class DataFlow:
         return error.value is not None and error.value <= limit
 
     def _are_results_right(self, call: Call, e_in: float) -> bool:
-        """Does what the model returns in this step agree, of all that was measured? False where
-        nothing was.
-        """
+        """Whether all outputs of the model in this call's step agree; False if there are none."""
         results = self._results[call.step, call.rank]
         return bool(results) and all(self._agrees(pair, e_in) for pair in results)
 
@@ -241,7 +247,7 @@ class DataFlow:
 
     @functools.cached_property
     def _results(self) -> Mapping[tuple[int, int], Sequence[SlotPair]]:
-        """What roots return, by step and rank."""
+        """The output pairs of root calls, by (step, rank)."""
         results: dict[tuple[int, int], list[SlotPair]] = defaultdict(list)
         for index, pair in enumerate(self._paired.plan.pairs):
             root = self._paired.calls[pair.reference]
@@ -256,5 +262,5 @@ def _is_suspect(verdict: Verdict) -> bool:
 
 
 def _came_in(verdict: Verdict) -> float | None:
-    """The relative error that a suspect was given, None where it is not known."""
+    """The relative error of a suspect's inputs: 0 if the verdict has none, None if unknown."""
     return verdict.numbers.get("e_in", 0.0)

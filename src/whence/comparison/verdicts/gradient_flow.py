@@ -23,7 +23,7 @@ _MADE, _GIVEN = "output.grad.", "input.grad."
 
 
 def stopped(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
-    """The verdicts, with regions guilty through which a gradient flows in one run only."""
+    """The verdicts, with a guilty one for each region that a gradient passes in one run only."""
     if not all(any(c.gradients for c in run.calls) for run in (paired.reference, paired.target)):
         return verdicts
     out = dict(verdicts)
@@ -34,7 +34,7 @@ def stopped(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
 
 
 class _Flow:
-    """The tensors with a gradient, in the calls of both runs."""
+    """Compares which tensors have a gradient, over the paired calls of both runs."""
 
     def __init__(self, paired: PairedRuns) -> None:
         self._paired = paired
@@ -46,8 +46,8 @@ class _Flow:
         ]
 
     def differing(self, call: int) -> Iterator[tuple[Verdict, int]]:
-        """(verdict, call) of the regions in a call, and in the calls below it, that only in one run
-        hand a gradient on.
+        """(verdict, call) of the regions of a call, and of the calls below it, that pass a gradient
+        on in one run only.
         """
         index = self._paired.pair_of.get(call)
         owner = self._paired.calls[call]
@@ -81,8 +81,8 @@ class _Flow:
             yield self._behind(index, len(kids) if kids else -1, outputs[0]), call
 
     def _swallowed(self, index: int) -> Verdict | None:
-        """A call of which one run's backward pass makes no gradient of an input, though autograd
-        went through the call and the input has a gradient.
+        """The verdict of a call whose backward pass returns the gradient of an input in one run
+        only, although autograd saw the call and the input has a gradient; None for any other call.
         """
         calls = self._calls(index)
         if any(sent.of(call) is None for sent, call in zip(self._sent, calls, strict=True)):
@@ -99,8 +99,9 @@ class _Flow:
         return None
 
     def _gradients(self, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Slots with a gradient of both calls. A checkpoint may run a call without autograd, and
-        again with it in the backward pass: those of that second call count.
+        """The slots with a gradient, of the reference's and of the target's call. A checkpoint may
+        run a call without autograd and repeat it with autograd in the backward pass: then the slots
+        of the repeated call count.
         """
         call, partner = self._calls(index)
         again, again_partner = self._again
@@ -110,16 +111,17 @@ class _Flow:
         )
 
     def _may_flow(self, index: int) -> bool:
-        """Did autograd see the call in both runs? Of one that calls others, what it is given and
-        returns may be of kinds that a capture does not look into; one that calls none may have
-        nothing with a gradient where its parameter is frozen.
+        """Whether the two calls can be compared by their gradients. Gradients noted in both runs
+        suffice. A container without any may exchange objects that a capture does not look into; a
+        leaf with gradients in one run only may have a frozen parameter in the other.
         """
         has = [bool(slots) for slots in self._gradients(index)]
         return all(has) or self._calls(index)[0].leaf == any(has)
 
     def _arrives(self, index: int, slot: str, run: str) -> bool:
-        """Does a gradient of an output come to a call, in the run where the output has one? None
-        does where code made it with `requires_grad`, behind which nothing lies, or nobody uses it.
+        """Whether the backward pass gives the call a gradient of this output, in the run where the
+        output has one. It gives none if nobody uses the output, or if code created it with
+        `requires_grad`, so that no operator lies behind it.
         """
         number = 0 if run == "reference" else 1
         call, sent = self._calls(index)[number], self._sent[number]
@@ -133,7 +135,7 @@ class _Flow:
         return self._paired.calls[pair.reference], self._paired.target.calls[pair.target]
 
     def _lone(self, index: int, wanted: Callable[[str], bool]) -> list[tuple[str, str]]:
-        """(slot, run) of the tensors of a call that have a gradient in one run only."""
+        """(slot, run) of the call's tensors, in wanted slots, with a gradient in one run only."""
         gradients, gradients_across = self._gradients(index)
         lone = []
         for slot in self._paired.slots[index].values():
@@ -183,7 +185,7 @@ def _at(call: Call) -> tuple[object, ...]:
 
 
 class _Sent:
-    """Of which records the backward passes of a run's calls made a gradient."""
+    """The records of a run for which the backward passes of its calls computed a gradient."""
 
     def __init__(self, run: Run) -> None:
         self._calls, self._kids = run.calls, children(run.calls)
@@ -194,8 +196,8 @@ class _Sent:
         self._known: dict[int, set[int] | None] = {}
 
     def of(self, call: Call) -> set[int] | None:
-        """Records that a call or one below it sent a gradient to, None where none had a backward
-        pass.
+        """Records whose gradient the backward pass of this call, or of one below it, returned; None
+        if none of these calls had a backward pass.
         """
         if call.id not in self._known:
             found: set[int] | None = None
@@ -211,7 +213,9 @@ class _Sent:
         return self._known[call.id]
 
     def comes_to(self, call: Call, slot: str) -> bool:
-        """Is a gradient of what the call returned under this slot given to it or a call below?"""
+        """Whether the backward pass of the call, or of one below it, receives a gradient of this
+        output.
+        """
         records = {ref.record for ref in call.refs if ref.slot == slot}
         todo = [call]
         while todo:
@@ -224,7 +228,9 @@ class _Sent:
         return False
 
     def makes(self, call: Call, slot: str) -> bool:
-        """Does a gradient of what the call was given under this slot come out of it?"""
+        """Whether the backward pass of the call, or of one below it, returns a gradient of this
+        input.
+        """
         records = {ref.record for ref in call.refs if ref.slot == slot}
         return bool(records & (self.of(call) or set()))
 

@@ -35,13 +35,13 @@ _FACTOR = 0.01
 """What 16 bits leave where tensors differ by a factor alone, over their 2-norm."""
 _SHOWN = 8  # steps that are listed
 _ALIKE = 5e-4
-"""By how much gradients that are taken alike may be off, in size and direction."""
+"""Largest deviation of scale, and largest residual, of gradients that count as equal."""
 
 
 def undone(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
-    """The verdicts, without those of losses whose other scale does not reach the optimiser.
+    """The verdicts, without faults of losses whose different scale does not reach the optimiser.
 
-    Gradients before they are clipped count: clipping takes any scale out.
+    Gradients are compared before clipping, since clipping removes any scale.
     """
     suspects = {
         key: verdict
@@ -57,7 +57,7 @@ def undone(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
         return verdicts
     out, steps = dict(verdicts), dict(gradients_of_steps(paired))
     factors = {key: _factor(paired, slots) for key, slots in differing.items()}
-    # A number alone may be off by any factor: what it is a sum of shows in its gradients.
+    # A single number may be off by any factor; only the gradients show which terms differ.
     otherwise = {
         _micro_batch(call)
         for call, factor in ((paired.calls[key[0]], factor) for key, factor in factors.items())
@@ -97,7 +97,7 @@ def _micro_batch(call: Call) -> tuple[int, str, int, int]:
 
 
 def _is_scaled_otherwise(paired: PairedRuns, call: Call, verdict: Verdict) -> bool:
-    """Has one run alone a loss scaler whose scale it takes out of these gradients?"""
+    """Whether only one run divides these gradients by the scale of a loss scaler."""
     partner = paired.pair(verdict.pair).partner
     scalers = [
         {ref.slot for ref in side.refs if is_of_loss_scaler(ref.slot)} for side in (call, partner)
@@ -108,8 +108,8 @@ def _is_scaled_otherwise(paired: PairedRuns, call: Call, verdict: Verdict) -> bo
 def _of_skipped(
     paired: PairedRuns, call: Call, verdict: Verdict, skipped: set[tuple[int, str, int]]
 ) -> str:
-    """Why a guilty verdict proves nothing where one run left steps out, "" where it proves
-    something.
+    """Why a guilty verdict proves nothing, since one run's loss scaler skipped steps; "" if it does
+    prove something.
     """
     if verdict.verdict not in GUILTY:
         return ""
@@ -126,7 +126,7 @@ def _of_skipped(
 
 
 def _are_taken_alike(paired: PairedRuns, index: int) -> bool:
-    """Does the optimiser take the same gradients in both runs, each but for a little?"""
+    """Whether the optimiser takes equal gradients in both runs, each within `_ALIKE`."""
     slots = [s for name, s in paired.slots[index].items() if is_output(name)]
     pairs = [paired.arrays(s) for s in slots]
     lone = [*paired.plan.pairs[index].only_reference, *paired.plan.pairs[index].only_target]
@@ -140,7 +140,7 @@ def _are_taken_alike(paired: PairedRuns, index: int) -> bool:
 
 
 def notes(verdicts: Iterable[Verdict], paired: PairedRuns) -> Iterator[str]:
-    """What is said of losses whose other scale is taken out again."""
+    """Notes for the answer: skipped steps, and losses whose different scale is divided out."""
     factors = [
         factor
         for verdict in verdicts
@@ -164,15 +164,15 @@ def notes(verdicts: Iterable[Verdict], paired: PairedRuns) -> Iterator[str]:
 
 
 def skipped_steps(run: Run) -> Iterator[tuple[int, str, int]]:
-    """(rank, root, step) of the steps that a loss scaler left out."""
+    """(rank, root, step) of the steps that a loss scaler skipped."""
     for call in run.calls:
         if call.op == GRADIENTS and call.arguments.get("step.skipped"):
             yield call.rank, call.root, call.step
 
 
 def _of_loss(paired: PairedRuns, key: tuple[int, int], verdict: Verdict) -> Iterator[SlotPair]:
-    """The tensors that a verdict is about where it is one about a loss, its backward pass, or a
-    number that it is given, as a loss scaler's scale.
+    """The tensors of a verdict about a loss: its outputs, or one number that it or its backward
+    pass is given, such as the scale of a loss scaler. Empty for any other verdict.
     """
     call, stretch = key
     if paired.calls[call].op == LOSS:
@@ -188,9 +188,7 @@ def _of_loss(paired: PairedRuns, key: tuple[int, int], verdict: Verdict) -> Iter
 
 
 def _factor(paired: PairedRuns, slots: Sequence[SlotPair]) -> float | None:
-    """How many times the reference's these tensors are; None where they are off by more than one
-    factor.
-    """
+    """The one factor k with target = k x reference for all these tensors; None if there is none."""
     known = []
     for slot in slots:
         arrays = paired.arrays(slot)
@@ -207,45 +205,46 @@ def _factor(paired: PairedRuns, slots: Sequence[SlotPair]) -> float | None:
     return known[0]
 
 
-# How the gradients of two runs are in proportion as an optimiser's step begins.
+# Compares the scale of both runs' gradients at the start of an optimiser's step.
 
 _OFF = 0.02
-"""How far the scale of gradients may be from 1, as a share of what the loss is off by: the question
-is which of two scales reaches the optimiser. A small ResNet under bfloat16 autocast leaves 1.5 %.
+"""Largest distance of the gradients' scale from 1, as a share of the loss's: the question is which
+of two scales reaches the optimiser. A small ResNet under bfloat16 autocast has 1.5 %.
 """
 _LEFT = 0.25
-"""What may be left of all gradients once their scale is taken out, as that share: a small network
-with batch norms under autocast leaves 0.24. More, and their scale says little.
+"""Largest residual of all gradients after the fit, as that share: a small network with batch norms
+under autocast has 0.24. A larger residual makes the fitted scale meaningless.
 """
 _CARRIES = 0.1
-"""What is left of the gradient of one parameter whose scale is known."""
+"""Largest residual, as that share, with which the scale of one parameter's gradient is known."""
 
 
 _OperandKey = tuple[str, Any]
-"""An operand as it can be looked up."""
+"""A hashable key of an operand: ("in", input number) or ("op", (operation, output))."""
 
 
 class Fit(NamedTuple):
-    """The least squares target = scale x reference; residual: what is left, over the 2-norm of the
-    reference's.
+    """The least squares fit target = scale x reference. residual: ||target - scale x reference|| /
+    ||reference||.
     """
 
     scale: float
     residual: float
 
     def is_one(self, size: float) -> bool:
-        """Is the scale 1, where another would be off by `size`?"""
+        """Whether the scale is 1 rather than off by `size`."""
         return abs(self.scale - 1) <= _OFF * size and self.residual <= _LEFT * size
 
     def is_of(self, factor: float, size: float) -> bool:
-        """Is the scale known, and nearer to this factor than to 1?"""
+        """Whether the scale is known, and nearer to this factor than to 1."""
         is_known = self.residual <= _CARRIES * size * abs(self.scale)
         return is_known and abs(self.scale - factor) < abs(self.scale - 1)
 
 
 class StepGradients(NamedTuple):
-    """The gradients of one step. whole: the fit of all; each: of every one. is_moved: are they
-    multiplied by other numbers before the optimiser takes them?
+    """How the gradients of one step compare. whole: the fit of all gradients together; each: the
+    fit of every gradient. is_moved: whether the runs multiply them by different numbers before the
+    optimiser takes them.
     """
 
     whole: Fit
@@ -253,9 +252,9 @@ class StepGradients(NamedTuple):
     is_moved: bool
 
     def agree(self, factor: float) -> bool:
-        """Does the scale of a loss that is off by this factor reach none of them? All together are
-        of one scale then, or most are: others may have a fault of their own. None is off by just
-        this factor, however small it is beside the others.
+        """Whether a loss scale that is off by this factor reaches none of the gradients. Then all
+        together, or more than half of them, have scale 1 (the rest may have a fault of their own),
+        and no gradient, however small, is off by just this factor.
         """
         size = min(abs(factor - 1), abs(1 / factor - 1), 1.0)
         if any(fit.is_of(factor, size) for fit in self.each):
@@ -267,9 +266,9 @@ class StepGradients(NamedTuple):
 def gradients_of_steps(
     paired: PairedRuns,
 ) -> Iterator[tuple[tuple[int, str, int], StepGradients]]:
-    """By (rank, root, step), of gradients as the last backward pass left them, times the numbers
-    that they are multiplied by before anything else is done to them. Steps of which a gradient has
-    no partner or no elements are left out.
+    """((rank, root, step), gradients) of each step. A gradient is what the last backward pass left,
+    times the numbers that code multiplies it by before it does anything else. Steps with a gradient
+    that has no partner or no elements are left out.
     """
     for index, pair in enumerate(paired.plan.pairs):
         call, partner = paired.calls[pair.reference], paired.target.calls[pair.target]
@@ -301,12 +300,14 @@ def gradients_of_steps(
 
 
 def _is_beside(slot: str) -> bool:
-    """Is it what code reads that changes gradients, and no gradient?"""
+    """Whether the slot holds another tensor that code reads to change gradients, not a gradient."""
     return is_of_loss_scaler(slot) or is_read_beside(slot)
 
 
 def fit(pairs: Sequence[tuple[Array, Array]], scales: Sequence[tuple[float, float]]) -> Fit | None:
-    """The fit of these pairs, each side times its number in `scales`."""
+    """The fit of these (reference, target) pairs, each array times its number in `scales`; None if
+    shapes differ or the norms are zero or not finite.
+    """
     if any(a.shape != b.shape for a, b in pairs):
         return None
     product = own = others = 0.0
@@ -323,8 +324,8 @@ def fit(pairs: Sequence[tuple[Array, Array]], scales: Sequence[tuple[float, floa
 
 
 def _factors(run: Run, call: Call) -> dict[str, float]:
-    """By slot of a gradient, the product of the numbers that a call first multiplies it by: those
-    that its code has, and the settings of a loss scaler. Raises ElementsMissing.
+    """By slot of a gradient, the product of the numbers that a call multiplies it by first:
+    constants of its code and settings of a loss scaler. Raises ElementsMissing.
     """
     settings = _scaler_settings(run, call)
     program = run.programs.get(call.program)
@@ -356,8 +357,8 @@ _DIVIDE = {"div", "div_", "_foreach_div", "_foreach_div_"}
 def _multiplied(
     operation: Operation, numbers: Mapping[_OperandKey, float]
 ) -> Iterator[tuple[int, _OperandKey, float]]:
-    """(number of its output, operand, number that it is multiplied by) of an operation that
-    multiplies or divides tensors by one number. numbers: operands that are one.
+    """(output, operand, factor) for each tensor that an operation multiplies or divides by a
+    number. numbers: values of the operands that are a single number.
     """
     name = operation.name.split(".")[1] if operation.name.startswith("aten.") else ""
     if name not in _MULTIPLY | _DIVIDE or len(operation.args) != 2 or operation.kwargs:
@@ -373,9 +374,7 @@ def _multiplied(
 
 
 def _operand_key(value: Any) -> _OperandKey:
-    """An input of a program or the result of an operation, as it can be looked up; ("", None) for
-    anything else.
-    """
+    """The key of a program's input or of an operation's result; ("", None) for anything else."""
     kind = next(iter(value), "") if isinstance(value, dict) else ""
     if kind not in ("in", "op"):
         return "", None
@@ -383,7 +382,7 @@ def _operand_key(value: Any) -> _OperandKey:
 
 
 def _scaler_settings(run: Run, call: Call) -> dict[str, float]:
-    """What the loss scaler of a call of `gradients` is set to, by slot. Raises ElementsMissing."""
+    """The loss scaler's settings that a `gradients` call reads, by slot. Raises ElementsMissing."""
     return {
         ref.slot: float(run.array(ref.record).reshape(-1)[0])
         for ref in call.refs

@@ -1,5 +1,4 @@
-"""What a verdict from two dumps cannot know by sizes: another form of an operator, other
-arguments.
+"""Evidence beside the size of errors: another form of an operator, lone tensors, other arguments.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ Verdicts = dict[tuple[int, int], Verdict]
 
 
 def formed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
-    """The verdicts, with calls guilty that computed another form of their operator than the
-    reference, and what their arguments say.
+    """The verdicts, with calls guilty that compute another form of their operator than the
+    reference. Sentences of guilty verdicts also name the arguments that differ.
     """
     out, paired = dict(verdicts), errors.paired
     for key, verdict in verdicts.items():
@@ -72,8 +71,8 @@ def formed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
 
 
 def _went_another_way(verdict: Verdict, pair: CallPair, call: Call) -> bool:
-    """Is it a backward pass, guilty by size alone, that reads tensors in one run that it does not
-    read in the other: through a checkpoint that computes its forward pass again, for one?
+    """Whether a backward pass, guilty by size alone, reads a tensor in one run only. A checkpoint
+    that repeats its forward pass causes this, for example.
     """
     lone = (*pair.only_reference, *pair.only_target)
     return (
@@ -86,7 +85,7 @@ def _went_another_way(verdict: Verdict, pair: CallPair, call: Call) -> bool:
 
 
 def _missing(verdict: Verdict, pair: CallPair, paired: PairedRuns) -> tuple[CauseKind, str]:
-    """What only one side's call has, an input or a parameter, in words; "" for nothing."""
+    """(cause, words) of an input or parameter that only one side's call has; "" if none."""
     if verdict.evidence != Evidence.REPLAY and not _is_held_from_before(verdict.slot):
         missing = not_passed(pair, paired.calls[pair.reference])
         if missing:
@@ -96,14 +95,14 @@ def _missing(verdict: Verdict, pair: CallPair, paired: PairedRuns) -> tuple[Caus
 
 
 def _is_held_from_before(slot: str) -> bool:
-    """Is it what a cache held when a call was given it? Steps before this one wrote that."""
+    """Whether the slot is a cache's content at the start of a call, which earlier steps wrote."""
     own = split_child(slot)[1] if is_of_child(slot) else slot
     return is_input(own) and is_cache(own)
 
 
 def _used_alone(pair: CallPair, paired: PairedRuns) -> str:
-    """Which input only one side's call has, and computes with, in words; "" for none. A replay
-    judges the other side on the value that this one had.
+    """The input, in words, that only one side's call has and computes with; "" if none. A replay
+    gives the other side this side's value.
     """
     calls = paired.calls[pair.reference], paired.target.calls[pair.target]
     sides = (
@@ -121,8 +120,8 @@ def _used_alone(pair: CallPair, paired: PairedRuns) -> str:
 
 
 def _made_alone(verdict: Verdict, paired: PairedRuns) -> str:
-    """Which operator, that the target alone runs, made the tensor that a verdict is about, in
-    words; "" where a call with a partner made it, or nothing that was recorded did.
+    """The operator, in words, that computed a verdict's tensor and that only the target runs; "" if
+    a paired call or no recorded call computed it.
     """
     slot = paired.slot(verdict.pair, verdict.slot)
     maker = paired.maker(slot) if slot is not None else None
@@ -140,9 +139,9 @@ def _made_alone(verdict: Verdict, paired: PairedRuns) -> str:
 
 
 def not_passed(pair: CallPair, call: Call) -> str:
-    """Which input of the reference's call the target's was not given, in words; "" when it was
-    given all, and when what an operator reads is numbered otherwise: a kernel that several were
-    fused into reads what all of them read.
+    """The inputs, in words, that the reference's call has and the target's lacks; "" if none. Also
+    "" if only the target's operator has some inputs: then they are numbered differently, as a fused
+    kernel reads the inputs of all operators in it.
     """
     if call.kind == "operator" and any(map(is_input, pair.only_target)):
         return ""
@@ -152,7 +151,7 @@ def not_passed(pair: CallPair, call: Call) -> str:
 
 
 def _lone_inputs(slots: Sequence[str], side: str) -> str:
-    """What only the calls of one side have among their inputs, in words."""
+    """A sentence about inputs that only the call of this side has."""
     if all(map(is_drawn, slots)):
         return f"only the {side} draws random numbers"
     names = " and ".join(f"`{input_name(slot)}`" for slot in slots[:3])
@@ -161,10 +160,10 @@ def _lone_inputs(slots: Sequence[str], side: str) -> str:
 
 
 def lone_parameters(pair: CallPair, paired: PairedRuns) -> str:
-    """Which parameters only one side's call has, in words; "" where none is known to be missing.
+    """The parameters, in words, that only one side's call has; "" if none is known to be missing.
 
-    A name on each side may be one parameter under two names, a container's may lie in its modules,
-    and what comes with quantised weights (a scale) belongs to these.
+    Nothing is reported if each side has a lone name (one parameter under two names), for containers
+    (a parameter may lie in a module inside) and for quantised weights, which come with scales.
     """
     call, partner = paired.calls[pair.reference], paired.target.calls[pair.target]
     sides = (
@@ -193,9 +192,11 @@ def lone_parameters(pair: CallPair, paired: PairedRuns) -> str:
 
 
 def _is_used(run: Run, call: Call, slot: str) -> bool:
-    """Is it a floating parameter that the call reads, as far as its program is known?
+    """Whether the slot is a floating-point vector or scalar parameter that the call's program, if
+    known, reads.
 
-    A matrix is no part that a call can do without: the other side keeps it where nobody looked.
+    A missing matrix is not reported: no call can do without it, so the other side holds it in a
+    place that was not captured.
     """
     record = next((r.record for r in call.refs if r.slot == slot), None)
     if record is None or not is_param(slot) or not _is_plain_float(run.records[record].dtype):
@@ -246,8 +247,8 @@ _OF_A_CAPTURE = ("mode", "graph", "compile_id")  # arguments of a compiled graph
 
 
 def _arguments(call: Call, partner: Call) -> str:
-    """Arguments other than tensors that differ, in words. Dtypes follow the tensors of a run in
-    another precision. Two engines call theirs differently.
+    """The arguments, other than tensors, that differ, in words. Dtypes are left out, since they
+    follow the precision of the run, and so are arguments of two engines, which name them otherwise.
     """
     if has_mark(call, Mark.OPSET) != has_mark(partner, Mark.OPSET):
         return ""
@@ -267,13 +268,13 @@ def _arguments(call: Call, partner: Call) -> str:
 
 
 def _is_torchs(*calls: Call) -> bool:
-    """Are these calls of what torch itself defines?"""
+    """Whether torch itself defines the functions that these calls run."""
     return all(call.source.startswith("torch.") for call in calls)
 
 
 def _lone_arguments(call: Call, partner: Call) -> list[str]:
-    """Arguments of modules that only one side passes, in words. One of None asks for nothing, and
-    one of the same value may be passed under another name.
+    """The arguments of modules that only one side passes, in words. None counts as not passed, and
+    an equal value may be passed under another name.
     """
     if call.kind != "module" or call.op_type != partner.op_type:
         return []

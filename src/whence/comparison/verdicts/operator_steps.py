@@ -1,10 +1,11 @@
-"""Training steps in captures of operators: which gradient a step takes for each parameter, and what
-it leaves of that, found along what its operators read and write.
+"""Training steps in captures of operators: which gradient a step takes for each parameter and which
+value it leaves, traced through what its operators read and write.
 
-Both runs may step by other operators (one parameter after the other, many at once, fused), so
-their tensors are paired by the parameter that they belong to. A loss, a backward pass or a step
-that is written otherwise is right where the gradients that the next step takes are, or where the
-reference's step makes of the target's gradients what the target made of them.
+The runs may use different operators for a step (one parameter after the other, many at once, or
+fused), so tensors are paired by the parameter that they belong to. A loss or a backward pass that
+is written differently is right if the next step takes right gradients. A step that is written
+differently is right if the reference's step computes the same parameters from the target's
+gradients.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _LISTS = ("aten._foreach_", "aten._fused_")
 
 
 class Gradient(NamedTuple):
-    """taken: what the step takes; made: what it was before the script changed it, by these
-    operators.
+    """The gradient of one parameter. taken: record that the step takes; made: record from which the
+    script computed it; operators: their names, in order.
     """
 
     taken: int
@@ -50,10 +51,10 @@ class Gradient(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the operators of one step do with parameters, by the record each had before it.
+    """One training step. Parameters are identified by their record before the step.
 
-    calls: of its optimisers, one right behind the other. gradients: what it takes, but for what is
-    zero and changes nothing; after: what it leaves.
+    calls: the calls of its optimisers, in direct succession. gradients: by parameter, the gradient
+    that the step takes (a parameter may lack one); after: by parameter, the record after the step.
     """
 
     calls: tuple[Call, ...]
@@ -61,13 +62,13 @@ class Step:
     after: Mapping[int, int]
 
     def followed_by(self, step: Step) -> Step:
-        """Both as one: two optimisers, each of its own parameters."""
+        """This step and the next as one: two optimisers, each with its own parameters."""
         gradients, after = {**self.gradients, **step.gradients}, {**self.after, **step.after}
         return Step((*self.calls, *step.calls), gradients, after)
 
 
 class OperatorSteps:
-    """The steps of both runs, the k-th with the k-th."""
+    """Compares the training steps of both runs, paired by their number."""
 
     def __init__(self, paired: PairedRuns, sides: BothSides) -> None:
         self._paired, self._sides = paired, sides
@@ -75,15 +76,15 @@ class OperatorSteps:
 
     @functools.cached_property
     def _twins(self) -> dict[int, int]:
-        """The target's record of what calls of the reference read."""
+        """By record that a paired call of the reference reads, the target's record."""
         slots = (slot for slots in self._paired.slots for slot in slots.values())
         read = [slot for slot in slots if is_read(slot.reference_slot)]
-        read.sort(key=lambda slot: is_param(slot.reference_slot))  # these say more
+        read.sort(key=lambda slot: is_param(slot.reference_slot))  # parameters last: they win
         return {slot.reference_record: slot.target_record for slot in read}
 
     @functools.cached_property
     def _source(self) -> ReplaySource:
-        """The reference with every operator that it ran."""
+        """The reference with all operators that it ran, none folded into its module."""
         return ReplaySource(unfolded(self._paired.reference), self._sides.reference.allow)
 
     @functools.cached_property
@@ -102,7 +103,7 @@ class OperatorSteps:
         return both
 
     def _pair_equal(self, step: Step, partner: Step) -> None:
-        """Pair the parameters that no call shows as its own: those that hold the same."""
+        """Pair the remaining parameters, which no paired call reads, by equal content."""
         paired = {self._twins.get(before) for before in step.after}
         free = [twin for twin in partner.after if twin not in paired]
         for before in (p for p in step.after if p not in self._twins):
@@ -112,8 +113,8 @@ class OperatorSteps:
                 free.remove(twin)
 
     def take_back(self, call: Call) -> bool:
-        """Is a call of a training right by what comes behind it: the step by the parameters that
-        it leaves, all before it by the gradients that the next step takes?
+        """Whether later tensors show that a call of a training script is right: for a step, the
+        parameters that it leaves; for any call before it, the gradients that the next step takes.
         """
         orders = [step.calls[0].order for step, _ in self._steps]
         k = bisect.bisect_right(orders, call.order)
@@ -124,8 +125,9 @@ class OperatorSteps:
         return self._right_gradients.get(k, False)
 
     def _gradients(self, k: int) -> list[tuple[Gradient, Gradient]]:
-        """Those of both runs. A parameter without one is left out where both runs leave it with the
-        same bits, as a gradient of zeros does. Raises KeyError.
+        """The pairs of gradients that step `k` takes. A parameter without a gradient in either run
+        is left out if the step leaves it bitwise equal in both. Raises KeyError for a gradient that
+        only one run has.
         """
         step, partner = self._steps[k]
         return [
@@ -137,8 +139,8 @@ class OperatorSteps:
         ]
 
     def _is_changed_before(self, k: int) -> bool:
-        """Does code in front of a step leave gradients far apart that were all made alike? The step
-        that takes them does not make up for it.
+        """Whether code before a step changes gradients differently that were alike when computed.
+        The step that takes them does not make up for this.
         """
         with contextlib.suppress(KeyError, ElementsMissing):
             pairs = self._gradients(k)
@@ -147,7 +149,7 @@ class OperatorSteps:
         return False
 
     def _apart(self, records: Iterable[tuple[int, int]]) -> float:
-        """The relative error of all these gradients together, and at least the unit roundoff."""
+        """The relative error of all these gradients together, at least the unit roundoff."""
         error = size = u = 0.0
         for reference_record, target_record in records:
             reference = self._paired.reference.array(reference_record)
@@ -160,11 +162,11 @@ class OperatorSteps:
         return max(u, math.sqrt(error / size)) if size else u
 
     def _takes_right(self, k: int) -> bool:
-        """Are the target's gradients of a step what the reference's calls make of the parameters
-        that the target had before it?
+        """Whether the reference's calls, run on the target's parameters, give the gradients that
+        the target's step takes.
 
-        Code before the step that takes a scale out in both runs, as clipping does, takes nothing
-        back: what it is given counts, unless it is written otherwise.
+        Code that rescales gradients before the step in both runs, as clipping does, must not hide a
+        wrong scale: its inputs are compared too, unless the runs use different operators there.
         """
         step, partner = self._steps[k]
         with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
@@ -181,7 +183,9 @@ class OperatorSteps:
         return False
 
     def _agree(self, records: Mapping[int, int], left: Sequence[Mapping[int, Array]]) -> bool:
-        """Are these of the target, by the reference's record, what the replays left?"""
+        """Whether the target's tensors equal the replayed ones, up to rounding. records: by record
+        of the reference, the target's; left: replayed arrays, wide first, then in working dtype.
+        """
         wide, *copies = left
         return all(
             judge.whole(
@@ -194,8 +198,8 @@ class OperatorSteps:
         )
 
     def unexplained(self) -> Iterator[tuple[int, bool]]:
-        """The calls of steps that are written otherwise and leave other parameters than the
-        reference's operators make of the target's gradients, each with whether these could be run.
+        """(call, whether it was replayed) of each step that is written differently and leaves other
+        parameters than the reference's operators compute from the target's gradients.
         """
         regions = {c.order: c.id for c in self._paired.calls if c.phase == OPTIMIZER}
         for k, (step, partner) in enumerate(self._steps if regions else ()):
@@ -212,8 +216,8 @@ class OperatorSteps:
 
     @functools.cached_property
     def _right_steps(self) -> dict[int, bool]:
-        """Does each step leave what the reference's operators make of the target's gradients? Of
-        those that can be run.
+        """By number of each step that could be replayed: whether it leaves the parameters that the
+        reference's operators compute from the target's gradients.
         """
         right: dict[int, bool] = {}
         with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
@@ -225,8 +229,9 @@ class OperatorSteps:
         return right
 
     def _replays(self, slots: Iterable[SlotPair] = ()) -> list[_StepReplay]:
-        """One in float64, and some in the dtype that the target works in, but for the first with
-        noise. slots: what is to round as it was recorded, beside parameters.
+        """One replay in float64, then one without and several with noise in the working dtype. That
+        is the coarsest dtype in which the target stores a parameter, or one of `slots`, otherwise
+        than the reference.
         """
         target, runs = self._sides.target.run, (self._paired.reference, self._paired.target)
         parameters = {p for step, _ in self._steps for p in step.after}
@@ -245,15 +250,15 @@ class OperatorSteps:
         ]
 
     def _slots_of_modules(self) -> Iterator[SlotPair]:
-        """What modules have in their forward passes; a step rounds as its parameters do."""
+        """The tensors of modules in forward passes, whose dtypes tell how the target rounds."""
         for pair, slots in zip(self._paired.plan.pairs, self._paired.slots, strict=True):
             call = self._paired.calls[pair.reference]
             yield from slots.values() if call.scope and call.phase == "forward" else ()
 
 
 class _StepReplay(WiredReplay):
-    """Runs the reference's steps on the target's parameters and gradients; what an optimiser keeps
-    from step to step goes on as it is computed.
+    """Runs the reference's steps on the target's parameters and gradients. The optimiser's state is
+    carried from step to step as it is computed.
     """
 
     def __init__(
@@ -271,7 +276,9 @@ class _StepReplay(WiredReplay):
         self._start = 0
 
     def through(self, step: Step, partner: Step) -> dict[int, Array]:
-        """What a step leaves, by record. Raises ReplayRefused, ElementsMissing, KeyError."""
+        """The parameters after a step, by record. Raises ReplayRefused, ElementsMissing, KeyError
+        for a gradient that only one run has.
+        """
         run = self._target
         for before in step.after:
             twin = self._twins[before]
@@ -289,8 +296,8 @@ class _StepReplay(WiredReplay):
         return loaded.hold(arrays, working=working)
 
     def leave(self, calls: Sequence[Call], records: Iterable[int]) -> dict[int, Array]:
-        """What these calls, one after the other, make of records. Raises ReplayRefused,
-        ElementsMissing, KeyError.
+        """Run these calls in order and return the arrays of these records. Raises ReplayRefused,
+        ElementsMissing, KeyError for a record that no call computes.
         """
         self._start = calls[0].order
         for call in calls:
@@ -298,7 +305,9 @@ class _StepReplay(WiredReplay):
         return {record: self._kept[record] for record in records}
 
     def run(self, call: Call, given_tensors: Mapping[str, Array]) -> dict[str, Array]:
-        """As `TreeReplay.run`. A batch that an operator draws is as the recording has it."""
+        """As `TreeReplay.run`. An operator without inputs that cannot be run (it draws a batch, for
+        example) returns the recorded tensors.
+        """
         try:
             return super().run(call, given_tensors)
         except ReplayRefused:
@@ -308,8 +317,8 @@ class _StepReplay(WiredReplay):
         return self.passing(call, written)
 
     def outside(self, call: Call, ref: Ref) -> Array | None:
-        """As `WiredReplay.outside`: parameters are the target's; batches and what else was made in
-        an earlier step are as the recording has them.
+        """As `WiredReplay.outside`. Parameters come from the target; batches and other tensors that
+        were made in an earlier step come from the reference's recording.
         """
         known = self._kept.get(ref.record)
         if known is None and ref.record in self._parameters:
@@ -319,7 +328,7 @@ class _StepReplay(WiredReplay):
         return known if known is not None else super().outside(call, ref)
 
     def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """As `TreeReplay.passing`; keeps what operators leave."""
+        """As `TreeReplay.passing`; keeps every array by its record."""
         self._kept.update((r.record, arrays[r.slot]) for r in call.refs if r.slot in arrays)
         return dict(arrays)
 
@@ -360,11 +369,11 @@ def _steps_of(run: Run) -> list[Step]:
 
 
 class _Trace:
-    """Follows tensors of one shape through operators. Numbers that all tensors share, as the length
-    of a step or the factor of clipping, have other shapes.
+    """Follows tensors through operators that keep their shape. Numbers that all tensors share, such
+    as the step size or the factor of clipping, have another shape and are not followed.
 
-    sources: by record, what it was made of that no operator here made; last: by record, what its
-    memory held in the end.
+    sources: by record, the records from outside these operators that it was computed from; last: by
+    record of a tensor that is updated in place, the record of its last value.
     """
 
     def __init__(self, run: Run) -> None:
@@ -375,7 +384,7 @@ class _Trace:
         self.last: dict[int, int] = {}
 
     def follow(self, operators: Iterable[Call]) -> None:
-        """Go on through these, in the order of execution."""
+        """Follow tensors through these operators, which come in execution order."""
         for operator in operators:
             for refs in _by_tensor(operator):
                 self._through(operator, refs)
@@ -398,7 +407,7 @@ class _Trace:
                 self.last[first] = ref.record
 
     def gradient(self, taken: int) -> Gradient:
-        """What is behind a gradient that a step takes."""
+        """The gradient whose record a step takes, with its origin and the operators in between."""
         made = self.sources.get(taken, frozenset((taken,)))
         is_one = len(made) == 1
         return Gradient(
@@ -407,7 +416,9 @@ class _Trace:
 
 
 def _by_tensor(operator: Call) -> list[list[Ref]]:
-    """The slots of an operator; of one that does the same to many tensors, those of each."""
+    """The slots of an operator; for one that treats many tensors alike (`_foreach_`, `_fused_`),
+    one list for each tensor.
+    """
     if not operator.op.startswith(_LISTS):
         return [list(operator.refs)]
     groups: dict[str, list[Ref]] = {}

@@ -1,5 +1,6 @@
-"""The reference's modules on what the target's modules were given, as both runs were before
-alignment: which side the padding is on and in which order the rows lie plays no part there.
+"""Replays the reference's modules on the inputs of the target's modules, in both runs as captured.
+
+Alignment is not needed for that, so the side of the padding and the order of rows do not matter.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _ROWS = 64  # that are run one by one
 
 
 class CallsOnOwnInputs:
-    """Says of a module whether its target computes what the reference's programs compute."""
+    """Tells whether a module of the target computes what the reference's programs compute."""
 
     def __init__(self, reference: Run, target: Run, source: ReplaySource) -> None:
         self._reference, self._target = reference, target
@@ -34,10 +35,10 @@ class CallsOnOwnInputs:
         self._right: dict[tuple[tuple[str, str, str], tuple[str, str, str]], set[str] | None] = {}
 
     def right(self, call: Call, partner: Call) -> set[str] | None:
-        """The outputs of a module, or of an operator of it, that its target gives, in every call,
-        as the reference's programs do on the same inputs, but for rounding, and what its code hands
-        the calls inside so ("3:input.0"). No output where one is not so, None where that cannot be
-        run. call, partner: one of its calls and what it is paired with, as aligned.
+        """The slots in which the target's module, or operator, equals the reference's programs on
+        the same inputs, up to rounding and in every call: inputs of calls inside ("3:input.0"), and
+        its outputs if all of them are equal. None if the programs cannot be run. call, partner: one
+        pair of its calls, as aligned.
         """
         key = (call.root, call.scope, call.op), (partner.root, partner.scope, partner.op)
         if key not in self._right:
@@ -57,7 +58,7 @@ class CallsOnOwnInputs:
         fine = "float64" if judge.unit_roundoff(working) < _HALF else "float32"
         wide = self._run(call, inputs, (fine, working), None)
         copies = [self._run(call, inputs, (working,) * 2, s) for s in (None, *range(REPLICAS))]
-        # What code outside the program gathers from calls inside is compared where it is made.
+        # An output that code outside the program gathers is compared in the call that makes it.
         shown = [s for s in slots if s in wide]
         is_right = slots[:1] == shown[:1] != [] and all(
             _is_within(self._target.array(target[s]), wide[s], [c[s] for c in copies])
@@ -72,7 +73,7 @@ class CallsOnOwnInputs:
         return handed | set(shown) if is_right else handed
 
     def _handed(self, call: Call, partner: Call) -> dict[str, int]:
-        """The target's records of what its calls inside are given, by place and slot."""
+        """The target's records of its children's inputs, by child number and slot ("3:input.0")."""
         both = zip(self._inside(self._reference, call), self._inside(self._target, partner))
         return {
             f"{k}:{ref.slot}": ref.record
@@ -85,7 +86,9 @@ class CallsOnOwnInputs:
         return [run.calls[k] for k in self._kids[id(run)].get(call.id, ())]
 
     def _working_dtype(self, call: Call, output: int) -> str:
-        """The dtype of a module's first output in the target, where the reference's is another."""
+        """The dtype of the module's first output in the target, "recorded" if the reference has the
+        same.
+        """
         dtype = self._target.records[output].dtype
         own = self._reference.records[call.slots("output")[0].record].dtype
         return "recorded" if dtype == own else dtype
@@ -93,7 +96,9 @@ class CallsOnOwnInputs:
     def _run(
         self, call: Call, inputs: dict[str, Array], dtypes_of_run: tuple[str, str], seed: int | None
     ) -> dict[str, Array]:
-        """dtypes_of_run: what is computed in, and what the parameters are rounded to."""
+        """One replay of the call, if need be row by row. dtypes_of_run: the dtype to compute in,
+        and the dtype that parameters are rounded to. seed: of the noise, None without noise.
+        """
         try:
             return self._replayed(call, inputs, dtypes_of_run, seed)
         except ReplayRefused:
@@ -108,8 +113,8 @@ class CallsOnOwnInputs:
         }
 
     def _by_row(self, call: Call, inputs: dict[str, Array]) -> list[dict[str, Array]]:
-        """The inputs for every row, where what the reference was given once for all rows (as
-        positions are) is there for each; empty where none is.
+        """The inputs row by row, if the target passes for each row a tensor that the reference
+        passes once for all rows (such as positions); empty if there is no such tensor.
         """
         records = {r.slot: self._reference.records[r.record].shape or () for r in call.refs}
         once = [s for s, a in inputs.items() if records.get(s, ())[:1] == (1,) and len(a) > 1]
@@ -146,7 +151,7 @@ class CallsOnOwnInputs:
 
 
 class _Watched(WiredReplay):
-    """Keeps what calls inside are given."""
+    """A replay that keeps the inputs of all calls inside, by call and slot."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -21,8 +21,8 @@ from whence.results import Measured, SlotPair
 
 
 class PairErrors:
-    """The errors of the pairs of two runs. declared: the declared differences, which say what of a
-    pair is compared.
+    """The errors of all pairs of tensors of two runs. declared: the declared differences, which may
+    restrict the elements that are compared.
     """
 
     def __init__(self, paired: PairedRuns, policy: Policy | None, repeated: RepeatedRuns) -> None:
@@ -32,7 +32,7 @@ class PairErrors:
         self._scales = Scales(paired)
 
     def of(self, slot: SlotPair) -> judge.PairError:
-        """Error of a pair of tensors, and what is known of it besides its size."""
+        """The error of a pair of tensors, with its unit roundoff and statistics; cached."""
         key = slot.reference_record, slot.target_record
         error = self._errors.get(key)
         if error is None:
@@ -49,7 +49,7 @@ class PairErrors:
         error = judge.error_of(measured, a, b, u)
         if error.value and a.dtype == b.dtype:
             error = self._of_codes(slot, error, measured)
-        # and figures of the few that are shown say little of the whole
+        # statistics of the few elements that are shown say little of the whole tensor
         if self.paired.partly(slot):
             error = dataclasses.replace(error, exact=False, drift=None)
         if error.value is None and error.u and measured.tier != "none":
@@ -62,8 +62,8 @@ class PairErrors:
     def _of_codes(
         self, slot: SlotPair, error: judge.PairError, measured: Measured
     ) -> judge.PairError:
-        """The error of what was rounded to codes, or of what scales bring codes to; of other
-        tensors as it is.
+        """The error of a pair that holds quantised codes (in steps) or that goes with scales (of
+        codes x scale); `error` itself for any other pair.
         """
         key = slot.reference_record, slot.target_record
         dtype = self.paired.reference.records[slot.reference_record].dtype
@@ -86,10 +86,10 @@ class PairErrors:
     def roundoff(
         self, slots: Sequence[SlotPair], errors: Sequence[judge.PairError], others: Iterable[float]
     ) -> float:
-        """Unit roundoff in which results were computed.
+        """The unit roundoff of the arithmetic that computed these results.
 
-        Codes were rounded from what was computed as `others` were, unit roundoffs of tensors beside
-        them; floats of 8 bits from bfloat16 at the coarsest, where no other tensor is seen.
+        The values behind quantised codes were computed in the precision of neighbouring tensors
+        (`others`: their unit roundoffs). For 8-bit floats without neighbours, bfloat16 is assumed.
         """
         u = max((e.u for e in errors), default=0.0)
         if not any(e.codes for e in errors):
@@ -103,8 +103,8 @@ class PairErrors:
         return max([u, *seen])
 
     def accumulated(self, slot: SlotPair, error: judge.PairError) -> judge.PairError:
-        """The error of what was computed from codes: wider integers are sums of them, and differ by
-        as much as numbers do.
+        """The error of a result that was computed from codes. int16 and int32 hold sums of codes, so
+        their relative error (2-norm) counts, as for real numbers.
         """
         a, b = self.paired.records(slot)
         size = self.paired.measured[slot.reference_record, slot.target_record].values.get("rel_l2")
@@ -115,8 +115,8 @@ class PairErrors:
     def rounded(
         self, slot: SlotPair, inputs: Iterable[SlotPair], error: judge.PairError
     ) -> judge.PairError:
-        """The error of codes, none where they part only at values of an input that lie at the
-        boundary between two.
+        """The error of codes; 0 if they differ only for input values at the boundary between two
+        codes.
         """
         codes = self.paired.arrays(slot) if error.codes and error.value and not error.lone else None
         if codes is None:
@@ -138,8 +138,8 @@ class PairErrors:
         return error
 
     def below_masks(self, slot: SlotPair, call: Call) -> judge.PairError:
-        """The error of what a call read without what masks hide (`judge.below_masks`); without
-        elements, unknown for what softmax read.
+        """The error of a call's input without the elements that masks hide (`judge.below_masks`).
+        If elements are missing, the error of a softmax input that may be masked is unknown.
         """
         error = self.of(slot)
         if not error.value or not error.u or not math.isfinite(error.value):
@@ -159,13 +159,13 @@ class PairErrors:
         )
 
     def _between_sentinels(self, slot: SlotPair, unknown: judge.PairError) -> judge.PairError:
-        """The error of a mask."""
+        """The error of a mask, whose hidden elements hold a sentinel such as -inf."""
         arrays = self.paired.arrays(slot)
         return judge.between(*arrays, unknown.u) if arrays is not None else unknown
 
     def _lone(self, slot: SlotPair, place: tuple[int, ...], measured: Measured) -> float:
-        """Error of one element, relative to it or to its tensor's root mean square; 0 where the
-        elements are gone.
+        """The error of one element, relative to the larger of its value and its tensor's root mean
+        square; 0 if the elements were not kept.
         """
         arrays = self.paired.arrays(slot)
         a, b = (complex(x[place]) for x in arrays) if arrays is not None else (0j, 0j)
@@ -177,7 +177,7 @@ class PairErrors:
         return float(abs(b - a) / size) if size else 0.0
 
     def sight(self, slots: Iterable[SlotPair]) -> judge.Sight | None:
-        """What the elements of the pair that differs most show; None where none are known."""
+        """What the elements of the most different pair show; None if they were not kept."""
         errors = [(self.of(slot), slot) for slot in slots]
         error, slot = max(errors, key=lambda item: item[0].value or 0.0)
         arrays = self.paired.arrays(slot)

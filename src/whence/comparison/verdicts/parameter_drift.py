@@ -28,9 +28,10 @@ _PASSES = frozenset(
 
 
 class ParameterDrift(NamedTuple):
-    """A parameter that parted between steps (its relative 2-norm) by more than the largest error
-    of any output before explains. steps_before: how many steps that may have changed it come before
-    the first recorded one; 0 where a recorded step has it as the program started with.
+    """A parameter that diverged between steps by more than earlier errors explain. error: its
+    relative error (2-norm); largest_before: the largest error of any earlier output. steps_before:
+    the number of unrecorded steps that may have changed it; 0 if a recorded step has its initial
+    value.
     """
 
     name: str
@@ -40,7 +41,7 @@ class ParameterDrift(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """What is not known of it."""
+        """How the parameter diverged, and what the runs do not show of the cause."""
         if self.steps_before:
             before = "step 0" if self.steps_before == 1 else f"steps 0 to {self.steps_before - 1}"
             return (
@@ -55,7 +56,7 @@ class ParameterDrift(NamedTuple):
 
 
 class ParameterDrifts:
-    """Finds, for a pair of calls, a parameter that parted unseen."""
+    """Finds parameters of paired calls that diverged for a reason that was not captured."""
 
     def __init__(self, errors: PairErrors, parameters: Parameters) -> None:
         self._errors, self._paired, self._parameters = errors, errors.paired, parameters
@@ -63,8 +64,8 @@ class ParameterDrifts:
     def of(
         self, pair: PairedCall, slots: Mapping[str, SlotPair], given: Mapping[str, bool]
     ) -> ParameterDrift | None:
-        """The first parameter of a pair of calls that parted unseen. given: for each parameter,
-        whether it is as the program started with (`Parameters.given`).
+        """The first parameter of a pair of calls that diverged unexplained; None if there is none.
+        given: by slot, whether the parameter still has its initial value (`Parameters.given`).
         """
         made_before = self._parameters.made_before
         for name, slot in slots.items():
@@ -86,9 +87,9 @@ class ParameterDrifts:
         return None
 
     def _largest_before(self, call: Call, slot: SlotPair) -> float:
-        """The largest error that explains one in a tensor which a call reads: of any output of the
-        steps before. Of an optimiser's state, which is made of gradients, that of the gradients of
-        the first recorded step: they are what rounding makes of them where the parameters agree.
+        """The largest error that may explain the difference of a tensor which a call reads: that of
+        any output of earlier steps. An optimiser's state is computed from gradients, so for it the
+        error of the gradients that the optimiser takes in this step counts.
         """
         if call.phase == OPTIMIZER:
             return self._largest_of_gradients.get(call.step, 0.0)
@@ -122,8 +123,8 @@ def _name_of(slot: str) -> str:
 
 
 def unless_drifted(verdict: Verdict, drift: ParameterDrift | None) -> Verdict:
-    """The verdict, or `undetermined` where it passes a call that read a parameter which parted
-    unseen: nobody can say whether that was rounding.
+    """The verdict, or `undetermined` if it passes a call that read a drifted parameter: whether
+    rounding caused the drift is not known.
     """
     if drift is None or verdict.verdict not in _PASSES:
         return verdict

@@ -37,10 +37,10 @@ class Parameters:
         self._held_in: dict[str, bool] = {}
 
     def is_given(self, call: Call, slot: SlotPair) -> bool:
-        """Is this parameter as the program started with, not as its steps changed it, nor computed
-        anew by each side?
+        """Whether this parameter has the initial value of the run: no step has changed it, and the
+        two sides do not differ by rounding, as tables do that each side computes.
         """
-        # Operators of one name are as many operators as there are calls.
+        # Each call of an operator is an operator of its own, even under one name.
         key = (
             call.root,
             call.scope,
@@ -55,9 +55,9 @@ class Parameters:
 
     @functools.cached_property
     def made_before(self) -> Set[int]:
-        """Records of the reference that steps before the first recorded one may have made, where
-        that is not the first of the program: parameters that have a gradient or that the call
-        itself writes, and what an optimiser keeps from step to step.
+        """Records of the reference that unrecorded steps may have changed; empty if recording
+        started at step 0. These are parameters with a gradient, parameters that their call writes,
+        and the state of optimisers, all as of the first recorded step.
         """
         first_steps: dict[str, int] = {}
         for call in self.paired.calls:
@@ -109,7 +109,7 @@ class Parameters:
         return inputs, outputs, parameters
 
     def notes(self) -> list[str]:
-        """What differs by rounding only, and is taken as it is on each side."""
+        """Notes about parameters that differ by rounding only, so that each side keeps its own."""
         names: set[str] = set()
         moved: dict[str, float] = {}
         narrow: dict[str, dict[str, None]] = defaultdict(dict)
@@ -144,9 +144,10 @@ class Parameters:
         ]
 
     def difference(self, slot: SlotPair) -> judge.ParameterDifference:
-        """What differs, with what the other parameters show of it: last digits that all moved one
-        way are rounding where those of most others moved both ways, and so are digits that all the
-        target's parameters lack, as of a model that was kept in 16 bits and computes in 32 here.
+        """How a parameter differs, judged with the help of the other parameters. Last digits that
+        all moved one way count as rounding if those of most other parameters moved both ways.
+        Missing digits count as rounding if all parameters of the target lack them, as in a model
+        that was stored in 16 bits and is computed in 32.
         """
         difference = self._by_itself(slot)
         if difference.rounded_to and self._are_all_held_in(difference.rounded_to):
@@ -157,7 +158,9 @@ class Parameters:
 
     @functools.cached_property
     def _round_everywhere(self) -> bool:
-        """Do several parameters, and most of those whose last digits differ, differ both ways?"""
+        """Whether several parameters, and most of those with different last digits, differ upwards
+        and downwards.
+        """
         differences = [self._by_itself(slot) for slot in self._compared.values()]
         both_ways = sum(d.is_rounding for d in differences)
         one_way = sum(d.is_last_digit and not d.is_rounding for d in differences)
@@ -165,7 +168,7 @@ class Parameters:
 
     @functools.cached_property
     def _compared(self) -> dict[tuple[int, int], SlotPair]:
-        """The pairs of parameters that are compared, by their records."""
+        """All pairs of parameters of paired calls, by (reference record, target record)."""
         return {
             (slot.reference_record, slot.target_record): slot
             for pair in self.paired.plan.pairs
@@ -174,8 +177,8 @@ class Parameters:
         }
 
     def _are_all_held_in(self, dtype: str) -> bool:
-        """Does the target store most of its parameters in a dtype, which the reference does not,
-        and are the others the reference's in it?
+        """Whether the target stores most floating parameters in a dtype that the reference does not
+        use, and all values of the others are representable in it.
         """
         if dtype not in self._held_in:
             narrower = wider = 0
@@ -190,7 +193,9 @@ class Parameters:
         return self._held_in[dtype]
 
     def _is_held_in(self, slot: SlotPair, dtype: str) -> bool:
-        """Is a parameter of the target stored in a dtype, no number, or all numbers of it?"""
+        """Whether a parameter of the target has this dtype, is not floating-point, or holds only
+        values that this dtype can represent.
+        """
         record = self.paired.records(slot)[1]
         if record.dtype == dtype or not dtypes.named(record.dtype).is_floating:
             return True
@@ -242,11 +247,11 @@ class Parameters:
         return judge.ParameterDifference(False, False, unread)
 
     def by_path(self) -> Iterator[tuple[Call, list[tuple[str, judge.ParameterDifference]]]]:
-        """(call, differences) of the reference's calls, against what the target holds under the
-        same paths, whichever of its calls does.
+        """(call, differences) of the reference's calls, comparing each parameter with the target's
+        parameter of the same path, whichever call of the target holds it.
 
-        Each parameter once, as the run started with it; of models that hold others under one path
-        nothing is said.
+        Each parameter is compared once, with its initial value. A path that several models of the
+        target use for different parameters is left out.
         """
         records: dict[str, int] = {}
         roots: dict[str, str] = {}
@@ -283,8 +288,8 @@ class Parameters:
                 yield call, differences
 
     def inside(self, call: Call, partner: Call) -> list[tuple[str, str, judge.ParameterDifference]]:
-        """(scope, name, difference) of the parameters of calls below without a partner, against
-        those of the target's call itself.
+        """(scope, name, difference) of the parameters of unpaired calls below `call`, compared with
+        the parameters that the target's call itself holds.
         """
         differences: list[tuple[str, str, judge.ParameterDifference]] = []
         visited: set[tuple[int, int]] = set()

@@ -1,7 +1,7 @@
-"""Training steps as the ends of stretches: are the gradients right that a step takes?
+"""Acquits differences in a training step if the gradients that the optimiser takes are right.
 
-Then what differs in a loss or in a backward pass before is the scale, the order or the parts that
-they are summed in.
+Then a loss or a backward pass before the optimiser differs only in scale, in the order of summation
+or in the parts (micro-batches) that are summed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _MOST_CAME_IN = 1e-3  # of a gradient: what earlier steps left explains no more
 
 
 class StepGradients:
-    """Says of calls before a step whether it takes back what differs in them. figures: of replays,
-    by call.
+    """Tells of calls before an optimiser's step whether the step takes their difference back.
+    figures: the figures of replays, by call and output slot.
     """
 
     def __init__(self, errors: PairErrors, figures: Mapping[int, Mapping[str, Any]]) -> None:
@@ -37,9 +37,9 @@ class StepGradients:
         self._right_steps: dict[tuple[int, str, int], bool] = {}
 
     def take_back(self, call: Call) -> bool:
-        """Are the gradients right that the next step of each parameter takes, and those that stay
-        at the inputs of the program? Then what differs in a loss or a backward pass before is the
-        scale, the order or the parts they are summed in.
+        """Whether the gradients are right that each parameter's next step takes, and also those of
+        the program's inputs. Then a difference in a loss or backward pass before is one of scale,
+        of order or of the parts that are summed.
         """
         if not self._may_a_step_tell(call):
             return False
@@ -52,8 +52,8 @@ class StepGradients:
         )
 
     def cover(self, call: Call) -> bool:
-        """Is a call that could not be measured right by what a step takes, or, one that steps, by
-        the parameters that later calls read?
+        """Whether a call that could not be measured is shown to be right: by the gradients that the
+        next step takes, or, for an optimiser's call, by the parameters that later calls read.
         """
         written = [r.record for r in call.refs if is_written(r.slot)]
         is_step = call.phase == OPTIMIZER
@@ -64,7 +64,7 @@ class StepGradients:
 
     @functools.cached_property
     def _read(self) -> dict[int, SlotPair]:
-        """The pairs of parameters that calls read, by record of the reference."""
+        """The pairs of parameters that paired calls read, by record of the reference."""
         pairs = (pair for slots in self._paired.slots for pair in slots.values())
         return {p.reference_record: p for p in pairs if is_param(p.reference_slot)}
 
@@ -77,8 +77,8 @@ class StepGradients:
         return call.phase != "forward" or self._is_given_other_rows(call)
 
     def _is_given_other_rows(self, call: Call) -> bool:
-        """Does the model take a batch in one run that comes in parts in the other? Only what the
-        step makes of all of them can then be compared.
+        """Whether one run splits a batch into micro-batches that the other processes as a whole.
+        Then only the step, which sums over the parts, can be compared.
         """
         top = self._paired.calls[self._top(call)]
         if top.id not in self._paired.pair_of:
@@ -91,13 +91,15 @@ class StepGradients:
         )
 
     def make_up_for_inputs(self) -> bool:
-        """Was the model given the same, in other parts, as every gradient that was taken shows?"""
+        """Whether right gradients show that both models were given the same data, split into other
+        parts.
+        """
         tops = [c for c in self._paired.calls if c.parent < 0 and c.phase == "forward" and not c.op]
         return bool(tops) and all(map(self.take_back, tops))
 
     def call_of(self, region: Region) -> Call:
-        """The call of a region; of code in front of a loss, or of gradients that a step takes,
-        these.
+        """The call that a region belongs to. For code right before a loss or before the gradients
+        of a step, that child call.
         """
         kids = self._paired.kids.get(region.call, ())
         if 0 <= region.stretch < len(kids):
@@ -107,8 +109,8 @@ class StepGradients:
         return self._paired.calls[region.call]
 
     def _does_gradient_differ(self, loss: Call) -> bool:
-        """Does what a loss hands back differ? An amount that is added to it has no gradient, and
-        nothing takes that back.
+        """Whether the gradient that a loss returns differs. A constant added to a loss has no
+        gradient, so no step can take it back.
         """
         of_step = LOSS, "backward", loss.step, loss.rank
         return any(
@@ -121,8 +123,9 @@ class StepGradients:
         )
 
     def _taken_behind(self, call: Call) -> set[tuple[int, str, int]]:
-        """The next step of every parameter; none where a parameter has no other. Two optimisers
-        step one behind the other, and one of them perhaps less often.
+        """The steps (rank, root, step) that update the parameters next; empty if some parameter has
+        no further step. Each parameter has its own next step: two optimisers run one after the
+        other, and one of them perhaps less often.
         """
         nexts = []
         for steps in self._steps.get(call.rank, {}).values():
@@ -135,7 +138,7 @@ class StepGradients:
 
     @functools.cached_property
     def _steps(self) -> dict[int, dict[tuple[str, ...], list[tuple[int, tuple[int, str, int]]]]]:
-        """(order, step) of the reference's calls that take a gradient, by rank and parameter."""
+        """(execution order, step) of the reference's optimiser calls, by rank and parameter."""
         steps: dict[int, dict[tuple[str, ...], list[tuple[int, tuple[int, str, int]]]]] = {}
         for call in self._paired.calls:
             if call.phase == OPTIMIZER and any(r.slot == _TAKEN for r in call.refs):
@@ -146,8 +149,8 @@ class StepGradients:
 
     @functools.cached_property
     def _calls_of_steps(self) -> Mapping[tuple[str, int, str, int], list[Call]]:
-        """The reference's calls of optimisers, and its outermost ones of models, by phase, rank,
-        root and step.
+        """The reference's optimiser calls and its root calls of models, by (phase, rank, root,
+        step).
         """
         calls = defaultdict[tuple[str, int, str, int], list[Call]](list)
         for call in self._paired.calls:
@@ -157,7 +160,7 @@ class StepGradients:
 
     @functools.cached_property
     def _wrong_passes(self) -> set[int]:
-        """The backward passes that leave a wrong gradient of what the program was given."""
+        """Root calls of backward passes that leave a wrong gradient of an input of the program."""
         inputs = {
             ref.record
             for call in self._paired.calls
@@ -185,10 +188,10 @@ class StepGradients:
         return call.id
 
     def _are_right(self, step: tuple[int, str, int]) -> bool:
-        """Does every gradient that a step takes differ by rounding alone?
+        """Whether all gradients that a step takes differ by no more than rounding.
 
-        Code before the step that takes a scale out in both runs, as clipping does, takes nothing
-        back: what it is given counts, unless it differs itself.
+        Code that rescales gradients before the step in both runs, as clipping does, must not hide a
+        wrong scale: its inputs count too, unless that code itself differs.
         """
         pairs: dict[str, list[SlotPair | None]] = {}
         for call in self._calls_of_steps[OPTIMIZER, *step]:
@@ -210,27 +213,30 @@ class StepGradients:
         return bool(pairs) and all(self._are_right_in_module(p, came_in) for p in pairs.values())
 
     def _came_in(self, step: tuple[int, str, int]) -> float:
-        """The error that earlier steps left in the parameters, as far as models show it: Adam makes
-        more than rounding of gradients near zero.
+        """The relative error that earlier steps left in the parameters, at most the largest error
+        of the model's outputs: Adam turns the rounding of gradients near zero into large errors of
+        parameters that no output shows.
         """
         parameters = self._errors_in(self._calls_of_steps[OPTIMIZER, *step], _HELD.__eq__)
         returned = self._errors_in(self._calls_of_steps["forward", *step], is_output)
         return min(max(parameters, default=0.0), max(returned, default=0.0))
 
     def _errors_in(self, calls: Iterable[Call], is_meant: Callable[[str], bool]) -> list[float]:
-        """The errors of the tensors of paired calls in such slots."""
+        """The relative errors of the paired calls' tensors in the slots that are meant."""
         indices = (i for c in calls if (i := self._paired.pair_of.get(c.id)) is not None)
         pairs = (pair for i in indices for pair in self._paired.slots[i].items())
         return [self._errors.of(pair).value or 0.0 for slot, pair in pairs if is_meant(slot)]
 
     def _are_right_in_module(self, pairs: Sequence[SlotPair | None], came_in: float) -> bool:
-        """Do the gradients of a module's parameters differ by rounding and what came in alone?"""
+        """Whether the gradients of a module's parameters differ by no more than rounding and the
+        relative error `came_in`.
+        """
         known = [pair for pair in pairs if pair is not None]
         errors, sizes = [self._errors.of(p) for p in known], [self._norm(p) for p in known]
         largest = max(sizes, default=0.0)
         limits = [max(LIMITS.within(error.u), came_in) for error in errors]
         return len(known) == len(pairs) and all(
-            # what cancels has the size of its terms, which its siblings show
+            # a sum whose terms cancel rounds by the size of its terms, which its siblings show
             error.exact
             or (
                 (error.value or math.inf) * size <= limit * max(size, _CANCELLED * largest)
@@ -241,8 +247,8 @@ class StepGradients:
         )
 
     def resolve(self, verdict: Verdict) -> bool:
-        """Would a step whose gradients differ by rounding alone show what was found? In 16 bits
-        one wrong element is less than what rounding leaves there.
+        """Whether the difference behind a verdict is large enough to show in the step's gradients.
+        In 16 bits, one wrong element is smaller than rounding and would not show.
         """
         pair = self._paired.slot(verdict.pair, verdict.slot) if verdict.slot else None
         if pair is None or verdict.verdict not in GUILTY:

@@ -22,19 +22,22 @@ from whence.records import Call, Ref
 from whence.records.slots import is_written
 from whence.results import SlotPair, Verdict, VerdictKind
 
-_CLEARLY = 4.0  # times as far
-_TELLS = 0.5  # of the limit: what a tensor moves by that is told from rounding, clearly farther
-WELL_WITHIN = 0.28  # of the limit: what is right comes to 0.25, half of a fold in 16 bits to 0.32
+_CLEARLY = 4.0  # a clearly larger score, as a multiple of the score of right results
+_TELLS = 0.5  # least score, as a share of the limit, that is told from rounding
+WELL_WITHIN = 0.28  # share of the limit: right results reach 0.25, half of a fold in 16 bits 0.32
 
 
 @dataclass(slots=True)
 class Stretch:
     """A paired call and all that it calls, run on the target's inputs.
 
-    replaced: calls inside that run by the target's program and parameters.
-    left: the pairs of what it leaves, by record of the reference: its outputs, and what it or a
-    call inside it wrote in place. plain: what the reference makes of them, wide; copies: in the
-    target's dtypes, first without and then with noise. computed: of the suspects' tensors inside.
+    replaced: ids of calls inside that run with the target's program and parameters.
+    left: the pairs of tensors that the stretch leaves, by record of the reference: its outputs, and
+    buffers that it or a call inside it wrote in place.
+    plain: these tensors as replayed in wide arithmetic; copies: as replayed in the target's dtypes,
+    first without and then with noise.
+    computed, copies_computed: the same for the suspects' tensors inside the stretch.
+    score: error of the target's results as a multiple of the limit; inf until it is known.
     """
 
     pair: PairedCall
@@ -48,19 +51,19 @@ class Stretch:
 
     @property
     def is_clean(self) -> bool:
-        """Are the target's results at its end right?"""
+        """Whether the target's results at the end of the stretch are right."""
         return self.score <= 1
 
     @property
     def can_acquit(self) -> bool:
-        """Are they as right as rounding alone leaves them, and not at the edge of what may pass for
-        it? A fault that the rest of the stretch nearly drowns ends there.
+        """Whether the results are well within the limit, as rounding alone leaves them. A fault
+        that the rest of the stretch nearly drowns comes close to the limit.
         """
         return self.score <= WELL_WITHIN
 
 
 class Outcome(enum.Enum):
-    """What one stretch says of a suspect in it."""
+    """What the replay of one stretch shows about a suspect inside it."""
 
     TAKEN_BACK = "taken back"
     IN_PLACE = "agrees in place"
@@ -72,7 +75,9 @@ class Outcome(enum.Enum):
 def acquitted(
     verdict: Verdict, kind: VerdictKind, outcome: Outcome, stretch: Stretch, change: str = ""
 ) -> Verdict:
-    """The verdict of a suspect that a stretch acquits. change: what it makes otherwise."""
+    """The verdict of a suspect that a stretch acquits, as `kind`. change: the suspect's difference
+    in words.
+    """
     call = stretch.pair.call
     around = call.module_name or "the model"
     words = {
@@ -84,9 +89,9 @@ def acquitted(
 
 
 class StretchReplay(WiredReplay):
-    """One run of a stretch of the reference. patches: tensors that go on in the place of what is
-    computed for a record; `computed` has what came up for the records that are watched. replaced:
-    pairs of calls, by the reference's, that run by the target's program and parameters.
+    """One run of a stretch of the reference. patches: by record, tensors that replace the computed
+    ones. computed: the tensors that the run computed for the `watched` records. replaced: by call
+    of the reference, the target's call (and pairs of slots) whose program and parameters it uses.
     """
 
     def __init__(
@@ -112,7 +117,7 @@ class StretchReplay(WiredReplay):
         partner, slots = self._replaced[call.id]
         run = self._target
         if len(run.children(partner.id)) != len(self.side.children(call.id)):
-            # It makes other calls inside: what it left goes on.
+            # The target's call has other children, so its recorded outputs are used.
             left = {s: pair.target_record for s, pair in slots.items() if is_written(s)}
             return self.passing(call, run.arrays(left)[0])
         loaded, program = run.trusted(partner), run.program(partner)
@@ -140,8 +145,8 @@ class StretchReplay(WiredReplay):
         )
 
     def outside(self, call: Call, ref: Ref) -> Array | None:
-        """As `WiredReplay.outside`: what was made before the stretch, as the target has it, and
-        constants that are the same in both runs.
+        """As `WiredReplay.outside`. Tensors made before the stretch come from the target; constants
+        are used if they are equal in both runs.
         """
         made, pair = self.side.first_made.get(ref.record), self._sides.pair_of(call, ref.slot)
         if made is None:
@@ -174,14 +179,18 @@ class StretchReplay(WiredReplay):
 
 
 def is_told(score: float, right: float) -> bool:
-    """Is a result so much farther off than what is right that the target would show it?"""
+    """Whether a result is so much farther off than right results that the target would show it.
+    Both are scores, as multiples of the limit.
+    """
     return score > max(_TELLS, _CLEARLY * right)
 
 
 def moved_to(
     result: Array, plain: Array, copies: Sequence[Mapping[int, Array]], record: int
 ) -> list[Array]:
-    """The copies of a tensor, moved from the plain result to this one. Raises ReplayRefused."""
+    """The noisy copies of a tensor, shifted by `result - plain`, so that they spread around
+    `result`. Raises ReplayRefused if shapes differ.
+    """
     arrays = [copy[record] for copy in copies]
     if any(a.shape != result.shape for a in (plain, *arrays)):
         raise ReplayRefused("its shape follows what is computed inside")

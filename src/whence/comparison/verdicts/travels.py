@@ -80,7 +80,7 @@ _STEP_UNSEEN = "the optimiser's step is written differently, and its operators c
 
 
 class Neighbourhoods:
-    """Asks the stretches around every suspect whether what is wrong there travels."""
+    """Replays the stretches around every suspect and withdraws faults that do not travel."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Neighbourhoods:
         judge_of_regions: RegionJudge,
         before_alignment: tuple[Run, Run] | None,
     ) -> None:
-        """before_alignment: both runs, where alignment made others of them."""
+        """before_alignment: both runs as captured, if alignment changed them; else None."""
         self._paired, self._errors = errors.paired, errors
         self._parameters = judge_of_regions.parameters
         self._regions = {(r.call, r.stretch): r for r in regions}
@@ -148,7 +148,9 @@ class Neighbourhoods:
             return self._with_uneven(judged)
 
     def with_steps(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, Verdict]:
-        """The verdicts, with one for every step of operators that nothing else explains."""
+        """The verdicts, with one for each optimiser's step, captured as operators, whose different
+        result nothing else explains.
+        """
         out = dict(verdicts)
         steps = self._operator_steps.unexplained() if self._operator_steps is not None else ()
         guilty = {
@@ -172,8 +174,8 @@ class Neighbourhoods:
         return out
 
     def cover(self, number: int) -> bool:
-        """Is a call of the reference that could not be measured inside a stretch whose results are
-        right, or before a step that takes right gradients?
+        """Whether a call of the reference that could not be measured is shown to be right: it lies
+        inside a stretch with right results, or before a step that takes right gradients.
         """
         if self._steps.cover(self._paired.calls[number]):
             return True
@@ -186,19 +188,21 @@ class Neighbourhoods:
             return any(stretch.is_clean for stretch in self._around(call.parent))
 
     def was_replayed(self, key: Key) -> bool:
-        """Did the reference's programs run around what was found at a place?"""
+        """Whether a stretch around this region was replayed with the reference's programs."""
         region = self._regions.get(key)
         if region is None or key[0] in self._shown_alone:
             return False
         return any(stretch.plain for stretch in self._around(self._start(region)))
 
     def _start(self, region: Region) -> int:
-        """The smallest call around what a region made."""
+        """The id of the smallest call that contains a region's outputs."""
         is_leaf = region.stretch < 0
         return self._paired.calls[region.call].parent if is_leaf else region.call
 
     def _after_asking(self, region: Region, verdict: Verdict, is_alone: bool) -> Verdict:
-        """is_alone: does no fault stand so far?"""
+        """The verdict of a suspect after the stretches around it were replayed. is_alone: whether
+        no suspect before it was confirmed as a fault.
+        """
         if verdict.cause == CauseKind.KERNEL:  # wrong by its own program, whatever comes behind
             return verdict
         if self._is_taken_back_at_step(region, verdict):
@@ -230,8 +234,8 @@ class Neighbourhoods:
         return verdict
 
     def _is_cut_otherwise(self, call: Call, verdict: Verdict) -> bool:
-        """Is it the growth of an error between tensors that alignment cut, inside a module that
-        computes the same on what the target was given?
+        """Whether a verdict rests on error growth between tensors that alignment cut, in a module
+        that gives the target's results on the target's own, uncut inputs.
         """
         if (
             self._own_inputs is None
@@ -252,14 +256,14 @@ class Neighbourhoods:
                 if is_whole and (number != call.id or not is_own):
                     return True
                 if right is not None and not is_whole:
-                    return False  # what drowns it further on takes nothing back
+                    return False  # a later call in which the error drowns does not take it back
             if number == call.id and not self._is_read(call, verdict.slot):
                 return False
             number = self._paired.calls[number].parent
         return False
 
     def _is_read(self, call: Call, slot: str) -> bool:
-        """Does the code around a call compute with this output of it, or return it?"""
+        """Whether the code around a call computes with this output or returns it."""
         if not is_output(slot) or call.parent < 0 or self._sides is None:
             return True
         k = self._paired.kids[call.parent].index(call.id)
@@ -269,12 +273,12 @@ class Neighbourhoods:
         return True
 
     def _is_taken_back_at_step(self, region: Region, verdict: Verdict) -> bool:
-        """Are the gradients right that the next step of each parameter takes?"""
+        """Whether the gradients that each parameter's next step takes are right nevertheless."""
         call = self._paired.calls[region.call]
         if self._operator_steps is not None and self._is_of_script(call):
             partner = self._paired.pair(verdict.pair).partner
             beside = self._paired.kids.get(call.parent, ())
-            # Another number in a step of the same operators may change less than its rounding.
+            # A different setting of the same optimiser may change a step by less than rounding.
             is_set = call.arguments != partner.arguments and call.op == partner.op
             is_set &= all(number in self._paired.pair_of for number in beside)
             is_asked = call.phase != OPTIMIZER or verdict.evidence == Evidence.TWO_DUMPS
@@ -286,7 +290,7 @@ class Neighbourhoods:
         return (is_shown or self._steps.resolve(verdict)) and self._steps.take_back(call)
 
     def _is_of_script(self, call: Call) -> bool:
-        """Is it no part of a forward pass?"""
+        """Whether the call belongs to the training script rather than to a forward pass."""
         return call.phase != "forward" or "region" in (
             self._paired.calls[n].kind for n in (call.id, call.parent) if n >= 0
         )
@@ -294,8 +298,9 @@ class Neighbourhoods:
     # ---- parameters that do not follow a change of others
 
     def _with_uneven(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, Verdict]:
-        """The verdicts; where a stretch is right once a parameter is changed as others were, that
-        parameter is the fault, and what else the stretch holds is another form.
+        """The verdicts, with parameters at fault that did not follow a change of others. If a
+        stretch is right once such a parameter is changed like them, it alone is the fault, and the
+        other differing parameters of the stretch are another form of the same computation.
         """
         out, changed, guilty = dict(verdicts), dict[int, list[Changed]](), list[int]()
         modules = set[tuple[str, str, str, str]]()
@@ -335,8 +340,9 @@ class Neighbourhoods:
     def _put_right(
         self, uneven: Uneven, number: int, changed: Mapping[int, Sequence[Changed]]
     ) -> list[int]:
-        """The suspects in the first stretch around a call whose results are the target's with the
-        target's parameters, and right with this one besides; none where there is no such stretch.
+        """The calls with changed parameters in the smallest stretch around a call that confirms an
+        uneven parameter: with the target's parameters it gives the target's results, and with this
+        parameter changed too it gives right ones. Empty if there is no such stretch.
         """
         for around in self._paired_around(self._paired.calls[number].parent):
             stretch = Stretch(self._paired.pair(self._paired.pair_of[around]), self._left(around))
@@ -355,8 +361,8 @@ class Neighbourhoods:
         return []
 
     def _is_right_with(self, stretch: Stretch, own: Arrays, more: Arrays) -> bool:
-        """Are the results of a stretch the target's with these parameters, and right with more?
-        Raises ReplayRefused, ElementsMissing, KeyError.
+        """Whether a stretch gives the target's results with the target's parameters (`own`), and
+        right results with `more` besides. Raises ReplayRefused, ElementsMissing, KeyError.
         """
         wide, working = self._dtypes(stretch)
         stretch.plain = self._replayed(stretch, wide, {}, None)[0]
@@ -375,8 +381,8 @@ class Neighbourhoods:
     # ---- the stretches around a suspect
 
     def _clean_around(self, number: int, suspect: int) -> Iterator[Stretch]:
-        """The stretches from this call on whose results are right; also those whose results are
-        right once other suspects inside run by the target's programs.
+        """The stretches from this call outwards whose results are right, if need be with other
+        suspects inside computed by the target's programs.
         """
         for stretch in self._around(number):
             if stretch.can_acquit:
@@ -389,8 +395,8 @@ class Neighbourhoods:
             yield from itertools.islice((s for s in others if s.can_acquit), 1)
 
     def _with_replaced(self, stretch: Stretch, inside: Sequence[int]) -> Iterator[Stretch]:
-        """A stretch with each of these suspects replaced, and with the two of them that together
-        come nearest to the target's results, if what one changes adds to what another does.
+        """The stretch with each of these suspects computed by the target's program, then with the
+        two of them that together come nearest to the target, assuming that their effects add up.
         """
         number = stretch.pair.call.id
         singles = [(c, self._stretch(number, frozenset({c}))) for c in inside]
@@ -402,7 +408,9 @@ class Neighbourhoods:
             yield self._stretch(number, frozenset({one[0], other[0]}))
 
     def _rest(self, stretch: Stretch, one: Stretch, other: Stretch) -> float:
-        """How far the target would be from a stretch with what both change."""
+        """The relative distance of the target from a stretch to which the changes of both
+        replacements are added; inf if it is not finite.
+        """
         rest = 0.0
         for record, pair in stretch.left.items():
             plain, target = stretch.plain[record], self._paired.target.array(pair.target_record)
@@ -420,11 +428,11 @@ class Neighbourhoods:
         return number >= 0
 
     def _around(self, number: int) -> Iterator[Stretch]:
-        """The stretches from this call on that can be run, the smallest first."""
+        """The stretches from this call outwards, the smallest first; none without replay."""
         return map(self._stretch, self._paired_around(number) if self._sides is not None else ())
 
     def _paired_around(self, number: int) -> Iterator[int]:
-        """This call and those above it that have a partner."""
+        """The ids of this call and its ancestors that have a partner, innermost first."""
         while number >= 0:
             if number in self._paired.pair_of:
                 yield number
@@ -442,11 +450,12 @@ class Neighbourhoods:
         return self._stretches[key]
 
     def _left(self, number: int) -> dict[int, SlotPair]:
-        """What a call leaves, by record of the reference; empty where the target lacks some, or
-        where one of the two alone writes a buffer.
+        """The pairs of tensors that a call leaves (outputs and buffers written in place), by record
+        of the reference. Empty if the target lacks one, or if only one run writes a buffer.
 
-        What a cache holds is an end where it is read: another form may show in it. What an operator
-        inside writes over is an end where its module shows it.
+        A cache is left out, since another form of the same computation may store other values in
+        it; it counts where it is read. A tensor that an operator inside overwrites counts where its
+        module shows it.
         """
         below, left = [number], {}
         while below:
@@ -480,24 +489,24 @@ class Neighbourhoods:
 
     @staticmethod
     def _written(call: Call) -> set[str]:
-        """The buffers that a call writes in place."""
+        """The names of the buffers that a call writes in place, caches excepted."""
         held = {param_name(r.slot) for r in call.slots("param")}
         written = (split_slot(r.slot)[1] for r in call.slots("mutated"))
         return {slot for slot in written if slot in held and not align.is_cache(slot)}
 
     def _is_far(self, stretch: Stretch) -> bool:
-        """Is it too far off to be clean, given equal inputs?"""
+        """Whether a stretch differs, on equal inputs, by too much for its results to be right."""
         slots = self._paired.slots[stretch.pair.index].values()
         inputs = [s for s in slots if is_input(s.reference_slot)]
         if not all(map(self._paired.is_equal, inputs)):
             return False
         errors = [self._errors.of(slot) for slot in stretch.left.values()]
-        # What is stored in more digits was computed with the others.
+        # A tensor of higher precision was computed together with the coarser ones.
         far = max((e.u for e in errors), default=0.0) ** _FAR
         return any((e.value or 0.0) > max(far, 1e-8) for e in errors)
 
     def _run(self, stretch: Stretch) -> None:
-        """Run a stretch plain, and see whether the target's results are those."""
+        """Replay a stretch without patches and score the target's results against it."""
         with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError):
             wide, working = self._dtypes(stretch)
             stretch.plain, stretch.computed = self._replayed(stretch, wide, {}, None)
@@ -512,12 +521,14 @@ class Neighbourhoods:
             stretch.score = self._score(stretch, stretch.plain)
 
     def _targets(self, stretch: Stretch) -> Arrays:
-        """What the target has at the end of a stretch. Raises ElementsMissing."""
+        """The target's tensors at the end of a stretch, by record of the reference. Raises
+        ElementsMissing.
+        """
         target = self._paired.target
         return {record: target.array(p.target_record) for record, p in stretch.left.items()}
 
     def _is_apart(self, stretch: Stretch, results: Arrays) -> bool:
-        """Are these too far from the results in wide arithmetic to ask for rounding?"""
+        """Whether these results are too far from the wide replay for rounding to explain it."""
         far = max((self._errors.of(p).u for p in stretch.left.values()), default=0.0) ** _FAR
         for record, target in results.items():
             wide = stretch.plain[record]
@@ -541,8 +552,9 @@ class Neighbourhoods:
     def _replayed(
         self, stretch: Stretch, working: str, patches: Arrays, seed: int | None
     ) -> tuple[dict[int, Array], dict[int, Array]]:
-        """What the reference leaves on the target's inputs, and what came up for suspects inside.
-        Raises ReplayRefused, ElementsMissing, KeyError.
+        """(outputs, watched tensors inside) of the reference's stretch on the target's inputs, by
+        record. working: dtype to compute in; seed: of the noise, None without noise. Raises
+        ReplayRefused, ElementsMissing, KeyError.
         """
         assert self._sides is not None
         call = stretch.pair.call
@@ -577,7 +589,7 @@ class Neighbourhoods:
         return {record: left[record] for record in stretch.left}, chain.computed
 
     def _held(self, patches: Arrays, loaded: Any, call: Call, working: str) -> Any:
-        """The parameters of a call inside: what a correct target holds of the reference's."""
+        """The parameters of a call inside a stretch, as a correct target would hold them."""
         assert self._sides is not None
         parameters = self._sides.parameters
         slots = {}
@@ -606,7 +618,9 @@ class Neighbourhoods:
         return hold() if patches.keys() & set(records.values()) else parameters.hold(key, hold)
 
     def _score(self, stretch: Stretch, results: Arrays) -> float:
-        """How far the target's tensors at the end of a stretch are from these, over the limit."""
+        """The largest error of the target's tensors at the end of a stretch against `results`, as a
+        multiple of the limit; inf if shapes differ.
+        """
         scores = []
         for record, pair in stretch.left.items():
             array = self._paired.target.array(pair.target_record)
@@ -619,7 +633,7 @@ class Neighbourhoods:
     # ---- one suspect
 
     def _outcome(self, region: Region, verdict: Verdict, stretch: Stretch) -> Outcome:
-        """What a clean stretch says of a suspect inside it."""
+        """What a stretch with right results shows about a suspect inside it."""
         parameter = self._parameter(region, verdict)
         shown = self._shown(region, verdict) or parameter
         if not shown or self._asked.setdefault(stretch.pair.index, 0) >= _SUSPECTS_PER_STRETCH:
@@ -645,9 +659,9 @@ class Neighbourhoods:
         return Outcome.TAKEN_BACK if is_relied_on else Outcome.NO_EFFECT
 
     def _is_relied_on(self, region: Region, stretch: Stretch) -> bool:
-        """Are the results of a clean stretch no longer right where the target computes all around
-        the suspect, and the reference the suspect alone? What is behind in the reference hides what
-        the target's leaves to the suspect, as an activation does that is applied twice.
+        """Whether the target's other calls rely on the suspect: the stretch is right with all calls
+        around it computed by the target's programs, but not if the reference computes the suspect
+        alone. The reference's later calls may hide this, e.g. an activation that is applied twice.
         """
         container, number = self._start(region), stretch.pair.call.id
         every = {container, region.call, *self._paired.kids.get(container, ())}
@@ -660,9 +674,9 @@ class Neighbourhoods:
     def _is_each_taken_back(
         self, verdict: Verdict, stretch: Stretch, shown: Arrays, differing: Arrays
     ) -> bool:
-        """Does every tensor that differs from what the reference makes there matter by itself? What
-        nothing reads has nothing behind it that could take it back; of a parameter whose rows are
-        in another order, it is in another order too.
+        """Whether each tensor that differs from the reference's matters by itself. A tensor that
+        nothing reads cannot be taken back. An exception is a tensor that is only in another channel
+        order, as its parameter is.
         """
         is_parameter = verdict.verdict == VerdictKind.PARAM_DIFF
         return len(shown) == 1 or all(
@@ -672,7 +686,7 @@ class Neighbourhoods:
         )
 
     def _is_in_another_order(self, stretch: Stretch, record: int, array: Array) -> bool:
-        """Are these the channels that the reference makes, each once, in another order?"""
+        """Whether the array holds the reference's channels, each once, in another order."""
         made = stretch.computed.get(record)
         order = channel_order(made, array) if made is not None else None
         if made is None or order is None:
@@ -681,7 +695,7 @@ class Neighbourhoods:
         return judge.whole(array, made[..., order], copies).score <= 1
 
     def _matters(self, stretch: Stretch, shown: Arrays) -> bool:
-        """Are the results of a clean stretch no longer right with these tensors in it?"""
+        """Whether the results of a clean stretch become wrong with these tensors put into it."""
         try:
             patched, _ = self._replayed(stretch, self._dtypes(stretch)[0], shown, None)
             return is_told(self._score(stretch, patched), stretch.score)
@@ -689,8 +703,9 @@ class Neighbourhoods:
             return True
 
     def _shown(self, region: Region, verdict: Verdict) -> dict[int, Array]:
-        """The target's tensors of what a region made. In the place of those that cannot stand
-        there, the reference's turned round by one element: enough to see whether they matter.
+        """The target's tensors for a region's outputs, by record of the reference. A tensor of
+        another shape or kind cannot be used; the reference's own, rolled by one element, stands in
+        for it and shows whether the output matters.
         """
         shown: dict[int, Array] = {}
         for record, pair in self._pairs_of(region, verdict).items():
@@ -704,8 +719,9 @@ class Neighbourhoods:
         return shown
 
     def _parameter(self, region: Region, verdict: Verdict) -> dict[int, Array]:
-        """Of a parameter that differs in a call whose inside the target does not show: that of the
-        target; where that is held in another shape, a value that shows whether it matters.
+        """The target's values of a differing parameter that a `PARAM_DIFF` verdict names, by record
+        of the reference. If the target holds it in another shape or not at all, a clearly wrong
+        value stands in, which shows whether the parameter matters. Empty for other verdicts.
         """
         if verdict.verdict != VerdictKind.PARAM_DIFF:
             return {}
@@ -726,7 +742,7 @@ class Neighbourhoods:
         return shown
 
     def _pairs_of(self, region: Region, verdict: Verdict) -> dict[int, SlotPair]:
-        """The pairs of what a region made, by record of the reference."""
+        """The pairs of a region's output tensors, by record of the reference."""
         numbers = [region.call]
         if region.stretch >= 0:
             numbers += self._paired.kids.get(region.call, ())[region.stretch :][:1]
@@ -738,14 +754,14 @@ class Neighbourhoods:
             if not is_param(pair.reference_slot)
         )
         outputs = {p.reference_record: p for p in pairs if p.reference_record in region.outputs}
-        # Code that only hands on in the reference may compute in the target.
+        # Code that only passes tensors on in the reference may compute in the target.
         if outputs or not verdict.slot or is_param(verdict.slot):
             return outputs
         named = self._paired.slot(verdict.pair, verdict.slot)
         return {named.reference_record: named} if named is not None else {}
 
     def _change_in_words(self, region: Region, verdict: Verdict, stretch: Stretch) -> str:
-        """What the target makes otherwise at a place, where it is a factor."""
+        """The target's change in words: a factor if it is one, else "it differs here"."""
         for record, pair in self._pairs_of(region, verdict).items():
             computed = stretch.computed.get(record)
             with contextlib.suppress(ElementsMissing):
@@ -755,8 +771,8 @@ class Neighbourhoods:
         return "it differs here"
 
     def _is_in_place(self, region: Region, stretch: Stretch, shown: Arrays) -> bool:
-        """Does the reference itself make the target's tensors at the suspect's place, and would
-        what is expected of the suspect by itself be told from them there?
+        """Whether the replayed stretch itself gives the target's tensors at the suspect's place,
+        and a replay of the suspect alone gives clearly different ones.
         """
         expected = self._expected(region)
         for record, array in shown.items():
@@ -769,8 +785,8 @@ class Neighbourhoods:
         return True
 
     def _off(self, stretch: Stretch, record: int, array: Array) -> float:
-        """How far a tensor is from what the reference makes at a record while a stretch runs, over
-        the limit; infinite where it makes none of this shape.
+        """The error of a tensor against the one that the replayed stretch computes for this record,
+        as a multiple of the limit; inf if it computes none of this shape.
         """
         copies = stretch.copies_computed
         if record not in stretch.computed or any(record not in copy for copy in copies):
@@ -782,8 +798,8 @@ class Neighbourhoods:
         return judge.whole(array, computed, around).score
 
     def _expected(self, region: Region) -> Arrays:
-        """What a suspect's own program makes on the target's inputs; code between calls, on what
-        the target's calls before it left.
+        """The tensors that a suspect's own program computes from the target's inputs, by record.
+        Code between two calls runs on the outputs of the target's calls before it.
         """
         own = Stretch(self._paired.pair(self._paired.pair_of[region.call]), self._left(region.call))
         before = self._paired.kids.get(region.call, ())[: max(region.stretch, 0)]

@@ -18,8 +18,8 @@ from whence.results import Confidence, Evidence, SlotPair, Verdict, VerdictKind
 
 
 def unless_far(errors: PairErrors, around: Sequence[Stretch], verdict: Verdict) -> Verdict:
-    """The verdict of such code, or `introduced` where its call is the smallest stretch that is
-    wrong. around: the stretches from its call on, none of them clean.
+    """The verdict of unmeasured code, or `introduced` if its call is wrong on equal inputs and all
+    stretches around it are wrong too. around: these stretches, the call's own first; none is clean.
     """
     if verdict.slot or not around:
         return verdict
@@ -38,7 +38,7 @@ def unless_far(errors: PairErrors, around: Sequence[Stretch], verdict: Verdict) 
     (error, u), *above = (_largest(errors, stretch.left.values()) for stretch in around)
     far = LIMITS.far_16 if dtypes.is_half_roundoff(u) else LIMITS.far
     is_same = came_in <= LIMITS.within(u)
-    is_far = far < error < math.inf  # of another shape it says nothing
+    is_far = far < error < math.inf  # infinite: of another shape, which proves nothing
     if not is_same or not is_far or any(e <= LIMITS.within(u) for e, u in above):
         return verdict
     return verdict.replace(
@@ -52,8 +52,8 @@ def unless_far(errors: PairErrors, around: Sequence[Stretch], verdict: Verdict) 
 
 
 def _largest(errors: PairErrors, pairs: Iterable[SlotPair]) -> tuple[float, float]:
-    """The largest error of these tensors, infinite where whole numbers differ, and the unit
-    roundoff; nothing where there are none.
+    """(largest relative error, largest unit roundoff) of these tensors; the error is infinite if
+    integers differ. (0, 0) for no tensors.
     """
     known = [errors.of(pair) for pair in pairs]
     sizes = [0.0 if e.exact else (e.value or 0.0) if e.u else math.inf for e in known]
@@ -61,7 +61,7 @@ def _largest(errors: PairErrors, pairs: Iterable[SlotPair]) -> tuple[float, floa
 
 
 def _inside(paired: PairedRuns, number: int) -> Iterator[int]:
-    """A call and all that it calls."""
+    """The ids of a call and of all calls below it."""
     below = [number]
     while below:
         number = below.pop()
@@ -70,7 +70,7 @@ def _inside(paired: PairedRuns, number: int) -> Iterator[int]:
 
 
 def _chooses(paired: PairedRuns, number: int) -> bool:
-    """Does the code of a call choose among scores? Rounding decides ties."""
+    """Whether the code of a call chooses among scores, so that rounding may decide ties."""
     program = paired.reference.programs.get(paired.calls[number].program)
     names = (base_name(operation.name) for operation in program.operations) if program else ()
     return not CHOOSES.keys().isdisjoint(names)

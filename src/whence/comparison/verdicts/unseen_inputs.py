@@ -18,12 +18,12 @@ _NOTHING = judge.PairError(0.0, exact=True)
 
 
 class UnseenInputs:
-    """Paired calls of the reference whose inputs at least one run does not tell, and those of which
-    it shows some elements only.
+    """Paired calls of the reference whose inputs at least one run does not show, or shows in part.
 
-    calls: the former. worst_before: of both, by call, the largest error ahead of it: of all, or on
-    the way to what it read. ahead: of every paired leaf, the largest error of all that was made
-    before it, whatever it read.
+    calls: ids of calls with unknown inputs. worst_before: by call with unknown or partly shown
+    inputs, the largest error that it may have received: of all earlier tensors if the inputs are
+    unknown, else on the way to its inputs. ahead: by paired leaf, the largest error of all earlier
+    tensors, whether it read them or not.
     """
 
     def __init__(self, errors: PairErrors) -> None:
@@ -52,8 +52,8 @@ class UnseenInputs:
                     for kind in ("output", "mutated")
                     for ref in call.slots(kind)
                 )
-            # A backward pass starts from a loss that was computed outside any module, of what the
-            # forward pass returned.
+            # A backward pass starts from a loss, which is computed outside any module from the
+            # outputs of the forward pass.
             untold_region = call.kind == "region" and call.phase == "backward"
             if index is None or not (
                 call.leaf or has_mark(call, Mark.INPUTS_UNKNOWN) or untold_region
@@ -88,10 +88,10 @@ class UnseenInputs:
         self._looked: dict[int, int] = {}
 
     def within(self, call: int, stretch: int) -> list[judge.PairError]:
-        """Errors of what was made inside the children right before a stretch of which a dump holds
-        no outputs.
+        """The errors of tensors made inside the children right before a stretch, for children whose
+        own outputs the dump lacks.
 
-        Stretches are asked for in order; children before one that was asked for are told once.
+        Call this in the order of stretches: each child is reported once.
         """
         kids = self._paired.kids.get(call, [])
         todo = [kid for kid in kids[self._looked.get(call, 0) : stretch] if not self._shown(kid)]
@@ -129,5 +129,5 @@ def _worse(first: judge.PairError, second: judge.PairError) -> judge.PairError:
 
 
 def _outputs_only(run: Run) -> bool:
-    """Does no operator of this run have an input?"""
+    """Whether no leaf call of this run has a recorded input."""
     return not any(call.leaf and call.slots("input") for call in run.calls)
