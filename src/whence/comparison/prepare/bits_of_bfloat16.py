@@ -1,4 +1,4 @@
-"""Integers of 16 bits that hold the bits of bfloat16, as tools write that know no such type."""
+"""16-bit integers that hold the bits of bfloat16, as written by tools without a bfloat16 type."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ZEROS = 0.1  # of what an activation cut off at zero made
 
 
 class _Place(NamedTuple):
-    """Where a tensor was recorded: what both runs call alike."""
+    """The key of a tensor that is the same in both runs."""
 
     rank: int
     step: int
@@ -80,12 +80,12 @@ def _as_numbers(array: Array) -> Array:
 
 
 def with_numbers(reference: Run, target: Run) -> tuple[Run, Run, tuple[str, ...]]:
-    """The runs with integers that hold the bits of bfloat16 read as such, and what was done, in
-    sentences.
+    """(reference, target, sentences): both runs, with 16-bit integers that hold the bits of
+    bfloat16 read as bfloat16.
 
-    They are read so where the tensor of that name looks so on both sides, or looks so on one and is
-    floating on the other. Where only one looks so, and the other is of integers, both stay what
-    they are, and a sentence says how to have them compared.
+    A tensor is read this way if it looks like bfloat16 and its namesake in the other run does too,
+    or is floating-point. If the namesake holds other integers, both tensors stay integers, and a
+    sentence says how to have them compared as bfloat16.
     """
     if not any(record.dtype in _STORED for run in (reference, target) for record in run.records):
         return reference, target, ()
@@ -126,7 +126,7 @@ class _Side:
                 sure.add(number)
             elif is_cut_off_numbers(array):
                 cut_off.add(number)
-        # Alone, zeros and numbers of one sign may be padded indices.
+        # Without a signed tensor in the run, zeros and values of one sign may be padded indices.
         return frozenset(sure | cut_off if sure else ())
 
     def _candidates(self) -> Iterator[tuple[int, Array]]:
@@ -138,8 +138,8 @@ class _Side:
                     continue
 
     def is_met(self, number: int, other: _Side) -> bool:
-        """Is the tensor of the same name on the other side bits of bfloat16 too, or floating? Where
-        none has that name, one of the shape.
+        """Whether the other run's tensor of the same name looks like bfloat16 too or is
+        floating-point. Without a namesake, tensors of the same shape count.
         """
         records = other.run.records
         named = {other._records[p] for p in self._places[number] if p in other._records}
@@ -151,7 +151,9 @@ class _Side:
         )
 
     def sentences(self, read: frozenset[int], other: _Side) -> Iterator[str]:
-        """What was read as bfloat16, and what stays integers although it looks so."""
+        """Sentences about tensors that were read as bfloat16, and about those that look like it but
+        stay integers.
+        """
         if read:
             yield (
                 f"{self.run.path}: {_tensors(read)} stored as integers of 16 bits hold bits of "
@@ -178,11 +180,11 @@ def _sampled(array: Array) -> npt.NDArray[np.uint16]:
 
 
 def is_signed_numbers(array: Array) -> bool:
-    """Are integers of 16 bits, read as bfloat16, real numbers of both signs?
+    """Whether 16-bit integers, read as bfloat16, look like real numbers of both signs.
 
-    Real numbers share a few binades whatever their sign, and use all of their last bits. Integers
-    do not: small ones of both signs have the lowest exponents and the highest, indices spread over
-    all or have one sign, codes and sound lie around zero.
+    Real numbers of either sign lie in the same few binades and use their last bits. Integers do
+    not: small ones of both signs have the lowest and the highest exponents, indices are spread over
+    all exponents or have one sign, and codes and sound samples lie around zero.
     """
     bits = _sampled(array)
     exponents = (bits >> 7) & 0xFF
@@ -196,7 +198,9 @@ def is_signed_numbers(array: Array) -> bool:
 
 
 def is_cut_off_numbers(array: Array) -> bool:
-    """Are integers of 16 bits, read as bfloat16, zeros and real numbers of one sign?"""
+    """Whether 16-bit integers, read as bfloat16, look like zeros and real numbers of one sign, as
+    an activation that cuts off at zero (ReLU) leaves them.
+    """
     bits = _sampled(array)
     used = bits & 0x7FFF > 0
     zeros = bits.size - np.count_nonzero(used)

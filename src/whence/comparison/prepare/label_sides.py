@@ -27,8 +27,8 @@ from whence.records import (
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A label of a run. occurrence: of its name, side and task, through all processes of a rank.
-    step: of its task, from 0.
+    """A label of a run. occurrence: how many labels of the same rank, task, side and name came
+    before, over all processes. step: number of its task, from 0. time: ns, or call order.
     """
 
     run: Run
@@ -52,7 +52,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class TensorMatcher:
-    """A row: two labels, or one and the reason why it is alone."""
+    """A row of the comparison: a pair of labels, or one label and the reason why it has no partner."""
 
     reference: Label | None
     target: Label | None
@@ -60,8 +60,8 @@ class TensorMatcher:
 
 
 def labels_of(runs: Sequence[Run]) -> list[Label]:
-    """All labels, in the order in which they were set. Of two runs the first is the reference where
-    its labels name no side.
+    """All labels, in the order in which they were set. If the labels of two runs name no side, the
+    first run is the reference and the second the target.
     """
     listed: list[tuple[int, int, Run, Call, str]] = []
     for place, run in enumerate(runs):
@@ -71,7 +71,7 @@ def labels_of(runs: Sequence[Run]) -> list[Label]:
             (int(call.arguments.get("at", call.order)), place, run, call, call.root or assumed)
             for call in labels
         ]
-    # Processes number for themselves; clocks of one machine put them in order.
+    # Each process numbers its own calls, so labels are ordered by the machine's clock.
     listed.sort(key=lambda item: (item[1], item[0]) if len(runs) == 2 else (0, item[0]))
     steps: dict[str, int] = {}
     counts: Counter[tuple[int, str, str, str]] = Counter()
@@ -88,8 +88,8 @@ def labels_of(runs: Sequence[Run]) -> list[Label]:
 
 
 def faced(labels: Iterable[Label]) -> list[TensorMatcher]:
-    """The labels as rows. Labels of one rank and one task are paired by id, else by name and
-    occurrence; a label that stays over has a row of its own.
+    """The labels as rows, in order of time. Labels of one rank and one task are paired by id, else
+    by name and occurrence; a label without a partner gets a row of its own.
     """
     labels = list(labels)
     sides: dict[str, list[Label]] = {"reference": [], "target": []}
@@ -145,8 +145,8 @@ def _by_name(label: Label) -> Any:
 
 
 def _alone(label: Label, opposite: str, places: Counter[tuple[str, int]]) -> str:
-    """Why a label has no partner. places: (task, rank) at which the other side has that name, and
-    how often.
+    """Why a label has no partner, in words. places: how often the other side has its name, by
+    (task, rank).
     """
     name = f"id {label.id}" if label.id else label.words
     count = places[label.task, label.call.rank]
@@ -163,8 +163,8 @@ def _alone(label: Label, opposite: str, places: Counter[tuple[str, int]]) -> str
 
 
 class Side:
-    """The labels of one side as a Run: call k is paired with call k of the other side, under one
-    name.
+    """The labels of one side as a Run. Call k has the same name as call k of the other side and is
+    paired with it.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Side:
         self.records = [
             msgspec.structs.replace(label.record, id=i) for i, label in enumerate(labels)
         ]
-        # The root is the task: what is wrong in one is not blamed for what follows in another.
+        # The task is the root, so a fault in one task is not blamed for a difference in another.
         self.calls = [
             Call(
                 i,
@@ -215,8 +215,8 @@ class Side:
 
 
 def sides(rows: Sequence[TensorMatcher]) -> tuple[Run, Run, list[str]]:
-    """Both sides of the paired rows, with the target's tensors in the reference's shapes, and a
-    sentence for each tensor that was laid out.
+    """(reference, target, sentences) of the paired rows. The target's tensors are brought to the
+    reference's shapes; a sentence names each one whose layout was changed.
     """
     pairs = [
         (row.reference, row.target)
@@ -231,7 +231,7 @@ def sides(rows: Sequence[TensorMatcher]) -> tuple[Run, Run, list[str]]:
         counts[key] += 1
     reference = Side([a for a, _ in pairs], names, "reference labels")
     target = Side([b for _, b in pairs], names, "target labels")
-    # One task has one number on both sides.
+    # A task has the same step number on both sides.
     target.calls = [
         msgspec.structs.replace(c, step=label.step)
         for c, label in zip(target.calls, reference.calls)
@@ -241,8 +241,8 @@ def sides(rows: Sequence[TensorMatcher]) -> tuple[Run, Run, list[str]]:
 
 
 def _laid_out(reference: Side, target: Side) -> tuple[Run, list[str]]:
-    """The target with tensors of another shape brought to the reference's axes, where their
-    elements tell the layout.
+    """The target with tensors of another shape brought to the reference's axes, if comparing the
+    elements shows how; and a sentence for each.
     """
     from whence import align
 

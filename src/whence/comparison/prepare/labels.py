@@ -1,5 +1,5 @@
-"""Labels in runs that `whence compare` is given: in the form of recorded arrays, or left to `whence
-labels`.
+"""Labels in runs that `whence compare` reads: renamed so that they can be paired, or left out and
+compared by `whence labels`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from whence.records.region import renumbered
 
 
 def plain(reference: Run, target: Run) -> tuple[Run, Run, tuple[str, ...]]:
-    """The runs with labels that can be paired, and what was done about them.
+    """(reference, target, sentences) with labels that can be paired.
 
-    Where both runs have calls of modules, labels are left out: what a module makes is judged where
-    it is made. Where labels are all that a run has, name, task and occurrence say which calls are
-    paired, and the side only if both runs have both.
+    If both runs have calls of modules, labels are left out, since a module's outputs are judged
+    where they are computed. If a run has labels only, they are paired by name, task and occurrence,
+    and by side too if both runs have labels of both sides.
     """
     runs = reference, target
     labels = [_labels(run) for run in runs]
@@ -42,7 +42,7 @@ def plain(reference: Run, target: Run) -> tuple[Run, Run, tuple[str, ...]]:
 
 
 def _labels(run: Run) -> list[Call]:
-    """Calls of labels; recorded arrays are none."""
+    """The calls of labels. Recorded arrays (also of kind "label") do not count."""
     return [call for call in run.calls if call.kind == "label" and "at" in call.arguments]
 
 

@@ -1,11 +1,11 @@
 """Losses that one run computes inside the model and the other behind it.
 
-`model(ids, labels=labels).loss` in one run, a loss of the model's logits in the other: both are
-right, and call by call they have nothing in common, neither a result that both models return nor a
-gradient that arrives at both. So the loss becomes one call in both runs, from what the model's
-layers returned to the number at which the backward pass begins, and one call back. Each has a
-program of the recorded operators, which is checked against its own recording before it is used, as
-every program is.
+One run calls `model(ids, labels=labels).loss`, the other computes a loss of the model's logits.
+Both are right, but their calls cannot be paired: the models do not return the same tensors, and
+their backward passes do not start from the same gradients. So the loss becomes one forward call in
+both runs, from the outputs of the model's layers to the number from which the backward pass starts,
+and one backward call. Each gets a program of the recorded operators, which is checked against its
+recording before use, like any program.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _NEW = -1  # the id of a call that no capture has written
 
 @dataclass(frozen=True)
 class LossPlace:
-    """What differs between one run's model and the other's.
+    """How one run's model differs from the other run's.
 
-    losses: outputs that only this run's returns; lone: scopes of its children that only this run
-    has; others_inputs: what the other run's is given. names: of inputs of its loss, as both runs
-    have them; unread: names of tensors that its loss does not read, and the other run's does.
+    losses: outputs (slots) that only this model returns; lone: scopes of children that only this
+    model has; others_inputs: input slots of the other model. names: common names for inputs of this
+    run's loss, by its own names; unread: names of tensors that only the other run's loss reads.
     """
 
     losses: frozenset[str]
@@ -53,7 +53,9 @@ class LossPlace:
 
 
 class LossApart(Over):
-    """A run whose losses are calls of their own, from the model's layers on. places: by root."""
+    """A run in which each loss is one call that starts at the outputs of the model's layers.
+    places: by root.
+    """
 
     def __init__(
         self,
@@ -66,12 +68,12 @@ class LossApart(Over):
         self.programs, self.places = programs, places
 
     def redone(self, run: Run) -> Run:
-        """The same of a further run. Raises LossNotMoved."""
+        """A further run of the same program in this form. Raises LossNotMoved."""
         return moved(TrainingCalls(spaced(run)), self.places)
 
 
 def outputs_of(models: Iterable[Call]) -> set[str]:
-    """Slots of what calls return."""
+    """The output slots of these calls."""
     return {ref.slot for call in models for ref in call.refs if is_output(ref.slot)}
 
 
@@ -82,8 +84,8 @@ def _inputs(models: Iterable[Call]) -> frozenset[str]:
 def loss_places(
     trainings: tuple[TrainingCalls, TrainingCalls], models: tuple[list[Call], list[Call]]
 ) -> tuple[LossPlace, LossPlace] | None:
-    """What differs between the models of two runs; None where it is no loss. Raises
-    LossNotMoved.
+    """The differences between the models of two runs, for each run; None unless exactly one of the
+    models returns a loss. Raises LossNotMoved.
     """
     outputs = [outputs_of(calls) for calls in models]
     losses = [
@@ -129,8 +131,9 @@ def loss_places(
 def _names(
     alone: Mapping[str, Record], alone_target: Mapping[str, Record]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Names of the inputs that both runs call otherwise, labels above all: what has the same
-    elements is the same input, then what has the same form, in order.
+    """(names for the reference, names for the target): common names for inputs that the runs name
+    differently, mostly labels. Inputs are matched in order, first by equal elements, then by equal
+    dtype and shape, then by dtype and number of axes.
     """
     renamed: tuple[dict[str, str], dict[str, str]] = ({}, {})
     for is_equal in (_has_same_elements, _has_same_form, _has_same_kind):
@@ -156,12 +159,14 @@ def _has_same_form(a: Record, b: Record) -> bool:
 
 
 def _has_same_kind(a: Record, b: Record) -> bool:
-    """Of the ranks of one run, each may have some rows of what the other run has whole."""
+    """Whether dtype and number of axes agree. Extents may differ: a rank may hold a part of the
+    rows that the other run holds whole.
+    """
     return (a.dtype, len(a.shape)) == (b.dtype, len(b.shape))
 
 
 def moved(training: TrainingCalls, places: Mapping[str, LossPlace]) -> Run:
-    """The run with these losses as calls of their own. Raises LossNotMoved."""
+    """The run with the losses at these places, by root, as one call each. Raises LossNotMoved."""
     run = training.run
     replaced: dict[int, Call | None] = {}
     behind: dict[int, Call] = {}  # new calls, by the id of the call that they follow
@@ -191,7 +196,7 @@ def moved(training: TrainingCalls, places: Mapping[str, LossPlace]) -> Run:
 
 
 def _loss_call(trained: TrainedCall, loss: LossProgram, last_order: int) -> Call:
-    """The call of a loss; a new one behind the model where the run has none."""
+    """The call of a loss; a new call behind the model if the run has none."""
     model = trained.model
     call = trained.loss
     if call is None:
@@ -240,7 +245,9 @@ def _region(loss: Call) -> Call:
 def _numbered(
     run: Run, replaced: Mapping[int, Call | None], behind: Mapping[int, Call]
 ) -> list[Call]:
-    """All calls with ids by their place. behind: new losses, by the id of the call in front."""
+    """All calls, renumbered by position. replaced: new calls by id, None for a call to remove.
+    behind: new losses, by the id of the call that they follow.
+    """
     remaining: list[Call] = []
     number: dict[int, int] = {}
     losses: list[int] = []
@@ -262,7 +269,7 @@ def _numbered(
 
 
 def spaced(run: Run) -> Run:
-    """The run with room for two calls between any two in the order of execution."""
+    """The run with execution order spread out, so that two calls fit between any two."""
     spaced = Over(
         run,
         [
@@ -280,17 +287,17 @@ def spaced(run: Run) -> Run:
     return spaced
 
 
-# The backward pass of a loss that was made one program.
+# The backward pass of a loss, as one call with one program.
 
 _GIVEN, _MADE = "input.grad.", "output.grad."
 
 
 @dataclass(frozen=True)
 class LossGradients:
-    """What takes the place of the calls of a loss's backward pass.
+    """The new calls of a loss's backward pass.
 
-    replaced: what calls become, by id; None for those that are no calls of their own any more.
-    programs: of those that have another.
+    replaced: by id, the call in the place of an old one; None for a call to remove. programs: the
+    new programs of these calls.
     """
 
     replaced: Mapping[int, Call | None]
@@ -298,8 +305,8 @@ class LossGradients:
 
 
 def loss_gradients(trained: TrainedCall, loss: LossProgram) -> LossGradients | None:
-    """The calls of the backward pass; None where the micro-batch has none. Raises
-    LossNotMoved.
+    """The new calls of the loss's backward pass; None if the micro-batch has no backward pass.
+    Raises LossNotMoved.
     """
     return _Gradients(trained, loss).result()
 
@@ -337,7 +344,7 @@ class _Gradients:
         return self._as_one(first, given)
 
     def _of_loss(self, part: Call) -> list[str]:
-        """The gradients that a part of the model's backward pass is given by its loss."""
+        """The slots in which a part of the model's backward pass gets a gradient from the loss."""
         return [
             ref.slot
             for ref in part.refs
@@ -350,7 +357,7 @@ class _Gradients:
         return slot in self._trained.read_outputs
 
     def _given_to_model(self, parts: Sequence[Call], output: str) -> Ref:
-        """The gradient that the backward pass of the model begins with."""
+        """The gradient from which the backward pass of the model starts. Raises LossNotMoved."""
         slot = f"{_GIVEN}{output}"
         for part in parts:
             for ref in part.refs:
@@ -361,8 +368,9 @@ class _Gradients:
     # ---- parts of the model's backward pass
 
     def _rest(self, part: Call) -> Call | None:
-        """What is left of a part without the gradients that the loss makes, which are noted; None
-        for nothing.
+        """A part of the model's backward pass without the gradients that come from the loss alone;
+        None if nothing is left. Notes the removed gradients for the loss's own backward call.
+        Raises LossNotMoved.
         """
         program = self._trained.program_of(part)
         operation = program.operations[-1] if program.operations else None
@@ -405,8 +413,8 @@ class _Gradients:
         given: Sequence[tuple[Any, Any]],
         kept: Sequence[tuple[str, Any]],
     ) -> Call:
-        """A part of fewer gradients. given: results of the forward pass and their gradients; kept:
-        slots of the gradients that it makes, and what they are of.
+        """A backward part that computes fewer gradients. given: (result of the forward pass, its
+        gradient); kept: (slot of a computed gradient, the operand that it is the gradient of).
         """
         builder = ProgramBuilder()
         refs = {ref.slot: ref for ref in part.refs}
@@ -430,7 +438,7 @@ class _Gradients:
     # ---- the loss
 
     def _note_own(self, backward: Call) -> None:
-        """Take note of gradients of what only the code behind the model reads."""
+        """Note the gradients of tensors that only the code behind the model reads."""
         for ref in backward.refs:
             if not ref.slot.startswith(_MADE):
                 continue
@@ -439,7 +447,7 @@ class _Gradients:
                 self._made[here] = ref, backward.placements.get(ref.slot)
 
     def _as_one(self, first: Call, given: Mapping[str, Ref]) -> LossGradients:
-        """The backward pass of the loss as one call in the place of `first`."""
+        """The backward pass of the loss as one call, which replaces `first`. Raises LossNotMoved."""
         records = self._trained.run.records
         program = backward_program(
             self._loss.program,

@@ -1,4 +1,4 @@
-"""The loss of one micro-batch as one program, from what the model's layers returned on."""
+"""The loss of one micro-batch as one program that starts at the outputs of the model's layers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ class LossNotMoved(Exception):
 class TrainedCall:
     """A call of a model in training with all that belongs to its loss.
 
-    children: the calls right below `model`, in order; lone: places of those of them that the other
-    run's model lacks, which come last (a loss that is a module). losses: outputs of the model that
-    the other run's lacks. loss: the call of the code behind the model, None where the backward pass
-    begins at what the model returned; loss_backward: the call of its backward pass. parts: the
-    calls of the backward pass of the model's own operators; lone_backward: those of the lone
-    children.
+    children: the calls right below `model`, in order; lone: positions of children that the other
+    run's model lacks, such as a loss module; they come last. losses: outputs of the model that the
+    other run's model lacks. loss: the call of the code behind the model, None if the backward pass
+    starts at an output of the model; loss_backward: the call of its backward pass. parts: the
+    backward calls of the model's own operators; lone_backward: those of the lone children.
     """
 
     run: Run
@@ -51,25 +50,25 @@ class TrainedCall:
 
     @functools.cached_property
     def program(self) -> Program:
-        """Of the model. Raises LossNotMoved."""
+        """The model's program. Raises LossNotMoved."""
         return self.program_of(self.model)
 
     def program_of(self, call: Call) -> Program:
-        """Of a call. Raises LossNotMoved."""
+        """A call's program of a training step. Raises LossNotMoved."""
         program = self.run.programs.get(call.program)
         if program is None or program.inference:
             raise LossNotMoved(f"{call.name} has no program of its training step")
         return program
 
     def record(self, call: Call, slot: str) -> Ref:
-        """The tensor of a slot. Raises LossNotMoved."""
+        """The reference to the tensor in a call's slot. Raises LossNotMoved."""
         ref = next((ref for ref in call.refs if ref.slot == slot), None)
         if ref is None:
             raise LossNotMoved(f"{slot} of {call.name} was not captured")
         return ref
 
     def child(self, place: int) -> Call:
-        """A call right below the model. Raises LossNotMoved."""
+        """The child of the model at this position. Raises LossNotMoved."""
         if place >= len(self.children):
             raise LossNotMoved(f"not every call inside {self.model.name} was captured")
         return self.children[place]
@@ -81,14 +80,16 @@ class TrainedCall:
         return next(iter(self.losses))
 
     def name(self, place: int, slot: str) -> str:
-        """What the loss calls a tensor that a child returned: by its scope, which runs share."""
+        """The name under which the loss reads an output of a child. It is built from the child's
+        scope, which both runs share.
+        """
         scope = self.children[place].scope
         earlier = sum(child.scope == scope for child in self.children[:place])
         return f"input.{scope}{f'#{earlier}' if earlier else ''}.{slot}"
 
     def readable(self) -> dict[str, Ref]:
-        """All that a loss could read of the model: what it was given and what its children
-        returned, by what the loss calls it.
+        """All tensors of the model that a loss could read, by the name that the loss uses: the
+        model's inputs and the outputs of its children.
         """
         refs = {ref.slot: ref for ref in self.model.refs if is_input(ref.slot)}
         for place, child in enumerate(self.children):
@@ -111,10 +112,10 @@ class TrainedCall:
 
 @dataclass(frozen=True)
 class LossProgram:
-    """The loss as one program, with the tensors that it reads and what it returns.
+    """The loss as one program, with its inputs and outputs (`refs`).
 
-    read: slots of the model's program that are inputs here ("1:output.0", "input.labels"), as they
-    are called here. own: the same of inputs of the code behind the model.
+    read: names of its inputs by their slots in the model's program ("1:output.0", "input.labels").
+    own: names of its inputs by their slots in the code behind the model.
     """
 
     program: Program
@@ -124,7 +125,7 @@ class LossProgram:
     own: Mapping[str, str]
 
     def renamed(self, names: Mapping[str, str]) -> LossProgram:
-        """The same with other names of inputs."""
+        """This program with inputs renamed, by their old names."""
 
         def name(slot: str) -> str:
             return names.get(slot, slot)
@@ -139,7 +140,7 @@ class LossProgram:
         )
 
     def shown(self, trained: TrainedCall, slots: frozenset[str]) -> LossProgram:
-        """The same with tensors that it does not read, and the other run's loss does."""
+        """This program with further inputs, which only the other run's loss reads."""
         readable = trained.readable()
         more = tuple(ref for slot, ref in readable.items() if slot in slots)
         return LossProgram(self.program, (*self.refs, *more), self.placements, self.read, self.own)
@@ -191,8 +192,8 @@ class _Expansion:
     # ---- where inputs come from
 
     def _of_loss(self, slot: str) -> Any:
-        """An input of the code behind the model: what the model returned, or was given too, or
-        something else.
+        """The operand for an input of the code behind the model: an output or input of the model,
+        or an input of the loss's own. Raises LossNotMoved.
         """
         model, loss = self._trained.model, self._trained.loss
         assert loss is not None
@@ -211,8 +212,8 @@ class _Expansion:
         return self._input(here, ref, loss.placements.get(slot))
 
     def _of_model(self, slot: str) -> Any:
-        """An input or param of the model's program."""
-        if slot in self._results:  # a child was given it, and it is read once more
+        """The operand for an input or parameter of the model's program. Raises LossNotMoved."""
+        if slot in self._results:  # an input of a child that the loss reads as well
             return self._result_of_model(slot)
         if is_of_child(slot) and split_child(slot)[0] in self._trained.lone:
             return self._of_lone(*split_child(slot))
@@ -227,7 +228,9 @@ class _Expansion:
         return self._input(here, ref, call.placements.get(ref.slot))
 
     def _of_lone(self, place: int, slot: str) -> Any:
-        """What a child returned that only this run has: its operators are part of the loss."""
+        """The operand for an output of a lone child, whose operators become part of the loss.
+        Raises LossNotMoved.
+        """
         child = self._trained.child(place)
         program = self._trained.program_of(child)
         if not child.leaf or program.params or slot not in dict(program.outputs):
@@ -248,7 +251,7 @@ class _Expansion:
         return self._builder.take(self._model, [self._results[slot]])[0]
 
     def _held(self, slot: str) -> tuple[Call, Ref]:
-        """The call that has a tensor that the model's program reads, and the tensor."""
+        """(call, reference) of a tensor that the model's program reads."""
         call, inner = self._trained.model, slot
         if is_of_child(slot):
             place, inner = split_child(slot)
@@ -268,9 +271,9 @@ class _Expansion:
 def without_loss(
     trained: TrainedCall, loss: LossProgram, others_inputs: frozenset[str]
 ) -> tuple[Call, Program]:
-    """The model's call and its program without its losses, and without the inputs of its loss that
-    the other run's model has not: they belong to the loss, also where the model reads them once
-    more. others_inputs: what the other run's model is given. Raises LossNotMoved.
+    """The model's call and program without its losses and without inputs that belong to the loss.
+    These are the inputs that the loss reads and the other run's model lacks, even if the model
+    itself reads them too. others_inputs: input slots of the other run's model. Raises LossNotMoved.
     """
     call, program = trained.model, trained.program
     if any(place < len(trained.children) - len(trained.lone) for place in trained.lone):
@@ -302,7 +305,7 @@ def without_loss(
 
 
 def _inputs_of(part: ProgramPart, operands: Sequence[Any]) -> set[str]:
-    """Slots of the inputs that these operands need."""
+    """The slots of the inputs that these operands depend on."""
     inputs = part.program.inputs
     read = [(kind, value) for o in operands for kind, value in o.items()]
     for place in part.needed(operands):

@@ -1,9 +1,9 @@
-"""Masks that say the same in another form: True and False in one run, 0 and the smallest number in
-another.
+"""Masks of equal meaning and different form: True and False in one run, 0 and the lowest number of
+the dtype in the other.
 
-Which form a mask has is a choice of the attention implementation, and both are right. Before
-anything is measured, a mask of the target that is paired with one of the other form is read in the
-reference's.
+The form is a choice of the attention implementation, and either is right. Before anything is
+measured, a mask of the target is converted to the form of the reference's mask that it is paired
+with.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Bits = npt.NDArray[np.bool_]
 
 
 class UnifiedMasks(Over):
-    """A run in which some records are read in another form. base: the run as it is.
+    """A run in which some masks are converted to another form. base: the run as it is.
 
-    Behind its records stand those that are read in another form, once more as they are: a mask may
-    be paired with one of its own form where it is made, and of the other where it is used.
+    The unconverted masks are appended to its records, since a mask may be paired with one of its
+    own form where it is computed and with one of the other form where it is used.
     """
 
     def __init__(self, base: Run, read: dict[int, tuple[Record, Array]]) -> None:
@@ -42,13 +42,13 @@ class UnifiedMasks(Over):
         super().__init__(base, records=Looked(self._first + len(read), record))
 
     def in_own_form(self, record: int) -> int:
-        """The number under which a record is read as it is."""
+        """The id of the unconverted version of a record."""
         if record not in self._arrays:
             return record
         return self._first + self._as_they_are.index(record)
 
     def array(self, record: int) -> Array:
-        """Elements of a record, in the form it is read in. Raises ElementsMissing."""
+        """Elements of a record, converted if it is a converted mask. Raises ElementsMissing."""
         if record >= self._first:
             return self.base.array(self._as_they_are[record - self._first])
         mask = self._arrays.get(record)
@@ -62,9 +62,7 @@ class UnifiedMasks(Over):
 
 
 def unify_masks(reference: Run, target: Run, plan: Plan) -> Run:
-    """The target with its masks in the reference's form; the target itself where none has
-    another.
-    """
+    """The target with its masks in the reference's form; the target itself if no form differs."""
     pairs: dict[int, set[int]] = {}
     for pair in plan.pairs:
         for slot in pair.slots:
@@ -90,8 +88,8 @@ def unify_masks(reference: Run, target: Run, plan: Plan) -> Run:
             continue
         if as_theirs is None:
             continue
-        # Equal content has the reference's hash; of other content nothing is known but its
-        # elements.
+        # A mask with the reference's content has its hash and statistics; of any other mask only
+        # the elements are known.
         facts = (
             {"hash": equal.hash, "statistics": equal.statistics}
             if equal is not None
@@ -107,11 +105,11 @@ def unify_masks(reference: Run, target: Run, plan: Plan) -> Run:
 
 
 def in_form_of(reference: Array, target: Array) -> Array | None:
-    """The mask `target` written as the mask `reference` is, None where one of them is not a mask.
+    """The mask `target` in the form of the mask `reference`; None if one of them is not a mask.
 
-    Both of one shape. A mask is bool, or 0 and sentinels (|v| >= 0.9 of the dtype's largest number,
-    -inf), or 0 and 1. True may mean "look" or "look away": the meaning that agrees with the
-    reference in more places is taken.
+    Both have one shape. A mask is bool, or holds 0 and sentinels (|v| >= 0.9 of the dtype's largest
+    number, or -inf), or 0 and 1. True may mean "visible" or "hidden": the meaning that agrees with
+    the reference in more places counts.
     """
     allowed, allowed_target = visible(reference), visible(target)
     if allowed is None or allowed_target is None:
@@ -130,11 +128,11 @@ def in_form_of(reference: Array, target: Array) -> Array | None:
 
 
 def hide_the_same(reference: Array, target: Array) -> bool:
-    """Do two masks of other shapes let every query see the same keys?
+    """Whether two masks of different shapes show every query the same keys.
 
-    (batch, keys) says which keys are not padding, and each query sees those up to itself, the last
-    the last; (batch, heads, queries, keys) says it for each query. Keys that only the wider one has
-    (a cache with room) have to be hidden.
+    (batch, keys) says which keys are not padding; a query sees those up to its own position, and
+    the last query has the last key as its own. (batch, heads, queries, keys) says it for each
+    query. Keys that only the wider mask has (free room in a cache) must be hidden.
     """
     masks = [visible(mask) for mask in (reference, target)]
     shapes = [mask.shape for mask in masks if mask is not None and mask.ndim in (2, 4)]
@@ -149,7 +147,7 @@ def hide_the_same(reference: Array, target: Array) -> bool:
 
 
 def _by_query(mask: Bits, queries: int, width: int) -> Bits | None:
-    """(batch, heads, queries, width) of a mask; None where it has fewer keys than queries."""
+    """The mask as (batch, heads or 1, queries, width); None if it has fewer keys than queries."""
     keys = mask.shape[-1]
     if mask.ndim == 2:
         if keys < queries:
@@ -160,8 +158,8 @@ def _by_query(mask: Bits, queries: int, width: int) -> Bits | None:
 
 
 def visible(mask: Array) -> Bits | None:
-    """True where a mask lets attention look, as far as its form tells; None when it is not a
-    mask.
+    """Boolean array, True where a key is visible; None if the array is not a mask. A bool mask, in
+    which True may also mean "hidden", is returned as it is.
     """
     if mask.dtype.kind == "b":
         return np.asarray(mask)

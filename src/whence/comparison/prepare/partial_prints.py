@@ -12,11 +12,11 @@ from whence.store import StoredRun
 
 
 def alike(reference: Run, target: Run) -> tuple[Run, Run]:
-    """Both runs, with tensors of one key cut to the same elements where one of them is a summary of
-    the other's shape.
+    """Both runs, with tensors of one key cut to the same elements if one is a printed summary and
+    their full shapes agree.
 
-    A summary shows both ends of long axes (`Record.whole`). The runs themselves where nothing is to
-    be cut.
+    A summary shows both ends of long axes (`Record.whole`). The runs themselves are returned if
+    nothing has to be cut.
     """
     dumps = [run for run in (reference, target) if not isinstance(run, StoredRun)]
     if not any(r.whole for run in dumps for r in run.records):
@@ -51,7 +51,7 @@ def _cut(run: Run, table: dict[int, tuple[int, ...]]) -> Run:
 
 
 class _Cut(Over):
-    """A run of which some tensors are shown at the ends of their axes only."""
+    """A run in which some tensors are cut to the ends of their axes."""
 
     def __init__(self, base: Run, table: dict[int, tuple[int, ...]]) -> None:
         def shown(record: Record) -> Record:

@@ -1,9 +1,9 @@
-"""Modules that one side computes by other operators: they are judged by what they are given and
-what they return.
+"""Modules that the two runs compute by different operators: each is judged as a whole, by its
+inputs and outputs.
 
-Operator by operator, code that was written anew has no partner, or something that only has the same
-name. So a module whose own operators are not all paired is brought to the form it has in a
-capture of modules: its operators become its program, which is run again on what the target gave it.
+Operators of rewritten code have no partner, or are paired with operators that only share their
+name. So a module whose own operators are not all paired is brought to the form that it has in a
+capture of modules: its operators become its program, which is replayed on the target's inputs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Site = tuple[str, str]
 
 
 class Folded(Over):
-    """A run whose modules at `sites` have a program in the place of their operators."""
+    """A run in which the operators of the modules at `sites` are folded into programs."""
 
     def __init__(
         self, base: Run, calls: list[Call], programs: Mapping[str, Program], sites: Collection[Site]
@@ -51,9 +51,7 @@ class Folded(Over):
 
 
 def unfolded(run: Run) -> Run:
-    """The run with the operators that programs of modules stand for; the records keep their
-    numbers.
-    """
+    """The run before its operators were folded into programs of modules. Record ids are the same."""
     layer: Run | None = run
     while layer is not None and not isinstance(layer, Folded):
         layer = getattr(layer, "base", None)
@@ -61,15 +59,15 @@ def unfolded(run: Run) -> Run:
 
 
 def has_operators(run: Run) -> bool:
-    """Is this a capture of operators below modules?"""
+    """Whether this is a capture of operators below modules."""
     return run.info.options.get("level") == "op"
 
 
 def written_otherwise(
     reference: Run, target: Run, plan: Plan
 ) -> tuple[set[Site], set[Site], tuple[str, ...]]:
-    """The modules of either run of which not all operators are paired, and a sentence that
-    says so.
+    """(sites of the reference, sites of the target, sentences) of paired modules whose operators
+    are not all paired, or are connected differently.
     """
     across = {p.reference: p.target for p in plan.pairs}
     below, below_target = children(reference.calls), children(target.calls)
@@ -106,11 +104,11 @@ def written_otherwise(
 
 
 def without_operators(reference: Run, target: Run, plan: Plan) -> tuple[Run, Run] | None:
-    """Both captures of operators in the form of captures of modules, where the plan cut and joined
+    """Both captures of operators in the form of captures of modules, if the plan cut and joined
     batches; else None.
 
-    What a module is given and returns has an axis of rows and one of tokens. What operators inside
-    it make may have both in one axis, or hold the length of either.
+    Inputs and outputs of modules have an axis of rows and one of tokens. Tensors of the operators
+    inside may merge both into one axis, or hold the length of either, and cannot be cut.
     """
     if not plan.joined or not (has_operators(reference) and has_operators(target)):
         return None
@@ -122,15 +120,15 @@ def _modules(run: Run) -> set[Site]:
 
 
 def _is_graph(run: Run, calls: Sequence[int]) -> bool:
-    """Are these calls nodes of an ONNX graph?"""
+    """Whether these calls are nodes of an ONNX graph."""
     return any(has_mark(run.calls[k], Mark.OPSET) for k in calls)
 
 
 def _is_wired_otherwise(
     reference: Run, target: Run, operators: Sequence[int], across: Mapping[int, int]
 ) -> bool:
-    """Do operators of one name stand for something else: other shapes out of equal ones, or other
-    operators whose results they read?
+    """Whether paired operators of a module differ in shapes, or read the results of operators that
+    are not paired with each other.
     """
     pairs = [(reference.calls[k], target.calls[across[k]]) for k in operators if k in across]
     makers, partner_makers = _makers([a for a, _ in pairs]), _makers([b for _, b in pairs])
@@ -149,7 +147,7 @@ def _is_wired_otherwise(
 
 
 def _makers(calls: Sequence[Call]) -> dict[int, int]:
-    """The call that wrote each record, of records that only one call can have written."""
+    """By record, the call that wrote it; records with several possible writers are left out."""
     calls_of: dict[int, list[int]] = {}
     for call in calls:
         for ref in call.slots("output"):
@@ -162,8 +160,8 @@ def _forms(run: Run, call: Call) -> list[tuple[int, ...]]:
 
 
 def folded(run: Run, sites: Collection[Site]) -> Run:
-    """The run with these modules' own operators in a program each. What cannot be run again has
-    none, and the reason.
+    """The run with the own operators of each of these modules folded into one program. A module
+    that cannot be replayed gets the reason instead (`no_program`).
     """
     below, writers = children(run.calls), Writers(run)
     programs = dict(run.programs)
@@ -200,8 +198,8 @@ def folded(run: Run, sites: Collection[Site]) -> Run:
 
 
 def _backward_of(run: Run, sites: Collection[Site]) -> list[list[Call]]:
-    """Operators of these modules' backward passes: those of one module that follow each other
-    directly, in the order of execution.
+    """Groups of operators in these modules' backward passes: consecutive operators of one module,
+    in execution order.
     """
     groups: list[list[Call]] = []
     last: Call | None = None
@@ -231,11 +229,12 @@ def _place(call: Call) -> tuple[str, str, int, int]:
 
 
 def _one_call(run: Run, group: Sequence[Call]) -> Call:
-    """One call in the place of operators of a backward pass: from the gradients it is given, and
-    what its module read and returned in the forward pass, to the gradients that others read.
+    """One call that replaces a group of operators of a backward pass. Its inputs are the gradients
+    from outside and all inputs and outputs of its module's forward pass; its outputs are the
+    gradients that other calls read.
 
-    What a forward pass keeps for its backward depends on how it is written, so nothing of it is
-    named.
+    Intermediate tensors saved for the backward pass are left out, since they depend on how the
+    forward pass is written.
     """
     first, inside = group[0], {c.id for c in group}
     results = [r.record for c in group for r in (*c.slots("output"), *c.slots("mutated"))]
@@ -283,8 +282,8 @@ def _one_call(run: Run, group: Sequence[Call]) -> Call:
 
 
 def judged_by_module(aligned: align.Aligned, match: str, chart: align.Map | None) -> align.Aligned:
-    """Both runs in the form they are judged in: modules that are written otherwise stand as a
-    whole. Only captures of operators have such modules.
+    """Both runs with modules that are written differently folded into one call each, and aligned
+    again. Runs other than captures of operators stay as they are.
     """
     reference, target = aligned.reference, aligned.target
     if match not in ("auto", "names") or not (has_operators(reference) and has_operators(target)):
@@ -305,7 +304,7 @@ def judged_by_module(aligned: align.Aligned, match: str, chart: align.Map | None
 
 
 def folded_like(reference: Run, run: Run) -> Run:
-    """A further run of the reference in the form that the reference was brought to."""
+    """A further run of the reference with the same modules folded as in the reference."""
     while isinstance(reference, Over):
         if isinstance(reference, Folded):
             return folded(run, reference.sites)
@@ -313,19 +312,19 @@ def folded_like(reference: Run, run: Run) -> Run:
     return run
 
 
-# Adds to a call the tensors it read from objects (a cache inside an argument) that the capture
-# did not list as inputs.
+# Adds to a call the tensors that it read from objects (such as a cache inside an argument) and that
+# the capture did not list as inputs.
 #
-# A capture of modules finds these while it records a program. A capture of operators sees only
-# who reads them, so they are looked up here among what earlier calls wrote.
+# A capture of modules finds these tensors while it records a program. A capture of operators only
+# shows who reads them, so they are looked up among the tensors that earlier calls wrote.
 
 Place = tuple[str, str, str]
 """Root, scope and slot of a module."""
 
 
 class EarlierTensors(NamedTuple):
-    """Tensors that a call read although it was not given them. refs: those that have the same name
-    in either run, as inputs. unnamed: records of the others.
+    """Tensors of earlier calls that a call read although they are not among its inputs. refs: as
+    inputs, those whose name is the same in both runs; unnamed: the records of all others.
     """
 
     refs: tuple[Ref, ...]
@@ -333,7 +332,7 @@ class EarlierTensors(NamedTuple):
 
 
 class Writers:
-    """Which call wrote each tensor of a run, and when."""
+    """Looks up which call wrote a tensor of a run, and when."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._below = run, children(run.calls)
@@ -352,8 +351,8 @@ class Writers:
                     self._written.setdefault(place, []).append((call.id, ref.record))
 
     def before(self, call: Call, kids: Sequence[Call]) -> EarlierTensors:
-        """What the operators among `kids`, the calls right below `call`, read that earlier calls
-        wrote and that `call` was not given.
+        """The tensors of earlier calls that operators among `kids` (the calls right below `call`)
+        read and that are not inputs of `call`.
         """
         known = {r.record for r in call.refs if not is_written(r.slot)}
         known |= {r.record for kid in kids for r in kid.refs if is_written(r.slot)}
@@ -373,14 +372,18 @@ class Writers:
         return EarlierTensors(tuple(refs.values()), frozenset(unnamed))
 
     def _start(self, call: Call) -> int:
-        """The id of the first call that ended inside this one; all before it ended earlier."""
+        """The id of the first call that ended inside this one. Calls with smaller ids ended before
+        this call started.
+        """
         kids = self._below.get(call.id)
         return self._start(self._run.calls[kids[0]]) if kids else call.id
 
     def _slot(self, call: Call, record: int, start: int) -> str:
-        """The slot to give a tensor that a module wrote; "" where no module has it as its newest.
+        """The input slot for a tensor that a module wrote before `start`; "" if it is not the
+        newest one that any module wrote in its slot.
 
-        An older state of a cache has no name: the other run's newest would be taken for it.
+        An older state of a cache gets no name, since it would be paired with the other run's newest
+        state.
         """
         places = [
             place
@@ -400,8 +403,8 @@ class Writers:
         return written[bisect.bisect_left(written, (start, -1)) - 1][1]
 
     def _is_activation(self, ref: Ref, start: int) -> bool:
-        """Did an earlier call compute this tensor, so that the other run has its own of it? A
-        constant of the code may only happen to hold the same numbers.
+        """Whether an earlier call computed this floating-point tensor, so that the other run has
+        its own version. A constant with the same content does not count.
         """
         writers = (self._by_operators.get(ref.record), *self._places.get(ref.record, {}).values())
         return (

@@ -1,10 +1,9 @@
-"""Infers the dtype that recorded arrays were computed in (float64 text that holds float32 numbers
-is judged as float32).
+"""Infers the dtype that recorded arrays were computed in: float64 text that holds float32 numbers
+is judged as float32.
 
-Lists, text and numpy hand out float64 for what was computed in float32, and float32 for bfloat16;
-people store bfloat16 in float16.
-Judged as what they are stored in, such tensors would have to be more exact than the program that
-made them can be.
+Lists, text and numpy return float64 for numbers computed in float32, and float32 for bfloat16; some
+users store bfloat16 in float16. Judged by their stored dtype, such tensors would have to be more
+exact than the program that computed them can be.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from whence.errors import ElementsMissing
 from whence.records import Call, Dumped, Over, Run
 from whence.records.marks import Mark, has_mark, mark_value
 
-# elements that show how many bits are in use; that the rest holds too is looked up in all
+# elements sampled to find the bits in use; the candidate dtype is then checked on all elements
 _SAMPLE = 1 << 12
-_HEAD = 64  # the first elements, which mostly tell
+_HEAD = 64  # first elements, which mostly suffice to recognise float32
 # bits of the significand; the coarsest first
 _SIGNIFICANT = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
-_LEAST = 8  # elements below the top binade that tell
-_SHARE = 0.25  # of them that use the last bit; rounding to nearest leaves half
-_MANY = 16  # significant bits that constants and steps of a grid do without
+_LEAST = 8  # fewest elements below the top binade from which a dtype is inferred
+_SHARE = 0.25  # least share of them that uses the last bit; rounding to nearest leaves half
+_MANY = 16  # significant bits that constants and steps of a grid do not exceed
 
 
 class StoredPrecisionRun(Over):
-    """A run of which some records are given in the dtype they were computed in; elements are the
-    same numbers. sentences: which.
+    """A run in which some records have the dtype that they were computed in; the values of their
+    elements are unchanged. sentences: which records.
     """
 
     def __init__(self, base: Run, kinds: dict[int, str]) -> None:
@@ -71,14 +70,14 @@ class StoredPrecisionRun(Over):
 
 
 def as_computed(run: Run) -> Run:
-    """The run with its labels, and what a dump says no dtype of, in the dtype they were computed
-    in; the run itself where nothing changes.
+    """The run, in which labels and tensors that a dump stores wider have the dtype they were
+    computed in; the run itself if nothing changes.
 
-    Where an engine says in what a call was executed, its outputs are of that dtype if they hold
-    nothing else. Otherwise it is the narrowest of bfloat16, float16 and float32 that holds all
-    elements exactly and that they use up (`held`). Tensors that do not tell (few elements, zeros,
-    powers of two) take what the other labels stored in their dtype were computed in, if it holds
-    them; whole numbers stay as they are.
+    If an engine states the dtype in which it executed a call, outputs have that dtype if it holds
+    them exactly. Otherwise a tensor gets the narrowest of bfloat16, float16 and float32 that holds
+    all elements exactly and whose bits they use (`held`). A tensor that does not tell (few
+    elements, zeros, powers of two) gets the widest dtype found for other tensors of its stored
+    dtype, if that holds it exactly. Whole numbers stay as they are.
     """
     labels = dict.fromkeys(
         r.record
@@ -115,15 +114,17 @@ def as_computed(run: Run) -> Run:
 
 
 def executed_in(call: Call) -> str:
-    """The dtype of 16 bits that an engine says it computed a call in; "" where it says another one
-    or nothing.
+    """The 16-bit dtype in which an engine states that it executed a call; "" for any other dtype or
+    no statement.
     """
     kind = mark_value(call, Mark.EXECUTED_IN)
     return kind if kind in _SIGNIFICANT and dtypes.is_half(kind) else ""
 
 
 def _executed_kinds(run: Run) -> dict[int, str]:
-    """Records that a call executed in 16 bits made and that hold such numbers, with their dtype."""
+    """By record, the 16-bit dtype of float32 outputs of calls that were executed in 16 bits, if it
+    holds them exactly.
+    """
     kinds: dict[int, str] = {}
     for call in run.calls:
         kind = executed_in(call)
@@ -141,11 +142,11 @@ def _executed_kinds(run: Run) -> dict[int, str]:
 
 
 def _weights_of_16_bits(run: Run) -> dict[int, str]:
-    """The parameters of a graph whose file has its weights in 16 bits, with that dtype.
+    """By record, the 16-bit dtype of float32 parameters of a graph whose weights were 16-bit.
 
-    A runtime without kernels for 16 bits widens them when it loads the file, so that its nodes hold
-    float32; and weights are rounded and stored in float32 again. Most of them have to hold such
-    numbers: a single rounded weight is a difference.
+    A runtime without 16-bit kernels widens weights when it loads the file, and some tools round
+    weights and store them in float32 again. More than half of the parameters that tell must hold
+    16-bit numbers; a single rounded weight is a difference.
     """
     records = {
         ref.record
@@ -166,13 +167,14 @@ def _weights_of_16_bits(run: Run) -> dict[int, str]:
 
 
 def held(array: Array) -> str | None:
-    """The dtype that an array's elements were rounded to: its own where no narrower one holds all
-    of them; None where they do not tell.
+    """The dtype that an array's elements were rounded to: its own if no narrower dtype holds all of
+    them; None if the elements do not tell.
 
-    array: float64, float32 or float16. A narrower dtype must be in use: of numbers that were
-    rounded to it half need its last bit, at every magnitude. Steps of a grid (pixels / 256) need it
-    at the largest only, and prove nothing; nor do whole numbers. For float32 one number that is
-    not whole and needs more than 16 bits is enough: chance makes such a float64 once in 2^29.
+    array: float64, float32 or float16. The elements must use the last bits of a narrower dtype:
+    half of the numbers rounded to it need its last bit, at every magnitude. Steps of a grid
+    (pixels / 256) need it at the largest magnitude only and prove nothing; nor do whole numbers.
+    For float32 one number that is not whole and needs more than 16 bits is enough: a random float64
+    fits into float32 with probability 2^-29.
     """
     dtype = dtypes.of(array).name
     flat = array.reshape(-1)
@@ -199,8 +201,8 @@ def held(array: Array) -> str | None:
 
 
 def _needs_all(array: Array) -> bool:
-    """Do some of these float32 show that no 16 bits hold them all? A normal number that is not
-    whole and has a bit behind the eleventh does.
+    """Whether some of these float32 values fit into no 16-bit dtype: a normal number that is not
+    whole and needs more than eleven significant bits.
     """
     low = np.ascontiguousarray(array).view(np.uint32) & 0x1FFF
     fine = array[(low != 0) & np.isfinite(array) & (np.abs(array) >= np.finfo(np.float32).tiny)]
@@ -208,7 +210,7 @@ def _needs_all(array: Array) -> bool:
 
 
 def _bits(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(significant bits that each needs, its exponent). values: finite, not zero."""
+    """(significant bits that each value needs, exponent of each). values: finite, not zero."""
     fraction, exponent = np.frexp(values)
     whole = np.abs(np.ldexp(fraction, 53)).astype(np.int64)
     _, last = np.frexp((whole & -whole).astype(np.float64))
@@ -216,13 +218,13 @@ def _bits(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], npt.N
 
 
 def _is_whole(array: Array) -> bool:
-    """Are these whole numbers, NaN and infinities aside?"""
+    """Whether all finite elements are whole numbers."""
     finite = array[np.isfinite(array)]
     return bool((finite == np.rint(finite)).all())
 
 
 def _fits(array: Array, kind: str) -> bool:
-    """Does a dtype hold every element exactly? NaN and infinities too."""
+    """Whether a dtype holds every element exactly, NaN and infinities included."""
     return bool(np.array_equal(_cast(array, kind).astype(array.dtype), array, equal_nan=True))
 
 

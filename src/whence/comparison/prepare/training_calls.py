@@ -1,4 +1,4 @@
-"""The calls of a training by what they belong to: a model's call, its loss, its backward pass."""
+"""Groups the calls of a training: a model's call with its loss and its backward pass."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from whence.records.training import BACKWARD, LOSS
 
 
 def models_of(run: Run) -> dict[str, list[Call]]:
-    """Calls of models in training, by root: of the root itself, or where nobody calls that (the
-    `training_step` of a module does not), of the one module of it that is called.
+    """Calls of models in training, by root. If the root itself is never called (its `training_step`
+    calls a module in it instead), the calls of that one module count.
     """
     scopes = defaultdict[str, dict[str, list[Call]]](dict)
     for call in run.calls:
@@ -28,7 +28,7 @@ def models_of(run: Run) -> dict[str, list[Call]]:
 
 
 class _Place(NamedTuple):
-    """A micro-batch of one model on one process."""
+    """The key of a micro-batch of one model on one process."""
 
     rank: int
     root: str
@@ -41,7 +41,7 @@ def _place(call: Call) -> _Place:
 
 
 class TrainingCalls:
-    """The calls of a training by what they belong to."""
+    """Looks up which loss, backward pass and children belong to a model's call."""
 
     def __init__(self, run: Run) -> None:
         self.run, self._below = run, children(run.calls)
@@ -68,12 +68,14 @@ class TrainingCalls:
         return self._parts[call.rank, call.order]
 
     def last_order(self, call: Call) -> int:
-        """The order of the last call that began inside of a call."""
+        """The execution order of the last call that started inside a call."""
         below = self._below.get(call.id)
         return self.last_order(self.run.calls[below[-1]]) if below else call.order
 
     def trained(self, model: Call, losses: frozenset[str], lone: frozenset[str]) -> TrainedCall:
-        """A call of a model with what belongs to its loss. Raises LossNotMoved."""
+        """A call of a model with all that belongs to its loss. losses: its outputs that are losses;
+        lone: scopes of children that belong to the loss. Raises LossNotMoved.
+        """
         kids, place = self.children(model), _place(model)
         behind, back = self._losses[place], self._losses_backward[place]
         if len(behind) > 1 or len(back) > 1:
@@ -92,7 +94,7 @@ class TrainingCalls:
         )
 
     def is_loss(self, model: Call, slot: str) -> bool:
-        """Does the backward pass begin at this output of a model, or what is computed of it?"""
+        """Whether the backward pass starts at this output of a model, or at a loss that reads it."""
         record = next((ref.record for ref in model.refs if ref.slot == slot), -1)
         if any(
             ref.record == record and is_input(ref.slot)

@@ -1,8 +1,9 @@
-"""Two trainings in one form: the same modules as models, and the loss in one place.
+"""Brings two trainings to one form: the same module counts as the model, and the loss is computed
+in the same place.
 
-One run may call its model through wrappers, or compute the loss inside of the model, and the other
-not. Both runs are then brought to the innermost models whose layers are the same, and what runs
-behind these, in a wrapper or in the code that calls it, belongs to the loss.
+Only one of the runs may call its model through wrappers, or compute the loss inside the model. Both
+are then reduced to the innermost models whose layers are the same. All code that runs behind these,
+in a wrapper or in the code that calls it, belongs to the loss.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SIDES = ("reference", "target")
 
 @runtime_checkable
 class Reformed(Protocol):
-    """A run in another form than it was captured in."""
+    """A run that was brought to another form than it was captured in."""
 
     base: Run
 
@@ -46,9 +47,9 @@ class Reformed(Protocol):
 def in_one_form(
     reference: Run, target: Run, *, unwrapped: bool = True
 ) -> tuple[Run, Run, tuple[str, ...]]:
-    """Both runs in one form, and what was done, in sentences; the runs themselves where they have
-    it, or where they cannot be brought to it. unwrapped: may wrappers be left out? Not where the
-    user says which calls are partners.
+    """(reference, target, sentences): both runs in one form. They stay as they are if they already
+    have one form or cannot be brought to one. unwrapped: whether wrappers may be left out; they may
+    not if the user says which calls are partners.
     """
     models = models_of(reference), models_of(target)
     roots = match_roots(*(itertools.chain.from_iterable(each.values()) for each in models))
@@ -61,7 +62,9 @@ def in_one_form(
 
 
 def in_form_of(reference: Run, run: Run) -> Run:
-    """A further run of the reference in the form that the reference was brought to."""
+    """A further run of the reference, brought to the form of the reference; as it is if that is not
+    possible.
+    """
     forms: list[Reformed] = []
     while isinstance(reference, Over):
         if isinstance(reference, Reformed):
@@ -77,7 +80,7 @@ def in_form_of(reference: Run, run: Run) -> Run:
 
 
 class _OneRoot:
-    """One model of both runs. sentences: what was done."""
+    """Brings one model to the same form in both runs. sentences: what was changed."""
 
     def __init__(self, runs: tuple[Run, Run], roots: tuple[str, str], *, unwrapped: bool) -> None:
         self._runs, self._roots, self._unwrapped = runs, roots, unwrapped
@@ -95,7 +98,7 @@ class _OneRoot:
         self.sentences: list[str] = []
 
     def in_one_form(self) -> tuple[Run, Run]:
-        """Both runs."""
+        """Both runs with this model in one form; as they are if that is not possible."""
         refusals = []
         for depths in self._depths():
             try:
@@ -109,8 +112,9 @@ class _OneRoot:
         return self._runs
 
     def _depths(self) -> Iterator[tuple[int, int]]:
-        """How many wrappers to leave out of either run so that the same layers are left, the fewest
-        first; where it is as many of both, only if what they return differs.
+        """Pairs (wrappers to leave out of the reference, of the target) after which the layers are
+        the same, the fewest first. Equal numbers are tried only if the outputs of the models
+        differ.
         """
         layers, others = self._layers
         places = sorted(itertools.product(range(len(layers)), range(len(others))), key=sum)
@@ -127,13 +131,13 @@ class _OneRoot:
                 yield depth, other
 
     def _returns_differ(self, depth: int) -> bool:
-        """Do the models at one depth return tensors of other names?"""
+        """Whether the output names of the models at this depth differ between the runs."""
         if not depth:
             return outputs_of(self._models[0]) != outputs_of(self._models[1])
         return outputs_of([self._chains[0][depth]]) != outputs_of([self._chains[1][depth]])
 
     def _at(self, depths: tuple[int, int]) -> tuple[Run, Run] | None:
-        """Both runs without so many wrappers and with the loss in one place; None where that
+        """Both runs without this many wrappers each and with the loss in one place; None if that
         changes nothing. Raises LossNotMoved.
         """
         runs, roots, sentences = list(self._runs), list(self._roots), list[str]()
@@ -162,9 +166,7 @@ class _OneRoot:
         return runs[0], runs[1]
 
     def _name_alike(self, runs: list[Run], roots: list[str], depths: Sequence[int]) -> None:
-        """Give the model of the target the names of the reference's, where the layers are the
-        same.
-        """
+        """Rename, in place, the target's model like the reference's, if the layers are the same."""
         layers = [self._layers[side][depth] for side, depth in enumerate(depths)]
         names = [
             Names(roots[side], self._chains[side][depth].scope, layers[side].prefix)
@@ -204,8 +206,8 @@ class _OneRoot:
 
 
 def _without_outermost(run: Run, root: str) -> tuple[Run, bool]:
-    """The run without the outermost wrapper of a root, and whether it computes a part of the loss.
-    Raises LossNotMoved.
+    """(the run without the outermost wrapper of a root, whether that wrapper computes a part of the
+    loss). Raises LossNotMoved.
     """
     training = TrainingCalls(spaced(run))
     models = models_of(training.run)[root]
@@ -224,8 +226,8 @@ def _without_outermost(run: Run, root: str) -> tuple[Run, bool]:
     return without_wrapper(run, root), bool(losses)
 
 
-# Models that one run calls through wrappers: modules that hand on what they are given to one
-# model and return what it returns (DistributedDataParallel, PEFT, a class of the user's).
+# Models that one run calls through wrappers: modules that pass their inputs on to one model and
+# return its outputs (DistributedDataParallel, PEFT, a class of the user's).
 
 _GIVEN, _MADE = "input.grad.", "output.grad."
 
@@ -235,8 +237,8 @@ class StillWrapped(LossNotMoved):
 
 
 def nested(training: TrainingCalls, model: Call) -> list[Call]:
-    """A model and the one model inside of it, and so on, outermost first. What stands beside a
-    model inside has no parameters: it may be a loss.
+    """A model, the one model inside it, and so on, outermost first. Modules beside an inner model
+    must have no parameters; such a module may be a loss.
     """
     chain = [model]
     while True:
@@ -253,22 +255,22 @@ def _has_params(call: Call) -> bool:
 
 @dataclass(frozen=True)
 class Layers:
-    """What is right below a model. prefix: what the scopes of all its modules begin with. kinds:
-    classes by the rest of their scopes.
+    """The modules right below a model. prefix: common prefix of their scopes; kinds: (rest of the
+    scope, class) of each.
     """
 
     prefix: str
     kinds: frozenset[tuple[str, str]]
 
     def is_same(self, other: Layers) -> bool:
-        """May both be one model's? One may have a loss more, which is a module."""
+        """Whether both may belong to the same model. One may have further modules (a loss)."""
         return bool(self.kinds and other.kinds) and (
             self.kinds <= other.kinds or other.kinds <= self.kinds
         )
 
 
 def layers_of(training: TrainingCalls, model: Call) -> Layers:
-    """What is right below a model; of one that calls no modules, itself."""
+    """The modules right below a model; the model itself if it calls no modules."""
     kids = training.modules(model)
     if not kids:
         return Layers(model.scope, frozenset({("", model.op_type)}))
@@ -284,19 +286,19 @@ def layers_of(training: TrainingCalls, model: Call) -> Layers:
 
 
 class Unwrapped(Over):
-    """A run of which one root is the model that its wrapper calls."""
+    """A run in which the model inside a wrapper takes the wrapper's place as root."""
 
     def __init__(self, base: Run, calls: Sequence[Call], root: str) -> None:
         super().__init__(base, calls)
         self.root = root
 
     def redone(self, run: Run) -> Run:
-        """The same of a further run. Raises StillWrapped."""
+        """A further run of the same program in this form. Raises StillWrapped."""
         return without_wrapper(run, self.root)
 
 
 def own_outputs(wrapper: Call, inner: Call) -> frozenset[str]:
-    """What a wrapper returns that the model inside does not."""
+    """The output slots of a wrapper whose tensors the model inside does not return."""
     returned = {ref.record for ref in inner.refs if is_output(ref.slot)}
     return frozenset(
         ref.slot for ref in wrapper.refs if is_output(ref.slot) and ref.record not in returned
@@ -304,8 +306,8 @@ def own_outputs(wrapper: Call, inner: Call) -> frozenset[str]:
 
 
 def without_wrapper(run: Run, root: str) -> Unwrapped:
-    """The run with the model inside of a root's wrapper as the root. Raises StillWrapped where the
-    wrapper does more than hand on.
+    """The run in which the model inside a root's wrapper becomes the root. Raises StillWrapped if
+    the wrapper does more than pass tensors on.
     """
     training = TrainingCalls(run)
     gone, models = set[int](), dict[int, Call]()
@@ -326,8 +328,8 @@ def without_wrapper(run: Run, root: str) -> Unwrapped:
 
 
 def _check(training: TrainingCalls, wrapper: Call, inner: Call) -> None:
-    """Raises StillWrapped where more than a model stands below a wrapper, or where it changes what
-    that returned or the gradient of that.
+    """Raises StillWrapped if a wrapper calls more than one module, or changes an output of its
+    model or a gradient.
     """
     if len(training.modules(wrapper)) > 1:
         raise StillWrapped(f"{wrapper.name} calls more than one module")
@@ -343,8 +345,8 @@ def _check(training: TrainingCalls, wrapper: Call, inner: Call) -> None:
 
 
 def _as_root(inner: Call, wrapper: Call) -> Call:
-    """The model inside in the place of its wrapper. What both were given was seen there first; what
-    the wrapper returns beside is an output that is compared where both runs have it.
+    """The inner model's call in the place of its wrapper's. Inputs keep the edges of the wrapper,
+    which received them first; further outputs of the wrapper become outputs of the model.
     """
     edges = {ref.record: ref.edge for ref in reversed(wrapper.refs) if is_input(ref.slot)}
     refs = tuple(
@@ -358,9 +360,7 @@ def _as_root(inner: Call, wrapper: Call) -> Call:
 
 @dataclass(frozen=True)
 class Names:
-    """How a model and its modules are called: the root, the scope of the model itself, and what the
-    scopes of its modules begin with.
-    """
+    """The names of a model: its root, its scope and the common prefix of its modules' scopes."""
 
     root: str
     model: str
@@ -368,14 +368,14 @@ class Names:
 
 
 def is_beside(call: Call) -> bool:
-    """Is a call of a root a part of its training that is of no module: a loss, what becomes of all
-    gradients, the code around these?
+    """Whether a call of a root belongs to the training but to no module: a loss, the gradients of
+    a step, or the code around these.
     """
     return call.kind != "module" or call.op in (LOSS, GRADIENTS)
 
 
 class Renamed(Over):
-    """A run of which one root, and the modules of its model, are called as another run's are."""
+    """A run in which one root and the modules of its model have the names of another run's."""
 
     def __init__(self, base: Run, own: Names, others: Names) -> None:
         self._names = own, others
@@ -412,5 +412,5 @@ class Renamed(Over):
         ]
 
     def redone(self, run: Run) -> Run:
-        """The same of a further run."""
+        """A further run of the same program in this form."""
         return Renamed(run, *self._names)

@@ -13,11 +13,11 @@ from whence.results import CallPair, Plan, SlotPair
 
 
 def put_together(plan: Plan, reference: Sequence[Call], target: Sequence[Call]) -> Plan:
-    """The plan, with the tensors of such a root paired as in the calls they come from, and unpaired
-    where they have no partner there.
+    """The plan, in which tensors of a root that was put together from a dump's calls are paired as
+    in those calls, and unpaired if they have no partner there.
 
-    Dumps end with different calls: the last that one tool hooked is a layer, of another the block
-    around it. That both are the last does not make them one tensor.
+    Two dumps may end with different calls: with a layer in one, with the block around it in the
+    other. That both calls are the last does not mean that their outputs correspond.
     """
     roots = {
         i

@@ -1,5 +1,4 @@
-"""Evidence beside the size of errors: another form of an operator, lone tensors, other arguments.
-"""
+"""Evidence beside the size of errors: another form of an operator, lone tensors, other arguments."""
 
 from __future__ import annotations
 

@@ -32,12 +32,14 @@ from whence.records.slots import (
 )
 from whence.results import SlotPair, VerdictKind
 
-_FEW_OPERATORS = 12  # of a program that is one layer and no network
-_FEW_HIDDEN = 2  # calls that show nothing and are judged as one operator with what they lead to
+_FEW_OPERATORS = 12  # most operators of a program that counts as one layer, not as a network
+_FEW_HIDDEN = 2  # most calls without visible tensors that are judged together with what follows
 
 
 class RegionOutput(NamedTuple):
-    """A tensor that a region made. name: its slot; what a child is given is "3:input.0"."""
+    """A tensor that a region computed. name: its slot ("output.0"), or the slot of the child that
+    receives it ("3:input.0").
+    """
 
     name: str
     slot: SlotPair
@@ -49,10 +51,11 @@ class RegionOutput(NamedTuple):
 class RegionEvidence:
     """What both runs show of a region.
 
-    segment: -1 for a leaf. leaf: errors of the inputs and outputs, and the parameters, as they are
-    judged. is_deep: nothing tells how many operators the region is. in_other_steps: errors of its
-    outputs in other steps, where it is so. ahead: the largest error of all that was made before a
-    leaf whose place among the calls is a guess. scopes: of parameters of calls inside, by slot.
+    segment: -1 for a leaf. leaf: the errors of inputs and outputs, and the parameters, that the
+    judge gets. is_deep: the number of operators in the region is not known. in_other_steps: errors
+    of its outputs in other steps, for deep leaves. ahead: the largest error of all earlier tensors,
+    for a leaf whose place among the calls is a guess. scopes: by slot, the scope of a parameter of
+    a call inside.
     """
 
     pair: PairedCall
@@ -68,14 +71,14 @@ class RegionEvidence:
 
     @property
     def hands_on(self) -> bool:
-        """Is every output a tensor that came in, on both sides?"""
+        """Whether every output is an unchanged input, on both sides."""
         read = {(s.reference_record, s.target_record) for s in self.inputs}
         returned = [(o.slot.reference_record, o.slot.target_record) for o in self.outputs]
         return bool(returned) and read.issuperset(returned)
 
     @property
     def growth(self) -> judge.ErrorGrowth:
-        """Of the error from inputs to outputs."""
+        """The growth of the error from inputs to outputs."""
         return self.leaf.growth
 
 
@@ -94,7 +97,7 @@ class LeafEvidenceCollector:
         self._drifts = drifts
 
     def collect(self, index: int) -> RegionEvidence | None:
-        """The evidence of one pair of calls; None where all their tensors are bitwise equal."""
+        """The evidence of one pair of calls; None if all their tensors are bitwise equal."""
         pair, slots = self.paired.pair(index), self.paired.slots[index]
         call = pair.call
         given = self._parameters.given(call, slots)
@@ -142,9 +145,9 @@ class LeafEvidenceCollector:
     def _terms(
         self, slots: Iterable[SlotPair], inputs: Sequence[SlotPair], outputs: Sequence[SlotPair]
     ) -> float:
-        """How many products an element of an output is a sum of, by the sizes of the largest
-        weight, input and output: exact of a matrix product, at most that of a convolution; 0 where
-        there is no weight.
+        """The number of products that are summed in an output element, from the sizes of the
+        largest weight, input and output. Exact for a matrix product, an upper bound for a
+        convolution; 0 without a weight.
         """
         weights = (slot for slot in slots if is_param(slot.reference_slot))
         sizes = [
@@ -153,7 +156,9 @@ class LeafEvidenceCollector:
         return math.sqrt(sizes[0] * sizes[1] / sizes[2]) if all(sizes) else 0.0
 
     def _largest(self, slots: Iterable[SlotPair], least_axes: int) -> int:
-        """Elements of the largest of these floating-point tensors."""
+        """The element count of the largest of these tensors that is floating-point and has at least
+        so many axes; 0 if there is none.
+        """
         records = (self.paired.reference.records[slot.reference_record] for slot in slots)
         sizes = (
             r.count for r in records if len(r.shape) >= least_axes and dtypes.is_floating(r.dtype)
@@ -172,7 +177,7 @@ class LeafEvidenceCollector:
         return errors
 
     def _may_be_a_network(self, call: Call, inputs: Sequence[SlotPair]) -> bool:
-        """Does nothing tell how many operators this leaf is, or lie before it?"""
+        """Whether the number of operators in this leaf, or before it, is not known."""
         if call.kind == "label" or marks.hidden_inside(call):
             return True
         if not inputs and self._is_all_of_its_model(call):
@@ -183,7 +188,7 @@ class LeafEvidenceCollector:
         return program is None or len(program.operations) > _FEW_OPERATORS
 
     def _is_all_of_its_model(self, call: Call) -> bool:
-        """Is this the only call that a dump shows of a model, its last layer, say?"""
+        """Whether the dump shows only this call of a model, for example its last layer."""
         calls, kids = self.paired.calls, self.paired.kids
         return (
             call.parent >= 0
@@ -192,7 +197,9 @@ class LeafEvidenceCollector:
         )
 
     def _in_other_steps(self, call: Call) -> judge.OtherSteps:
-        """The largest error of each other call of this module, before and after it."""
+        """The largest output error of each other call of this module, split into earlier and later
+        calls.
+        """
         errors: dict[bool, list[float]] = {False: [], True: []}
         for other in self._calls_by_place[call.scope, call.rank, call.phase]:
             index = self.paired.pair_of.get(other)
@@ -207,7 +214,7 @@ class LeafEvidenceCollector:
 
     @functools.cached_property
     def _calls_by_place(self) -> Mapping[tuple[str, int, str], Sequence[int]]:
-        """The calls of each module, rank and phase."""
+        """The ids of the reference's calls, by (scope, rank, phase)."""
         places: dict[tuple[str, int, str], list[int]] = {}
         for call in self.paired.calls:
             places.setdefault((call.scope, call.rank, call.phase), []).append(call.id)
@@ -215,8 +222,8 @@ class LeafEvidenceCollector:
 
     @functools.cached_property
     def _repeats(self) -> Counter[Hashable]:
-        """How many leaves of each form gave bitwise equal results, of those that were printed or
-        captured whole.
+        """By form, the number of leaves whose outputs are bitwise equal in both runs. Leaves that
+        were printed in part do not count.
         """
         counts = self.paired.left_out.repeats()
         for index, slots in enumerate(self.paired.slots):
@@ -238,16 +245,16 @@ class LeafEvidenceCollector:
         return operator_form(pair.call, pair.partner, self.paired.reference.records)
 
     def _shape_clash(self, inputs: Sequence[SlotPair], outputs: Iterable[SlotPair]) -> str:
-        """Which output has another shape although all inputs agree in theirs, in words."""
+        """The output, in words, whose shape differs although all inputs agree in shape; "" if none."""
 
         def clashes(slot: SlotPair) -> bool:
             reference, target = self.paired.records(slot)
-            # its own shape is not known, or not what is shown
+            # the full shape is not known, or only a part of the tensor is shown
             partly = any(marks.is_unplaced(r) or r.whole for r in (reference, target))
             return reference.shape != target.shape and not partly
 
         slot = next(filter(clashes, outputs), None)
-        # Calls that have no input in common were asked nothing in common.
+        # Calls without a common input computed different things.
         if slot is None or not inputs or any(map(clashes, inputs)):
             return ""
         why = self.paired.measured[slot.reference_record, slot.target_record].why
@@ -255,10 +262,11 @@ class LeafEvidenceCollector:
 
 
 class SegmentEvidenceCollector:
-    """Collects the evidence of a container's own operators between two children, in the order of
-    execution: what the next child reads, or the container returns, against all it could see.
+    """Collects the evidence of a container's own operators between two children, in execution
+    order: the tensors that the next child reads, or the container returns, against all tensors that
+    these operators could read.
 
-    first: by record of the reference, the target's that it was first seen with.
+    first: by record of the reference, the target's record that it was first paired with.
     """
 
     def __init__(
@@ -274,12 +282,12 @@ class SegmentEvidenceCollector:
         self._visible: dict[int, list[tuple[int, judge.PairError]]] = {}
 
     def note(self, slots: Iterable[SlotPair]) -> None:
-        """Take note of tensors of a call that were seen now."""
+        """Note the target's record of each tensor that is seen here for the first time."""
         for slot in slots:
             self.first.setdefault(slot.reference_record, slot.target_record)
 
     def collect(self, region: Region, index: int) -> RegionEvidence | None:
-        """The evidence of a segment; None where nothing is its own."""
+        """The evidence of a segment; None if it computed nothing and no parameter differs."""
         pair, slots = self.paired.pair(index), self.paired.slots[index]
         call = pair.call
         candidates = list(self._candidates(region, index))
@@ -297,7 +305,7 @@ class SegmentEvidenceCollector:
         before = self._before_change(region, outputs)
         unread = self._unread(call, outputs)
         errors_in = [error for record, error in visible if record not in unread]
-        # Who hands on from here what this segment spoilt has nothing to do with it.
+        # A later segment that passes on what this one spoilt is not to blame.
         self.first.update((o.slot.reference_record, o.slot.target_record) for o in outputs)
         errors_out = [o.error for o in outputs]
         u = max((e.u for e in errors_out), default=0.0)
@@ -314,8 +322,9 @@ class SegmentEvidenceCollector:
     def _before_change(
         self, region: Region, outputs: Sequence[RegionOutput]
     ) -> list[judge.PairError]:
-        """Errors that these outputs had before, where the reference hands all of them on untouched;
-        [] where it makes one. Other tensors do not explain what a change alone makes.
+        """The earlier errors of these outputs, if the reference passes all of them on unchanged; []
+        if it computes one of them. Other inputs cannot explain a change of a tensor that the
+        reference leaves alone.
         """
         errors = []
         for slot in (output.slot for output in outputs):
@@ -328,7 +337,7 @@ class SegmentEvidenceCollector:
         return errors
 
     def _read(self, region: Region, fresh: Set[int]) -> list[SlotPair]:
-        """What became visible at the boundary of a segment and was compared before."""
+        """The pairs of tensors that are visible to a segment and were compared before it."""
         return [
             SlotPair("", "", record, self.first[record])
             for record in region.inputs
@@ -336,8 +345,8 @@ class SegmentEvidenceCollector:
         ]
 
     def _unread(self, call: Call, outputs: Sequence[RegionOutput]) -> Set[int]:
-        """What a call is given, or calls inside return, and the reference's program does not make
-        these outputs of.
+        """Records (inputs of the call and outputs of its children) from which the reference's
+        program does not compute these outputs; empty without a program.
         """
         program = self.paired.reference.programs.get(call.program)
         if program is None:
@@ -349,7 +358,7 @@ class SegmentEvidenceCollector:
         kids = list(enumerate(self.paired.kids.get(call.id, ())))
         hidden = {k for k, kid in kids if kid not in self.paired.pair_of}
         if any(is_of_child(slot) and split_child(slot)[0] in hidden for slot in read):
-            return frozenset()  # it may be made of anything that the call inside reads
+            return frozenset()  # an unpaired child may use anything that it reads
         seen = [(ref.slot, ref.record) for ref in call.slots("input")]
         seen += [
             (f"{k}:{ref.slot}", ref.record)
@@ -359,7 +368,7 @@ class SegmentEvidenceCollector:
         return {record for _, record in seen} - {record for slot, record in seen if slot in read}
 
     def _candidates(self, region: Region, index: int) -> Iterator[tuple[str, SlotPair]]:
-        """What the next child reads, or the container returns, by name."""
+        """(name, pair) of each tensor that the next child reads, or that the container returns."""
         children = self.paired.kids.get(region.call, [])
         if region.stretch < len(children):
             child = self.paired.pair_of.get(children[region.stretch])
@@ -374,18 +383,17 @@ class SegmentEvidenceCollector:
     def _own(
         self, region: Region, pair: PairedCall, candidates: Iterable[tuple[str, SlotPair]]
     ) -> tuple[list[RegionOutput], set[int]]:
-        """What this segment made, and which records of the reference are seen here first."""
+        """(tensors that this segment computed, records of the reference that are new here)."""
         region_outputs = set(region.outputs)
         outputs: list[RegionOutput] = []
         fresh: set[int] = set()
         for name, slot in candidates:
-            # What calls without a partner made was never compared before.
+            # Tensors of calls without a partner were never compared before.
             is_handed_on = (
                 slot.reference_record not in region_outputs and slot.reference_record in self.first
             )
             first = self.first.setdefault(slot.reference_record, slot.target_record)
-            # The reference handed this tensor on untouched; the target may have done something to
-            # it.
+            # The reference passed this tensor on unchanged; the target may have changed it.
             is_changed = first != slot.target_record and not self._have_one_content(
                 first, slot.target_record
             )
@@ -408,8 +416,8 @@ class SegmentEvidenceCollector:
     def _parameters_of(
         self, region: Region, pair: PairedCall
     ) -> tuple[list[tuple[str, judge.ParameterDifference]], dict[str, str]]:
-        """Differences of the container's parameters and of those of calls inside without a
-        partner, told with its first segment; of the latter the scopes, by slot.
+        """(differences, scopes) of the container's parameters and of those of unpaired calls
+        inside; empty for all segments but the first. scopes: of the latter, by slot.
         """
         if region.stretch != 0:
             return [], {}
@@ -421,13 +429,13 @@ class SegmentEvidenceCollector:
         return parameters, scopes
 
     def _have_one_content(self, *records: int) -> bool:
-        """Do two records of the target hold the same bytes, as far as that is known?"""
+        """Whether these records of the target have hashes and these are equal."""
         hashes = {self.paired.target.records[record].hash for record in records}
         return len(hashes) == 1 and all(hashes)
 
     def _is_behind_hidden_calls(self, region: Region) -> bool:
-        """Do more than a few innermost calls right before a segment show nothing that could be
-        measured?
+        """Whether more than `_FEW_HIDDEN` leaf calls right before a segment have no measured
+        output.
         """
         hidden = 0
         for child in reversed(self.paired.kids.get(region.call, [])[: region.stretch]):
@@ -441,7 +449,7 @@ class SegmentEvidenceCollector:
         return hidden > _FEW_HIDDEN
 
     def _shows_something(self, call: int) -> bool:
-        """Was an output of this call, or of one inside it, measured?"""
+        """Whether an output of this call, or of a call inside it, was measured."""
         index = self.paired.pair_of.get(call)
         slots = self.paired.slots[index].values() if index is not None else ()
         outputs = (s for s in slots if is_written(s.reference_slot))

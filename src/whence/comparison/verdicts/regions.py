@@ -50,8 +50,8 @@ from whence.results import (
 class RegionJudge:
     """Judges the regions of a comparison in the order of execution.
 
-    replays: figures of every replay, and which calls had none. unseen: calls whose inputs a run
-    does not tell. sparse: the pairs of tensors of a target that shows only some.
+    replays: the figures of all replays, and the calls without one. unseen: calls whose inputs a run
+    does not show. sparse: judges a target that shows only some of its tensors.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class RegionJudge:
 
     @property
     def first(self) -> Mapping[int, int]:
-        """By record of the reference, the target's that it was first seen with."""
+        """By record of the reference, the target's record that it was first paired with."""
         return self._segments.first
 
     def verdicts(self) -> dict[tuple[int, int], Verdict]:
@@ -119,7 +119,7 @@ class RegionJudge:
         for number, (region, index) in enumerate(leaves):
             self._tell(number + 1, len(leaves), "judging")
             verdicts[region.call, -1] = self._unless_partial(self._leaf(index), index)
-        # A module that is at fault in a step that was replayed is looked at in all.
+        # A module that is at fault in a replayed step is replayed in all steps.
         guilty = [call for (call, _), verdict in verdicts.items() if verdict.verdict in GUILTY]
         for index in self.replays.widen(guilty):
             verdicts[self.paired.plan.pairs[index].reference, -1] = self._leaf(index)
@@ -148,8 +148,8 @@ class RegionJudge:
     def _unless_container_drifted(
         self, verdict: Verdict | None, region: Region, index: int
     ) -> Verdict | None:
-        """The verdict of a segment. What is not known of the container's own parameters is said
-        with the first one.
+        """The verdict of a segment; for the first one, `undetermined` if it passes and a parameter
+        of the container drifted.
         """
         if region.stretch != 0:
             return verdict
@@ -192,7 +192,7 @@ class RegionJudge:
         return unless_drifted(verdict, evidence.drift)
 
     def _judged_leaf(self, evidence: RegionEvidence) -> Verdict:
-        """The verdict of a leaf by the strongest evidence there is."""
+        """The verdict of a leaf by the strongest evidence: replay if it is possible, else growth."""
         if self.replays.replayer is None:
             return self._leaf_by_growth(evidence, is_doubtful=True)
         if evidence.leaf.is_settled:
@@ -207,12 +207,12 @@ class RegionJudge:
     def _leaf_by_growth(
         self, evidence: RegionEvidence, why: str = "", *, is_doubtful: bool = False
     ) -> Verdict:
-        """The verdict of a leaf from two dumps. why: there is no replay. is_doubtful: it may depend
-        on all that was made before, where its place among the calls is a guess.
+        """The verdict of a leaf from two dumps. why: why there is no replay. is_doubtful: if the
+        leaf's place among the calls is a guess, all earlier tensors count as its inputs.
 
-        A program that is not the one that ran (exported before passes) has other operators around;
-        types and order alone then tell who reads what, and where they err, a call in the middle of
-        what a fault spoilt seems to have equal inputs.
+        The place is a guess if the program is not the one that ran (exported before passes):
+        types and order of operators then decide who reads what. Where they are wrong, a call behind
+        a fault may seem to have equal inputs.
         """
         call = evidence.pair.call
         leaf = evidence.leaf.replace(no_replay=why)
@@ -239,8 +239,8 @@ class RegionJudge:
     def _unless_coherent(
         self, verdict: Verdict, leaf: judge.LeafEvidence, outputs: Sequence[tuple[str, SlotPair]]
     ) -> Verdict:
-        """The verdict of a leaf that was not replayed, unless one number explains how it differs:
-        in 16 bits what rounding may make is so large that a wrong factor hides within it.
+        """The verdict of a leaf that was not replayed, or a fault if one factor or constant
+        explains its difference: rounding in 16 bits is so large that it would hide a wrong factor.
         """
         if not is_half_roundoff(leaf.u):
             return verdict
@@ -251,7 +251,7 @@ class RegionJudge:
         )
 
     def _excuse_after_ties(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
-        """What two dumps prove of calls behind a choice that ties decided."""
+        """Withdraw, in place, verdicts that two dumps do not prove behind a choice among ties."""
         children = self.paired.kids
         places = [
             children[call][segment] if 0 <= segment < len(children.get(call, ())) else call
@@ -262,8 +262,8 @@ class RegionJudge:
             self._indices.after_ties(verdicts, min(places))
 
     def _unless_partial(self, verdict: Verdict, index: int) -> Verdict:
-        """The verdict, or `undetermined` when it says that all is well and only a part of the
-        outputs was printed.
+        """The verdict, or `undetermined` if it is a pass and only a part of the outputs was
+        printed.
         """
         if verdict.verdict not in (VerdictKind.IDENTICAL, VerdictKind.NOISE):
             return verdict
@@ -278,8 +278,8 @@ class RegionJudge:
 
 
 def _is_step_unknown(verdict: Verdict, evidence: RegionEvidence) -> bool:
-    """Is it the step of an optimiser that was not replayed, with the same settings in both runs,
-    and that was given something else?
+    """Whether a verdict is about an optimiser's step that was not replayed, has equal settings in
+    both runs and got different inputs.
     """
     call, partner = evidence.pair.call, evidence.pair.partner
     return (
@@ -332,10 +332,9 @@ def blame_those_that_stand_out(
 
 
 def _may_stand_out(verdict: Verdict, replays: CallReplays, call: int) -> bool:
-    """Is this the pass of a leaf that rounds more than most do, and whose rounding does not depend
-    on what its numbers are?
+    """Whether a call rounds more than most calls do, by an amount that its values do not explain.
 
-    The weights of an attention, and what is chosen, round as their scores are spread.
+    Attention, softmax and choices are left out: how they round depends on the spread of scores.
     """
     is_close = verdict.verdict == VerdictKind.PRECISION or verdict.confidence == Confidence.SUSPECT
     own = replays.figures.get(call, {}).get(verdict.slot)
@@ -359,7 +358,7 @@ def _weighs_by_scores(name: str) -> bool:
 
 
 def _rho_by_scope(replays: CallReplays) -> Mapping[Any, Mapping[str, float]]:
-    """By form and module, the largest error in units of the operator's own rounding."""
+    """By form and then scope, the largest rho (error in units of the operator's own rounding)."""
     rho_of: dict[Any, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for call, figures in replays.figures.items():
         scope = replays.paired.calls[call].scope
@@ -370,9 +369,9 @@ def _rho_by_scope(replays: CallReplays) -> Mapping[Any, Mapping[str, float]]:
 
 
 def _form(replays: CallReplays, call: int, slot: str) -> Any:
-    """What outputs have in common that should round alike: the name of their module with its
-    numbers starred, and one program; of a backward pass, the target's too, since a derivative that
-    is written by hand rounds at every step, and torch's own once.
+    """A key that outputs share if they should round alike: module name with numbers starred, class,
+    slot and program. For a backward pass also the target's program, since a derivative that is
+    written by hand rounds at every step and torch's own only once.
     """
     named = replays.paired.calls[call]
     own = ""
@@ -386,16 +385,16 @@ def _form(replays: CallReplays, call: int, slot: str) -> Any:
 
 
 class SegmentJudge:
-    """Judges segments by what is known of them, replaying the container where that tells more."""
+    """Judges segments by their evidence, and replays their container if needed."""
 
     def __init__(self, replays: CallReplays, indices: Indices) -> None:
         self._replays, self._indices = replays, indices
         self.paired, self.errors = replays.paired, replays.errors
-        # By call, the first segment that another choice gave other rows.
+        # By call, the first segment that got other rows because of a different choice.
         self._misrouted: dict[int, int] = {}
 
     def verdict(self, region: Region, evidence: RegionEvidence) -> Verdict:
-        """The verdict of one segment. Segments of a call are judged in their order."""
+        """The verdict of one segment. Call this in execution order of a call's segments."""
         leaf = evidence.leaf
         if any(p.differs for _, p in leaf.parameters):
             verdict = judge.judge_leaf(leaf)
@@ -416,8 +415,8 @@ class SegmentJudge:
     def _by_replay(
         self, region: Region, evidence: RegionEvidence, replayed: ReplayResult
     ) -> Verdict:
-        """The worse of two verdicts: that of the outputs that were replayed, and that of the
-        others by growth.
+        """The worse of two verdicts: that of the replayed outputs, and that of the other outputs by
+        error growth.
         """
         outputs = evidence.outputs
         figures = [(o.name, replayed.local[o.name]) for o in outputs if o.name in replayed.local]
@@ -444,7 +443,7 @@ class SegmentJudge:
     def _by_growth(
         self, evidence: RegionEvidence, outputs: Sequence[RegionOutput], why: str = ""
     ) -> Verdict:
-        """The verdict of some outputs by how much the error grew. why: there is no replay."""
+        """The verdict of these outputs by error growth. why: why there is no replay."""
         leaf, pair = evidence.leaf, evidence.pair
         growth = leaf.growth
         if outputs is not evidence.outputs:
@@ -465,8 +464,8 @@ class SegmentJudge:
         )
 
     def _of_other_rows(self, evidence: RegionEvidence, slot: str, words: str) -> Verdict:
-        """A call inside that is given other rows than the reference's operators give it. One choice
-        moves them all: the first says so.
+        """The verdict of a segment whose child gets other rows than the reference's operators give
+        it. One choice moves the rows of all children, so only the first segment is at fault.
         """
         index, segment = evidence.pair.index, evidence.segment
         if self._misrouted.setdefault(evidence.pair.call.id, segment) != segment:
@@ -491,8 +490,8 @@ class SegmentJudge:
         )
 
     def _replayed_alone(self, region: Region) -> str:
-        """The first of the leaves without a partner right before a segment that alone were replayed
-        with it, "" when there are none.
+        """The scope of the first unpaired leaf directly before a segment, which was replayed with
+        it; "" if there is none or if no child of the container is paired.
         """
         children = self.paired.kids.get(region.call, [])
         first = ""
@@ -503,9 +502,9 @@ class SegmentJudge:
         return first if any(child in self.paired.pair_of for child in children) else ""
 
     def located(self, verdict: Verdict, region: Region) -> Verdict:
-        """The verdict, naming a call instead of code between calls: the one without a partner that
-        made what went wrong; else the one that reads it, of what a cache holds, or below a root
-        that no dump held, which has no code of its own.
+        """The verdict, naming a call instead of the code between calls if possible: the unpaired
+        call that computed the wrong tensor. For the content of a cache, and below a root that no
+        dump contains (it has no code of its own), the call that reads the tensor.
         """
         children = self.paired.kids.get(region.call, [])
         if (

@@ -1,5 +1,5 @@
-"""Judges a target of which only some tensors are seen: the reference runs again between them, on
-what the target had.
+"""Judges a target that shows only some of its tensors: the reference is replayed between them, from
+one shown tensor to the next, on the target's values.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ Figures = Mapping[int, judge.ReplayError]
 
 
 class SparseTargetJudge:
-    """The pairs of a comparison that `align` made of tensors (rule "tensor").
+    """Judges the pairs that `align` made of single tensors (rule "tensor") and of labels.
 
-    calls: the reference's calls of these pairs. covered: records that lie between tensors that were
-    compared, and so were replayed. notes: what the target did not show, and what stood for it.
+    calls: the reference's calls of these pairs. covered: records between compared tensors, which
+    were replayed. notes: tensors that the target does not show, and what replaced them.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class SparseTargetJudge:
         coarse = self._coarse(beyond)
         flagged = beyond - coarse.keys()
         spoilt = self._parameters()
-        # A right tensor proves the calls behind it right; a container's own code not, of which it
-        # may depend on a part.
+        # A right tensor proves that the leaves it depends on are right. It proves nothing about a
+        # container's own code, of which it may depend on a part only.
         right = {
             key
             for record, up in upstream.items()
@@ -125,9 +125,7 @@ class SparseTargetJudge:
         return verdicts
 
     def _parameters(self) -> dict[RegionKey, Verdict]:
-        """Verdicts of calls, with a partner or without, whose parameters the target holds
-        otherwise.
-        """
+        """Verdicts of calls, paired or not, whose parameters differ in the target."""
         verdicts: dict[RegionKey, Verdict] = {}
         for call, differences in Parameters(self.paired).by_path():
             path = reversed(self._tensors.path(call.id))
@@ -142,9 +140,7 @@ class SparseTargetJudge:
         return verdicts
 
     def _declared(self, beyond: Set[int]) -> dict[int, Entry]:
-        """Of tensors that are further off than rounding explains, those that the policy allows to
-        be.
-        """
+        """The policy's entry for each tensor beyond rounding that it allows, by record."""
         declared: dict[int, Entry] = {}
         for record in beyond:
             index, slot = self._tensors.slots[record]
@@ -167,25 +163,25 @@ class SparseTargetJudge:
         return coarse
 
     def _take_note(self, replayed: Set[RegionKey]) -> None:
-        """Note what was made on the way to tensors that were compared."""
+        """Note the records and calls on the way to tensors that were compared."""
         self.covered = {r for key in replayed for r in self._tensors.regions[key].outputs}
-        # What a call leaves in a cache is state: read by the next step, and replayed there.
+        # The next step reads what a call leaves in a cache, and is replayed with it.
         self.covered |= {
             r.record for call, _ in replayed for r in self.paired.calls[call].slots("mutated")
         }
-        # The calls of which everything that made something was replayed, and something was.
+        # Calls of which every region that computes something was replayed, at least one.
         whole: dict[int, list[bool]] = defaultdict(list)
         for key, region in self._tensors.regions.items():
             if region.outputs:
-                # what hands on makes nothing
+                # a region that only passes tensors on computes nothing
                 is_replayed = key in replayed or set(region.outputs) <= set(region.inputs)
                 for call in self._tensors.path(key[0]):
                     whole[call].append(is_replayed)
         self._ran = {call for call, parts in whole.items() if all(parts)}
 
     def inside(self) -> dict[int, int]:
-        """By paired call, how many calls without a partner ran as part of it, on the way to a
-        tensor that was compared.
+        """By paired call, the number of unpaired calls inside it that were replayed on the way to a
+        compared tensor.
         """
         calls, hands_on = self.paired.calls, self.paired.hands_on
         counts = {
@@ -237,7 +233,7 @@ class SparseTargetJudge:
         )
 
     def _operator(self, index: int, slot: SlotPair) -> str:
-        """The operator that gave a tensor inside a call, "" for one at its boundary."""
+        """The operator that computed a tensor inside a call, "" for a tensor at its boundary."""
         if not is_inside(slot.reference_slot):
             return ""
         program = self.paired.reference.programs.get(self.paired.pair(index).call.program)
@@ -246,7 +242,7 @@ class SparseTargetJudge:
         return program.operations[int(split_slot(slot.reference_slot)[1])].name
 
     def _note_missing(self, figures: Figures) -> None:
-        """Note what of the target stood in by the reference's."""
+        """Note which tensors of the reference replaced those that the target does not show."""
         if not figures:
             return
         if not any(is_param(r.slot) for c in self.paired.target.calls for r in c.refs):
@@ -267,14 +263,14 @@ class SparseTargetJudge:
             )
 
 
-# Where an error came in between tensors that a target shows.
+# Locates an error between the tensors that a target shows.
 
 
 class FaultPlaces:
-    """Names what lies before tensors that are wrong, and tells those that only follow from others.
+    """Locates the fault before each wrong tensor, and recognises tensors that only follow from it.
 
-    flagged: the wrong tensors. right: regions that tensors which are right depend on. spoilt:
-    regions whose parameters differ.
+    flagged: records of wrong tensors. right: regions that right tensors depend on. spoilt: regions
+    whose parameters differ.
     """
 
     def __init__(
@@ -295,7 +291,7 @@ class FaultPlaces:
         self._shared = _shared(upstream)
 
     def placed(self, verdict: Verdict, record: int) -> Verdict:
-        """The verdict of a wrong tensor, with where the error came in."""
+        """The verdict of a wrong tensor, with the place where the error starts."""
         up = self._upstream[record]
         first, *others = self._units[up.tensors]
         if spoilt := next((key for key in up.places if key in self._spoilt), None):
@@ -305,7 +301,7 @@ class FaultPlaces:
             return _follows(verdict, self._name(inner))
         if record == first:
             suspects = up.places - self._right
-            # What is wrong in all of them is where they have one thing in common.
+            # The fault lies in a region that all these wrong tensors depend on, if there is one.
             for follower in others:
                 suspects = suspects & (self._upstream[follower].places - self._right) or suspects
             return self._located(verdict, self.tensors.maker[record], suspects, up.places)
@@ -314,12 +310,12 @@ class FaultPlaces:
         return verdict
 
     def _name(self, record: int) -> str:
-        """What the target calls a tensor."""
+        """The target's name of a tensor."""
         return self.tensors.label(self.tensors.slots[record][1]).scope
 
     def _wrong_inside(self, record: int) -> int | None:
-        """A tensor inside one of the calls that this one depends on, which is wrong: the replay did
-        not go on with it.
+        """A wrong tensor inside a call that this tensor depends on; None if there is none. The
+        replay computes it but does not continue from the target's value.
         """
         inner = (
             r
@@ -341,11 +337,9 @@ class FaultPlaces:
     def _located(
         self, verdict: Verdict, maker: RegionKey, suspects: Set[RegionKey], regions: Set[RegionKey]
     ) -> Verdict:
-        """With the name of what lies between: the call it happened in, or the first and last of
-        several.
-        """
+        """The verdict with the place of the fault: one call, or the first and last of several."""
         calls, order = self._calls, self.tensors.order
-        # each was on the way to a tensor that is right, and together they are wrong
+        # if every region led to a right tensor as well, all of them stay suspects
         suspects = suspects or regions
         unshared = {key for key in suspects if key not in self._shared} or suspects
         also = sorted(suspects - unshared, key=order.__getitem__)
@@ -370,7 +364,7 @@ class FaultPlaces:
             if not calls[common].scope:
                 return verdict.replace(where=calls[common].root, named=common, sentence=sentence)
             return verdict.replace(where=calls[common].scope, sentence=sentence)
-        # Several calls of a container that is more than they are.
+        # These calls are only a part of their container.
         scopes = [calls[call].module_name for call in parts]
         return verdict.replace(
             where=f"{scopes[0]}..{scopes[-1]}",
@@ -378,15 +372,13 @@ class FaultPlaces:
         )
 
     def _common(self, calls: Set[int]) -> int | None:
-        """The innermost call that all of these are part of, or are; None where they have different
-        roots.
-        """
+        """The innermost call that contains, or is, all of these calls; None for different roots."""
         levels = zip(*(self.tensors.path(call) for call in calls))
         common = [level[0] for level in levels if len(set(level)) == 1]
         return common[-1] if common else None
 
     def _topmost(self, call: int, regions: Set[RegionKey]) -> int:
-        """The largest call around this one of which everything lies between the tensors shown."""
+        """The outermost ancestor of this call, or itself, that lies entirely in these regions."""
         while (parent := self._calls[call].parent) != -1:
             inside = (
                 key
@@ -400,8 +392,8 @@ class FaultPlaces:
 
 
 def _shared(upstream: Mapping[int, Upstream]) -> set[RegionKey]:
-    """Regions that tensors depend on which have not the same before them: positions, masks, what
-    all layers use.
+    """Regions that tensors of several units depend on, such as positions and masks, which all
+    layers use. (A unit is the set of tensors that depend on the same shown tensors.)
     """
     units: dict[RegionKey, set[frozenset[int]]] = defaultdict(set)
     for up in upstream.values():
@@ -415,8 +407,8 @@ def _follows(verdict: Verdict, name: str) -> Verdict:
     return verdict.withdrawn(VerdictKind.INHERITED, words)
 
 
-# The reference run through from its roots: wherever a tensor comes up that the target shows, it
-# is compared with the target's, which then goes on in its place.
+# Replays the reference from its roots. Each computed tensor that the target shows is compared with
+# the target's, and the replay continues from the target's.
 
 _REPLICAS = 3
 _NEARLY_ALL = 0.9
@@ -424,11 +416,12 @@ _NEARLY_ALL = 0.9
 
 @dataclass(frozen=True, slots=True)
 class CoarseActivations:
-    """How far activations of fewer bits explain a difference: errors by row, root mean square,
-    without them (`size`) and with them (`remaining`).
+    """How well activations quantised to fewer bits explain a difference. All errors are relative
+    2-norms by row, root mean square over rows.
 
-    gain: by how much they fall. expected: what such activations make by themselves. is_sure: that
-    is what the target did.
+    words: the kind of activations. size: the error without them; remaining: the error with them;
+    gain: the factor between the two. expected: the error that they alone cause. is_sure: whether
+    the target computes with them.
     """
 
     words: str
@@ -458,9 +451,9 @@ class CoarseActivations:
 
 
 class TensorReplay:
-    """Figures of shown tensors: each against what is right for the tensors shown before it.
+    """Compares each shown tensor with its replay from the tensors shown before it.
 
-    wide: by record, the exact values of tensors that are beyond rounding.
+    wide: by record, the replay in float64 of tensors whose error is beyond rounding.
     """
 
     def __init__(self, tensors: ShownTensors, replayer: Replayer) -> None:
@@ -468,7 +461,9 @@ class TensorReplay:
         self.wide: dict[int, Array] = {}
 
     def figures(self) -> tuple[dict[int, judge.ReplayError], str]:
-        """Figures of every tensor that came up, by record, and why others did not."""
+        """(figures by record of every shown tensor that the replay computed, why it did not compute
+        others).
+        """
         figures: dict[int, judge.ReplayError] = {}
         why = ""
         exact = self._walk("float64", None)
@@ -479,8 +474,8 @@ class TensorReplay:
                 working = [walk.through(root) for walk in replicas]
                 why = why or exact.why
                 for record, wide in arrays.items():
-                    # What an earlier root made comes up again where a later one is given it, as the
-                    # target's.
+                    # A tensor of an earlier root appears again, with the target's value, where a
+                    # later root reads it.
                     if record in figures or not all(record in w for w in working):
                         continue
                     with contextlib.suppress(ElementsMissing):
@@ -503,12 +498,11 @@ class TensorReplay:
         return dataclasses.replace(error, inherited_rel=inherited)
 
     def coarse(self, beyond: Set[int]) -> dict[int, CoarseActivations]:
-        """Of tensors that are further off than rounding explains, those that activations of fewer
-        bits explain.
+        """By record, the tensors beyond rounding (`beyond`) that quantised activations explain.
 
-        A kernel that rounds what it multiplies to 8 bits is run: where that comes several times
-        closer to the target than exact arithmetic does, it is what the target did. What remains is
-        bounded by that; a smaller fault cannot be told from it.
+        The replay is repeated with the operands of matrix products rounded to 8 bits. If its result
+        is several times closer to the target than exact arithmetic, the target computes this way. A
+        fault smaller than the remaining error cannot be recognised.
         """
         if not beyond:
             return {}
@@ -519,8 +513,7 @@ class TensorReplay:
         best = max(
             forms, key=lambda by_record: sum(c.gain > CODES_MOSTLY for c in by_record.values())
         )
-        # What holds for nearly all of them is what the kernel does, and needs less evidence in
-        # each.
+        # If it explains nearly all tensors, the kernel works this way: each needs less evidence.
         agreed = sum(c.gain > CODES_MOSTLY for c in best.values()) >= _NEARLY_ALL * len(beyond)
         enough = CODES_EXPLAINED / 2 if agreed else CODES_EXPLAINED
         return {
@@ -557,8 +550,8 @@ class TensorReplay:
     def _walk(
         self, working: str, seed: int | None, coarser: Callable[[Array], Array] | None = None
     ) -> TreeWalk:
-        """The reference, ready to be run through. seed: of noise on every call's outputs; coarser:
-        done to what matrix products take.
+        """A replay of the reference. working: dtype to compute in; seed: of the noise on every
+        call's outputs, None without noise; coarser: applied to the operands of matrix products.
         """
         walk = TreeWalk(
             self._replayer.reference,
@@ -589,7 +582,7 @@ class TensorReplay:
         )
 
 
-# The tensors that a target shows of a reference which was captured whole, and what each rests on.
+# The tensors that a target shows, in terms of a fully captured reference, and what each depends on.
 
 RegionKey = tuple[int, int]
 """Call of the reference, and segment of it (-1 for a leaf)."""
@@ -597,10 +590,11 @@ RegionKey = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """What a tensor depends on. tensors: those shown before it; regions: what lies between.
+    """What a shown tensor depends on. tensors: the nearest shown tensors before it; regions: the
+    regions in between.
 
-    places: the same with all segments of a container as one, (call, 0), since one piece of code
-    made them.
+    places: the regions with all segments of a container merged into (call, 0), since they are one
+    piece of code.
     """
 
     regions: frozenset[RegionKey]
@@ -612,11 +606,12 @@ class Upstream:
 
 
 class ShownTensors:
-    """Shown tensors by their record of the reference.
+    """The tensors that the target shows, by record of the reference.
 
-    pairs: by call, the index of its pair. slots: by record, the index of the pair and the slot.
-    maker: by record, the region that made it. inner: by call, (record, operation) of tensors inside
-    its program. regions: all of the reference, in order of execution; order: their places in it.
+    pairs: by call, the index of its pair. slots: by record, the index of the pair and its slots.
+    maker: by record, the region that computed it. inner: by call, (record, operation) of tensors
+    inside its program. regions: all regions of the reference, in execution order; order: their
+    numbers in it.
     """
 
     def __init__(
@@ -647,7 +642,7 @@ class ShownTensors:
                     self.slots[record] = index, slot
 
     def _region_of(self, call: int, operation: int) -> RegionKey:
-        """The segment of a call's own operators that this one is in."""
+        """The region of a call to which this operation of its program belongs."""
         container = self.paired.calls[call]
         program = self.paired.reference.programs.get(container.program)
         if container.leaf or program is None:
@@ -657,32 +652,32 @@ class ShownTensors:
         )
 
     def in_order(self) -> list[int]:
-        """The records that a region made, in order of execution."""
+        """The shown records that some region computed, in execution order."""
         records = (record for record in self.slots if record in self.maker)
         return sorted(records, key=self.place)
 
     def place(self, record: int) -> int:
-        """The place of the region that made a tensor, in order of execution."""
+        """The number, in execution order, of the region that computed a tensor."""
         return self.order[self.maker[record]]
 
     def array(self, record: int) -> Array:
-        """What the target shows of a record of the reference."""
+        """The target's tensor for a record of the reference. Raises ElementsMissing."""
         return self.paired.target.array(self.slots[record][1].target_record)
 
     def path(self, call: int) -> list[int]:
-        """The calls around one, the outermost first, and it."""
+        """The ids of a call's ancestors, outermost first, and of the call itself."""
         path = [call]
         while (parent := self.paired.calls[path[-1]].parent) != -1:
             path.append(parent)
         return path[::-1]
 
     def roots(self) -> list[Call]:
-        """The outermost calls with tensors that the target shows, in order of execution."""
+        """The root calls that contain shown tensors, in execution order."""
         roots = dict.fromkeys(self.path(call)[0] for call in self.pairs)
         return sorted((self.paired.calls[root] for root in roots), key=lambda c: c.order)
 
     def is_within(self, call: int, above: int) -> bool:
-        """Is a call this one, or inside it?"""
+        """Whether a call is `above` or lies inside it."""
         while call != -1 and call != above:
             call = self.paired.calls[call].parent
         return call == above
@@ -695,7 +690,7 @@ class ShownTensors:
         return self.paired.maker(slot) or calls[pairs[0].target]
 
     def upstream(self, record: int) -> Upstream:
-        """What a tensor depends on."""
+        """The shown tensors and the regions that a shown tensor depends on."""
         regions: set[RegionKey] = set()
         tensors: set[int] = set()
         visited: set[int] = set()
@@ -712,8 +707,8 @@ class ShownTensors:
         return Upstream(frozenset(regions), frozenset(tensors - {record}))
 
     def _sources(self, record: int) -> Set[int]:
-        """What a tensor depends on, as the program that made it tells; without one, all that its
-        region could see.
+        """The records that a tensor directly depends on, according to the program that computed it;
+        without a program, all records that its region could read.
         """
         call, segment = self.maker[record]
         if call not in self._needed:
@@ -728,8 +723,8 @@ class ShownTensors:
         }
 
     def _needs(self, call: Call) -> dict[int, set[int]]:
-        """What each tensor that a call's own operators made depends on, by record; nothing without
-        a program.
+        """By record of each tensor that a call's own operators computed, the records that it
+        depends on; empty without a program.
         """
         source = self._source
         if source is None:
@@ -750,7 +745,7 @@ class ShownTensors:
 
 
 def _inputs_of(program: Program, operation: int) -> list[str]:
-    """The slots that the result of one operator of a program depends on."""
+    """The inputs and parameters (slots) that the result of an operation depends on."""
     slots: dict[str, None] = {}
     visited: set[int] = set()
     todo = [Operand("op", (operation, 0))]

@@ -1,4 +1,4 @@
-"""Verdicts of labels: tensors under a name, of which nothing says what they were made of."""
+"""Verdicts of labels: named tensors without recorded inputs."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _LEAST_SHARE = 10
 """Scales have one number for 16 codes or more: what has more is computed from as they are."""
 _SUSPECT = (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED)
 _CANCELLED, _OF_ALL = 0.3, 1e-3
-"""Of the largest gradient of a module, and of all: a smaller one may be what is left of larger
-terms.
+"""Shares of a module's largest gradient and of the largest gradient of all. A smaller gradient may
+be the remainder of larger terms that cancel.
 """
 _PASSES = 3
 """Sums behind a gradient of 16 bits: the pass forward, the pass back, and that over the batch."""
 _NAMED = 4
-"""So many labels are named where any of them may be to blame."""
+"""Most labels that a sentence names if any of them may be to blame."""
 _StepKey = tuple[int, str, int]
 """Process, root and step of a call."""
 
 
 def is_label(call: Call) -> bool:
-    """Is the call a tensor under a name, of which nothing says what it was made of?"""
+    """Whether the call is a label: a named tensor without recorded inputs."""
     return call.kind == "label" and not call.slots("input")
 
 
@@ -46,7 +46,7 @@ def _step_of(call: Call) -> _StepKey:
 
 
 class _CallsAround:
-    """What calls that are no labels made around labels, in one process, root and step."""
+    """The forward calls, other than labels, that ran around labels in one process, root and step."""
 
     def __init__(self, errors: PairErrors, labels: Mapping[int, int]) -> None:
         paired = errors.paired
@@ -64,8 +64,8 @@ class _CallsAround:
                 self._calls[_step_of(call)].append(call)
 
     def before(self, label: Call) -> list[judge.PairError]:
-        """The largest errors of what was made before a label. Labels are asked for in their
-        order.
+        """The largest errors of these calls' outputs before a label. Call this in the order of
+        labels.
         """
         key = _step_of(label)
         calls, errors = self._calls[key], list(self._worst[key])
@@ -77,14 +77,14 @@ class _CallsAround:
         return self._worst[key]
 
     def size_only(self, slot: SlotPair) -> judge.PairError:
-        """The error of a tensor without its statistics and lone elements, which say nothing of
-        tensors that need not be computed from each other.
+        """The error of a tensor without its statistics and lone elements, which cannot be compared
+        between tensors that do not depend on each other.
         """
         return dataclasses.replace(self.errors.of(slot), drift=None, lone=0.0)
 
     def kernel(self, label: Call) -> str:
-        """The operator whose kernel logged a label, in words; "" for a label that no kernel logged,
-        or where no operator is seen.
+        """The operator, in words, whose kernel logged a label; "" if no kernel logged it or no
+        operator is known.
         """
         if not has_mark(label, Mark.LOGGED):
             return ""
@@ -96,8 +96,8 @@ class _CallsAround:
 
 
 class LabelJudge:
-    """Judges labels of the reference: of these only the order is known, so each may depend on all
-    before it in its step. labels: by call, the index of its pair.
+    """Judges the labels of the reference. Only their order is known, so each may depend on all
+    earlier ones of its step. labels: by call, the index of its pair.
     """
 
     def __init__(self, errors: PairErrors, labels: Mapping[int, int]) -> None:
@@ -122,7 +122,7 @@ class LabelJudge:
         return verdicts
 
     def _one_by_one(self, labels: Sequence[Call]) -> dict[int, Verdict]:
-        """Verdicts of labels that were made in this order, by call."""
+        """Verdicts, by call, of labels whose order is known and given."""
         verdicts: dict[int, Verdict] = {}
         errors_before: list[judge.PairError] = []
         for label in labels:
@@ -133,9 +133,9 @@ class LabelJudge:
         return verdicts
 
     def _as_far_as_ordered(self, labels: Sequence[Call]) -> dict[int, Verdict]:
-        """Verdicts of labels of which only a part of the order is known, by call. A label may come
-        of all that may have been made before it: only the first that differ can be to blame, and
-        where these are several, what they are parts of.
+        """Verdicts, by call, of labels whose order is known in part. A label may depend on all that
+        may precede it, so only the first ones that differ can be to blame. If there are several,
+        the module that contains them all is.
         """
         order = known_order.known(
             [known_order.trace_of(label) for label in labels],
@@ -179,8 +179,8 @@ class LabelJudge:
         return self.paired.plan.pairs[self._labels[label.id]].slots
 
     def _of_terms(self, slot: SlotPair, label: Call) -> judge.PairError:
-        """The error of a tensor, that of a gradient in units of the terms that it is a sum of where
-        these cancel: gradients beside it show their size.
+        """The error of a tensor. The error of a small gradient, whose terms cancel, is taken in
+        units of these terms, whose size the other gradients of its module show.
         """
         error, module = self._around.size_only(slot), known_order.module_of(label.scope)
         largest = self._gradients.get((_step_of(label), module), 0.0) if module else 0.0
@@ -193,7 +193,7 @@ class LabelJudge:
         return dataclasses.replace(error, value=value)
 
     def _is_rounded_gradient(self, label: Call, growth: judge.ErrorGrowth, u: float) -> bool:
-        """Is it a gradient of 16 bits that does not stand out from those before it?"""
+        """Whether a label is a 16-bit gradient whose error does not stand out from earlier ones."""
         is_gradient = bool(self._gradients) and bool(known_order.module_of(label.scope))
         room, limits = _PASSES * judge.LIMITS.within(u), judge.LIMITS
         is_near = growth.e_out <= room and growth.growth <= limits.growth
@@ -201,7 +201,7 @@ class LabelJudge:
 
     @functools.cached_property
     def _gradients(self) -> Mapping[tuple[_StepKey, str], float]:
-        """The largest norm of the gradients of each module, and of all under ""."""
+        """The largest norm of a gradient by (step, module), and of all modules by (step, "")."""
         labels = [self.paired.calls[call] for call in self._labels]
         largest: dict[tuple[_StepKey, str], float] = defaultdict(float)
         if known_order.are_gradients([label.scope for label in labels]):
@@ -225,8 +225,8 @@ class LabelJudge:
         labels_before: Sequence[judge.PairError],
         around: Sequence[judge.PairError],
     ) -> Verdict:
-        """The verdict of one label. labels_before, around: errors of labels and of other calls that
-        were made before it.
+        """The verdict of one label. labels_before, around: errors of earlier labels and of other
+        earlier calls.
         """
         slots = self._slots(label)
         u = self.errors.roundoff(slots, errors, self._beside(label, slots))
@@ -253,8 +253,8 @@ class LabelJudge:
         return self._tolerated(verdict, label, slots, growth.e_out)
 
     def _beside(self, label: Call, slots: Iterable[SlotPair]) -> Iterator[float]:
-        """Unit roundoffs of tensors of a label's step, but for what is too small to be more than
-        scales of its tensors.
+        """Unit roundoffs of the tensors in a label's step, without those that are so small that
+        they may be scales of its codes.
         """
         size = max((self.paired.records(slot)[0].count for slot in slots), default=0)
         for count, u in self._roundoffs[_step_of(label)]:
@@ -275,7 +275,7 @@ class LabelJudge:
     def _tolerated(
         self, verdict: Verdict, label: Call, slots: Iterable[SlotPair], e_out: float
     ) -> Verdict:
-        """The verdict with what a policy allows."""
+        """The verdict, or the declared one if the policy allows the error."""
         partner = self.paired.pair(self._labels[label.id]).partner
         tolerances = self.errors.declared.tolerances
         if verdict.verdict not in (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED):
@@ -290,9 +290,9 @@ class LabelJudge:
 def _together(
     firsts: Sequence[Call], verdicts: Mapping[int, Verdict], everything: str
 ) -> dict[int, Verdict]:
-    """Verdicts of the first labels that differ, of which none is known to be before the others: one
-    of what they all are parts of, where one of them is wrong and there is such a whole. everything:
-    what all names begin with, no such whole.
+    """Verdicts of the first labels that differ, whose order among each other is not known. If one
+    is wrong and their names share a module, the fault is placed in that module; else all are
+    undetermined. everything: the common prefix of all labels, which does not count as a module.
     """
     names = [label.scope for label in firsts]
     whole = _common(names).removeprefix(everything) and _common(names)
@@ -314,7 +314,7 @@ def _together(
 
 
 def _common(names: Sequence[str]) -> str:
-    """What all names begin with, up to the end of a part."""
+    """The longest common prefix of whole name parts."""
     parts = [re.split(r"([./_-])", name) for name in names]
     many = sum(
         1 for _ in itertools.takewhile(lambda same: len(set(same)) == 1, zip(*parts, strict=False))
@@ -323,13 +323,13 @@ def _common(names: Sequence[str]) -> str:
 
 
 def size_in_words(value: float | None) -> str:
-    """An error as a sentence has it."""
+    """An error as text for a sentence."""
     return "of unknown size" if value is None else f"{value:.2g}"
 
 
 def _worst(errors: Sequence[judge.PairError]) -> list[judge.PairError]:
-    """Of errors the few that say all about their size: the largest of each kind of evidence, and
-    one that is not known.
+    """The few errors that matter for the largest: the largest one of each kind of evidence, and one
+    unknown error if there is any.
     """
     measured = sorted((e for e in errors if e.value is not None), key=lambda e: e.inherited or 0.0)
     unknown = [e for e in errors if e.value is None]
