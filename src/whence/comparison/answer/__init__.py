@@ -1,1 +1,1 @@
-"""Puts verdicts and findings together to the answer."""
+"""Puts the answer together from verdicts and findings."""

@@ -171,8 +171,8 @@ def _with_origin(result: Comparison, context: Context, per_call: Mapping[int, st
     )
 
 
-# Tensors that count as equal, or as differing by rounding alone, although rounding made no such
-# bits: the filling of masks, and masks in another form.
+# Tensors that pass although rounding does not explain their bits: fill values of masks, and masks
+# in another form.
 
 _JUDGED_OTHERWISE: Collection[str] = (
     *GUILTY,
@@ -184,8 +184,8 @@ _JUDGED_OTHERWISE: Collection[str] = (
 
 
 def alike(paired: PairedRuns, per_call: Mapping[int, str]) -> tuple[Alike, ...]:
-    """Every such tensor of the calls that pass, once, in the order of execution. per_call: verdict
-    of each call of the reference.
+    """Every tensor of a passing call that differs in its mask or shape only, once, in execution
+    order. per_call: the verdict of each call of the reference.
     """
     tensors: dict[tuple[int, int], Alike] = {}
     for index, pair in enumerate(paired.plan.pairs):
@@ -214,7 +214,9 @@ def alike(paired: PairedRuns, per_call: Mapping[int, str]) -> tuple[Alike, ...]:
 
 
 def _unlike(paired: PairedRuns, slot: SlotPair) -> Iterator[tuple[int, str]]:
-    """(how many elements differ so, the first of them on both sides in words)."""
+    """(number of elements, words): the elements that differ in the fill of a mask, or the two forms
+    of a mask. Empty for any other pair.
+    """
     measured = paired.measured[slot.reference_record, slot.target_record]
     reference, target = paired.records(slot)
     if measured.identical:
@@ -242,14 +244,14 @@ def _unlike(paired: PairedRuns, slot: SlotPair) -> Iterator[tuple[int, str]]:
         yield count, f"{a:.6g} against {b:.6g}"
 
 
-# When an operator first differs: its executions counted, by type and by name, each against its
-# partner.
+# Counts the executions of each operator, by type and by name, and finds the first that differs from
+# its partner.
 
 _OPERATORS = 0.5  # share of calls that are operators, from which on a run is one of operators
 
 
 def of_operators(paired: PairedRuns) -> bool:
-    """Are these runs of operators (a predictor, a dump of a graph), not of modules?"""
+    """Whether the runs consist of operators (a predictor, a dump of a graph), not of modules."""
     leaves = [c for c in paired.calls if c.leaf]
     return bool(leaves) and sum(c.kind == "operator" for c in leaves) >= _OPERATORS * len(leaves)
 
@@ -257,11 +259,11 @@ def of_operators(paired: PairedRuns) -> bool:
 def counted(
     paired: PairedRuns, per_call: Mapping[int, str], significant: Collection[int]
 ) -> Occurrences:
-    """The table. per_call: the verdict of each paired call of the reference. significant: those
-    that rounding does not explain.
+    """The table of operators and their executions. per_call: the verdict of each paired call of the
+    reference. significant: ids of calls whose difference rounding does not explain.
 
-    Calls that the capture was not asked for count as nothing. An occurrence is equal when all its
-    outputs are bit for bit.
+    Calls that the capture did not select are left out. An execution is equal if all its outputs are
+    bitwise equal.
     """
     rows: dict[tuple[str, str], list[tuple[Occurrence | None, bool, bool]]] = {}
     for call in sorted(align.selected(paired.calls), key=lambda c: (c.step, c.micro, c.order)):
@@ -297,8 +299,8 @@ def counted(
 def _occurrence(
     paired: PairedRuns, call: Call, per_call: Mapping[int, str]
 ) -> tuple[Occurrence | None, bool]:
-    """(the execution, does it differ); None when it has no partner or nothing of it could be
-    measured.
+    """(the execution, whether it differs); the former is None if the call has no partner or no
+    measured output.
     """
     index = paired.pair_of.get(call.id)
     if index is None:
@@ -336,15 +338,15 @@ def _row(by: str, name: str, listed: list[tuple[Occurrence | None, bool, bool]])
     return Counted(by, name, len(listed), compared, equal, differing, first, significant)
 
 
-# What is added to a finding: the element that differs most, and where the target keeps it.
+# Adds to a finding the element that differs most, and where the target keeps it.
 
-_CLEARLY = 0.1  # of the largest error of any token
+_CLEARLY = 0.1  # share of the largest error of any token, from which on a token differs clearly
 _LONGEST = 80  # characters of a dims expression that are shown
 
 
 def with_worst(finding: Finding, paired: PairedRuns) -> Finding:
-    """Add the element with the largest error, as both sides have it, and where the tensors of a
-    rearranged one are to be found.
+    """The finding with the element that has the largest error, its value on both sides, and, for a
+    rearranged tensor, its place in the target.
     """
     finding = _with_layout(finding, paired)
     if finding.pair < 0 or finding.verdict == VerdictKind.PARAM_DIFF:
@@ -378,7 +380,9 @@ def with_worst(finding: Finding, paired: PairedRuns) -> Finding:
 
 
 def _printed_at(paired: PairedRuns, slot: SlotPair) -> tuple[str, ...]:
-    """The line in both logs, () where a side is not a log."""
+    """("file:line" of the reference, of the target) of a tensor in two logs; () if a side is not a
+    log.
+    """
     sides = (paired.reference, slot.reference_record), (paired.target, slot.target_record)
     lines = [
         f"{name}:{row}"
@@ -391,8 +395,8 @@ def _printed_at(paired: PairedRuns, slot: SlotPair) -> tuple[str, ...]:
 
 
 def _with_layout(finding: Finding, paired: PairedRuns) -> Finding:
-    """Where the target keeps what the finding is about, and which of the tensors that it was
-    joined from differs.
+    """The finding with the place of its tensor in the target, or, if the tensor was joined from
+    several, the ones that differ.
     """
     slot = paired.slot(finding.pair, finding.slot) if finding.pair >= 0 and finding.slot else None
     if slot is None or not slot.dims or _since(paired, finding, paired.arrays(slot)):
@@ -400,7 +404,7 @@ def _with_layout(finding: Finding, paired: PairedRuns) -> Finding:
     arrays = paired.arrays(slot)
     parts: tuple[str, ...] = ()
     if arrays is not None and arrays[0].shape == arrays[1].shape:
-        # Of activations all elements differ a little: those that differ most are meant.
+        # All elements of an activation differ a little, so only the largest errors count.
         error = (
             np.abs(arrays[1].astype(np.float64) - arrays[0].astype(np.float64))
             if arrays[0].dtype.kind not in "bc"
@@ -421,7 +425,9 @@ def _with_layout(finding: Finding, paired: PairedRuns) -> Finding:
 
 
 def _since(paired: PairedRuns, finding: Finding, arrays: tuple[Array, Array] | None) -> str:
-    """Where the calls of several steps were joined: from which token and step on they part."""
+    """The first token and step that clearly differ, in words, if the calls of several steps were
+    joined; else "".
+    """
     if arrays is None or arrays[0].shape != arrays[1].shape:
         return ""
     pair = paired.plan.pairs[finding.pair]
@@ -429,7 +435,7 @@ def _since(paired: PairedRuns, finding: Finding, arrays: tuple[Array, Array] | N
     for joined in reversed(paired.plan.joined):  # of the target where both were
         call = sides[joined.side]
         total, dims = sum(tokens for *_, tokens in joined.pieces), arrays[0].ndim
-        # Features are last, unless there is one number for each token.
+        # The last axis holds features, unless there is one number for each token.
         axis = next(
             (
                 k
@@ -454,7 +460,7 @@ def _since(paired: PairedRuns, finding: Finding, arrays: tuple[Array, Array] | N
 
 
 def _slot_name(paired: PairedRuns, finding: Finding, slot: SlotPair) -> str:
-    """The slot in words: what a child is given is named by the child ("o_proj:input.0")."""
+    """The slot for display; an input of a child is named by the child ("o_proj:input.0")."""
     if not is_of_child(finding.slot):
         return slot.reference_slot
     kids = paired.kids.get(paired.plan.pairs[finding.pair].reference, [])
@@ -474,21 +480,21 @@ def _number(value: Any) -> float | None:
     return number.real if np.isfinite(number.real) else None
 
 
-# What each quantised layer costs: its own loss, and how much of the error at the model's outputs
-# goes away where it alone is left in float.
+# The cost of each quantised layer: its own loss, and the share of the error at the model's outputs
+# that disappears if it alone stays in float.
 
 _MOST_REPLAYS = 600
-"""Layers run again in all: of each that is tried, those behind it."""
+"""Most replays of single layers in all. Trying a layer costs one replay for each later layer."""
 _REPRODUCED = 0.05
-"""The layers, run again one after the other, make the target's outputs if these are off by no more
-than this share of their squared error.
+"""The chain of replayed layers reproduces the target if its outputs are off by no more than this
+share of the target's squared error.
 """
 _UNKNOWN = "which quantised layers to leave in float is not known: {}"
 
 
 class LayerCosts(NamedTuple):
-    """The quantised layers, the most costly first, and why nothing is known of what each explains
-    of the error at the outputs ("" where it is).
+    """The quantised layers, the most costly first. why_no_shares: why their shares of the error at
+    the outputs are not known; "" if they are.
     """
 
     costs: tuple[LayerCost, ...] = ()
@@ -496,7 +502,7 @@ class LayerCosts(NamedTuple):
 
 
 def layer_costs(context: Context, verdicts: Sequence[Verdict]) -> LayerCosts:
-    """The quantised layers; none where there are none."""
+    """The costs of the quantised layers of a comparison."""
     costs, why = _own(context, verdicts), ""
     judge = context.judge.quantised
     if not costs or judge.programs is None:
@@ -506,7 +512,7 @@ def layer_costs(context: Context, verdicts: Sequence[Verdict]) -> LayerCosts:
         why = chain.why_not_reproduced()
         costs = costs if why else chain.explained(costs)
     except (ReplayRefused, ElementsMissing) as error:
-        # What is behind some layer cannot be run again: its own loss is known all the same.
+        # Layers behind some layer cannot be replayed; the layers' own losses are still known.
         why = str(error)
 
     def rank(cost: LayerCost) -> tuple[float, float]:
@@ -516,7 +522,7 @@ def layer_costs(context: Context, verdicts: Sequence[Verdict]) -> LayerCosts:
 
 
 def _own(context: Context, verdicts: Sequence[Verdict]) -> dict[str, LayerCost]:
-    """The layers by name, with their own loss, the largest first."""
+    """The layers by scope with their own loss, the largest loss (lowest SQNR) first."""
     costs: dict[str, LayerCost] = {}
     pairs, calls = context.paired.plan.pairs, context.paired.calls
     for verdict in verdicts:
@@ -540,9 +546,9 @@ def _own(context: Context, verdicts: Sequence[Verdict]) -> dict[str, LayerCost]:
 
 
 class _Chain:
-    """The layers of the first steps, run one after the other with some of their results replaced.
+    """The layers of the first steps, replayed one after the other with some results replaced.
 
-    steps: how many of them, as many as there is time for.
+    steps: the number of steps, limited by `_MOST_REPLAYS`.
     """
 
     def __init__(
@@ -555,7 +561,7 @@ class _Chain:
             for pair in context.paired.plan.pairs
         ]
         layers = Counter(step_of(call) for call, partner, _ in every if partner.leaf)
-        # Each is left in float twice, and half of the others are behind it.
+        # Each layer is left in float twice, and on average half of the others follow it.
         fitting = _MOST_REPLAYS // max(layers.values(), default=1) ** 2
         steps = sorted(layers)[: max(1, fitting)]
         self.steps = len(steps)
@@ -584,8 +590,8 @@ class _Chain:
         return dtypes.is_floating(one.dtype) and one.shape == two.shape
 
     def explained(self, costs: Mapping[str, LayerCost]) -> dict[str, LayerCost]:
-        """The costs, with what each layer explains of the error at the outputs, as far as there is
-        time for it: those with the largest loss first.
+        """The costs with the share of the outputs' error that each layer explains. Layers are tried
+        in the given order until `_MOST_REPLAYS` is reached.
         """
         whole = self._error({})
         out = dict(costs)
@@ -601,9 +607,8 @@ class _Chain:
         return out
 
     def why_not_reproduced(self) -> str:
-        """Why the layers, run again one after the other from the model's inputs, are not the
-        target: what they say of it without one of them would be about another model. "" where they
-        make its outputs.
+        """Why the replayed chain of layers does not give the target's outputs, "" if it does. If
+        it does not, the shares that it gives would be about another model.
         """
         whole = self._error({})
         results = self._run_again()
@@ -636,7 +641,7 @@ class _Chain:
         return total
 
     def _run_again(self) -> dict[int, Array]:
-        """What every layer makes of what those before it made, by record."""
+        """The outputs of all layers, by record, each replayed on the outputs of those before it."""
         made: dict[int, Array] = {}
         for call, partner in self._layers:
             layer = partner.quantised or _plain_layer(partner)
@@ -650,8 +655,8 @@ class _Chain:
             made[coded.record] = result.reshape(self._paired.target.records[coded.record].shape)
 
     def _with_float(self, name: str, is_rounded: bool) -> dict[int, Array]:
-        """What the target would make with one layer left in float, by record. is_rounded: its
-        results are codes all the same, as those that are handed to quantised layers.
+        """The target's results, by record, if one layer were left in float. is_rounded: whether its
+        results are still rounded to codes, so that only its weights are in float.
         """
         made: dict[int, Array] = {}
         for call, partner in self._layers:
@@ -672,7 +677,7 @@ class _Chain:
         return made
 
     def _on_grid(self, layer: QuantisedLayer, results: Sequence[Array]) -> list[Array]:
-        """Results as the nearest numbers that the layer has codes for."""
+        """The results rounded to the nearest values for which the layer has codes."""
         array = self._paired.target.array
         return [
             result if coded.grid is None else coded.grid.rounded(array, result)
@@ -682,13 +687,13 @@ class _Chain:
     def _as_coded(
         self, call: Call, layer: QuantisedLayer, made: Mapping[int, Array]
     ) -> list[Array]:
-        """What a quantised layer makes of other inputs."""
+        """The results of a quantised layer on other inputs (`made`, by record)."""
         programs, run = self._programs, self._paired.target
         weights = self._parameters.of(call, layer)
         if weights.all_face or not layer.weights:
             results = programs.right(call, layer, weights.values, given=made, rounds=True)
             return self._on_grid(layer, results)
-        # weights that face none: what they cost stays what it was
+        # weights without a counterpart: their contribution to the error is kept as recorded
         results = programs.right(call, layer, {}, given=made, rounds=True)
         before = programs.right(call, layer, {}, rounds=True)
         return [
@@ -703,7 +708,7 @@ def _wide(array: Array) -> F64:
 
 
 def _plain_layer(partner: Call) -> QuantisedLayer:
-    """A call without codes as a layer."""
+    """A call without quantised tensors, described as a layer."""
     return QuantisedLayer(
         tuple(Coded(ref.record) for ref in partner.slots("input")),
         tuple(Coded(ref.record) for ref in partner.slots("output")),

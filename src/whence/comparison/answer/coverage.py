@@ -15,10 +15,11 @@ from whence.results import Coverage, SlotPair, Verdict, VerdictKind, severity
 
 
 class CallCoverage:
-    """Which calls of the reference were compared.
+    """Counts which calls of the reference were compared.
 
-    inside: by call, how many calls without a partner were compared as part of it. covered: records
-    between tensors that were compared. covers: is a call inside what is right around it?
+    inside: by call, the number of unpaired calls that were compared as part of it. covered: records
+    between compared tensors, which were replayed. covers: whether a call that was not measured is
+    shown to be right by a stretch or a step around it.
     """
 
     def __init__(
@@ -34,9 +35,7 @@ class CallCoverage:
                 self.inside[pair.reference] = len(self.paired.alone(pair.reference))
 
     def per_call(self, verdicts: Mapping[tuple[int, int], Verdict]) -> dict[int, str]:
-        """One verdict per paired call: of a leaf its own, of a container the worst of its
-        segments.
-        """
+        """One verdict per paired call: a leaf's own, or the worst of a container's segments."""
         worst: dict[int, str] = {}
         for (number, _), verdict in verdicts.items():
             old = worst.get(number)
@@ -63,7 +62,7 @@ class CallCoverage:
     def _by_tensors(
         self, call: Call, slots: Mapping[str, SlotPair], outputs: Sequence[SlotPair]
     ) -> VerdictKind | None:
-        """What the tensors of a call without a verdict say of it; None without any."""
+        """The verdict of a call that no stage judged, by its tensors; None without tensors."""
         if outputs:
             if not all(map(self.paired.is_equal, outputs)):
                 return VerdictKind.INHERITED
@@ -75,7 +74,7 @@ class CallCoverage:
         return VerdictKind.IDENTICAL if is_equal else None
 
     def coverage(self) -> Coverage:
-        """How many calls were compared, measured and replayed."""
+        """The numbers of calls that were compared, measured and replayed."""
         paired = self.paired
         passthrough = [c for c in paired.calls if c.id not in paired.pair_of and paired.hands_on(c)]
         whole = [c for c in paired.calls if marks.has_mark(c, Mark.PUT_TOGETHER)]
@@ -120,9 +119,10 @@ class CallCoverage:
         )
 
     def _whole_known(self, call: Call, handed_on: Set[int]) -> bool:
-        """Were the outputs of a root that stands for a whole dump measured?
+        """Whether the outputs of a root that stands for a whole dump were measured.
 
-        A dump may end with an operator that only hands on, and that the other run has not.
+        Outputs of operators that only pass a tensor on (`handed_on`) do not count: a dump may end
+        with such an operator, which the other run lacks.
         """
         shortened = msgspec.structs.replace(
             call, refs=tuple(r for r in call.refs if r.record not in handed_on)
@@ -131,7 +131,7 @@ class CallCoverage:
         return call.id in self.paired.pair_of and (not has_ends or self._outputs_known(shortened))
 
     def partly(self) -> int:
-        """How many pairs of outputs were printed in part only."""
+        """The number of output pairs of which only a part was printed."""
         slots = {
             (s.reference_record, s.target_record): s
             for table in self.paired.slots
@@ -142,9 +142,9 @@ class CallCoverage:
         )
 
     def _outputs_known(self, call: Call) -> bool:
-        """Was every output that matters of a paired call measured?"""
+        """Whether every output of a paired call that matters was measured."""
         slots = self.paired.slots[self.paired.pair_of[call.id]]
-        # What a call changed in place and returns has a partner by either name.
+        # A tensor that a call changes in place and returns has two slots; a partner of one counts.
         covered = self._covered | {s.reference_record for s in slots.values()}
         refs = [
             r
@@ -158,7 +158,7 @@ class CallCoverage:
             if r.slot in slots
             or (r.record not in self._unread and not self._was_joined(call, r.slot))
         ]
-        # A cache that the target was not asked for: what was read of it is compared where it is.
+        # If the target keeps no cache, its content is compared in the calls that read it.
         has_cache = any(align.is_cache(s.reference_slot) for s in slots.values())
         others = [ref for ref in used or refs if has_cache or not align.is_cache(ref.slot)]
         for ref in others or used or refs:
@@ -169,7 +169,7 @@ class CallCoverage:
                 and not self.paired.partly(slot)
             ):
                 continue
-            # Empty tensors and lone reasons hold nothing that could differ.
+            # An empty tensor, or a cache of another length, holds nothing to compare here.
             has_nothing = slot is not None and (
                 self.paired.reference.records[ref.record].count == 0 or self._has_other_form(slot)
             )
@@ -178,11 +178,10 @@ class CallCoverage:
         return True
 
     def _is_replayed_otherwise(self, call: Call, slot: str) -> bool:
-        """Was this output judged by replay on inputs of another extent, which replay of the code
-        before the call judged too?
+        """Whether this output was judged by a replay on inputs that cannot be compared, and a
+        replay of the code before the call judged these inputs.
 
-        So it is of an expert that was given other tokens, where the scores that sent them there
-        tie.
+        An example is an expert that gets other tokens because the scores that route them tie.
         """
         if slot not in self._replays.figures.get(call.id, {}) or call.parent < 0:
             return False
@@ -197,15 +196,15 @@ class CallCoverage:
         return bool(unknown) and all(f"{place}:{name}" in judged for name in unknown)
 
     def _has_other_form(self, slot: SlotPair) -> bool:
-        """A cache of another length than the other run's (static against growing, a window): what
-        is read of it is compared where it is.
+        """Whether the pair is a cache with different lengths (static, growing or a window). Its
+        content is compared in the calls that read it.
         """
         reference, target = self.paired.records(slot)
         return align.is_cache(slot.reference_slot) and reference.shape != target.shape
 
     def _was_joined(self, call: Call, slot: str) -> bool:
-        """A cache that only one run has: what it held went on into later calls, which are joined
-        with this one.
+        """Whether the slot is a cache that only one run has. Its content went into later calls,
+        which are joined with this one.
         """
         partner = self.paired.pair(self.paired.pair_of[call.id]).partner
         is_cache = align.is_cache(slot) or is_mutated(slot)
@@ -213,11 +212,12 @@ class CallCoverage:
 
 
 def unread(run: Run) -> set[int]:
-    """Records that a call returned or changed in place and that no call was given, no container's
-    own operators read, and no root left.
+    """Records that a call returned or changed in place and that nothing reads: they are no input of
+    a call, no container's own operators read them, and no root returns them.
 
-    What a container without a program did with a tensor is not known: that one counts as read,
-    unless it is a graph of an engine, which is its nodes.
+    In a container without a program every child's output counts as read, since it is not known what
+    the container does with it. An engine's graph, which consists of its nodes only, is an
+    exception.
     """
     written: set[int] = set()
     read: set[int] = set()
@@ -240,8 +240,8 @@ def unread(run: Run) -> set[int]:
                 read.update(inside.values())
             continue
         used = _used(program)
-        # Handed on as it is, a tensor has its fate decided further up; unless it goes there as
-        # another record.
+        # A tensor that is only passed on counts as read if an outer call reads it, or if it is
+        # passed on as another record.
         handed = outputs | {
             f"{k}:{r.slot}": r.record for k, kid in enumerate(kids) for r in kid.slots("input")
         }
@@ -254,7 +254,7 @@ def unread(run: Run) -> set[int]:
 
 
 def _computes_in_calls_alone(call: Call, kids: Sequence[Call]) -> bool:
-    """Is all that a container computes in the calls below it, and is known what these read?"""
+    """Whether a container computes nothing outside its children and their tensors are known."""
     is_graph = call.op_type in list(marks.EngineModel) or marks.has_mark(call, Mark.TAKEN_TOGETHER)
     return is_graph and all(kid.refs for kid in kids)
 
@@ -264,7 +264,7 @@ def _left(call: Call) -> dict[str, int]:
 
 
 def _used(program: Program) -> set[str]:
-    """The inputs that operations of a program take."""
+    """The input slots that the operations of a program read."""
     return {
         program.inputs[place]
         for operation in program.operations

@@ -1,4 +1,4 @@
-"""What the differences of two runs come to at the outputs of the models."""
+"""The effect of all differences at the outputs of the models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SCORES = "logits"
 
 
 class _Output(NamedTuple):
-    """A tensor that a model returned, and its partner. is_lone: the call returned no other."""
+    """An output of a model with its partner. is_lone: the call has no other output."""
 
     call: Call
     slot: SlotPair
@@ -32,8 +32,8 @@ class _Output(NamedTuple):
 
     @property
     def are_scores(self) -> bool:
-        """Does its name say that it holds scores of classes or tokens, or is nothing else
-        returned?
+        """Whether the output may hold scores of classes or tokens: it is named logits, or is the
+        only output.
         """
         return self.is_lone or _SCORES in self.slot.reference_slot
 
@@ -42,9 +42,9 @@ def effect(
     paired: PairedRuns, errors: PairErrors, generation: Generation | None = None
 ) -> Effect | None:
     """The largest error of the models' outputs, and how many rows of scores have their largest
-    element elsewhere. None where no call is known to be a model's, or nothing differs.
+    element at another place. None if nothing differs or no output of a model is known.
 
-    Caches are no outputs here. Where outputs have names and some are logits, those count alone.
+    Caches do not count as outputs. If some outputs are named logits, only these count.
     """
     outputs, unmeasured = _outputs(paired)
     scores = [o for o in outputs if _SCORES in o.slot.reference_slot]
@@ -70,7 +70,7 @@ def effect(
 
 
 def _models(paired: PairedRuns, outputs: Sequence[_Output]) -> tuple[str, ...]:
-    """Names of what was called on its own, that with the most calls inside first."""
+    """Names of the roots with these outputs, the one with the most calls inside first."""
     names = {output.call.root for output in outputs}
     calls = Counter(call.root for call in paired.calls if call.root in names)
     calls.update({name: paired.left_out.roots.get(name, 0) for name in calls})
@@ -78,13 +78,13 @@ def _models(paired: PairedRuns, outputs: Sequence[_Output]) -> tuple[str, ...]:
 
 
 def of_tokens(generation: Generation) -> Effect:
-    """The effect where logits alone were captured."""
+    """The effect on tokens, for runs of which only logits were captured."""
     tokens, changed = _tokens(generation)
     return Effect(tokens=tokens, tokens_changed=changed)
 
 
 def _tokens(generation: Generation | None) -> tuple[int, int]:
-    """How many tokens both runs chose behind the same text, and how many of these differ."""
+    """(tokens that both runs chose after the same text, how many of them differ)."""
     if generation is None:
         return 0, 0
     changed = sum(token.reference != token.target for token in generation.tokens)
@@ -92,7 +92,7 @@ def _tokens(generation: Generation | None) -> tuple[int, int]:
 
 
 def _outputs(paired: PairedRuns) -> tuple[list[_Output], int]:
-    """What models returned, as far as it is paired; how many tensors more have no partner."""
+    """(paired outputs of models, number of outputs without a partner)."""
     outputs: list[_Output] = []
     alone = 0
     for pair in paired.plan.pairs:
@@ -112,7 +112,7 @@ def _is_result(slot: str) -> bool:
 def _with_worst(
     result: Effect, known: Sequence[_Output], paired: PairedRuns, errors: PairErrors
 ) -> Effect:
-    """The effect with the output that is furthest off."""
+    """The effect, completed by the output with the largest error."""
     if not known:
         return msgspec.structs.replace(result, error=0.0) if result.outputs else result
     worst = max(known, key=lambda o: errors.of(o.slot).value or 0.0)
@@ -130,7 +130,7 @@ def _with_worst(
 
 
 def _moved(paired: PairedRuns, scores: Sequence[_Output]) -> tuple[int, int]:
-    """(rows of scores that were compared, those with their largest element in another place)."""
+    """(rows of scores that were compared, rows whose largest element is at another place)."""
     rows = moved = 0
     for in_output, is_moved in _by_output(paired, scores):
         rows += in_output
@@ -142,7 +142,7 @@ def _by_output(paired: PairedRuns, scores: Sequence[_Output]) -> Iterator[tuple[
     for output in scores:
         record = paired.records(output.slot)[0]
         is_real = dtypes.is_floating(record.dtype) and "complex" not in record.dtype
-        # The last axis of a map of features is its width, and no choice among classes.
+        # The last axis of a feature map is its width, not a set of classes.
         if not is_real or not 0 < len(record.shape) < _MAP_AXES or record.shape[-1] < 2:
             continue
         rows = record.count // record.shape[-1]
@@ -152,6 +152,6 @@ def _by_output(paired: PairedRuns, scores: Sequence[_Output]) -> Iterator[tuple[
         arrays = None if paired.partly(output.slot) else paired.arrays(output.slot)
         if arrays is None or arrays[0].shape != arrays[1].shape:
             continue
-        # numpy knows no order of the narrow dtypes; float32 holds them exactly.
+        # numpy cannot compare values of the narrow dtypes; float32 holds them exactly.
         a, b = ((x if x.dtype.kind == "f" else x.astype(np.float32)).argmax(-1) for x in arrays)
         yield rows, int(np.count_nonzero(a != b))

@@ -60,8 +60,8 @@ _EXPERTS = (
 
 
 def logits_alone(*runs: Run) -> bool:
-    """Was one of the runs captured at the level of logits, so that there are no modules to
-    compare?
+    """Whether one of the runs was captured at the level of logits, so that no modules can be
+    compared.
     """
     return any(run.info.options.get("level") == "logits" for run in runs)
 
@@ -73,12 +73,12 @@ def compare_logits(
     again: Sequence[Run] = (),
     third: Run | None = None,
 ) -> Comparison:
-    """Compare two runs by their logits alone. again: further runs of the reference; what they
-    differ by is noise. third: is noted.
+    """Compare two runs by their logits alone. again: further runs of the reference, whose
+    differences count as noise. third: a third run; a note says that it is not used.
 
-    The status is that of `decide`; a finding names the root, the step and the token, for no module
-    was captured. Where one side holds what the model's last module returned and the other what the
-    model made of it, they are brought together first, and never `same`.
+    The status is that of `decide`. A finding names root, step and token, since no module was
+    captured. If one side holds the output of the model's last module and the other the model's own
+    output (scaled or capped), the former is converted first, and the answer is never `same`.
     """
     relation = between(reference, target)
     if relation is None:
@@ -94,7 +94,7 @@ def _compared(
     again: Sequence[Run],
     third: Run | None,
 ) -> Comparison:
-    """Two runs whose logits are the same tensor, compared."""
+    """The comparison of two runs whose logits are the same tensor of the model."""
     prompts = PairedPrompts(reference, target)
     noise = [error for run in again for error in PairedPrompts(reference, run).errors()]
     generation = judged(prompts, noise, logits_only=True)
@@ -181,11 +181,10 @@ def _first_difference(generation: Generation, prompts: PairedPrompts) -> dict[st
 def generated(
     reference: Run, target: Run, result: Comparison, calls: Sequence[Call]
 ) -> tuple[Generation | None, tuple[str, ...]]:
-    """(what both runs of a comparison generated, tied to its findings, notes on what of it is not
-    known).
+    """(generated tokens of both runs, linked to the findings of a comparison; notes).
 
-    None where neither went on with tokens of its own. reference, target: as they were captured;
-    calls: of the aligned reference, which the result speaks of.
+    The former is None if neither run generated tokens or none can be compared. reference, target:
+    the runs as captured; calls: those of the aligned reference, to which `result` refers.
     """
     prompts = PairedPrompts(reference, target)
     notes = tuple(f"tokens are not compared: {reason}" for reason in dict.fromkeys(prompts.reasons))
@@ -207,8 +206,8 @@ def generated(
 
 
 def _inherited(generation: Generation) -> Generation:
-    """Tokens beyond the rounding of logits, where every module computes right on the inputs that it
-    had: a choice inside the model, as among experts, came out otherwise.
+    """The generation with unexplained tokens as inherited, for runs in which every module is right
+    on its inputs: a choice inside the model, such as among experts, turned out differently.
     """
     tokens = tuple(
         msgspec.structs.replace(t, verdict=TokenKind.INHERITED) if t.verdict in BAD else t
@@ -226,8 +225,8 @@ def _inherited(generation: Generation) -> Generation:
 
 
 def _findings(generation: Generation, prompts: PairedPrompts, *, routes: bool) -> list[Finding]:
-    """At most one: the first token that rounding does not explain, with how many follow it.
-    routes: the model sends tokens to experts.
+    """At most one finding: the first token that rounding does not explain, with the number of all
+    such tokens. routes: whether the model routes tokens to experts.
     """
     if generation.suspect < 0:
         return []
@@ -304,7 +303,7 @@ def _too_few(generation: Generation, coverage: Coverage, least: float) -> str:
 
 
 class _Reach:
-    """Which steps of the reference's own root calls a call of the aligned reference stands for."""
+    """Maps calls of the aligned reference to steps of the reference as captured."""
 
     def __init__(self, result: Comparison, calls: Sequence[Call]) -> None:
         self._pairs, self._calls = result.plan.pairs, calls
@@ -315,7 +314,7 @@ class _Reach:
         }
 
     def of(self, pair: int) -> tuple[str, set[int]]:
-        """(root, steps) of a pair's call."""
+        """(root, steps of the captured reference) of a pair's call."""
         call = self._calls[self._pairs[pair].reference]
         return call.root, self._joined.get((call.root, call.step, call.micro), {call.step})
 
@@ -326,8 +325,8 @@ class _Reach:
 
 
 def _faulty(result: Comparison, reach: _Reach) -> set[tuple[str, int]]:
-    """(root, step) of calls in which something computes wrongly, or on other parameters: what
-    their logits part by is no rounding.
+    """(root, step) of calls that contain a proven fault or a differing parameter. The error of
+    their logits is not rounding.
     """
     faulty: set[tuple[str, int]] = set()
     proven = any(f.confidence in (Confidence.CERTAIN, Confidence.LIKELY) for f in result.findings)
@@ -339,8 +338,8 @@ def _faulty(result: Comparison, reach: _Reach) -> set[tuple[str, int]]:
 
 
 def _led_to(token: Token, prompts: PairedPrompts, result: Comparison, reach: _Reach) -> str:
-    """The finding that an unexplained token leads to: the first one in calls of its root up to the
-    token's own.
+    """The name of the finding behind an unexplained token: the first one in its root, up to the
+    step of the token; "" if there is none.
     """
     root = prompts.reference[token.prompt - 1].call.root
     for finding in result.findings:
@@ -355,8 +354,8 @@ def _led_to(token: Token, prompts: PairedPrompts, result: Comparison, reach: _Re
 def _with_causes(
     generation: Generation, prompts: PairedPrompts, result: Comparison, reach: _Reach
 ) -> Iterator[Prompted]:
-    """Prompts that fail, with the finding behind it; those that pass, with the modules in their
-    calls that make an error of their own all the same.
+    """All prompts: failing ones with the finding behind the failure, passing ones with the faulty
+    modules in their calls that have no effect on the tokens.
     """
     touched: dict[tuple[str, int], dict[str, None]] = defaultdict(dict)
     for verdict in result.verdicts:
@@ -378,22 +377,22 @@ def _with_causes(
 
 # Detects that one run recorded logits before, the other after, a scale or cap.
 #
-# Cohere and Granite multiply what their head returns by a number, Gemma 2 caps it with a tanh.
-# Where such a relation lies between the two sides it is found, one side is brought to the other
-# by it, and what is left over is compared; whether the relation itself is right is not known
-# then.
+# Cohere and Granite multiply the output of their head by a number, Gemma 2 caps it with a tanh. If
+# such a relation holds between the two sides, it is applied to one of them and the rest is
+# compared. Whether the relation itself is right is then not known.
 
 Floats = npt.NDArray[np.float64]
 
-# of the logits' own norm: what is left over at most tokens, once both are the same tensor
+# largest residual at most tokens, relative to the norm of the logits, if the relation is right
 _ALIKE = 0.05
-_LEAST_GAIN = 4.0  # times less is left over with a relation than without
+_LEAST_GAIN = 4.0  # least factor by which a relation must reduce the residual
 _HALVINGS = 60
 
 
 class Relation(NamedTuple):
-    """How what a model returned follows from what its module `maker` returned: `factor` times it,
-    or `cap` * tanh(it / cap), where cap is not 0. left_over: at most tokens, relative to the norm.
+    """How a model's logits follow from the output x of its module `maker`: factor * x, or
+    cap * tanh(x / cap) if cap is not 0. tokens: number of tokens that show it. left_over: median
+    residual over tokens, relative to the norm.
     """
 
     maker: str
@@ -404,15 +403,19 @@ class Relation(NamedTuple):
     cap: float = 0.0
 
     def brought(self, run: Run) -> Run:
-        """A run of what the module returned as one of what the model returned; another as it is."""
+        """The run with logits converted from the module's output to the model's; a run that holds
+        the model's own output stays as it is.
+        """
         return _Related(run, self) if maker_of(run) else run
 
     def applied(self, array: Floats) -> Floats:
-        """What the model makes of what its module returned."""
+        """The model's logits for these outputs of the module."""
         return self.cap * np.tanh(array / self.cap) if self.cap else self.factor * array
 
     def told(self, result: Comparison) -> Comparison:
-        """A comparison of what was brought together, with what lies between: no `same` then."""
+        """The comparison of converted logits, with the relation as a note. `same` becomes
+        `undecided` unless the relation is the identity.
+        """
         outside = "target" if self.inside == "reference" else "reference"
         sides = (
             f"the {self.inside}'s logits are what {self.maker} returned, the {outside}'s what the "
@@ -440,12 +443,12 @@ class Relation(NamedTuple):
 
     @property
     def is_identity(self) -> bool:
-        """Does the model return what its module did, as far as it is known?"""
+        """Whether no factor and no cap was found, so that the model returns its module's output."""
         return self.factor == 1.0 and not self.cap
 
 
 class _Related(Over):
-    """A run whose logits are what the model made of them."""
+    """A run whose logits are converted from the module's output to the model's."""
 
     def __init__(self, base: Run, relation: Relation) -> None:
         super().__init__(base)
@@ -462,8 +465,9 @@ class _Related(Over):
 
 
 def between(reference: Run, target: Run) -> Relation | None:
-    """The relation between what one side's module returned and what the other side's model did, the
-    identity where none is found; None where both hold the same tensor.
+    """The relation between the logits of a side that holds the output of a module and of a side
+    that holds the model's own output; the identity if none is found. None if both sides hold the
+    same kind.
     """
     makers = maker_of(reference), maker_of(target)
     if bool(makers[0]) == bool(makers[1]):
@@ -488,7 +492,7 @@ def between(reference: Run, target: Run) -> Relation | None:
 
 
 def _left_over(rows: Sequence[tuple[Floats, Floats]], applied: Callable[[Floats], Floats]) -> float:
-    """What a relation leaves over at most tokens, relative to the norm."""
+    """The median residual of a relation over tokens, relative to the norm."""
     return median(
         float(np.linalg.norm(returned - applied(made)) / (np.linalg.norm(returned) or 1.0))
         for made, returned in rows
@@ -496,13 +500,13 @@ def _left_over(rows: Sequence[tuple[Floats, Floats]], applied: Callable[[Floats]
 
 
 def _factor(rows: Sequence[tuple[Floats, Floats]]) -> float:
-    """By least squares, of the token in the middle; 0.0 where there is none."""
+    """The median over tokens of the least squares factor from module to model."""
     return median(float(made @ returned / ((made @ made) or np.inf)) for made, returned in rows)
 
 
 def _cap(rows: Sequence[tuple[Floats, Floats]]) -> float:
-    """The cap with which the norm of a token becomes that of the other side, of the token in the
-    middle; 0.0 where the other side is not smaller.
+    """The median over tokens of the cap that reduces the norm of the module's output to that of the
+    model's; 0.0 if the model's is not smaller.
     """
     return median(_cap_of(made, returned) for made, returned in rows)
 
@@ -533,8 +537,8 @@ def judged(
     logits_only: bool,
     faulty: Collection[tuple[str, int]] = (),
 ) -> Generation:
-    """Every token judged. noise: relative errors between runs of the reference. faulty: (root,
-    step) of calls of the reference that a proven fault reaches.
+    """The generation with every token judged. noise: relative errors of logits between runs of the
+    reference. faulty: (root, step) of calls of the reference that contain a proven fault.
     """
     places: list[TokenPlace] = []
     lengths: list[tuple[int, int]] = []
@@ -573,7 +577,7 @@ def _judgements(
     noise: Sequence[float],
     faulty: Collection[tuple[str, int]],
 ) -> Mapping[int, token_flips.Judged]:
-    """By id of the place, what rounding explains there."""
+    """By `id()` of the place, the judgement of each token with logits."""
     measured = [(p, p.figures) for p in places if p.figures is not None]
     working = prompts.roundoff((p for p, _ in measured), weights=False)
     wrong = [
@@ -606,7 +610,7 @@ def _token(
     best = [f.first, f.other]
     chosen = [a if a >= 0 else b for a, b in zip(following, best, strict=True)]
     is_same = chosen[0] == chosen[1]
-    # Fed alike, yet the models would go on otherwise; or the other way round.
+    # The runs go on with one token though their logits favour two, or the other way round.
     if (is_same and not f.agree) or (not is_same and prompts.is_forced and f.agree):
         chosen = best
     why = f"{f.nonfinite} logits are NaN or infinite in one run alone" if f.nonfinite else ""
@@ -632,7 +636,7 @@ def _token(
 def _kind(
     place: TokenPlace, f: LogitFigures, judgement: token_flips.Judged, chosen: Sequence[int]
 ) -> TokenKind:
-    """The verdict of a token. chosen: by either run."""
+    """The verdict of a token. chosen: the tokens of the reference and of the target."""
     if f.nonfinite:
         return TokenKind.OFF if f.agree else TokenKind.UNEXPLAINED
     if judgement.flip and judgement.flip != TokenKind.EXPLAINED:
@@ -688,17 +692,17 @@ def _prompted(
 
 
 def _has_ended(reference: Prompt, target: Prompt, lengths: tuple[int, int]) -> bool:
-    """Did the target stop long before the reference, though nothing differed?"""
+    """Whether the target generated fewer tokens than the reference."""
     return len(reference.calls) > 1 and len(target.calls) > 1 and lengths[1] < lengths[0]
 
 
 def finite(value: float | None) -> float | None:
-    """JSON has no infinity: None."""
+    """The value, or None in place of infinity and NaN, which JSON lacks."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def _words(token: Token, prompt: Prompted) -> str:
-    """A token that is not explained, in a sentence."""
+    """A sentence about an unexplained token."""
     place = (
         f"prompt {token.prompt}, token {token.index - len(prompt.ids)} (step {token.step}, "
         f"row {token.row}"

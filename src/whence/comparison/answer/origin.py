@@ -1,8 +1,8 @@
-"""From a tensor that differs back through the program to the operator that made it so.
+"""Traces a difference back through the program to the operator where it arises.
 
-Every consumer is paired with the last write before it of what it reads. The way follows what
-rounding does not explain, past operators that have no partner, to the first whose inputs agree and
-whose output does not.
+Each read of a tensor is matched with the last write before it. The trace follows differences that
+rounding does not explain, past operators without a partner, to the first operator whose inputs
+agree and whose output does not.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _AGREE = (
 
 
 class DataFlow(NamedTuple):
-    """What a way is found in. measured: by index of the pair and slot of the reference; verdicts:
-    of calls of the reference, the worst.
+    """The data of a comparison that a trace needs. measured: by (index of the pair, slot of the
+    reference); verdicts: the worst one by call of the reference.
     """
 
     reference: Run
@@ -55,7 +55,7 @@ class DataFlow(NamedTuple):
 def flow_of(
     reference: Run, target: Run, plan: Plan, rows: Iterable[Row], verdicts: Iterable[Verdict]
 ) -> DataFlow:
-    """The flow of a comparison that was made."""
+    """The data flow of a finished comparison."""
     worst: dict[int, Verdict] = {}
     for verdict in verdicts:
         call = plan.pairs[verdict.pair].reference
@@ -71,8 +71,8 @@ def flow_of(
 
 
 class OriginTracer:
-    """Finds ways in one comparison. significant: calls whose difference rounding does not
-    explain.
+    """Traces differences to their origin in one comparison. significant: ids of calls whose
+    difference rounding does not explain.
     """
 
     def __init__(self, flow: DataFlow) -> None:
@@ -110,8 +110,8 @@ class OriginTracer:
     # ---- what is known of a call
 
     def maker(self, call: Call, ref: Ref) -> Call | None:
-        """The last call before this one that wrote what it reads there, None for what the model was
-        given.
+        """The last call before this one that wrote the tensor which it reads; None for an input of
+        the model.
         """
         return self._writers.before(call, ref.record)
 
@@ -127,7 +127,7 @@ class OriginTracer:
         ]
 
     def seen(self, call: Call) -> bool:
-        """Was what it made compared?"""
+        """Whether an output of the call was compared."""
         return bool(self._outputs(call))
 
     def differs(self, call: Call) -> bool:
@@ -145,10 +145,10 @@ class OriginTracer:
         significant = next((c for c in self.calls if c.id in self.significant), None)
         return significant or next((c for c in self.calls if self.differs(c)), None)
 
-    # ---- the way
+    # ---- the trace
 
     def origin(self, call: Call) -> Origin:
-        """The way from what a call made back to where its difference arises."""
+        """The trace from a call's output back to the operator where its difference arises."""
         steps: list[TracedStep] = []
         current, skipped = call, []
         while True:
@@ -169,7 +169,7 @@ class OriginTracer:
             if following is None or len(steps) >= _LONGEST:
                 break
             current = following
-        # Where the way ends among operators that were not compared, any of them may be it.
+        # If the trace ends among operators that were not compared, any of them may be the origin.
         while steps and steps[-1].verdict == "not compared" and len(steps) > 1:
             skipped.append(steps.pop().name)
         end = self.flow.reference.calls[steps[-1].call]
@@ -186,8 +186,8 @@ class OriginTracer:
         )
 
     def _following(self, call: Call) -> Call | None:
-        """The maker to go on to: of what is significant the one that is furthest off, else one that
-        was not compared; None at the end.
+        """The next call of the trace: the significant writer of an input with the largest error,
+        else a writer that was not compared; None at the end.
         """
         makers = [m for ref in call.slots("input") if (m := self.maker(call, ref)) is not None]
         wrong = [m for m in makers if m.id in self.significant]
@@ -262,8 +262,8 @@ class OriginTracer:
         )
 
     def _inside(self, end: Call) -> tuple[TracedInput, ...]:
-        """Labels and lines that its kernel logged: what stands between the operator before it and
-        itself.
+        """Labels and logged lines of the operator's kernel: those between the operator before it
+        and itself.
         """
         out: list[TracedInput] = []
         for call in reversed(self.calls[: self.place[end.id]]):
@@ -281,7 +281,7 @@ class OriginTracer:
         return tuple(reversed(out))
 
     def _missing(self, end: Call, pair: CallPair | None) -> tuple[str, ...]:
-        """What it read that was not captured, each with what to do about it."""
+        """Inputs that were not captured or have no partner, each with advice, in words."""
         out = []
         if pair is None:
             out.append("it has no partner in the target; pair it by hand with whence compare --map")
@@ -308,7 +308,7 @@ class OriginTracer:
 
 
 def _outcome(verdict: Verdict | None, call: Call, differs: bool) -> str:
-    """What replay says of the operator: who is wrong, or why that is not known."""
+    """The result of replaying the operator: which side is wrong, or why that is not known."""
     if verdict is None or verdict.evidence != Evidence.REPLAY:
         if verdict is not None and verdict.verdict == VerdictKind.PARAM_DIFF and call.program:
             return "not asked: its parameters differ"
@@ -320,5 +320,5 @@ def _outcome(verdict: Verdict | None, call: Call, differs: bool) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """An attribute as JSON has it."""
+    """An attribute as a JSON value."""
     return value if isinstance(value, (int, float, str, bool)) or value is None else str(value)

@@ -1,4 +1,4 @@
-"""The prompts of two runs in pairs, and the tokens behind them that are compared."""
+"""The prompts of two runs in pairs, and the generated tokens that are compared."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _TF32, _BFLOAT16 = 2.0**-11, 2.0**-8
 
 @dataclass(frozen=True, slots=True)
 class TokenPlace:
-    """A token that is compared: number of its pair of prompts, index of the token before it, and
-    the figures of its logits (None: why not).
+    """A token that is compared. pair: number of its pair of prompts; index: position of the token
+    before it; figures: of its logits, None with the reason in `why`; is_equal: whether the logits
+    are bitwise equal.
     """
 
     pair: int
@@ -34,9 +35,9 @@ class TokenPlace:
 
 
 class PairedPrompts:
-    """The prompts of two runs, and which of the reference's are the target's too (`pairs`).
+    """The prompts of two runs, and the pairs of prompts that both have (`pairs`).
 
-    reasons: why tokens of a run are not known.
+    reasons: why tokens of a run are not known, in words.
     """
 
     def __init__(self, reference: Run, target: Run) -> None:
@@ -60,12 +61,12 @@ class PairedPrompts:
         return self.reference[pair.reference], self.target[pair.target]
 
     def call(self, place: TokenPlace) -> Call:
-        """The call of the reference that made the logits of a token."""
+        """The call of the reference that computed the logits of a token."""
         return self.runs[0].calls[self.pair(place.pair)[0].scores[place.index].call]
 
     def behind(self, place: TokenPlace) -> list[Call]:
-        """The calls of the reference that the logits of a token rest on: the one that made them,
-        and the prompt's earlier ones, where that was given less than the whole text.
+        """The calls of the reference on which a token's logits depend: the call that computed them
+        and, if its input was not the whole text, the prompt's earlier calls.
         """
         call, calls = self.call(place), self.runs[0].calls
         extents = [
@@ -80,31 +81,33 @@ class PairedPrompts:
         return [*(c for c in earlier if c.order < call.order), call]
 
     def moment(self, place: TokenPlace) -> tuple[int, int, int]:
-        """When the reference made the logits of a token."""
+        """A sort key, (call order, row, index), by the time at which the reference computed a
+        token's logits.
+        """
         return self.call(place).order, self.pair(place.pair)[0].scores[place.index].row, place.index
 
     @property
     def is_forced(self) -> bool:
-        """Was the target given the reference's tokens?"""
+        """Whether the target was forced to use the reference's tokens."""
         return bool(self.runs[1].info.options.get("force_tokens"))
 
     def errors(self) -> list[float]:
-        """Relative errors of the logits, wherever both runs had the same tokens before them."""
+        """The relative errors of the logits of all tokens with the same text before them."""
         places = (p for number in range(len(self.pairs)) for p in self.places(number)[0])
         return [p.figures.rel_logit_err for p in places if p.figures is not None]
 
     def unpaired_length(self) -> int:
-        """How many tokens the reference chose behind prompts that the target does not have."""
+        """The number of tokens that the reference generated for prompts without a partner."""
         paired = {pair.reference for pair in self.pairs}
         return sum(self._length(0, p) for n, p in enumerate(self.reference) if n not in paired)
 
     def _length(self, side: int, prompt: Prompt) -> int:
-        """How many choices behind a prompt have logits, with the one after its last token."""
+        """The number of generated tokens with logits, including the one after the last token."""
         return sum(prompt.prompt - 1 <= i < self._end(side, prompt) for i in prompt.scores)
 
     def _end(self, side: int, prompt: Prompt) -> int:
-        """The token behind which nothing was chosen any more: the row was done, and only filled up
-        beside others.
+        """The index after which no token was chosen: the row had ended, and was only padded while
+        other rows of the batch went on.
         """
         start, tokens = max(prompt.prompt, 1), prompt.tokens
         if len(tokens) == prompt.prompt:
@@ -122,14 +125,14 @@ class PairedPrompts:
         return len(tokens) - (tokens[-1] in ends)
 
     def _best(self, side: int, prompt: Prompt, index: int) -> int | None:
-        """The token that the logits behind a token choose, None where they were not kept."""
+        """The token with the largest logit after token `index`; None without logits."""
         try:
             return int(sequences.logits(self.runs[side], prompt.scores[index]).argmax())
         except (KeyError, ElementsMissing):
             return None
 
     def places(self, number: int) -> tuple[list[TokenPlace], tuple[int, int]]:
-        """What of a pair of prompts is compared, and how many tokens each run chose."""
+        """(compared tokens of a pair of prompts, number of tokens that each run generated)."""
         reference, target = self.pair(number)
         lengths = self._length(0, reference), self._length(1, target)
         start, stop = max(min(reference.prompt, target.prompt), 1), self.pairs[number].shared
@@ -152,7 +155,9 @@ class PairedPrompts:
         return places, lengths
 
     def logit_rows(self) -> Iterator[tuple[Floats, Floats]]:
-        """The logits of each token that both runs have, as far as they are finite, in float64."""
+        """(reference, target) logits of each token that both runs have, in float64, without entries
+        that are not finite in either run.
+        """
         for number, pair in enumerate(self.pairs):
             for index in range(pair.shared):
                 scores = [prompt.scores.get(index) for prompt in self.pair(number)]
@@ -170,12 +175,12 @@ class PairedPrompts:
                     yield rows[0][:width][finite], rows[1][:width][finite]
 
     def roundoff(self, places: Iterable[TokenPlace], *, weights: bool = True) -> float:
-        """Unit roundoff of the coarser dtype that either model works in; 0 where one model is
-        quantised and the other is not, or otherwise, and where its precision is not known.
+        """Unit roundoff of the coarser dtype in which either model computes; 0 if it is not known,
+        or if the models are quantised differently (or only one is).
 
-        Integers do not round: where both models hold the same kinds of them, what rounds beside
-        them is floating, and codes that it moves make no more than 16 bits do. weights: False
-        leaves quantised parameters out.
+        If both models have the same quantised dtypes, bfloat16 is taken as the bound: integers do
+        not round, and the codes that floating-point rounding moves add no larger error. weights:
+        False ignores quantised parameters.
         """
         widths = [U32]
         assumed = {run.info.options.get("precision") for run in self.runs}

@@ -1,4 +1,4 @@
-"""What an answer says of the two runs themselves, however it was come by."""
+"""What every answer says about the two runs themselves."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MAX_ERROR_TEXT = 200  # characters of an exception that are shown
 
 
 def capture_notes(side: str, run: Run, calls: Sequence[Call]) -> list[str]:
-    """What went wrong while a run was captured, beside what it lacks. calls: those that may say
-    so.
+    """Problems during the capture of a run, in sentences, without those that say what it lacks.
+    calls: the calls whose notes and errors count.
     """
     out, told = [], {missing.text for missing in missing_of(run)}
     raised = next((c for c in calls if c.error and c.parent == -1), None)
@@ -42,12 +42,14 @@ def capture_notes(side: str, run: Run, calls: Sequence[Call]) -> list[str]:
 
 
 def versions(reference: Run) -> dict[str, str]:
-    """Of this package and of the reference's format."""
+    """The version of this package, and of the reference's file format."""
     return {"whence": __version__, "format": str(reference.info.format)}
 
 
 def ended(result: Comparison, reference: Run, target: Run, options: CompareOptions) -> Comparison:
-    """The end of every route to an answer: what the runs lack, and what to do next."""
+    """The answer, completed by what the runs lack and by what to do next. Every way to an answer
+    ends here.
+    """
     result = with_missing(result, reference, target, options)
     notes = result.notes
     paths = [os.path.realpath(path) for path in (result.reference, result.target) if path]
@@ -61,20 +63,19 @@ def ended(result: Comparison, reference: Run, target: Run, options: CompareOptio
     return msgspec.structs.replace(result, next=next_steps(result, reference, target))
 
 
-# What either run lacks: where that was not accepted, two runs are not the same.
-#
-# Every route to an answer ends here. A fault in what is there stays a fault.
+# What either run lacks. Unless the user accepts that, two incomplete runs are never the same; a
+# fault in the tensors that exist stays a fault.
 
 _PARTIAL = frozenset((Lack.CUT, Lack.RANK, Lack.RUNNING, Lack.DAMAGED, Lack.ABSENT))
-"""What `partial` accepts."""
+"""Kinds of missing parts that `partial` accepts."""
 _IGNORED = frozenset((Lack.UNREAD, Lack.DAMAGED, Lack.ABSENT))
 """Kinds of files that `ignore` may name."""
 _OF_ONE_RUN = re.compile(r"\d{8,}|(?<=pid)\d+")
-"""What in a file's name is of one run alone: times, numbers of processes."""
+"""Parts of a file's name that differ from run to run: times and process ids."""
 
 
 def not_there(reference: Run, target: Run, options: CompareOptions) -> Iterator[NotThere]:
-    """What either run lacks, the reference first."""
+    """The missing parts of either run, the reference's first."""
     for side, run in (("reference", reference), ("target", target)):
         for missing in missing_of(run):
             yield _told(side, missing, options)
@@ -83,7 +84,7 @@ def not_there(reference: Run, target: Run, options: CompareOptions) -> Iterator[
 def with_missing(
     result: Comparison, reference: Run, target: Run, options: CompareOptions
 ) -> Comparison:
-    """The answer, which is not that the runs are the same where one of them is not whole."""
+    """The answer with all missing parts; never `same` if one of them was not accepted."""
     missing = _with_equal_files(tuple(not_there(reference, target, options)), reference, target)
     pairs = _files_in_pairs(reference, target)
     beside = [
@@ -101,7 +102,7 @@ def with_missing(
 def _with_equal_files(
     missing: tuple[NotThere, ...], reference: Run, target: Run
 ) -> tuple[NotThere, ...]:
-    """Accepted, too, are files that nobody read and that hold the same bytes in both runs."""
+    """The missing parts; unread files count as accepted if they are bytewise equal in both runs."""
     unread = Counter(one.where for one in missing if one.kind == Lack.UNREAD and not one.accepted)
     equal = {
         file
@@ -119,7 +120,7 @@ def _with_equal_files(
 
 
 def _told(side: str, missing: Missing, options: CompareOptions) -> NotThere:
-    """With what to do about a file, where its text leaves that open."""
+    """A missing part, with advice about its file if its text has none."""
     text = missing.text
     if missing.kind in _IGNORED and "--ignore" not in text:
         again = "" if "again" in text else " copy it again, or"
@@ -131,8 +132,8 @@ _Pairs = list[tuple[list[str], list[str]]]
 
 
 def _files_in_pairs(reference: Run, target: Run) -> _Pairs:
-    """The files of both dumps by their names, but for what names one run; none where fewer than
-    half have a namesake, as in dumps of two tools.
+    """(files of the reference, of the target) with equal names, apart from times and process ids;
+    empty if fewer than half have a namesake, as in dumps of two tools.
     """
     names: defaultdict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
     for side, run in enumerate((reference, target)):
@@ -144,7 +145,7 @@ def _files_in_pairs(reference: Run, target: Run) -> _Pairs:
 
 
 def _absent(pairs: _Pairs, reference: Run, target: Run) -> Iterator[tuple[str, Missing]]:
-    """Files that one run has and the other has not, though it has most of its files."""
+    """Files that only one run has, although most files have a namesake in the other."""
     for one, other in pairs:
         for side, run, held, lacking in (
             ("reference", target, other, one),
@@ -156,7 +157,7 @@ def _absent(pairs: _Pairs, reference: Run, target: Run) -> Iterator[tuple[str, M
 
 
 def _of_other_size(pairs: _Pairs, reference: Run, target: Run) -> Iterator[tuple[str, Missing]]:
-    """Files that hold more or fewer elements than their namesakes: exchanged, it may be."""
+    """Files with more or fewer elements than their namesakes, which may have been exchanged."""
     elements, others = _elements_in_files(reference), _elements_in_files(target)
     for one, other in pairs:
         for file, namesake in zip(one, other, strict=False):
@@ -186,7 +187,7 @@ def _is_accepted(missing: Missing, options: CompareOptions) -> bool:
 
 
 def _headline(missing: Sequence[NotThere]) -> str:
-    """Why two runs are not called the same that differ in nothing that is there."""
+    """Why the answer is not `same` although no captured tensor differs."""
     if missing[0].kind == Lack.WATCHED:
         return f"no fault in what was captured, but of the {missing[0].side}: {missing[0].text}"
     sides = dict.fromkeys(one.side for one in missing)

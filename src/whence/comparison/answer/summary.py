@@ -1,4 +1,4 @@
-"""What an answer says beside its findings: counts, rows of the report, names without a partner."""
+"""The parts of an answer besides its findings: counts, rows of the report, unpaired names."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ _MAX_REASONS = 3  # why tensors could not be measured
 
 
 def counts(paired: PairedRuns, per_call: Mapping[int, str]) -> dict[str, int]:
-    """How many calls have each verdict; a root that only stands for the whole of a dump is
-    none.
-    """
+    """The number of calls by verdict. A root that only stands for a whole dump does not count."""
     numbers = Counter(
         verdict
         for call, verdict in per_call.items()
@@ -52,13 +50,13 @@ def counts(paired: PairedRuns, per_call: Mapping[int, str]) -> dict[str, int]:
 
 
 def unmatched(plan: Plan) -> int:
-    """How many calls have no partner, or several that it could be."""
+    """The number of calls without a partner, or with several possible ones."""
     alone = plan.unmatched_reference, plan.unmatched_target, plan.ambiguous
     return sum(map(len, alone))
 
 
 def evidence(paired: PairedRuns, verdicts: Iterable[Verdict], findings: Iterable[Finding]) -> str:
-    """What the whole comparison rests on: the strongest evidence that any verdict has."""
+    """The strongest kind of evidence behind any verdict of the comparison."""
     kinds = {v.evidence for v in verdicts}
     if Evidence.REPLAY in kinds:
         return Evidence.REPLAY
@@ -73,8 +71,8 @@ def evidence(paired: PairedRuns, verdicts: Iterable[Verdict], findings: Iterable
 
 
 def visible(paired: PairedRuns, verdicts: Sequence[Verdict]) -> Iterator[Visible]:
-    """How large a fault of each kind would have been named at the calls that passed, of those that
-    were replayed and of those that were not.
+    """By kind of fault, the smallest size that would have been named at the calls that passed, for
+    replayed calls and for others separately.
     """
     passed = [v for v in verdicts if v.verdict not in (*GUILTY, VerdictKind.UNDETERMINED)]
     for evidence, kind in itertools.product((Evidence.REPLAY, Evidence.TWO_DUMPS), KINDS):
@@ -137,7 +135,7 @@ def unmeasured_notes(
 
 
 def gaps(paired: PairedRuns, unmeasured_pairs: Mapping[tuple[int, int], str], partly: int) -> Gaps:
-    """What was not compared, in words. partly: of how many tensors text shows a part."""
+    """What was not compared. partly: the number of tensors of which text shows only a part."""
     return Gaps(
         calls=(
             len(paired.calls) + paired.left_out.calls,
@@ -152,7 +150,7 @@ def gaps(paired: PairedRuns, unmeasured_pairs: Mapping[tuple[int, int], str], pa
 
 
 def _about(paired: PairedRuns, index: int, slot: str = "", why: str = "") -> Undecided:
-    """The call of a pair, or one of its tensors, as what an answer is about."""
+    """The subject of an undecided answer: the call of a pair, or one of its tensors."""
     pair = paired.plan.pairs[index]
     call, partner = paired.calls[pair.reference], paired.target.calls[pair.target]
     line = of_call(paired.target, paired.target_kids, partner)
@@ -203,7 +201,7 @@ def _unmeasured_output(
 
 
 def unmeasured(errors: PairErrors) -> dict[tuple[int, int], str]:
-    """Pairs of records that could not be measured, with the tensor that each is first."""
+    """By pair of records that could not be measured, the call and slot where it occurs first."""
     paired, tensors = errors.paired, dict[tuple[int, int], str]()
     for pair in paired.plan.pairs:
         call = paired.calls[pair.reference]
@@ -249,8 +247,8 @@ def rows(paired: PairedRuns, third: ThirdRunJudge, per_call: Mapping[int, str]) 
 
 
 def without_partner(paired: PairedRuns, inside: Set[int]) -> dict[str, tuple[str, ...]]:
-    """Names of calls without a partner, by side. inside: of these, those that were compared as a
-    part of others.
+    """Names of calls without a partner, by side. inside: ids of calls of the reference to leave
+    out, since they were compared as part of others.
     """
 
     def names_of(calls: Sequence[Call], ids: Iterable[int]) -> tuple[str, ...]:
@@ -268,13 +266,15 @@ def without_partner(paired: PairedRuns, inside: Set[int]) -> dict[str, tuple[str
 
 
 def nearest(paired: PairedRuns, inside: Set[int]) -> tuple[Nearest, ...]:
-    """For calls without a partner that the other run should have: what comes nearest."""
+    """For each unpaired call of the reference, the nearest call of the target. inside: as for
+    `without_partner`.
+    """
     plan = paired.plan
     missing = [i for i in plan.unmatched_reference if i not in inside]
     return align.nearest(paired.reference, paired.shown, plan, missing)
 
 
 def run_notes(paired: PairedRuns) -> list[str]:
-    """What went wrong while either run was captured."""
+    """Problems during the capture of either run, in sentences."""
     sides = (("reference", paired.reference), ("target", paired.target))
     return [note for side, run in sides for note in capture_notes(side, run, run.calls)]

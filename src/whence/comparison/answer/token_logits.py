@@ -1,11 +1,9 @@
-"""The one tensor of each token in two dumps, whatever it is called and wherever it lies: the logits
-that chose the next token.
+"""Compares dumps that hold one tensor for each token: the logits that chose the next token.
 
-Dumps for this comparison hold nothing else of a token, so names and layouts need not agree:
-`0/root.lm_head/output.pth` of a torch model is compared with
-`0/30_LmHeadOperation/after/outtensor0.bin` of a library. No token ids are dumped with them. Each
-next token is taken to be the largest logit, and two texts are taken to part where the largest
-logits differ and what follows is not alike.
+Such dumps hold nothing else, so names and layouts need not agree: `0/root.lm_head/output.pth` of a
+torch model is compared with `0/30_LmHeadOperation/after/outtensor0.bin` of a library. Token ids are
+not dumped. The next token is assumed to be the one with the largest logit, and two texts are
+assumed to diverge where the largest logits differ and the following logits are not close.
 """
 
 from __future__ import annotations
@@ -37,8 +35,8 @@ _ASSUMED = (
 
 
 def found(reference: Run, target: Run) -> tuple[Tensors, Tensors, bool]:
-    """The tensor of each token in both runs, and whether one of the runs holds nothing else, so
-    that these are all there is to compare.
+    """(logits of each token in the reference, in the target, whether one of the runs holds nothing
+    else, so that only these can be compared).
     """
     reference_tensors, target_tensors = (_candidates(run) for run in (reference, target))
     is_alone = [
@@ -60,8 +58,8 @@ def found(reference: Run, target: Run) -> tuple[Tensors, Tensors, bool]:
 
 
 def _candidates(run: Run) -> dict[TokenKey, list[TokenLogits]]:
-    """What calls returned at each token: fields called logits where there are any, else every
-    tensor that may be logits.
+    """By (rank, token), the outputs that may be logits: those named logits if there are any, else
+    all floating-point outputs.
     """
     named: dict[TokenKey, list[TokenLogits]] = defaultdict(list)
     every: dict[TokenKey, list[TokenLogits]] = defaultdict(list)
@@ -81,7 +79,7 @@ def _candidates(run: Run) -> dict[TokenKey, list[TokenLogits]]:
 
 
 def _width(run: Run, side: Mapping[TokenKey, Sequence[TokenLogits]]) -> int:
-    """Entries of the logits, where it is clear which tensor they are; 0 where not."""
+    """The width (vocabulary) of the logits if it is clear which tensor they are, else 0."""
     extents = {
         run.records[several[0].ref.record].shape[-1]
         for several in side.values()
@@ -91,8 +89,8 @@ def _width(run: Run, side: Mapping[TokenKey, Sequence[TokenLogits]]) -> int:
 
 
 def _chosen(run: Run, several: Sequence[TokenLogits], width: int) -> TokenLogits:
-    """The logits among what a token's calls returned: as wide as the other dump's, of the model
-    itself before the last call in it.
+    """The logits among a token's outputs. They have the other dump's width (0: any); the model's
+    own output takes precedence over the last call inside it.
     """
     fit = [f for f in several if not width or run.records[f.ref.record].shape[-1] == width] or list(
         several
@@ -104,7 +102,7 @@ def _chosen(run: Run, several: Sequence[TokenLogits], width: int) -> TokenLogits
 def compared(
     reference: Run, target: Run, tensors: tuple[Tensors, Tensors], options: CompareOptions
 ) -> tuple[Comparison, tuple[ViewRow, ...]]:
-    """Whence's answer on the logits of every token, and a row of msit's table for each."""
+    """(the answer about the logits of all tokens, a row of msit's table for each token)."""
     left, right, notes = _of_equal_ranks(*tensors)
     pairs = {key: _rows(reference, target, left, right, key) for key in sorted({*left, *right})}
     texts = texts_of(pairs)
@@ -119,7 +117,7 @@ def compared(
         rank_of = {prompt.number: prompt.rank for prompt in generation.prompts}
         for token in generation.tokens:
             verdicts[rank_of[token.prompt], token.step].append(token.verdict)
-        # Which prompt it was is not known.
+        # The prompt itself is not known.
         prompts = tuple(msgspec.structs.replace(p, ids=(-1,)) for p in generation.prompts)
         generation = msgspec.structs.replace(generation, prompts=prompts)
     rows = tuple(
@@ -144,15 +142,15 @@ def compared(
 
 
 def _answer(reference: LogitsRun, target: LogitsRun, options: CompareOptions) -> Comparison:
-    """The answer, with a limit for rounding that the dumps allow."""
+    """The answer, with the limit for rounding that the dumps imply."""
     from whence.comparison.answer.generation import compare_logits
 
     if any(run.is_narrow for run in (reference, target)) or (
         reference.says_precision and target.says_precision
     ):
         return compare_logits(reference, target, options)
-    # No limit for rounding follows from what the dumps say. What most tokens part by is noise here,
-    # up to what 16 bits round.
+    # The dumps do not state a precision, so they imply no limit for rounding. The error of most
+    # tokens counts as noise, up to the rounding of 16 bits.
     reference.set_option("precision", "unknown")
     result = compare_logits(reference, target, options, again=(target,))
     if result.findings:
@@ -162,8 +160,8 @@ def _answer(reference: LogitsRun, target: LogitsRun, options: CompareOptions) ->
 
 
 def _within_float32(result: Comparison) -> Comparison:
-    """`same` only where float32 rounds as much: dumps that do not say in which precision the models
-    computed may hide a fault behind it.
+    """The answer, `undecided` in place of `same` if errors exceed the rounding of float32: in dumps
+    that do not state a precision, a fault may pass for rounding of 16 bits.
     """
     from whence.judge.limits import U32
     from whence.judge.token_flips import most
@@ -189,7 +187,9 @@ def _within_float32(result: Comparison) -> Comparison:
 def _of_equal_ranks(
     of_reference: Tensors, of_target: Tensors
 ) -> tuple[Tensors, Tensors, list[str]]:
-    """Both with ranks from 0, as many as both have."""
+    """(reference, target, notes) with ranks renumbered from 0. If the numbers of ranks differ, only
+    the first rank of each is kept.
+    """
     ranks = [sorted({rank for rank, _ in side}) for side in (of_reference, of_target)]
     count = min(map(len, ranks)) if len(ranks[0]) != len(ranks[1]) else len(ranks[0])
     notes = []
@@ -213,7 +213,7 @@ def _of_equal_ranks(
 def _rows(
     reference: Run, target: Run, of_reference: Tensors, of_target: Tensors, place: TokenKey
 ) -> Rows:
-    """The rows of a token in both dumps, one for each row of the batch."""
+    """The logits of a token in both dumps, one row for each row of the batch."""
     arrays: list[Array | None] = [None, None]
     for n, (run, side, words) in enumerate(
         ((reference, of_reference, "reference"), (target, of_target, "target"))
@@ -249,8 +249,8 @@ def _rows(
 
 
 def _batch(run: Run, side: Tensors, rank: int) -> int:
-    """Rows of the batch: the extent of the batch's axis, or without one as many rows as the token
-    with the fewest has.
+    """The number of rows in the batch: the extent of the batch axis; without such an axis, the
+    smallest number of rows of any token.
     """
     shapes = [
         _squeezed(run.records[tensor.ref.record].shape)
@@ -267,8 +267,8 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _last(array: Array, batch: int) -> Array | None:
-    """(rows of the batch, vocabulary): the last position of each row; None where rows of unequal
-    length lie behind each other.
+    """(batch, vocabulary): the logits at the last position of each row; None if rows of unequal
+    length are concatenated.
     """
     shape = _squeezed(array.shape)
     if len(shape) > 2:
@@ -330,11 +330,11 @@ def _view_row(
     )
 
 
-# One of two dumps that hold a tensor for each token as a run of logits alone, and the text that
-# it is taken to have been given.
+# Presents a dump with one tensor for each token as a run of logits, with the text that the model is
+# assumed to have read.
 
-# of their own spread: logits of one text are nearer to each other than this in two right runs,
-# those of two texts are not
+# largest error, relative to the spread of the logits, of two right runs on the same text; logits of
+# different texts are further apart
 _ALIKE = 0.1
 _NARROW_BITS = 16
 
@@ -352,9 +352,7 @@ Tensors = dict[TokenKey, TokenLogits]
 
 
 class Rows(NamedTuple):
-    """One token in both dumps: logits as (rows of the batch, vocabulary), or why they cannot be
-    compared.
-    """
+    """One token in both dumps: logits (batch, vocabulary), or why they cannot be compared."""
 
     reference: Array | None
     target: Array | None
@@ -362,8 +360,8 @@ class Rows(NamedTuple):
 
 
 def texts_of(pairs: Mapping[TokenKey, Rows]) -> tuple[dict[TokenKey, Array], dict[TokenKey, Array]]:
-    """For each token the text that each run is taken to have been given, (rows, tokens so far): a
-    number for the row, then the tokens.
+    """By (rank, token), the text that each run is assumed to have read before it, (rows, 1 + tokens
+    so far): the number of the row, then token ids.
     """
     out: tuple[dict[TokenKey, Array], dict[TokenKey, Array]] = ({}, {})
     for rank in sorted({rank for rank, _ in pairs}):
@@ -393,9 +391,7 @@ def texts_of(pairs: Mapping[TokenKey, Rows]) -> tuple[dict[TokenKey, Array], dic
 
 
 def _goes_on_alike(following: Rows | None, row: int) -> bool:
-    """Are the logits behind the next token so near to each other that both runs were given the same
-    one?
-    """
+    """Whether the following logits are so close that both runs must have read the same token."""
     from whence.metrics.logits import of_token
 
     if (
@@ -409,11 +405,10 @@ def _goes_on_alike(following: Rows | None, row: int) -> bool:
 
 
 class LogitsRun:
-    """One side as a run of logits alone: for each token a call of the model, given the whole text
-    so far.
+    """One side as a run of logits: for each token, one call of the model on the whole text so far.
 
-    is_narrow: the logits have 16 bits. says_precision: the run says in which precision the model
-    computes.
+    is_narrow: whether the logits have 16 bits. says_precision: whether the run states the precision
+    in which the model computes.
     """
 
     def __init__(
@@ -481,7 +476,7 @@ class LogitsRun:
         ]
 
     def set_option(self, name: str, value: str) -> None:
-        """Let the run say this of how it was captured."""
+        """Set an option of the capture in the run's info."""
         options = {**self.info.options, name: value}
         self.info = msgspec.structs.replace(self.info, options=options)
 
@@ -498,8 +493,8 @@ def _notes_of_maker(run: Run, logits: TokenLogits) -> list[Note]:
 
 
 def _maker(run: Run, logits: TokenLogits) -> str:
-    """The module or operator that made a tensor, which the model may hand on unchanged; "" for the
-    model itself.
+    """The scope of the module or operator that computed the logits, which the model may return
+    unchanged; "" for the model itself.
     """
     scopes = (
         call.scope
@@ -512,7 +507,7 @@ def _maker(run: Run, logits: TokenLogits) -> str:
 
 
 def _as_rounded(array: Array) -> tuple[Array, str]:
-    """float32 numbers that were rounded to 16 bits, as what they are; others as float32."""
+    """(array, dtype): float32 numbers in the 16-bit dtype that they were rounded to, if any."""
     for name in ("bfloat16", "float16"):
         with np.errstate(over="ignore", invalid="ignore"):
             narrow = array.astype(dtypes.named(name).numpy)

@@ -52,7 +52,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class TensorMatcher:
-    """A row of the comparison: a pair of labels, or one label and the reason why it has no partner."""
+    """A row of the comparison: a pair of labels, or one label and why it has no partner."""
 
     reference: Label | None
     target: Label | None

@@ -447,7 +447,7 @@ class _Gradients:
                 self._made[here] = ref, backward.placements.get(ref.slot)
 
     def _as_one(self, first: Call, given: Mapping[str, Ref]) -> LossGradients:
-        """The backward pass of the loss as one call, which replaces `first`. Raises LossNotMoved."""
+        """The loss's backward pass as one call, which replaces `first`. Raises LossNotMoved."""
         records = self._trained.run.records
         program = backward_program(
             self._loss.program,

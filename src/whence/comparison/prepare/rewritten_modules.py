@@ -51,7 +51,7 @@ class Folded(Over):
 
 
 def unfolded(run: Run) -> Run:
-    """The run before its operators were folded into programs of modules. Record ids are the same."""
+    """The run before its operators were folded into programs; record ids stay the same."""
     layer: Run | None = run
     while layer is not None and not isinstance(layer, Folded):
         layer = getattr(layer, "base", None)

@@ -94,7 +94,7 @@ class TrainingCalls:
         )
 
     def is_loss(self, model: Call, slot: str) -> bool:
-        """Whether the backward pass starts at this output of a model, or at a loss that reads it."""
+        """Whether the backward pass starts at this output, or at a loss that reads it."""
         record = next((ref.record for ref in model.refs if ref.slot == slot), -1)
         if any(
             ref.record == record and is_input(ref.slot)

@@ -174,7 +174,7 @@ class DataFlow:
         return readers
 
     def _derived(self, pairs: Sequence[SlotPair], partner: Call) -> Set[int]:
-        """Records of the target: the suspect's outputs and all that later calls compute from them."""
+        """Records of the target: the suspect's outputs and all tensors computed from them."""
         derived = {pair.target_record for pair in pairs}
         for call in self._target_leaves:
             if call.order > partner.order and not derived.isdisjoint(

@@ -1,4 +1,4 @@
-"""Evidence beside the size of errors: another form of an operator, lone tensors, other arguments."""
+"""Evidence beside the size of errors: other forms of an operator, lone tensors, arguments."""
 
 from __future__ import annotations
 

@@ -103,8 +103,8 @@ class PairErrors:
         return max([u, *seen])
 
     def accumulated(self, slot: SlotPair, error: judge.PairError) -> judge.PairError:
-        """The error of a result that was computed from codes. int16 and int32 hold sums of codes, so
-        their relative error (2-norm) counts, as for real numbers.
+        """The error of a result that was computed from codes. int16 and int32 hold sums of codes,
+        so their relative error (2-norm) counts, as for real numbers.
         """
         a, b = self.paired.records(slot)
         size = self.paired.measured[slot.reference_record, slot.target_record].values.get("rel_l2")

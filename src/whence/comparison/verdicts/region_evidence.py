@@ -245,7 +245,7 @@ class LeafEvidenceCollector:
         return operator_form(pair.call, pair.partner, self.paired.reference.records)
 
     def _shape_clash(self, inputs: Sequence[SlotPair], outputs: Iterable[SlotPair]) -> str:
-        """The output, in words, whose shape differs although all inputs agree in shape; "" if none."""
+        """The output, in words, whose shape differs although all inputs agree; "" if none."""
 
         def clashes(slot: SlotPair) -> bool:
             reference, target = self.paired.records(slot)

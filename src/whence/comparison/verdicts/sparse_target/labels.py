@@ -46,7 +46,7 @@ def _step_of(call: Call) -> _StepKey:
 
 
 class _CallsAround:
-    """The forward calls, other than labels, that ran around labels in one process, root and step."""
+    """The forward calls, other than labels, in each process, root and step."""
 
     def __init__(self, errors: PairErrors, labels: Mapping[int, int]) -> None:
         paired = errors.paired
