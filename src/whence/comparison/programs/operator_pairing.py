@@ -1,7 +1,7 @@
-"""Which operators of two programs are paired.
+"""Pairs the operators of two programs.
 
-Along a longest common subsequence of (type, rank of what they make), so that one inserted, removed
-or fused operator moves no other. Names and numbers of variables may differ.
+They are paired along a longest common subsequence of (type, parameters), so that an inserted,
+removed or fused operator shifts no other pair. Names and numbers of variables may differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def operators(run: Run) -> list[Call]:
 
 
 def running_operators(calls: Sequence[Call]) -> int:
-    """How many operators depend on the inputs of the model, not on parameters alone."""
+    """The number of operators that depend on inputs of the model, not on parameters alone."""
     constant = constant_records(calls)
     return sum(
         not (outputs := c.slots("output")) or any(r.record not in constant for r in outputs)
@@ -34,7 +34,7 @@ def running_operators(calls: Sequence[Call]) -> int:
 def pair_operators(
     longer: tuple[Run, list[Call]], shorter: tuple[Run, list[Call]]
 ) -> tuple[list[tuple[Call, Call]], FusedChains]:
-    """(pairs, chains that the shorter program runs as one) of two programs with their operators."""
+    """(pairs of operators, chains of the longer program that the shorter one runs as one operator)."""
     longer_calls, shorter_calls = longer[1], shorter[1]
     by_name = _one_naming(longer_calls, shorter_calls)
     longer_tokens, shorter_tokens = (
@@ -71,7 +71,7 @@ def pair_operators(
 def _unpaired(
     gaps: Sequence[tuple[list[Call], list[Call]]], pairs: Sequence[tuple[Call, Call]]
 ) -> list[tuple[list[Call], list[Call]]]:
-    """The gaps without the operators that are paired by now."""
+    """The gaps without operators that have been paired since."""
     longer, shorter = {a.id for a, _ in pairs}, {b.id for _, b in pairs}
     return [
         ([c for c in part if c.id not in longer], [c for c in counterpart if c.id not in shorter])
@@ -97,8 +97,8 @@ _BEHIND = (
 
 
 def plain(op_type: str) -> str:
-    """One name for operators that another format or a pass names otherwise: elementwise_add and
-    fused_elementwise_add are add.
+    """A common name for operators that formats or passes name differently: elementwise_add and
+    fused_elementwise_add become add.
     """
     name = op_type.removeprefix("fused_") if op_type.startswith("fused_elementwise_") else op_type
     return _SAME.get(name, name.removeprefix("elementwise_"))
@@ -109,8 +109,8 @@ def _crossing(
     longer_tokens: Mapping[int, tuple[Any, ...]],
     shorter_tokens: Mapping[int, tuple[Any, ...]],
 ) -> list[tuple[Call, Call]]:
-    """Pairs, among what a common subsequence leaves over, that read the same matrix, which no other
-    operator there reads: passes move operators too.
+    """Pairs of operators outside the common subsequence that alone read the same parameters; passes
+    may move operators.
     """
     longer, shorter = (
         [(table[c.id], c) for pair in gaps for c in pair[side] if table[c.id][1]]
@@ -122,8 +122,8 @@ def _crossing(
 
 
 def _fused_behind(call: Call) -> list[str]:
-    """What a pass may have fused behind the operator that a call is named after, in order of
-    execution.
+    """The operators, in execution order, that a pass may have fused into a call after the operator
+    that names it.
     """
     attributes, out = call.arguments, []
     slots = {split_slot(r.slot)[1] for r in call.slots("input")}
@@ -163,8 +163,8 @@ def _fused_behind(call: Call) -> list[str]:
 
 
 class FusedChains(NamedTuple):
-    """pairs: operator of the reference that ends a chain -> the chain; inside: all in chains but
-    their ends.
+    """Chains of operators that the other program runs as one. pairs: id of the last operator ->
+    the chain; inside: ids of all other operators of the chains.
     """
 
     pairs: dict[int, list[Call]]
@@ -174,8 +174,8 @@ class FusedChains(NamedTuple):
 def _extend_fused(
     pairs: list[tuple[Call, Call]], calls: Sequence[Call]
 ) -> tuple[list[tuple[Call, Call]], FusedChains]:
-    """The pairs, where an operator of the shorter program also does what follows in the longer one
-    moved on to the last operator of that chain.
+    """(pairs, chains). If an operator of the shorter program also does the work of the following
+    ones in the longer program, it is paired with the last operator of that chain.
     """
     readers: dict[int, list[Call]] = {}
     for call in calls:
@@ -187,7 +187,7 @@ def _extend_fused(
         for step in (w for w in _fused_behind(b) if w not in own_steps):
             outputs = chain[-1].slots("output")
             following = readers.get(outputs[0].record, []) if outputs else []
-            # it goes into the weights, and the sum behind
+            # a batch norm is folded into weights and bias
             free = step != "batch_norm" or (following and following[0].id not in met)
             if len(following) == 1 and plain(following[0].op_type) == step and free:
                 chain.append(following[0])
@@ -205,7 +205,7 @@ def _extend_fused(
 
 
 def _one_naming(reference_calls: Sequence[Call], target_calls: Sequence[Call]) -> bool:
-    """Do both programs call their parameters the same?"""
+    """Whether at least half of the parameter names are the same in both programs."""
     a, b = (
         {r.slot for c in calls for r in c.slots("param")}
         for calls in (reference_calls, target_calls)
@@ -214,8 +214,8 @@ def _one_naming(reference_calls: Sequence[Call], target_calls: Sequence[Call]) -
 
 
 def constant_records(calls: Sequence[Call]) -> dict[int, tuple[Ref, ...]]:
-    """Records that depend on parameters and constants alone -> the parameters: passes compute
-    weights of others.
+    """By record that depends on parameters and constants alone, these parameters. Passes compute
+    new weights from others.
     """
     out: dict[int, tuple[Ref, ...]] = {}
     for call in calls:
@@ -229,8 +229,8 @@ def constant_records(calls: Sequence[Call]) -> dict[int, tuple[Ref, ...]]:
 def _token(
     run: Run, call: Call, by_name: bool, made_of: Mapping[int, Sequence[Ref]]
 ) -> tuple[Any, ...]:
-    """What operators that are paired have in common: their kind and the parameters they take,
-    as they are or computed with.
+    """A token that paired operators share: common type and parameters (their names, or their
+    shapes), also those behind a computed weight.
     """
     kind, params = (
         plain(call.op_type),
@@ -239,7 +239,7 @@ def _token(
             *(p for r in call.slots("input") for p in made_of.get(r.record, ())),
         ],
     )
-    # Of products the matrix only: passes put the sum with a vector into them.
+    # For products only the matrix counts, since passes fuse the addition of a vector into them.
     counted = [
         r
         for r in params
@@ -250,6 +250,6 @@ def _token(
 
 
 def _is_name(call: Call) -> bool:
-    """Is a call named by a variable, not by a layer, an operator and a place (PIR)?"""
+    """Whether a call is named after a variable, not after layer, operator and number (PIR)."""
     head, _, place = call.scope.rpartition("_")
     return not (place.isdigit() and head.rpartition(".")[2] == call.op_type)

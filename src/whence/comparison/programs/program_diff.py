@@ -32,11 +32,11 @@ EQUAL = "the programs are equal"
 
 
 class Difference(NamedTuple):
-    """Something two programs do not share. name: of the operator, in the reference where it has it.
-    call: there, -1 where it has none.
+    """A difference of two programs. name: of the operator, in the reference if it has one there.
+    call: its id in the reference, -1 if there is none.
 
     kind: "attributes", "wiring" (types, inputs, shapes), "removed", "inserted", "fused" or
-    "weights". attributes: how many of its attributes differ. words: a clause.
+    "weights". attributes: number of differing attributes. words: a clause.
     """
 
     name: str
@@ -48,13 +48,12 @@ class Difference(NamedTuple):
 
 
 class ProgramDiff(NamedTuple):
-    """Two programs operator by operator: pairs of calls, and what they differ in, in the
-    reference's order.
+    """The diff of two programs: pairs of operators and differences, in the reference's order.
 
-    compared: attributes; weights: parameters compared by hash, of `of_weights`.
-    onednn: operators that only the reference and only the target give to oneDNN. fused: operators
-    of the reference (turned: of the target) whose partner does what others before them do too, with
-    these. forms: clauses on what the target does elsewhere, and computes the same.
+    compared: number of attributes compared; weights: number of parameters compared by hash, out of
+    `of_weights`. onednn: number of operators that run in oneDNN in the reference only, and in the
+    target only. fused: by operator of the reference (with `turned`: of the target), the chain of
+    operators that its partner runs as one. forms: clauses about other forms of the same function.
     """
 
     pairs: tuple[tuple[int, int], ...]
@@ -69,7 +68,7 @@ class ProgramDiff(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """Both programs in a clause."""
+        """The diff in one clause."""
         differences = self.differences
         if self.forms and not differences:
             return f"the programs are equal in another form: {'; '.join(self.forms)}"
@@ -96,7 +95,7 @@ class ProgramDiff(NamedTuple):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The differences as lines: the sentence, then each, those of one form together."""
+        """The diff as lines: the sentence, then each difference, equal ones merged."""
         out = [self.sentence, *(f"another form: {f}" for f in self.forms if self.differences)]
         forms = Counter(
             d.words for d in self.differences if d.kind in ("fused", "removed", "inserted")
@@ -182,8 +181,8 @@ def _without_equal_partner(
     fused: FusedChains,
     turned: bool,
 ) -> list[tuple[int, Difference]]:
-    """(order, difference) of operators without a partner, and of those that the other side runs as
-    one. calls: of the reference, of the target. turned: the reference is the one that fuses.
+    """(order, difference) of operators without a partner, and of chains that the other side runs as
+    one operator. calls: of the reference, of the target. turned: whether the reference fuses.
     """
     partner = {(b if turned else a).id: (a if turned else b) for a, b in pairs}
     longer = {c.id: c for c in calls[turned]}
@@ -223,8 +222,8 @@ def _without_equal_partner(
 def _with_changes_of_shape(
     chain: Sequence[Call], maker: Mapping[int, Call], paired: Container[int]
 ) -> list[Call]:
-    """A chain that the other program runs as one operator, in order, with what only changes the
-    shape of what it reads and has no partner: that is done inside as well. maker: by record.
+    """A fused chain, in order, with the unpaired operators that only change the shape of its
+    inputs: the fused operator does their work too. maker: by record, the operator that writes it.
     """
     members, todo = {c.id: c for c in chain}, list(chain)
     while todo:
@@ -242,7 +241,7 @@ def _with_changes_of_shape(
 
 
 def _folded(calls: Sequence[Call], ends: Sequence[Call], met: Set[int]) -> set[int]:
-    """Operators without a partner that compute the weights of fused ones: a pass put them there."""
+    """Unpaired operators that compute weights of fused ones; a pass inserted them."""
     maker = {r.record: c for c in calls for r in c.slots("output")}
     folded: set[int] = set()
     todo = [r.record for end in ends for r in end.slots("input")]
@@ -261,7 +260,7 @@ def _folded(calls: Sequence[Call], ends: Sequence[Call], met: Set[int]) -> set[i
 
 
 def _as_one(reference_calls: Sequence[Call], target_calls: Sequence[Call]) -> Difference:
-    """The difference of operators of which one side runs several as one."""
+    """The difference of a chain of operators that the other side runs as one."""
     reference_types, target_types = (
         " + ".join(c.op_type for c in side[:6]) + (" + ..." if len(side) > 6 else "")
         for side in (reference_calls, target_calls)
@@ -272,9 +271,7 @@ def _as_one(reference_calls: Sequence[Call], target_calls: Sequence[Call]) -> Di
 
 
 def across_pairs(pairs: Sequence[tuple[Call, Call]]) -> dict[int, int]:
-    """Records of the reference -> records of the target that partners have in the same output or
-    parameter.
-    """
+    """By record of the reference, the target's record in the same output or parameter of partners."""
     out: dict[int, int] = {}
     for a, b in pairs:
         for kind in ("output", "param"):
@@ -292,7 +289,7 @@ def across_pairs(pairs: Sequence[tuple[Call, Call]]) -> dict[int, int]:
 def _differs(
     reference: Run, target: Run, a: Call, b: Call, across: Mapping[int, int]
 ) -> tuple[str, int, bool]:
-    """(what two operators differ in, how many attributes of it, is it nothing else)."""
+    """(differences in words, number of differing attributes, whether only attributes differ)."""
     attributes = _attributes_that_differ(a, b)
     words: list[str] = []
     if plain(a.op_type) != plain(b.op_type):
@@ -328,7 +325,7 @@ def _differs(
 
 
 def _attributes_that_differ(a: Call, b: Call) -> list[str]:
-    """A clause for each attribute that two operators of one type have otherwise."""
+    """A clause for each attribute in which two operators of one type differ."""
     if a.op_type != b.op_type:
         return []
     clauses = []
@@ -360,8 +357,8 @@ def _extents(shape: tuple[int, ...]) -> str:
 
 
 def weights_beside(program: Run) -> dict[str, str]:
-    """Hashes of the parameters of a program, from the .pdiparams beside it; {} where there is none
-    that can be read.
+    """Hashes of a program's parameters by name, from the .pdiparams file beside it; {} if there is
+    no readable file.
     """
     file = Path(program.path).with_suffix(".pdiparams")
     if not file.is_file():
@@ -383,7 +380,7 @@ def weights_beside(program: Run) -> dict[str, str]:
 
 
 def weights_seen(run: Run, root: str = "") -> dict[str, str]:
-    """Hashes of the parameters that a run saw, of one root or of all, by name."""
+    """Hashes of the parameters that a run captured, by name. root: "" for all roots."""
     calls = (c for c in run.calls if root in ("", c.root))
     return {
         param_name(r.slot): run.records[r.record].hash
@@ -398,8 +395,8 @@ def compare_weights(
     reference_hashes: Mapping[str, str],
     target_hashes: Mapping[str, str],
 ) -> tuple[int, int, list[tuple[Call, str]]]:
-    """(how many were compared, of how many, (call of the reference, name) of those that differ):
-    parameters that partners take in one place.
+    """(number of compared parameters, number of all, (call of the reference, name) of differing
+    ones), for parameters at the same position of paired operators.
     """
     compared: dict[str, bool] = {}
     differences: list[tuple[Call, str]] = []
@@ -414,7 +411,7 @@ def compare_weights(
             name, target_name = param_name(ref.slot), param_name(target_ref.slot)
             if name not in compared and (a.op_type == b.op_type or name == target_name):
                 compare(a, name, target_name)
-    for a, _ in pairs:  # of a fused operator the parameters stand elsewhere, under their names
+    for a, _ in pairs:  # a fused operator has its parameters at other positions, by name
         for name in (param_name(r.slot) for r in a.slots("param")):
             if not compared.get(name, False) and name in reference_hashes and name in target_hashes:
                 compare(a, name, name)

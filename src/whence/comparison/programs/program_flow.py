@@ -30,12 +30,12 @@ _LEAST = 0.5  # of a log's tensors that a program must write to be its program
 
 
 def name_in_program(call: Call) -> str:
-    """The name of the operator of the program that a call is, its own where none is known."""
+    """The name of the program's operator for a call; the call's own name if it is not known."""
     return next((n.removeprefix(RUNS) for n in call.notes if n.startswith(RUNS)), call.scope)
 
 
 def operators_of_calls(run: Run, program: Run, root: str | None = None) -> dict[int, int]:
-    """Calls of a run -> operators of its program. root: only calls of this one."""
+    """By call of a run, the operator of its program. root: only calls of this root."""
     program_operators = _unfolded(run, operators(program))
     writers: defaultdict[str, list[int]] = defaultdict(list)
     for call in program_operators:
@@ -58,8 +58,8 @@ def _written(operator: Call) -> tuple[str, ...]:
 
 
 def _unfolded(run: Run, program_operators: list[Call]) -> list[Call]:
-    """Operators of a program without those that depend on constants and parameters alone, where a
-    run shows that Paddle folded them.
+    """The operators of a program. If the run shows that Paddle folded constants, operators that
+    depend on constants and parameters alone are left out.
     """
     if not any(param_name(ref.slot).startswith(FOLDED) for call in run.calls for ref in call.refs):
         return program_operators
@@ -83,13 +83,12 @@ def _by_step(calls: Iterable[Call]) -> dict[tuple[int, str, int, int], list[Call
 
 
 def with_data_flow(run: Run, program: Run, *, direct: bool = False) -> Run:
-    """A log with the data flow of its program: every tensor gets the operator's inputs, as far as
-    the log has them, and attributes.
+    """The log with the data flow of its program: each call gets the operator's attributes and, as
+    far as they were printed, its inputs.
 
-    A tensor is found by its name (the n-th writer of a name is its n-th print of a step), or by the
-    order of operators where names are numbers of the executor's. Of operators whose outputs were
-    not printed, what they read counts, unless `direct`. Raises UsageError when it fits less than
-    half.
+    A call is matched by name (the n-th writer of a name is its n-th print in a step), or by the
+    order of operators if names are numbers of the executor. If an input was not printed, the inputs
+    of its operator take its place, unless `direct`. Raises UsageError if less than half matches.
     """
     program_operators = operators(program)
     maker = {ref.record: call.id for call in program_operators for ref in call.slots("output")}
@@ -168,9 +167,9 @@ def _sources(
     printed: Mapping[int, int],
     direct: bool,
 ) -> dict[str, int] | None:
-    """By name the records of the log that an operator reads, through operators that were not
-    printed; None behind loops and branches, which hand on what was computed inside, and, where
-    `direct`, behind operators that were not printed.
+    """By name, the records of the log from which an operator reads, directly or through operators
+    that were not printed. None if it reads from a loop or branch (the values are computed inside)
+    or, with `direct`, from an operator that was not printed.
     """
     sources: dict[str, int] = {}
     visited, todo = {operator.id}, [r.record for r in reversed(operator.slots("input"))]
@@ -190,11 +189,10 @@ def _sources(
 
 
 def with_agreeing_inputs(reference: Run, target: Run) -> tuple[Run, Run]:
-    """Both logs, without the inputs of calls that do not read the same: one log skips operators
-    (fused ones) that the other shows.
+    """Both logs, without the inputs of paired calls that read different tensors, since one log
+    skips (fused) operators that the other shows.
 
-    What such a call was given cannot be compared; it counts as depending on everything before
-    it.
+    Inputs of such a call cannot be compared; it counts as depending on everything before it.
     """
     if {reference.info.kind, target.info.kind} != {_LOG}:
         return reference, target
@@ -220,8 +218,8 @@ def with_agreeing_inputs(reference: Run, target: Run) -> tuple[Run, Run]:
 
 
 def _by_operator(run: Run) -> dict[Any, Call]:
-    """The calls of a log by what does not depend on names of variables: the operator of the
-    program, else the name; and which time it ran.
+    """The calls of a log by a key without names of variables: the program's operator (else the
+    name) and the number of its execution.
     """
     out: dict[Any, Call] = {}
     for call in operators(run):
@@ -233,21 +231,22 @@ def _by_operator(run: Run) -> dict[Any, Call]:
     return out
 
 
-# Which operator of a program each call of a run is, where names do not tell: by types and
+# Matches calls of a run with operators of its program if names do not tell: by types and
 # parameters, block by block, in order.
 
 
 def taking(call: Call) -> tuple[str, frozenset[str]]:
-    """An operator by its type and the parameters it takes."""
+    """(type, names of parameters) of an operator."""
     names = {name for name, _ in taken_parameters(call)}
     return call.op_type, frozenset(names | {param_name(r.slot) for r in call.slots("param")})
 
 
 def in_order(calls: Sequence[Call], operators: Sequence[Call]) -> dict[int, int]:
-    """Calls of one step of a run -> operators of its program, both in order of execution.
+    """By call of one step of a run, the operator of its program. Both are in execution order.
 
-    Outside of blocks along a longest common subsequence of types; in the block of a loop round and
-    round; of a branch, the block whose operators have the attributes that the run saw.
+    Outside of blocks, they are matched along a longest common subsequence of types. Inside a loop,
+    the operators are repeated cyclically; of a branch, the block with the recorded attributes
+    counts.
     """
     call_blocks, operator_blocks = _by_block(calls), _by_block(operators)
     if len(call_blocks) == 1:  # a log has no blocks
@@ -283,8 +282,8 @@ def _along(calls: Sequence[Call], operators: Sequence[Call]) -> list[tuple[Call,
 
 
 def _round(calls: Sequence[Call], operators: Sequence[Call]) -> list[tuple[Call, Call]]:
-    """Each call and the next operator like it, starting over behind the last; a call without an
-    operator like it is left out.
+    """(call, operator) with the next matching operator for each call, cyclically; calls without a
+    match are left out.
     """
     named = {name for op in operators for name in taking(op)[1]}
     out: list[tuple[Call, Call]] = []

@@ -1,8 +1,8 @@
-"""Two programs that write one function in two ways: which of their differences are that.
+"""Recognises differences of two programs that are two ways to write the same function.
 
-Between values that correspond, two stretches of sums, products and quotients that give the same at
-a point drawn at random are the same function: two different ones agree at few points. Other
-operators, and attributes and weights that differ, are never excused here.
+Two stretches of sums, products and quotients between corresponding values are the same function if
+they agree at a random point, since two different rational functions agree at few points. Other
+operators, and differing attributes and weights, are never excused here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FORM = "removed", "inserted", "wiring"
 _ONLY_WIRED = "comes from another operator in the target"
 _MOST = 24  # operators of one stretch
 _EXTENT = 3  # of an axis that a program leaves open
-_EXACT = 1e-9  # how far results in float64 may lie apart, of the largest
+_EXACT = 1e-9  # largest distance of results in float64, relative to the largest element
 _NAMES = {"multiply": "the scale", "divide": "the scale", "scale": "the scale", "add": "the bias",
           "matmul": "the product", "bmm": "the product"}  # fmt: skip
 
@@ -58,8 +58,9 @@ def told_by_form(
     target: Run,
     weights: tuple[Mapping[str, str], Mapping[str, str]] | None = None,
 ) -> ProgramDiff:
-    """The differences of two programs, those that are another form of the same function in words of
-    their own. weights: as of `diff_programs`; without them parameters are known by their names.
+    """The diff of two programs, in which differences that are another form of the same function are
+    moved to `forms`. weights: as for `diff_programs`; parameters without hashes are identified by
+    name.
     """
     if not is_rewritten(diff):
         return diff
@@ -72,14 +73,16 @@ def told_by_form(
 
 
 def _is_form(difference: Difference) -> bool:
-    """May it be undone by what stands around it?"""
+    """Whether other operators may compensate for this difference."""
     clauses = difference.words.split("; ")
     is_wired = all(clause.endswith(_ONLY_WIRED) for clause in clauses)
     return difference.kind in _FORM and (difference.kind != "wiring" or is_wired)
 
 
 class _Forms:
-    """stretches: of both programs, that compute the same otherwise."""
+    """Finds stretches of operators that compute the same in different ways. stretches: (operators
+    of the reference, of the target).
+    """
 
     def __init__(self, diff: ProgramDiff, side: _Side, target: _Side) -> None:
         self._sides = side, target
@@ -103,7 +106,7 @@ class _Forms:
             unlike = [1 for a, b in pairs if not self._correspond(a.record, b.record)]
             if not unlike:
                 self._wired.add(call.id)
-        if call.id in self._wired or is_differing:  # what is said once is not said again behind it
+        if call.id in self._wired or is_differing:  # a reported difference is not reported again
             self._equal.update(across_pairs([(call, other)]))
 
     def _correspond(self, record: int, other: int) -> bool:
@@ -117,7 +120,7 @@ class _Forms:
         return True
 
     def left_of(self, difference: Difference) -> Difference | None:
-        """What of a difference is another function; None where nothing is."""
+        """The part of a difference that is a different function; None if there is none."""
         if difference.kind in ("removed", "inserted"):
             is_same = difference.call in self._same or (
                 difference.call < 0 and difference.name in self._inserted
@@ -131,8 +134,8 @@ class _Forms:
 
 
 class _Side:
-    """One program. hashes: of its parameters, by name. given: what it reads that no operator makes
-    and that is not a parameter, as it declares them. ends: what no operator reads.
+    """One program. hashes: of its parameters, by name. given: records that operators read and none
+    writes (inputs). ends: outputs that no operator reads.
     """
 
     def __init__(self, run: Run, hashes: Mapping[str, str]) -> None:
@@ -148,7 +151,7 @@ class _Side:
         ]
 
     def behind(self, end: int, stops: Iterable[int]) -> list[Call]:
-        """The operators that make a record of others, in order."""
+        """The operators that compute the record `end` from the records `stops`, in order."""
         known = set(stops)
         calls: dict[int, Call] = {}
         todo = [end]
@@ -160,7 +163,9 @@ class _Side:
         return sorted(calls.values(), key=lambda call: call.order)
 
     def result(self, calls: Sequence[Call], end: int, values: dict[int, Array]) -> Array:
-        """What these operators make of values by record. Raises ReplayRefused."""
+        """The array of record `end` after running these operators on `values` (by record), which
+        gets all results. Raises ReplayRefused.
+        """
         for call in calls:
             reads = [ref for kind in ("input", "param") for ref in call.slots(kind)]
             places = {f"param.{name}": place for name, place in taken_parameters(call)}
@@ -185,7 +190,9 @@ class _Side:
         return tuple(_EXTENT if n < 0 else n for n in self.run.records[record].shape)
 
     def _value(self, slot: str, record: int, values: dict[int, Array]) -> Array:
-        """The value of a record; of a parameter drawn, the same for the same content."""
+        """The value of a record. A parameter gets random numbers, equal ones for equal content.
+        Raises ReplayRefused for any other unknown record.
+        """
         if record not in values:
             name = param_name(slot)
             if not name:
@@ -201,7 +208,7 @@ def _agree(
     ends: tuple[int, int],
     equal: Mapping[int, int],
 ) -> bool:
-    """Do two stretches make the same of the same?"""
+    """Whether two stretches give the same result on the same random inputs."""
     if max(map(len, stretches)) > _MOST or not all(_is_rational(c) for s in stretches for c in s):
         return False
     read = dict.fromkeys(r.record for c in stretches[0] for r in c.slots("input"))
@@ -230,7 +237,7 @@ def _is_rational(call: Call) -> bool:
 
 
 def _in_words(part: Sequence[Call], other: Sequence[Call]) -> str:
-    """What is done elsewhere in the second of two stretches."""
+    """How the second stretch (of the target) differs in form from the first."""
     kinds, others = (
         [plain(c.op_type) for c in side if c.op_type != "cast"] for side in (part, other)
     )

@@ -1,1 +1,1 @@
-"""What the ranks of one run must agree in, told from that run alone."""
+"""Checks, from one run alone, what its ranks must agree in."""

@@ -1,4 +1,4 @@
-"""The parameters and buffers of the ranks, and which ranks must hold the same of them."""
+"""The parameters and buffers of the ranks, and which ranks must hold replicas of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _DDP = "DistributedDataParallel"
 
 
 class Parameter:
-    """A parameter or buffer of a module. read: moments of forward passes that read it; stepped: of
-    optimisers.
+    """A parameter or buffer of a module. read: moments of forward passes that read it; stepped:
+    moments of optimiser steps that update it.
     """
 
     def __init__(self, root: str, scope: str, name: str) -> None:
@@ -25,7 +25,7 @@ class Parameter:
 
     @property
     def full_name(self) -> str:
-        """As `named_parameters` has it."""
+        """The name as in `named_parameters`."""
         return f"{self.scope}.{self.name}" if self.scope else self.name
 
     @property
@@ -35,7 +35,7 @@ class Parameter:
 
 
 class Parameters:
-    """All parameters of a run, and which ranks hold the same of each."""
+    """All parameters of a run, and which ranks hold replicas of each."""
 
     def __init__(self, calls: RankCalls) -> None:
         self.calls = calls
@@ -67,7 +67,7 @@ class Parameters:
 
     @cached_property
     def first(self) -> dict[int, dict[int, Print]]:
-        """By id of a parameter, what each rank has of it at first sight."""
+        """By `id()` of a parameter, each rank's fingerprint of its first recorded value."""
         return {id(p): self._first(p) for p in self.all}
 
     def _first(self, parameter: Parameter) -> dict[int, Print]:
@@ -79,7 +79,9 @@ class Parameters:
         return found
 
     def placement(self, parameter: Parameter) -> dict[int, Placement]:
-        """By rank, how an optimiser's parameter lies, or a module's where none steps it."""
+        """By rank, the placement of a parameter in the optimiser, or in the module if no optimiser
+        updates it.
+        """
         moments, slot = (
             (parameter.stepped, "input.param")
             if parameter.stepped
@@ -89,8 +91,8 @@ class Parameters:
         return {r: c.placements[slot] for r, c in group.items() if slot in c.placements}
 
     def replicas(self, parameter: Parameter) -> list[tuple[int, ...]]:
-        """Groups of ranks that must hold the same: as the placement says, as their first values
-        or their reduced gradients show, or as DDP is given them.
+        """Groups of ranks that must hold replicas of a parameter: according to its placement, or by
+        equal first values, equal reduced gradients, or DDP.
         """
         groups: set[tuple[int, ...]] = set()
         placements = self.placement(parameter)
@@ -115,7 +117,9 @@ class Parameters:
         yield from self._reduced_alike(parameter)
 
     def _reduced_alike(self, parameter: Parameter) -> Iterator[tuple[int, ...]]:
-        """Ranks that take bit-equal gradients in the first step: these were reduced over them."""
+        """Groups of ranks with bitwise equal gradients in the first step, which were reduced over
+        the group.
+        """
         if parameter.stepped:
             taken = self.calls.prints(parameter.stepped[0], TAKEN_GRADIENT)
             for group in clusters(taken):
@@ -123,8 +127,8 @@ class Parameters:
                     yield group
 
     def _belongs_together(self, parameter: Parameter, group: tuple[int, ...]) -> bool:
-        """Do ranks with the same constant hold copies of one parameter? They do where all random
-        numbers near it are equal, and where it scales or shifts elements that they all have.
+        """Whether ranks that hold the same constant hold replicas of one parameter. They do if all
+        random parameters near it are equal, or if it scales or shifts a tensor that they all have.
         """
         parts = parameter.scope.split(".") if parameter.scope else []
         for depth in range(len(parts), -1, -1):
@@ -155,8 +159,8 @@ class Parameters:
         )
 
     def are_copies(self, one: int, other: int) -> bool:
-        """Do two ranks hold the same model: are all parameters, those apart that are constant,
-        equal at first sight, or reduced alike?
+        """Whether two ranks hold the same model: all parameters, except constant ones, have equal
+        first values or equal reduced gradients.
         """
         met = False
         for parameter in self.all:

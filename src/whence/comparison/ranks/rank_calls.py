@@ -1,4 +1,4 @@
-"""The calls of a run by rank: what each rank has where the others have the same."""
+"""The calls of a run by rank, so that corresponding calls of all ranks can be compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whence.store import StoredRun
 
 
 class Moment(NamedTuple):
-    """A call without its rank."""
+    """The key of a call without its rank; corresponding calls of all ranks share it."""
 
     root: str
     step: int
@@ -23,9 +23,9 @@ class Moment(NamedTuple):
 
 
 class Print(NamedTuple):
-    """What a tensor is known by: equal ones are equal in every element. exact: a hash says so, no
-    checksum that does not know the order of elements. constant: all elements are the same, or too
-    few to tell tensors apart.
+    """A fingerprint of a tensor; tensors with equal `text` count as equal. exact: whether it is a
+    hash, not a checksum that ignores the order of elements. constant: all elements are equal, or
+    there are too few to distinguish tensors.
     """
 
     text: str
@@ -34,11 +34,11 @@ class Print(NamedTuple):
     constant: bool
 
 
-_FEWEST = 2  # elements of a tensor that is not constant
+_FEWEST = 2  # fewest elements of a tensor that does not count as constant
 
 
 class RankCalls:
-    """The calls of a run. ranks: in order. at: moment -> rank -> call, as they were executed."""
+    """The calls of a run by rank. ranks: in order. at: moment -> rank -> call, in execution order."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -61,7 +61,7 @@ class RankCalls:
 
     @cached_property
     def collectives(self) -> dict[int, list[Collective]]:
-        """By rank, in the order in which each issued them."""
+        """By rank, its collectives in the order in which it issued them."""
         by_rank: dict[int, list[Collective]] = {rank: [] for rank in self.ranks}
         for collective in sorted(collectives_of(self.run), key=lambda c: c.order):
             by_rank[collective.rank].append(collective)
@@ -76,12 +76,14 @@ class RankCalls:
         return frozenset(p.info.rank for p in run.readers if p.ended())
 
     def record(self, call: Call, slot: str) -> Record | None:
-        """The tensor of a slot."""
+        """The record in a slot of a call; None if the call has no such slot."""
         number = next((ref.record for ref in call.refs if ref.slot == slot), None)
         return None if number is None else self._records[number]
 
     def print_of(self, call: Call, slot: str) -> Print | None:
-        """What a slot's tensor is known by; None where it has none or nothing was taken of it."""
+        """The fingerprint of a slot's tensor; None if the call lacks the slot, or the record has
+        neither hash nor statistics.
+        """
         number = next((ref.record for ref in call.refs if ref.slot == slot), None)
         if number is None:
             return None
@@ -90,7 +92,7 @@ class RankCalls:
         return self._prints[number]
 
     def prints(self, moment: Moment, slot: str) -> dict[int, Print]:
-        """Of every rank that has the slot."""
+        """By rank, the fingerprint of the slot at this moment, in order of ranks."""
         found = {rank: self.print_of(call, slot) for rank, call in self.at[moment].items()}
         return {rank: known for rank, known in sorted(found.items()) if known is not None}
 
@@ -109,7 +111,7 @@ def _print(record: Record) -> Print | None:
 
 
 def clusters(prints: dict[int, Print], ranks: Iterable[int] | None = None) -> list[tuple[int, ...]]:
-    """Ranks whose tensors are equal, those with the smallest rank first."""
+    """Groups of ranks with equal tensors, sorted by their smallest rank."""
     by_text: dict[str, list[int]] = {}
     for rank, known in prints.items():
         if ranks is None or rank in ranks:
@@ -118,8 +120,8 @@ def clusters(prints: dict[int, Print], ranks: Iterable[int] | None = None) -> li
 
 
 def replicated(placement: Placement) -> Iterator[tuple[int, ...]]:
-    """Groups of ranks that hold the same, as a tensor's own placement says; none where ranks have
-    summands of it.
+    """Groups of ranks that hold replicas according to a tensor's placement; none if ranks hold
+    partial sums.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     if not any(place.startswith("sum") for place in placement.places):

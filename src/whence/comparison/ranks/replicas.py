@@ -16,7 +16,9 @@ _REDUCING = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, Collectiv
 
 
 class _Drift(NamedTuple):
-    """Where copies of a parameter first part. stage: in the order of a step."""
+    """The first difference between replicas of a parameter. stage: READ, STATE, TAKEN or LEFT, in
+    the order of a step; ranks: of the replicas; groups: ranks with equal tensors.
+    """
 
     step: int
     stage: int
@@ -31,7 +33,7 @@ READ, STATE, TAKEN, LEFT = range(4)
 
 
 def check(parameters: Parameters) -> RankCheck:
-    """Compare all copies of parameters, buffers, gradients and states of optimisers."""
+    """Compare all replicas of parameters, buffers, gradients and optimiser states."""
     drifts: list[_Drift] = []
     compared = 0
     for parameter in parameters.all:
@@ -61,7 +63,7 @@ def check(parameters: Parameters) -> RankCheck:
 def _drifts(
     parameters: Parameters, parameter: Parameter, group: tuple[int, ...]
 ) -> Iterator[_Drift]:
-    """Where copies of a parameter part, in the order of execution."""
+    """The differences between replicas of a parameter, in execution order."""
     moments = [(m.step, READ, m) for m in parameter.read]
     moments += [(m.step, STATE, m) for m in parameter.stepped if _whole(parameters, parameter, m)]
     for step, stage, moment in sorted(moments, key=lambda item: item[:2]):
@@ -80,7 +82,9 @@ def _drifts(
 
 
 def _whole(parameters: Parameters, parameter: Parameter, moment: Moment) -> bool:
-    """Does an optimiser step what forward passes read, and not each rank its piece of that?"""
+    """Whether an optimiser updates the whole parameter that forward passes read, rather than each
+    rank its shard of it.
+    """
     if parameters.placement(parameter) or not parameter.read:
         return True
     read = parameters.first[id(parameter)]
@@ -101,8 +105,8 @@ def _stepped(parameters: Parameters, moment: Moment) -> list[tuple[int, str]]:
 
 
 def _findings(parameters: Parameters, drifts: list[_Drift]) -> Iterator[RankFinding]:
-    """The first drift of parameters that are stepped, and of others (buffers): what follows in
-    later steps follows from these.
+    """Findings about the first drift of parameters with an optimiser, and of others (buffers).
+    Later drifts are consequences of these.
     """
     for stepped in (True, False):
         those = [d for d in drifts if bool(d.parameter.stepped) == stepped]
@@ -121,7 +125,7 @@ def _findings(parameters: Parameters, drifts: list[_Drift]) -> Iterator[RankFind
 
 
 def _read_at(parameters: Parameters, parameter: Parameter) -> int:
-    """When a forward pass first reads a parameter."""
+    """The execution order of the first forward call that reads a parameter, -1 if none does."""
     if not parameter.read:
         return -1
     return min(call.order for call in parameters.calls.at[parameter.read[0]].values())
@@ -160,7 +164,7 @@ def _what(drift: _Drift) -> str:
 
 
 def _cause(parameters: Parameters, drift: _Drift) -> tuple[RankCause, str, tuple[str, ...]]:
-    """(why, in words, what shows it)."""
+    """(cause, words, evidence) of a drift."""
     parted = " and ".join(in_words(group) for group in drift.groups[:2])
     if drift.slot == TAKEN_GRADIENT:
         return _gradient(parameters, drift)
@@ -225,7 +229,9 @@ def _gradient(parameters: Parameters, drift: _Drift) -> tuple[RankCause, str, tu
 
 
 def _exchanged(parameters: Parameters, drift: _Drift) -> str:
-    """Does one rank take for another parameter what the others take for this one?"""
+    """A sentence if one rank uses, for another parameter, the gradient that others use for this
+    one; else "".
+    """
     prints = parameters.calls.prints(drift.moment, drift.slot)
     for other in parameters.all:
         for moment in other.stepped:
@@ -245,7 +251,7 @@ def _exchanged(parameters: Parameters, drift: _Drift) -> str:
 
 
 def _reduced(parameters: Parameters, drift: _Drift) -> tuple[str, ...]:
-    """How often each rank reduced anything in the step, outside of forward passes."""
+    """Evidence about the number of reductions by each rank in the step, outside of forward passes."""
     counts: dict[int, int] = {}
     for rank in drift.ranks:
         counts[rank] = sum(

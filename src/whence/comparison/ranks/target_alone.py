@@ -1,4 +1,4 @@
-"""What ranks of the target alone part in: said before anything else, in words of ranks."""
+"""Differences between ranks that only the target has; the answer states them first."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from whence.results import Comparison, RankFinding, RankVerdict, Status
 
 
 def with_ranks(result: Comparison, reference: Run, target: Run) -> Comparison:
-    """The answer with what the target's ranks part in and the reference's do not. Where the answer
-    is that the runs differ, its first finding is named by what comes before it.
+    """The answer with the findings between ranks that only the target has. If the answer is not
+    `same` and the first of them comes before its first finding, the finding's sentence states it.
     """
     found = found_in_target(reference, target)
     if not found:
@@ -31,7 +31,7 @@ def with_ranks(result: Comparison, reference: Run, target: Run) -> Comparison:
 
 
 def found_in_target(reference: Run, target: Run) -> tuple[RankFinding, ...]:
-    """Findings of the target's ranks whose cause the reference's ranks do not have."""
+    """Findings between the target's ranks whose check and cause do not occur in the reference."""
     if len({call.rank for call in target.calls}) < 2:
         return ()
     found = report(target).findings

@@ -1,5 +1,5 @@
-"""Both runs of a comparison as sources of replays: which of their tensors are paired, and what a
-program of the reference needs on the target's inputs.
+"""Both runs of a comparison as sources of replays: which tensors are paired, and what a program of
+the reference needs in order to run on the target's inputs.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ Slots = Callable[[str], SlotPair | None]
 
 @dataclass(frozen=True, slots=True)
 class BothSides:
-    """The sources of replays, and what a comparison knows of their pairs.
+    """The reference and the target as sources of replays, with their pairs of tensors.
 
-    unmasked: the target as it ran, with masks in its own form. paired: calls of the reference that
-    have a partner. inner: the parameter paired with one of a call without a partner. pair_of: the
-    pair of a slot of a call that has one. spread: of a record of the reference, by how much each
-    element differs between its runs (`RepeatedRuns.elementwise`).
+    unmasked: the target as it ran, with masks in its own form. paired: ids of calls of the
+    reference with a partner. inner: (target's call, unpaired call of the reference inside it, slot
+    of a parameter) -> the pair of that parameter. pair_of: (paired call, slot) -> the pair of
+    tensors. spread: record of the reference -> how much each element differs between runs of the
+    reference (`RepeatedRuns.elementwise`).
     """
 
     reference: ReplaySource
@@ -45,7 +46,7 @@ class BothSides:
     spread: Callable[[int], Array | None]
 
     def is_equal(self, pair: SlotPair) -> bool:
-        """Are both tensors known to be bitwise equal?"""
+        """Whether both tensors are known to be bitwise equal."""
         if pair.target_record < 0:
             return False
         return _is_same_tensor(
@@ -54,7 +55,7 @@ class BothSides:
         )
 
     def is_print(self, pair: SlotPair) -> bool:
-        """Was one of these tensors printed to fewer digits than its dtype holds?"""
+        """Whether one of the two tensors was printed to fewer digits than its dtype holds."""
         a = self.reference.run.records[pair.reference_record]
         b = self.target.run.records[pair.target_record]
         return judge.roundoff(a, b) > judge.coarser(a.dtype, b.dtype)
@@ -65,7 +66,9 @@ class BothSides:
         outputs: Mapping[str, SlotPair],
         produced: Mapping[str, Array],
     ) -> tuple[str, str]:
-        """(dtype of the wide replay, dtype of the working one) for what the target produced."""
+        """(dtype of the wide replay, dtype of the working replay) for the target's outputs
+        (`produced`); "recorded" if the runs store the same dtypes.
+        """
         names = [dtypes.of(array).name for array in produced.values()]
         floating = [n for n in names if dtypes.named(n).is_floating]
         target = max(floating, key=judge.unit_roundoff, default="float32")
@@ -82,7 +85,9 @@ class BothSides:
 
 
 def own_integers(sides: BothSides, partner: Call) -> list[I64]:
-    """The integers that the target's own program computes on its own inputs, as far as it runs."""
+    """The integer tensors that the target's own program computes on its own inputs, up to the first
+    operator that cannot be run.
+    """
     from whence.replay.choices import Integers
 
     integers = Integers()
@@ -98,11 +103,11 @@ def own_integers(sides: BothSides, partner: Call) -> list[I64]:
 def check_same_choices(
     sides: BothSides, call: Call, loaded: Any, pairs: Mapping[str, SlotPair]
 ) -> None:
-    """Raises ReplayRefused where integers inside a composed program differ between the target's
+    """Raises ReplayRefused if integers that a composed program computes differ between the target's
     inputs and the reference's.
 
-    Code that loops over experts or selects by a mask looked at such numbers, and the operators that
-    were recorded are those of the reference.
+    Code that loops over experts or selects by a mask depends on such integers: with others it runs
+    other operators than those recorded in the reference.
     """
     slots = (*loaded.program.inputs, *loaded.program.params)
     reference, strides = sides.reference.arrays(sides.reference.records(call, slots))
@@ -124,13 +129,13 @@ def check_same_choices(
 
 
 def load(sides: BothSides, call: Call) -> Any:
-    """The call's program; also one that only a call of the reference itself contradicts: `examined`
-    decides about that.
+    """The call's program, ready to run. A program that does not reproduce the reference's own
+    recording is returned too: `Replayer.examined` decides about it. Raises ReplayRefused.
     """
     try:
         return sides.reference.trusted(call)
     except ReplayRefused:
-        # one that cannot be loaded; then the reason is the one above
+        # if the program cannot be loaded either, the first reason is raised
         with contextlib.suppress(ReplayRefused):
             if (
                 call.program
@@ -144,7 +149,7 @@ def load(sides: BothSides, call: Call) -> Any:
 def inside_slots(
     sides: BothSides, call: Call, inputs: Sequence[str], pairs: Collection[str]
 ) -> set[str]:
-    """The inputs that children without a partner leave: they run again too."""
+    """The inputs of a call's program that come from unpaired children, which are replayed too."""
     unpaired = [s for s in inputs if s not in pairs and is_of_child(s)]
     if not unpaired:
         return set()
@@ -154,8 +159,8 @@ def inside_slots(
 
 
 def check_still_one(sides: BothSides, first: str, second: str, slots: Slots) -> None:
-    """Raises ReplayRefused where two slots were one tensor in the reference and are two in the
-    target: which of them was used is unknown.
+    """Raises ReplayRefused if two slots hold one tensor in the reference and two different ones in
+    the target, since it is not known which of them is used.
     """
     pairs = [pair for slot in (first, second) if (pair := slots(slot)) is not None]
     if len(pairs) < 2 or pairs[0].target_record == pairs[1].target_record:
@@ -174,7 +179,7 @@ def is_passthrough(
     pairs: Mapping[str, SlotPair],
     pair: SlotPair,
 ) -> bool:
-    """Is this output an input as it is, in the target as in the program?"""
+    """Whether this output is an unchanged input, both in the program and in the target."""
     if "in" not in operand or inputs[operand["in"]] not in pairs:
         return False
     records = sides.target.run.records
@@ -191,8 +196,8 @@ def reference_outputs(
     outputs: Mapping[str, SlotPair],
     wide: str,
 ) -> dict[str, tuple[Array, Array | None]]:
-    """(output of the reference, the wide replay on its inputs or None where they are the
-    target's) by slot, where known. wide: dtype of that replay.
+    """By slot, (output of the reference, the wide replay on the reference's inputs). The latter is
+    None if both runs have equal inputs. Empty if the replay is refused. wide: dtype of that replay.
     """
     records = sides.reference.records(call, (*loaded.program.inputs, *loaded.program.params))
     try:
@@ -204,7 +209,7 @@ def reference_outputs(
         if wide == "float32" and all(
             dtypes.of(a).name in ("float32", "float64") for a in recorded.values()
         ):
-            # it was checked to reproduce its recording
+            # the program is known to reproduce its recording, so no replay is needed
             return {slot: (a, a) for slot, a in recorded.items()}
         arrays, strides = sides.reference.arrays(records)
         param_records = tuple(records.get(s) for s in loaded.program.params)
@@ -225,9 +230,9 @@ def reference_outputs(
 def slot_in_target(
     sides: BothSides, partner: Call, program: Program, slot: str, pair: SlotPair
 ) -> str | None:
-    """What the target's program calls a slot of the reference's, None where it has no such tensor.
-    Of a child the pair says the child's own slot, and the target may have called it at another
-    place.
+    """The slot of the target's program for a slot of the reference's; None if there is no such
+    tensor. For a slot of a child, `pair` holds the child's own slot only, and the child may have
+    another number in the target.
     """
     if not is_of_child(slot):
         return pair.target_slot
@@ -244,5 +249,5 @@ def slot_in_target(
 
 
 def _is_same_tensor(a: Record, b: Record) -> bool:
-    """Are both known to be bitwise equal?"""
+    """Whether both records are known to be bitwise equal."""
     return bool(a.hash) and a.hash == b.hash and a.dtype == b.dtype and a.shape == b.shape

@@ -1,9 +1,9 @@
-"""Runs a whole tree of the reference's calls again: what a target that does not show the inside of
-a call is judged by.
+"""Replays a whole tree of the reference's calls, to judge a target that does not show the inside of
+a call.
 
-Compiled code, another engine, fused modules: between the tensors that both sides show lie calls
-that only the reference has. Their programs are run one after the other, in the order of the
-recording, each with its own parameters only.
+With compiled code, another engine or fused modules, calls that only the reference has lie between
+the tensors that both sides show. Their programs are run in the order of the recording, each with
+only its own parameters loaded.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ if TYPE_CHECKING:
 Noise = np.random.Generator
 
 REPLICAS = 3
-"""Noisy repetitions of what lies inside a call that shows nothing (VERDICT.md level 3)."""
+"""Number of noisy replays of the inside of a call that is not visible (VERDICT.md level 3)."""
 
 
 class TreeReplay:
-    """Runs calls of the reference with all that they call, in one working dtype.
+    """Replays calls of the reference with all calls below them, in one working dtype.
 
-    params_of: a call's parameters for `Loaded.run`. noise: every leaf's floating outputs are
-    multiplied by 1 + u xi, xi uniform in (-1, 1) (VERDICT.md level 3); None for none. state:
-    tensors that hang in caches, by the reference's record. jumps: sees and tells the sides of the
-    operators that jump. lenient: as `Loaded.run` has it.
+    params_of: (loaded program, call, working dtype) -> parameters for `Loaded.run`. noise: if not
+    None, the floating outputs of every leaf are multiplied by 1 + u xi, xi uniform in (-1, 1)
+    (VERDICT.md level 3). state: tensors held in caches, by record of the reference. jumps: records,
+    and may force, on which side of a jump (rounding, comparison) elements fall. lenient: as in
+    `Loaded.run`.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class TreeReplay:
         self.ran: list[Call] = []
 
     def run(self, call: Call, given_tensors: Mapping[str, Array]) -> dict[str, Array]:
-        """Outputs and mutations of `call`, by slot, when it is called with these tensors. Raises
+        """The outputs and mutated tensors of `call` on these inputs, by slot. Raises
         ReplayRefused.
         """
         loaded = self.side.trusted(call)
@@ -110,37 +111,39 @@ class TreeReplay:
         return written
 
     def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """The tensors that go on in place of the inputs or outputs of a call: here, the same."""
+        """The tensors with which the replay continues in place of a call's inputs or outputs; here
+        the same ones.
+        """
         return dict(arrays)
 
     def trace(self, call: Call) -> Callable[[int, Array], None] | None:
-        """Called with the result of every operator of a call; None where nobody listens."""
+        """A callback that gets (operation, result) of every operator of a call; None for none."""
         return None
 
     def rounds(self, call: Call) -> bool:
-        """Does noise go on what a call leaves? Here: where none below it has added its own."""
+        """Whether noise is added to a call's outputs; here only to those of leaves."""
         return call.leaf
 
     def is_lenient(self, call: Call) -> bool:
-        """Does a call run on other extents than its recording allows?"""
+        """Whether a call may run on other extents than those recorded."""
         return self._lenient
 
     def strides(self, call: Call, inputs: Collection[str]) -> dict[str, tuple[int, ...]]:
-        """The layouts that these inputs have: here, contiguous, as code that makes them anew leaves
-        them.
+        """The strides of inputs that are not contiguous, by slot; here none, since freshly computed
+        tensors are contiguous.
         """
         return {}
 
     def child(self, call: Call, k: int, handed: Mapping[str, Array]) -> dict[str, Array]:
-        """Outputs and mutations of the k-th child of `call`."""
+        """The outputs and mutated tensors of the k-th child of `call` on these inputs."""
         kids = self.side.children(call.id)
         if k >= len(kids):
             raise ReplayRefused(f"call {k} below {call.module_name} was not recorded")
         return self.run(self.side.run.calls[kids[k]], handed)
 
     def leaves(self, k: int, kid: int) -> list[str]:
-        """The slots that the k-th child (call `kid`) fills in the program above it: its inputs and
-        what it writes.
+        """The slots ("3:input.0") that the k-th child (call `kid`) fills in its parent's program:
+        its inputs and outputs; empty if it cannot be replayed.
         """
         call = self.side.run.calls[kid]
         results = self.side.left(call)
@@ -155,13 +158,13 @@ class TreeReplay:
 
 
 def jumps_of(loaded: Any, call: Call, jumps: Jumps | None) -> dict[str, Any]:
-    """The option of a run by which the operators of a call that jump are seen and told."""
+    """The option for `Loaded.run` that records and forces the sides of jumps in a call."""
     return {"jumps": jumps.of(call.id)} if jumps is not None and loaded.jumps else {}
 
 
 def perturbed(array: Array, working: str, noise: Noise) -> Array:
-    """Every element off by up to one unit roundoff of the working dtype ("recorded" for the array's
-    own), drawn at random.
+    """The array with every element changed at random by up to one unit roundoff of the working
+    dtype ("recorded": the array's own).
     """
     kind = dtypes.of(array)
     if not kind.is_floating or kind.kind == "complex":
@@ -170,7 +173,7 @@ def perturbed(array: Array, working: str, noise: Noise) -> Array:
     xi: npt.NDArray[np.float64] = noise.uniform(-1.0, 1.0, array.shape)
     with np.errstate(over="ignore"):
         noisy: Array = (array.astype(np.float64) * (1.0 + u * xi)).astype(array.dtype)
-    # what stands for "masked" is the largest number there is
+    # a masked element holds the largest number of the dtype, which noise must not make infinite
     return np.where(np.isfinite(noisy), noisy, array)
 
 
@@ -178,12 +181,13 @@ _PRODUCTS = frozenset({"linear", "mm", "addmm", "matmul", "bmm"})
 
 
 class TreeWalk(TreeReplay):
-    """Replays whole roots, one after the other. Every tensor that is computed is kept, and the
-    target's goes on in its place.
+    """Replays whole roots, one after the other. Each computed tensor that the target shows too is
+    kept, and the replay continues with the target's.
 
-    instead: the target's tensor for a record of the reference, None where it has none. inner:
-    (call, operation) -> record of the result of one operator. coarser: applied to the inputs of
-    matrix products, None for nothing. why: why something could not be run, "" when all was.
+    instead: record of the reference -> the target's tensor, None if it has none. inner: (call,
+    operation) -> record of an operator's result inside a call. coarser: applied to the inputs of
+    matrix products, None for no change. why: the first reason why something could not be run; "" if
+    all was.
     """
 
     def __init__(
@@ -204,8 +208,9 @@ class TreeWalk(TreeReplay):
         self._owned: set[int] | None = None
 
     def through(self, root: Call) -> dict[int, Array]:
-        """The tensors that were computed in this call and below, by record. An input that the
-        target does not have is as computed before, or the reference's.
+        """The tensors computed in this call and below, by record, of those that the target shows.
+        An input that the target lacks comes from an earlier root of this replay, else from the
+        reference.
         """
         self._reached = {}
         inputs: dict[str, Array] = {}
@@ -224,7 +229,7 @@ class TreeWalk(TreeReplay):
         return array
 
     def _try(self, call: Call, inputs: Mapping[str, Array]) -> None:
-        """Run a call; where that is refused, run the calls below it whose inputs are known."""
+        """Run a call; if that is refused, run the calls below it on those inputs that are known."""
         try:
             results = self.run(call, inputs)
         except (ReplayRefused, ElementsMissing) as error:
@@ -248,7 +253,7 @@ class TreeWalk(TreeReplay):
         )
 
     def _parameters(self, call: Call) -> dict[str, Array]:
-        """The parameters among the inputs of an operator: the reference's own."""
+        """The reference's parameters among the inputs of an operator, by slot."""
         if call.kind != "operator":
             return {}
         if self._owned is None:
@@ -291,7 +296,7 @@ class TreeWalk(TreeReplay):
         return take
 
     def _multiplies(self, call: Call) -> bool:
-        """Is this call a matrix product?"""
+        """Whether the call's program contains a matrix product."""
         program = self.side.run.programs.get(call.program)
         return program is not None and any(
             op.name.split(".")[1] in _PRODUCTS for op in program.operations

@@ -36,17 +36,17 @@ def fault_cause(
     flagged: Sequence[str],
     own_limit: float = 1.0,
 ) -> FaultCause:
-    """The cause of an introduced error whose parameters are equal. flagged: the outputs in
-    question. own_limit: score up to which the target's own program explains what it recorded.
+    """The cause of an introduced error in a call with equal parameters. flagged: the outputs in
+    question. own_limit: score up to which the target's own program explains its recorded outputs.
 
-    The target's own program on its own inputs: where it gives what the target recorded (within
-    rounding), the kernel does what the code says, so the code differs (`semantic`); where it
-    does not, the kernel is at fault. Nodes of a graph do the work of a module with operators of
-    their own, so that only one side has one says nothing there.
+    The target's own program is run on its own inputs. If it gives the recorded outputs (within
+    rounding), the kernel does what the code says, so the code differs (`semantic`); if not, the
+    kernel is at fault. A node of a graph replaces a module by operators of its own, so an operator
+    that only one side has proves nothing between a graph and a module.
     """
     is_rewritten = sides.reference.is_of_graphs != sides.target.is_of_graphs
     if not partner.program:
-        # The reference could be replayed, so it drew none.
+        # The reference could be replayed, so it drew no random numbers.
         is_random = is_without_program(partner, NoProgram.RANDOM)
         words = f"only the target {partner.no_program}" if is_random else ""
         return FaultCause(CauseKind.SEMANTIC if is_random else CauseKind.UNKNOWN, words)
@@ -91,12 +91,14 @@ def fault_cause(
 
 
 def _shared(parting: Parting, is_rewritten: bool) -> Parting:
-    """What two programs part in, if the operators of one are not another way to write the other."""
+    """The first difference of two programs; nothing if only one side runs the operator and one
+    program is a rewritten form of the other.
+    """
     return Parting() if is_rewritten and parting.on_one_side else parting
 
 
 def _kernel_fault(partner: Call, program: Program) -> FaultCause:
-    """The cause where the target's own program does not give what the target recorded."""
+    """The cause if the target's own program does not give the target's recorded outputs."""
     if program.operations and program.operations[-1].name == GRADIENTS:
         return FaultCause(
             CauseKind.KERNEL,
@@ -155,11 +157,11 @@ def _parting(
 def own_score(
     side: ReplaySource, call: Call, outputs: Sequence[str]
 ) -> tuple[float, str, dict[int, Array]]:
-    """How far what a call recorded is from its own program on its own inputs, over the limit; above
-    1 it is not what the program says.
+    """(score, dtype, results) of a call's own program on its own inputs.
 
-    Also the dtype of the wide replay and what that computed, by operation. Raises ReplayRefused,
-    ElementsMissing.
+    score: error of the recorded outputs as a multiple of the limit; above 1 the program does not
+    explain them. dtype: of the wide replay. results: first result of each operation in it, by
+    number of the operation. Raises ReplayRefused, ElementsMissing.
     """
     loaded = side.load(call)
     program = loaded.program

@@ -1,12 +1,12 @@
-"""Do the programs of both runs compute one function? Run on the same inputs in float64, two ways to
-write one formula agree to some 1e-15; another constant, or a term that is missing, shows however
-small it is beside the rounding of the target's dtype.
+"""Tells whether the programs of both runs compute the same function.
 
-This is exact where statistics are not: an epsilon of 1e-5 in the place of 1e-6 makes a hundredth of
-a rounding in bfloat16, and no error of a recorded tensor tells it from noise. What it needs is a
-program on both sides. Differences that a correct target may have are taken out first: casts,
-constants rounded to the target's dtype, and constants that follow from a dtype (its epsilon, its
-smallest number).
+Run on the same inputs in float64, two ways to write one formula agree to about 1e-15. A different
+constant or a missing term shows, however small it is compared with rounding in the target's dtype.
+
+This is more exact than statistics: an epsilon of 1e-5 instead of 1e-6 causes a hundredth of a
+rounding in bfloat16, and no error of a recorded tensor tells it from noise. It needs a program on
+both sides. Differences that a correct target may have are removed first: casts, constants rounded
+to the target's dtype, and constants that follow from a dtype (its epsilon, its smallest number).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from whence.records.slots import is_param
 Keep = Callable[[str, tuple[int, ...]], Array | None]
 
 _CLEAN_RUNS = 3
-"""Calls on which two programs must agree before they are taken for one function."""
+"""Number of calls on which two programs must agree before they count as the same function."""
 
 
 class Formulas:
-    """Compares the programs of paired calls as functions; outputs at which two agreed are not run
-    again.
+    """Compares the programs of paired calls as functions. Pairs of programs that have agreed often
+    enough are not run again.
     """
 
     def __init__(self, sides: BothSides) -> None:
@@ -54,9 +54,8 @@ class Formulas:
         outputs: Collection[str],
         keep: Keep | None = None,
     ) -> judge.FormulaDifference | None:
-        """The largest difference at any of these outputs that a correct target does not have; None
-        where there is none, or where it cannot be known. keep: (slot, shape) -> the elements that
-        count.
+        """The largest difference at these outputs that a correct target would not have; None if
+        there is none or if it is not known. keep: (slot, shape) -> the elements that count.
         """
         programs = self._programs(call, partner)
         if programs is None:
@@ -81,7 +80,7 @@ class Formulas:
         return worst
 
     def _programs(self, call: Call, partner: Call) -> tuple[Program, Program] | None:
-        """Both programs where they are other ones and each is what its code wrote."""
+        """Both programs if they differ and both were recorded as their code ran, else None."""
         if call.kind != "module" or partner.kind != "module" or self._sides.reference.borrows(call):
             return None
         programs = (
@@ -99,8 +98,8 @@ class Formulas:
 
 
 class _ProgramPair:
-    """The programs of one paired call, the target's with constants that a correct one may have
-    put back to the reference's.
+    """The programs of one paired call. Constants of the target that a correct target may have are
+    replaced by the reference's.
     """
 
     def __init__(
@@ -136,8 +135,8 @@ class _ProgramPair:
         )
 
     def worst(self, outputs: Collection[str], keep: Keep | None) -> judge.FormulaDifference | None:
-        """The difference at these outputs that is largest beside its limit, None where it is no
-        larger. Raises ReplayRefused, ElementsMissing, KeyError.
+        """The difference at these outputs that exceeds its limit most, None if none does. Raises
+        ReplayRefused, ElementsMissing, KeyError.
         """
         reference, target = self._loaded()
         wanted = [slot for slot in outputs if slot in self._target_slot]
@@ -176,7 +175,7 @@ class _ProgramPair:
         return reference, target
 
     def _reads_the_same(self, read: Collection[str], target: Any, slot: str) -> bool:
-        """Do both programs depend on the same inputs and parameters for an output?"""
+        """Whether both programs compute an output from the same inputs and parameters."""
         if any(s not in self._target_slot or self._pairs[s].target_record < 0 for s in read):
             return False
         needed = target.needs(self._target_slot[slot])
@@ -204,7 +203,9 @@ class _ProgramPair:
 
 
 def _constants_agree(reference: list[Array], target: list[Array]) -> bool:
-    """Has every tensor that the target's program holds its like in the reference's?"""
+    """Whether every constant tensor of the target's program equals one of the reference's, up to
+    rounding to the coarser dtype.
+    """
 
     def alike(a: Array, b: Array) -> bool:
         if a.shape != b.shape or dtypes.of(a).is_floating != dtypes.of(b).is_floating:
@@ -234,16 +235,16 @@ def _own_rounding(
     inputs: tuple[Mapping[str, Array], Mapping[str, tuple[int, ...]]],
     wide: Mapping[str, Array],
 ) -> dict[str, float]:
-    """What a program's results in its own dtypes differ by from those in float64, by slot."""
+    """By slot, the relative 2-norm distance between a program's results in its own dtypes and in
+    float64.
+    """
     arrays, strides = inputs
     working = loaded.run(arrays, arrays, working="recorded", strides=strides, outputs=list(wide))
     return {slot: _relative_distance(wide[slot], working[slot], None) for slot in wide}
 
 
 def _relative_distance(a: Array, b: Array, shown: Array | None) -> float:
-    """The 2-norm of b - a over that of a, over elements that are shown and finite in both; 0 where
-    there is none.
-    """
+    """||b - a|| / ||a|| over elements that count (`shown`) and are finite in both; 0 if a is 0."""
     x, y = a.astype(np.float64), b.astype(np.float64)
     with np.errstate(invalid="ignore"):
         counted = (np.abs(x) < 1e300) & (np.abs(y) < 1e300)
@@ -255,19 +256,19 @@ def _relative_distance(a: Array, b: Array, shown: Array | None) -> float:
 
 
 # What a program computes, apart from dtypes: its operators without casts, and its numbers without
-# what a dtype makes of them.
+# their rounding to a dtype.
 
 _JUMPS = frozenset((
     "round", "floor", "ceil", "trunc", "fix", "frac", "sign", "sgn", "floor_divide", "remainder",
     "fmod", "bucketize", "searchsorted", "heaviside", "nonzero", "multinomial", "bernoulli",
     "unique", "_unique2", "histc", "bincount",
 ))  # fmt: skip
-"""Operators whose result jumps: a last bit before them may be a whole step behind them."""
+"""Operators whose result jumps: a change of the last bit of an input may change a whole step."""
 
 
 def with_reference_constants(reference: Program, target: Program) -> Program:
-    """The target's program with the reference's numbers in the place of those that are the same
-    but for a dtype: rounded to the program's, or following from a dtype, as its epsilon does.
+    """The target's program with the reference's constants in place of its own that differ only
+    because of a dtype: rounded to the program's dtype, or a limit of a dtype such as its epsilon.
     """
     theirs, ours = set(_floats(target)), set(_floats(reference))
     other_name = {
@@ -298,7 +299,9 @@ def with_reference_constants(reference: Program, target: Program) -> Program:
 
 
 def _is_rounded(number: float, theirs: float, target: Program) -> bool:
-    """Is `theirs` what a dtype makes of `number`: rounded to it, or the same limit of another?"""
+    """Whether `theirs` is `number` rounded to the program's dtype, or the same limit (such as the
+    epsilon) of another dtype.
+    """
     if target.base and float(np.asarray(number, dtypes.named(target.base).numpy)) == theirs:
         return True
     return bool(_limits_of_dtypes().get(number, set()) & _limits_of_dtypes().get(theirs, set()))
@@ -306,7 +309,7 @@ def _is_rounded(number: float, theirs: float, target: Program) -> bool:
 
 @functools.cache
 def _limits_of_dtypes() -> dict[float, set[str]]:
-    """Which limits of floating dtypes a number is: their epsilon, smallest and largest number."""
+    """By number, the limits of floating dtypes ("eps", "tiny", "max", ...) that it is."""
     import ml_dtypes
 
     names: dict[float, set[str]] = {}
@@ -318,8 +321,8 @@ def _limits_of_dtypes() -> dict[float, set[str]]:
 
 
 def is_smooth(program: Program) -> bool:
-    """May two programs like this be compared in float64: does no value decide what runs, no result
-    jump, and is it what the code ran?
+    """Whether a program may be compared in float64: it was recorded as the code ran, no value
+    decides which operators run, and no result jumps.
     """
     return not (
         has_mark(program, Mark.TRANSLATED)
@@ -329,8 +332,8 @@ def is_smooth(program: Program) -> bool:
 
 
 def _jumps(op: Operation) -> bool:
-    """Does the result of an operator jump, by what it is, by how it rounds a quotient, or because
-    it makes whole numbers?
+    """Whether the result of an operation jumps: it is such an operator, rounds a quotient, or casts
+    to integers.
     """
     to_integer = op.name.startswith(CASTS) and any(
         kind == "dtype" and str(value).startswith(("int", "uint")) for kind, value in op.operands()
@@ -340,7 +343,7 @@ def _jumps(op: Operation) -> bool:
 
 
 def _floats(program: Program) -> Iterator[float]:
-    """The numbers with a fraction among the arguments of a program."""
+    """The floats among the arguments of a program's operations."""
 
     def numbers(value: Any) -> Iterator[float]:
         if isinstance(value, float):
@@ -354,9 +357,9 @@ def _floats(program: Program) -> Iterator[float]:
 
 
 def normal_form(program: Program, name: Callable[[str], str]) -> Iterator[tuple[str, Any, Any]]:
-    """The operators of a program and what they are given, without casts, and without dtypes; the
-    last entries are the outputs. name: of a slot. Equal for equal functions; the reverse does not
-    hold.
+    """The operations of a program with their arguments, without casts and dtypes, then the outputs.
+    name: renames a slot. Equal forms mean equal functions; equal functions may have different
+    forms.
     """
     number: dict[int, Any] = {}
 
@@ -388,13 +391,13 @@ def normal_form(program: Program, name: Callable[[str], str]) -> Iterator[tuple[
 
 
 def _is_tensor(op: Operation) -> bool:
-    """Is the first argument of an operation a tensor?"""
+    """Whether the first argument of an operation is a tensor."""
     first = op.args[0] if op.args else None
     return isinstance(first, dict) and next(iter(first)) in TENSOR_OPERANDS
 
 
 def without_floats(form: Any) -> Any:
-    """A normal form with every number that has a fraction blotted out."""
+    """A normal form with every float replaced by 0."""
     if isinstance(form, float):
         return 0.0
     if isinstance(form, dict):

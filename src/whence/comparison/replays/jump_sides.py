@@ -1,7 +1,8 @@
 """Lets the replays of one call fall on the target's side of a jump (a round, a floor, a sign, a
 comparison), wherever rounding may carry an argument across it (`judge.jumps`).
 
-What follows is then compared given these sides, as it is given a choice among tied scores.
+Later results are then compared under the assumption of these sides, just as they are compared under
+the assumption of the target's choice among tied scores.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 _RUNS = 128  # of the program, to find the sides
-_SHARE = 0.02  # of an operator's elements that may be at a jump; of more the sides are not known
-_FEW = 64  # that may always be
+_SHARE = 0.02  # largest share of an operator's elements at a jump whose sides are searched
+_FEW = 64  # number of elements at a jump that is always searched
 _SHOWN = 4  # rows that are named
 
 Run = Callable[["Jumps"], Mapping[str, Array]]
@@ -38,11 +39,11 @@ Run = Callable[["Jumps"], Mapping[str, Array]]
 class JumpSides:
     """The sides of the jumps of one call that explain the target best.
 
-    wide: runs the call in wide arithmetic. exact, drawn: run it in the target's dtype on its
-    inputs, and on inputs that are a rounding apart. produced: what the target made, by slot.
-    known: sides that another replay of the call found, as its forward pass does for its backward
-    pass, and what this one finds. flipped: elements that fall on the other side than in the wide
-    replay, by operator. is_open: were there too many at a jump to tell their sides?
+    wide: runs the call in wide arithmetic. exact, drawn: run it in the target's dtype, on the
+    target's inputs and on inputs perturbed by one rounding. produced: the target's outputs by slot.
+    known: flipped elements of another replay of the call, such as its forward pass; this replay
+    adds its own. flipped: by operator, indices of elements on the other side than in the wide
+    replay. is_open: whether too many elements lie at a jump to find their sides.
     """
 
     wide: Run
@@ -57,7 +58,7 @@ class JumpSides:
     _runs: int = 0
 
     def differ(self) -> bool:
-        """Does the call fall on other sides in the target's dtype than in wide arithmetic?"""
+        """Whether the call falls on other sides in the target's dtype than in wide arithmetic."""
         from whence.replay.jumps import Jumps
 
         wide, working = Jumps(), Jumps()
@@ -69,7 +70,7 @@ class JumpSides:
         )
 
     def follow(self) -> Mapping[str, Array]:
-        """The wide replay with the target's sides."""
+        """The outputs of the wide replay with the sides that come nearest to the target."""
         from whence.replay.jumps import Jumps
 
         first = Jumps()
@@ -88,20 +89,20 @@ class JumpSides:
         return outputs
 
     def _fits(self, place: Place, index: I64) -> bool:
-        """Are these elements within reach of a jump?"""
+        """Whether rounding can carry all these elements of an operator across their jump."""
         reach = self._reach.get(place, np.zeros(0)).reshape(-1)
         if index.max(initial=-1) >= reach.size:
             return False
         return bool((self._seen[place].distance.reshape(-1)[index] <= reach[index]).all())
 
     def levels(self) -> Jumps:
-        """For replays in the target's dtype, which fall on the same sides."""
+        """The sides of the wide replay, to be forced on replays in the target's dtype."""
         from whence.replay.jumps import Jumps
 
         return Jumps(levels={place: seen.level for place, seen in self._seen.items()})
 
     def _measure_reach(self) -> None:
-        """How far rounding carries the arguments of each operator with elements at a jump."""
+        """Find, for each operator with elements at a jump, how far rounding moves its arguments."""
         copies: list[list[dict[Place, SeenJump]]] = []
         for runs in (self.exact, self.drawn):
             seen = []
@@ -136,10 +137,11 @@ class JumpSides:
                 self._reach[place] = reach
 
     def _at(self, place: Place, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The outputs, with the elements of one operator on the sides that bring them nearest.
+        """The outputs, with the elements of one operator on the sides that bring them nearest to
+        the target.
 
-        What depends on one row of leading axes lies in that row of the outputs, where they have
-        these axes too: one element of each row is tried in one run, and the best of each taken.
+        If argument and outputs share leading axes, a row of the outputs depends only on the same
+        row of the argument. So one run tries one element of each row, and each row keeps its best.
         """
         rows, length = self._rows(place, outputs)
         single = [tried[:, None] for tried in self._candidates(place, length)]
@@ -157,7 +159,7 @@ class JumpSides:
             if moved:
                 taken = np.setxor1d(taken, np.concatenate(list(moved.values())))
                 seen, outputs = self._run(place, taken)
-            # What two of one row make may be made by either of them alone at first.
+            # Pairs are tried only after single elements: one element may do what a pair does.
             moves = single if moved else pairs if moves is single else []
         if taken.size:
             self.flipped[place], self._seen = taken, seen
@@ -172,8 +174,8 @@ class JumpSides:
         return jumps.seen, outputs
 
     def _rows(self, place: Place, outputs: Mapping[str, Array]) -> tuple[int, int]:
-        """(rows of the leading axes that the outputs share with an operator's argument, elements of
-        the argument in each).
+        """(number of rows, elements of the argument in each row). Rows are those of the leading
+        axes that the operator's argument shares with all outputs.
         """
         shape = self._seen[place].argument.shape
         shared = max(len(shape) - 1, 0)
@@ -183,7 +185,7 @@ class JumpSides:
         return math.prod(shape[:shared]), math.prod(shape[shared:])
 
     def _candidates(self, place: Place, length: int) -> Iterator[I64]:
-        """Elements within reach of their jump, one of each row at a time, the nearest first."""
+        """Indices of elements within reach of their jump: one per row at a time, nearest first."""
         reach, distance = self._reach[place].reshape(-1), self._seen[place].distance.reshape(-1)
         at = np.flatnonzero((distance <= reach) & (reach > 0))
         at = at[np.argsort(distance[at] / reach[at], kind="stable")]
@@ -193,7 +195,7 @@ class JumpSides:
             at = np.delete(at, first)
 
     def described(self) -> tuple[judge.Choice, ...]:
-        """What fell on another side, in words."""
+        """A description of each operator with elements on another side."""
         return tuple(self._described(place, index) for place, index in self.flipped.items())
 
     def _described(self, place: Place, index: I64) -> judge.Choice:
@@ -213,12 +215,12 @@ class JumpSides:
 
 
 def _together(first: I64, second: I64, length: int) -> I64:
-    """One of each and row, of the rows that both have."""
+    """The two moves combined row by row, for rows that both have."""
     shared = np.isin(first[:, 0] // length, second[:, 0] // length)
     return np.concatenate([first[shared], second], axis=1)
 
 
 def _errors(produced: Mapping[str, Array], outputs: Mapping[str, Array], rows: int) -> F64:
-    """By row, how far the outputs are off."""
+    """By row, the summed error of the outputs (`element_errors`)."""
     off = [element_errors(y, outputs[s]).reshape(rows, -1).sum(1) for s, y in produced.items()]
     return np.asarray(np.sum(off, axis=0))

@@ -23,21 +23,22 @@ from whence.errors import ReplayRefused
 from whence.records import Call, marks
 
 DRAWS = 8
-"""Inputs a rounding apart, drawn to see which values lie at the boundary between two codes."""
+"""Replays on perturbed inputs that show which values lie at the boundary between two codes."""
 
 ReplayErrors = dict[str, judge.ReplayError]
 
 
 @dataclass(slots=True)
 class Measurement:
-    """What the target produced against the replays of one call, by output slot.
+    """The target's outputs (`produced`) and the replays of one call, by output slot.
 
     wide: the replay in the finer dtype. terms: summands of the longest sum in the program.
-    reference: what the reference produced, and the wide replay on its inputs or None where these
-    are the target's. spread: by how much each element differs between runs of the reference.
-    calls: of the reference and of the target. outputs: how many are judged in the comparison.
-    is_lowered: does the target compute it in 16 bits under autocast, and the reference does not?
-    sides: of jumps, where the target's are others.
+    reference: (the reference's output, the wide replay on the reference's inputs; None if the runs
+    have equal inputs). spread: how much each element differs between runs of the reference. calls:
+    of the reference and of the target. outputs: number of calls judged in the comparison.
+    is_lowered: whether only the target computes the call in 16 bits (autocast). errors: the errors
+    under the floors so far; quick: whether the wide replay, rounded once, explained them. sides: of
+    jumps, if the target's differ.
     """
 
     run: ProgramRun
@@ -55,13 +56,13 @@ class Measurement:
     sides: JumpSides | None = None
 
     def is_suspect(self) -> bool:
-        """Is an error so large that another floor has to explain it?"""
+        """Whether an error is so large that another floor must be tried."""
         return judge.highest(self.errors) > judge.LIMITS.suspect
 
     def against(
         self, wide: Mapping[str, Array], working: Mapping[str, Array], *, written_out: bool = False
     ) -> ReplayErrors:
-        """The errors in units of what the replay `working` strays from the replay `wide`."""
+        """The errors of the target against `wide`, in units of the error of `working`."""
         return {
             slot: self._error(slot, wide[slot], working[slot], written_out=written_out)
             for slot in self.produced
@@ -92,14 +93,14 @@ class Measurement:
         )
 
     def copies(self, count: int, *, stepwise: bool = False) -> list[dict[str, Array]]:
-        """The working replay, then `count` more on inputs that are a rounding apart."""
+        """The working replay, then `count` more on inputs perturbed by one rounding."""
         return [self.run.working(seed=seed, stepwise=stepwise) for seed in (None, *range(count))]
 
 
 def rounded_once(measurement: Measurement) -> None:
-    """At 16 bits: the wide replay rounded once, the least noise there can be.
+    """For 16 bits, the floor of the wide replay rounded once, which is the least possible noise.
 
-    What passes this passes the working replay too, which is spared then.
+    A target that passes this would pass the working replay too, which is then not run.
     """
     produced = measurement.produced
     if measurement.semantics is not PLAIN or not _is_half(produced):
@@ -114,13 +115,13 @@ def rounded_once(measurement: Measurement) -> None:
 
 
 def working_dtype(measurement: Measurement) -> None:
-    """The replay in the target's dtype; with intermediate rounding where that is not enough."""
+    """The floor of a replay in the target's dtype; if needed, with rounding after every step."""
     if not measurement.quick:
         measurement.errors = _in_roundings(measurement, measurement.wide)
 
 
 def other_choices(measurement: Measurement) -> None:
-    """Where scores tie: the choices of the target, and inputs that are a rounding apart."""
+    """If scores tie, the floor with the target's choices and with perturbed inputs."""
     choosing = measurement.run.choosing
     if choosing is None or not measurement.is_suspect():
         return
@@ -128,8 +129,8 @@ def other_choices(measurement: Measurement) -> None:
     def with_inherited_noise(wide: Mapping[str, Array]) -> ReplayErrors:
         errors = _in_roundings(measurement, wide)
         for seed in range(REPLICAS):
-            # `choosing` watches: what the call was given is off by a rounding each, which
-            # exponentials and sums enlarge.
+            # `choosing` observes these runs: they show how exponentials and sums enlarge a
+            # rounding of the inputs.
             measurement.run.working(seed=seed)
         return errors
 
@@ -141,9 +142,9 @@ def other_choices(measurement: Measurement) -> None:
 
 
 def other_sides(measurement: Measurement) -> None:
-    """Where results jump: the sides that the target took, of arguments that rounding may carry
-    across. What the working replay makes by falling on other sides than the wide one is not a floor
-    then, for it hides faults.
+    """If results jump, the floor with the target's sides, for arguments that rounding may carry
+    across the jump. A working replay on other sides than the wide one is no floor, since its
+    distance would hide faults.
     """
     run = measurement.run
     if not run.loaded.jumps or measurement.quick:
@@ -172,7 +173,7 @@ def other_sides(measurement: Measurement) -> None:
 
 
 def code_boundaries(measurement: Measurement) -> None:
-    """Codes of 8 bits: those of values at the boundary between two codes may be either."""
+    """For 8-bit codes: a value at the boundary between two codes may have either."""
     for slot, error in measurement.errors.items():
         output = measurement.produced[slot]
         if not error.integer_mismatch or dtypes.of(output).bits != 8:
@@ -185,11 +186,11 @@ def code_boundaries(measurement: Measurement) -> None:
 
 
 def several_draws(measurement: Measurement) -> None:
-    """Where single elements stand out: the rounding of several replays, on inputs a rounding apart.
+    """If single elements stand out, the floor of several replays on perturbed inputs.
 
-    One replay is one draw. A softmax over large scores makes the rounding of a whole head as large
-    or as small as that of one number, and correct code that rounds elsewhere, or works on other
-    shapes, draws again.
+    One replay is a single sample of rounding. A softmax over large scores makes the rounding of a
+    whole head depend on that of one number. Correct code that rounds elsewhere, or works on other
+    shapes, is another sample.
     """
     if not any(map(judge.is_one_element, measurement.errors.values())):
         return
@@ -203,8 +204,9 @@ def several_draws(measurement: Measurement) -> None:
 
 
 def gathered(measurement: Measurement) -> None:
-    """Kernels are chosen by extents, and the recorded ones ran on others where tensors were put
-    together from pieces of ranks: what they may round is that of inputs a rounding apart.
+    """For tensors put together from ranks, the floor of replays on perturbed inputs. The recorded
+    kernels ran on the extents of the pieces, and other extents may select kernels that round
+    differently.
     """
     if not measurement.is_suspect() or not any(map(marks.is_gathered, measurement.calls)):
         return
@@ -218,9 +220,9 @@ def gathered(measurement: Measurement) -> None:
 
 
 def lowered_inside(measurement: Measurement) -> None:
-    """A call that autocast has compute in 16 bits, where the reference's program knows none: it
-    rounds at places inside that the program does not tell, and what is rounded early spreads along
-    rows. So do replays on inputs a rounding apart.
+    """For a call that only the target computes in 16 bits (autocast), the floor of replays on
+    perturbed inputs. Autocast rounds at places that the reference's program does not show, and
+    early rounding spreads along rows; perturbed inputs have the same effect.
     """
     if not measurement.is_lowered or not measurement.is_suspect():
         return
@@ -233,7 +235,9 @@ def lowered_inside(measurement: Measurement) -> None:
 
 
 def single_hyper_parameters(measurement: Measurement) -> None:
-    """A step whose kernel takes the betas of its optimiser as float32, and rounds their powers."""
+    """For an optimiser's step, the floor of a kernel that holds betas in float32 and rounds their
+    powers.
+    """
     run = measurement.run
     replays = (
         optimizer_steps.in_float32(
@@ -258,7 +262,7 @@ FLOORS = (
 
 
 def measure(measurement: Measurement) -> ReplayErrors:
-    """The errors of every output, by the floor that explains most of them."""
+    """The error of every output under the floors, which are tried in order."""
     for floor in FLOORS:
         floor(measurement)
     choosing, errors = measurement.run.choosing, measurement.errors
@@ -284,5 +288,5 @@ def _in_roundings(measurement: Measurement, wide: Mapping[str, Array]) -> Replay
 
 
 def _is_half(produced: Mapping[str, Array]) -> bool:
-    """Is everything that was produced of 16 bits or less?"""
+    """Whether all outputs have 16 bits or less."""
     return all(judge.unit_roundoff(dtypes.of(a).name) > 1e-5 for a in produced.values())

@@ -1,7 +1,7 @@
-"""What a fused step of an optimiser may compute otherwise: with its hyper-parameters in float32.
+"""Replays an optimiser's step with its hyper-parameters in float32, as a fused kernel holds them.
 
-A fused kernel takes betas as float32 (torch 2.11 on CUDA). 1 - 0.999 is 1.3e-5 off then, as are the
-moments that it multiplies, and the correction of their bias is made of powers that are rounded.
+A fused kernel takes betas as float32 (torch 2.11 on CUDA). Then 1 - 0.999 has a relative error of
+1.3e-5, and so have the moments that it multiplies; the bias correction uses rounded powers.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _HALF_ULP = 2.0**-25  # of a power just below 1, in float32
 def in_float32(
     program: Program, inputs: Mapping[str, Array], wide: str, working: str
 ) -> tuple[dict[str, Array], dict[str, Array]] | None:
-    """(outputs, outputs with rounding) of a step with betas in float32, by slot; None for another
-    program. inputs: of the step, by slot. wide, working: dtypes of the two replays, as
-    `Loaded.run` takes them. Raises ReplayRefused.
+    """(wide outputs, outputs with rounding) of a step with betas in float32, by slot; None if the
+    program is not a step with betas. inputs: of the step, by slot. wide, working: dtypes of the two
+    replays, as for `Loaded.run`. Raises ReplayRefused.
     """
     from whence.replay.validation import load
 
@@ -57,8 +57,8 @@ def _with_single_betas(program: Program) -> Program | None:
 
 
 def _bias_rounding(program: Program, inputs: Mapping[str, Array]) -> float:
-    """By how much of itself an update may be off where powers of betas are rounded to float32: 1 -
-    beta ** step divides the first moment, and its root the second.
+    """The relative error of an update that rounding powers of betas to float32 may cause:
+    1 - beta ** step divides the first moment, and its square root the second.
     """
     step = float(inputs["input.step"].reshape(-1)[0]) + 1 if "input.step" in inputs else 1.0
     operation = next(filter(_takes_betas, program.operations))

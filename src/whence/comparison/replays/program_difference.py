@@ -35,7 +35,7 @@ _ANEW, _LEAST = (
     # share of operators in the same order, below which programs of so many are not compared one by
     # one
 )
-# What tells one formula from another however the rest is written.
+# Operators that distinguish formulas, however the rest is written.
 _FUNCTIONS = frozenset((
     "gelu", "silu", "relu", "relu6", "leaky_relu", "elu", "celu", "selu", "mish", "hardswish",
     "hardsigmoid", "hardtanh", "softplus", "tanh", "sigmoid", "exp", "expm1", "log", "log1p",
@@ -64,8 +64,9 @@ class _Step(Protocol):
 
 
 class Parting(NamedTuple):
-    """The first operator in which two programs differ, in words. place: its place in the target's
-    program, -1 where it has none or it is not asked. on_one_side: only one program runs it there.
+    """The first operator in which two programs differ, in words. place: its number in the target's
+    program, -1 if it is missing there or not determined. on_one_side: whether only one program runs
+    it at this point.
     """
 
     operator: str = ""
@@ -74,21 +75,21 @@ class Parting(NamedTuple):
     on_one_side: bool = False
 
     def after(self, first: Parting) -> str:
-        """The words behind those of `difference`, where these do not say the same already."""
+        """The words of `first` (from `difference`), followed by these unless they repeat them."""
         if first.on_one_side and self.on_one_side and first.operator == self.operator:
             return self.words
         return "; ".join(words for words in (first.words, self.words) if words)
 
     def reason(self, first: Parting) -> str:
-        """The change alone, without the places and sizes that each call has its own of."""
+        """The change alone, without places and sizes, which differ from call to call."""
         return first.words if first.words and not first.on_one_side else self.after(first)
 
 
 def difference(reference: Program, target: Program) -> Parting:
-    """The first operator or argument in which two programs differ, in one clause without a place;
-    no words where they do the same.
+    """The first operator or argument in which two programs differ, in one clause; an empty one if
+    they do not differ.
 
-    Casts are passed over: a run in another precision has other casts and computes the same.
+    Casts are ignored: a run in another precision has other casts and computes the same.
     """
     reference_steps, target_steps = _steps(reference), _steps(target)
     for a, b in zip(reference_steps, target_steps):
@@ -106,7 +107,7 @@ def difference(reference: Program, target: Program) -> Parting:
 
 
 def written_anew(reference: Program, target: Program) -> bool:
-    """Do two programs share too few operators in order to be compared one by one?"""
+    """Whether two programs share too few operators, in order, to be compared one by one."""
     reference_names, target_names = (
         [op.name for op in p.operations if _is_compared(op)] for p in (reference, target)
     )
@@ -122,8 +123,8 @@ def written_anew(reference: Program, target: Program) -> bool:
 
 
 def other_function(reference: Program, target: Program) -> Parting:
-    """The function that only the target computes in place of one that only the reference computes,
-    where the code is written anew.
+    """For rewritten code, the function (such as gelu) that only the target computes, and the one of
+    the reference that it replaces.
     """
     reference_functions, target_functions = (
         {base_name(op.name) for op in p.operations} & _FUNCTIONS for p in (reference, target)
@@ -151,12 +152,12 @@ def first_parting(
     target_results: Mapping[int, Array],
     tolerance: float,
 ) -> Parting:
-    """The first operator of the target whose result differs from the reference's; the reference's
-    operator where the target has none.
+    """The first operator of the target whose result differs from the reference's, or an operator of
+    the reference that the target lacks.
 
-    reference_results, target_results: first result of each operation, by place, of both programs
+    reference_results, target_results: first result of each operation, by number, of both programs
     run on the same inputs in wide arithmetic. tolerance: relative 2-norm up to which two results
-    are the same. Operators that only move elements are passed over: their effect shows in the next.
+    count as equal. Operators that only move elements are ignored: their effect shows in the next.
     """
     reference_places = [
         i
@@ -203,7 +204,7 @@ def first_parting(
 def operator_blocks(
     reference: Sequence[str], target: Sequence[str]
 ) -> list[tuple[int, int, int, int, bool]]:
-    """`blocks` of the names of operators; programs that share too little are one that differs."""
+    """`blocks` of operator names; one differing block if the programs share too few operators."""
     try:
         return blocks(reference, target)
     except UsageError:
@@ -217,7 +218,7 @@ def _numbered(program: Program, place: int) -> str:
 
 
 def only_operator(program: Program) -> str:
-    """The operator of a program that runs just one (casts and moves aside), else ""."""
+    """The only operator of a program apart from casts and moves; "" if there are several."""
     names = [op.name for op in program.operations if _is_compared(op)]
     return names[0] if len(names) == 1 else ""
 
@@ -246,14 +247,14 @@ def _steps(program: Program) -> list[Operation]:
 
 
 def _counts(operation: Operation) -> bool:
-    """Does it only count the batches that a norm has seen? No output depends on that."""
+    """Whether an operation only counts the batches of a norm, on which no output depends."""
     first = operation.args[0] if operation.args else None
     slot = first.get("param", "") if isinstance(first, dict) else ""
     return isinstance(slot, str) and slot.endswith("num_batches_tracked")
 
 
 def _is_compared(operation: Operation) -> bool:
-    """Does it compute something, as casts, moves of elements and counters do not?"""
+    """Whether an operation computes something: it is no cast, move of elements or counter."""
     return not operation.name.startswith((*CASTS, *_MOVES)) and not _counts(operation)
 
 
@@ -262,23 +263,23 @@ def _short(name: str) -> str:
 
 
 def _called(operation: Operation) -> str:
-    """What an operation is called: an optimiser's step by its class."""
+    """The name of an operation for display; an optimiser's step is named by its class."""
     is_step = operation.name == OPTIMIZER_STEP
     return str(operation.args[0]) if is_step else _short(operation.name)
 
 
 def differing_arguments(reference: _Step, target: _Step) -> list[str]:
-    """The arguments in which two steps of one operator differ, each by its name with both values;
-    by its place where no torch is here to ask.
+    """A clause for each argument in which two steps of one operator differ: its name (its position
+    if torch is not installed) and both values.
 
-    Compared are numbers, strings and None, and lists of them that are settings. Operands, dtypes
-    and shapes follow the tensors.
+    Numbers, strings, None and lists of settings are compared; operands, dtypes and shapes are not,
+    since they follow the tensors.
     """
     of_reference, of_target = _by_name(reference), _by_name(target)
     clauses = []
     keys = dict.fromkeys((*of_reference, *of_target))
     if of_reference.get(_OPTIMIZER) != of_target.get(_OPTIMIZER):
-        # What only one of them takes is no difference of its own.
+        # Arguments that only one of two optimisers has are not listed.
         keys = {key: None for key in keys if key in of_reference and key in of_target}
     for key in keys:
         a, b = (_number(of.get(key, _DEFAULT)) for of in (of_reference, of_target))
@@ -288,9 +289,7 @@ def differing_arguments(reference: _Step, target: _Step) -> list[str]:
 
 
 def differing_sizes(reference: _Step, target: _Step) -> list[str]:
-    """The lists of numbers in which two steps of one operator differ, as sizes do, each by its name
-    with both values.
-    """
+    """A clause for each list of integers (sizes) in which two steps of one operator differ."""
     of_reference, of_target = _by_name(reference), _by_name(target)
     pairs = ((key, a, of_target.get(key, a)) for key, a in of_reference.items())
     return [
@@ -319,8 +318,8 @@ def _by_name(step: _Step) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """The argument, infinities and NaN as numbers. What an engine holds in float32 is the shortest
-    number that rounds to it: 0.01, not 0.009999999776482582.
+    """The argument, with infinities and NaN as floats. A float32 value becomes the shortest decimal
+    that rounds to it: 0.01, not 0.009999999776482582.
     """
     value = float(value["float"]) if isinstance(value, dict) and "float" in value else value
     if isinstance(value, float) and np.isfinite(value) and abs(value) <= _LARGEST:
@@ -336,15 +335,14 @@ def _is_setting(name: str, value: Any) -> bool:
 
 
 def _literal(value: Any) -> bool:
-    """A number, string or None: what a user would recognise."""
+    """Whether the value is a number, string or None, which a user would recognise."""
     return isinstance(value, (int, float, str, bool)) or value is None
 
 
 def source_line(call: Call, program: Program, place: int) -> str:
-    """Where the code of a call runs an operation of its program ("file:line"), "" where that is not
-    known.
+    """The line ("file:line") at which a call's code runs an operation; "" if it is not known.
 
-    A module of torch has no line of its own in the user's code, and shares its program with others.
+    A module of torch has no line in the user's code, and shares its program with others.
     """
     if call.source.startswith("torch.") or not 0 <= place < len(program.lines):
         return ""

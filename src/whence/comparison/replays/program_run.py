@@ -1,5 +1,5 @@
-"""One program run on the target's inputs: wide, in the working dtype, and with other choices; and
-the parameters that it runs with.
+"""Runs one program on the target's inputs, in wide arithmetic, in the working dtype and with other
+choices, and provides the parameters for it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Converted parameters kept beside those of the module at hand; never the whole model at once.
+# Bytes of converted parameters that are kept besides those of the current module.
 _HELD_BYTES = 64 << 20
 
 
 class ParameterCache:
-    """Parameters of two runs: what a correct target holds, converted once per dtype. Converted ones
-    are kept until they take more than `_HELD_BYTES`; those of one module in all of its dtypes.
+    """The parameters of two runs as a correct target would hold them, converted once per dtype.
+    Converted parameters are kept up to `_HELD_BYTES`; those of the current module always.
     """
 
     def __init__(self, reference: Run, target: Run) -> None:
@@ -49,11 +49,11 @@ class ParameterCache:
         return self._reference.records[pair.reference_record].dtype
 
     def expected(self, pair: SlotPair, is_initial: bool) -> Array:
-        """What a correct target holds: the reference's value at the target's precision; its own
-        where it is finer, or was changed.
+        """The value of a parameter in a correct target: the reference's, rounded to the target's
+        dtype. If the target's dtype is finer, or the parameter no longer has its initial value, the
+        target's own value.
 
-        Where the target's is empty or not shown, packed away by an engine, the reference's stands
-        in.
+        If the target's is empty or not shown (an engine packs it away), the reference's value.
         """
         if pair.target_record < 0:
             return self._reference.array(pair.reference_record)
@@ -66,8 +66,8 @@ class ParameterCache:
         return judge.rounded(self._reference.array(pair.reference_record), record.dtype)
 
     def hold(self, key: tuple[Any, ...], convert: Callable[[], Any]) -> Any:
-        """Converted parameters by key (the last of it their dtype), converted once; the oldest of
-        other modules are dropped.
+        """The converted parameters for a key, whose last item is the dtype; converted on first use.
+        The oldest entries of other modules are dropped to make room.
         """
         cache = self._cache
         if key in cache:
@@ -89,9 +89,9 @@ class ParameterCache:
 
 class CallParameters:
     """The parameters of one replayed call, converted once per working dtype and kept for the
-    module's other calls. pairs: each with whether the run started with that value. executed: the
-    dtype in which an engine says it computed the call, "" where it says nothing. widened: the dtype
-    that it has weights of 16 bits in, "" where it has them as they are.
+    module's other calls. pairs: (pair, whether the parameter still has its initial value).
+    executed: the dtype in which an engine states that it executed the call, "" if it states none.
+    widened: the dtype to which an engine widens 16-bit weights, "" if it does not.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class CallParameters:
                 expected = self._cache.expected(pair, is_initial)
                 if self._widened and dtypes.is_half(dtypes.of(expected).name):
                     expected = judge.rounded(expected, self._widened)
-                # matrices are held in what they are multiplied in, biases mostly wider
+                # matrices are held in the dtype of the product, biases mostly in a wider one
                 rounds = self._executed and (expected.ndim > 1 or working == self._executed)
                 return judge.rounded(expected, self._executed) if rounds else expected
             dtype = self._cache.reference_dtype(pair)
@@ -135,7 +135,7 @@ class CallParameters:
 
 
 def _in_words(computed: Array, produced: Array) -> str:
-    """The target's input of a call inside, compared with what the reference's operators give it."""
+    """How the target's input of a child differs from what the reference's operators give."""
     same_rows = computed.ndim == produced.ndim > 0 and computed.shape[1:] == produced.shape[1:]
     if same_rows and len(computed) != len(produced):
         rows = "1 row" if len(produced) == 1 else f"{len(produced)} rows"
@@ -144,8 +144,8 @@ def _in_words(computed: Array, produced: Array) -> str:
 
 
 class Misrouted(ReplayRefused):
-    """A program that does not serve the target's inputs, since a choice that no tie explains gave
-    calls inside other rows. slots: what those were given, in words.
+    """A program that cannot be replayed on the target's inputs, since a choice that no tie explains
+    gives children other rows. slots: by input slot of a child, the difference in words.
     """
 
     def __init__(self, why: str, slots: dict[str, str]) -> None:
@@ -154,10 +154,10 @@ class Misrouted(ReplayRefused):
 
 
 class ProgramRun:
-    """One call's program on the target's inputs, in the dtypes that are needed.
+    """Runs one call's program on the target's inputs, in wide and in working dtype.
 
-    arrays: inputs with their strides, by slot. produced: outputs of the target. dtypes: of the wide
-    replay and of the working one. hints: of its choices.
+    arrays: (inputs, strides) by slot. produced: the target's outputs by slot. dtypes: of the wide
+    and of the working replay. hints: about the target's choices.
     """
 
     def __init__(
@@ -187,11 +187,11 @@ class ProgramRun:
             )
 
     def wide_or_routed(self) -> tuple[Mapping[str, Array], ReplayRefused | None]:
-        """The wide replay. Where the target chose otherwise among ties, and the program therefore
-        meets other extents than it was recorded with, the replay with those choices.
+        """(the wide replay, None). If the target's choice among ties gives the program other
+        extents than recorded: (the wide replay with the target's choices, the original refusal).
 
-        Second, the refusal to raise where the target does not agree with that replay, which then
-        proves nothing.
+        The caller raises that refusal if the target does not agree with the replay, which then
+        proves nothing. Raises ReplayRefused.
         """
         try:
             return self.wide(), None
@@ -205,21 +205,21 @@ class ProgramRun:
             raise self.misrouted(refused) from refused
 
     def unserved(self, refused: ReplayRefused) -> ReplayRefused:
-        """`misrouted`, for a call inside which calls could not be run again."""
+        """As `misrouted`, for a call with children that could not be replayed."""
         if self.choosing is not None:
             self._lenient = True
             self.choosing.follow_own_program(self.working)
         return self.misrouted(refused)
 
     def misrouted(self, refused: ReplayRefused) -> ReplayRefused:
-        """The refusal; a `Misrouted` one where only a choice that rounding does not explain gives
-        calls inside the rows they have in the target.
+        """The refusal, or a `Misrouted` one if only a choice that rounding does not explain gives
+        the children the rows that they have in the target.
         """
         if self.choosing is None:
             return refused
         for seed in range(REPLICAS):
-            # `choosing` watches: what the call was given is off by a rounding each, which
-            # exponentials and sums enlarge.
+            # `choosing` observes these runs: they show how exponentials and sums enlarge a
+            # rounding of the inputs.
             with contextlib.suppress(ReplayRefused):
                 self.working(seed=seed)
         slots_inside = [slot for slot in self._produced if is_of_child(slot)]
@@ -239,8 +239,8 @@ class ProgramRun:
     def _computed_inside(
         self, slots: Iterable[str], dtype: str, choices: Choices | None = None
     ) -> dict[str, Array]:
-        """The inputs that the program computes for calls inside, by slot, on any extents; slots
-        that it cannot compute are left out.
+        """The children's inputs that the program computes, by slot, on any extents. Slots that it
+        cannot compute are left out.
         """
         out: dict[str, Array] = {}
         for slot in slots:
@@ -259,8 +259,8 @@ class ProgramRun:
         return out
 
     def _differing(self, slots: Iterable[str], chosen: Mapping[int, I64]) -> list[str]:
-        """The inputs of calls inside that differ from what the program computes when it chooses as
-        in `chosen`.
+        """The children's input slots in which the target differs from the program with these
+        choices.
         """
         from whence.replay.choices import Choices
 
@@ -278,7 +278,7 @@ class ProgramRun:
         ]
 
     def with_jumps(self, jumps: Jumps, run: Callable[[], T]) -> T:
-        """What `run` gives where operators that jump fall on these sides."""
+        """The result of `run` with the sides of jumps forced or recorded by `jumps`."""
         self.jumps = jumps
         try:
             return run()
@@ -289,7 +289,9 @@ class ProgramRun:
         return self.choosing.wide() if self.choosing is not None else self._run(self.wide_dtype)
 
     def working(self, *, stepwise: bool = False, seed: int | None = None) -> dict[str, Array]:
-        """In the target's dtypes; with a seed, on inputs that are off by up to a rounding each."""
+        """The replay in the target's dtypes; with a seed, on inputs perturbed by up to one
+        rounding.
+        """
         choices = self.choosing.for_working() if self.choosing is not None else None
         try:
             return self._run(self.working_dtype, stepwise=stepwise, seed=seed, choices=choices)

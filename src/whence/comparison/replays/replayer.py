@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 _PRINTED = "its tensors were printed to fewer digits than they have, which no replay repeats"
-# Terms of a sum that rounds as a correct kernel of another library may: 1.2 roundings.
+# Length of a sum that rounds as much as a correct kernel of another library may: 1.2 roundings.
 _OTHER_LIBRARY = 16
 
 
@@ -53,10 +53,10 @@ _OTHER_LIBRARY = 16
 class ReplayRequest:
     """One paired call to replay.
 
-    slots: the pair of tensors in a slot of the program. is_initial: parameter slots -> whether the
-    run started with that value (then a correct target holds the reference's, rounded) or changed it
-    (then the target's own value is an input like any other). skip: of an output and what it rests
-    on, whether there is nothing to find out. semantics: what is declared of the call.
+    slots: slot of the program -> its pair of tensors. is_initial: by parameter slot, whether the
+    parameter has its initial value (a correct target then holds the reference's, rounded) or was
+    changed (the target's own value is then an input like any other). skip: (output slot, slots that
+    it depends on) -> whether a replay could show nothing. semantics: what is declared of the call.
     """
 
     call: Call
@@ -69,11 +69,11 @@ class ReplayRequest:
 
 @dataclass(slots=True)
 class _Prepared:
-    """A program with what the target has for it.
+    """A program and the tensors to replay it with.
 
-    pairs: of inputs and parameters, by slot. lent: record of the reference for inputs of which the
-    target has none. inside: inputs that children without a partner leave. outputs: the pairs to
-    measure.
+    pairs: of inputs and parameters, by slot. lent: by slot, the reference's record of an input that
+    the target lacks and that is the same in every correct run. inside: input slots that unpaired
+    children fill. outputs: by slot, the pairs to measure.
     """
 
     loaded: Any
@@ -84,11 +84,11 @@ class _Prepared:
 
 
 class Replayer:
-    """Figures of calls from replay.
+    """Replays calls and returns their figures.
 
     Needs torch; without it every call is refused with the pip command. allow: vendor namespaces
-    whose operators may be run. model: the user's, for calls without a usable program. beside: how
-    many calls more than `paired` are judged. The other options are those of `BothSides`.
+    whose operators may be run. model: the user's model, for calls without a usable program. beside:
+    number of judged calls besides `paired`. The other options are those of `BothSides`.
     """
 
     def __init__(
@@ -120,19 +120,19 @@ class Replayer:
         self._lowered = LoweredPrecision(reference, as_run)
         self.outputs = max(len(paired) + beside, 1)
         self.refused: Counter[str] = Counter()
-        # By call of the target, what programs chose: a backward pass runs the operators again.
+        # By call of the target, its choices; a backward pass repeats those of its forward pass.
         self._choices: defaultdict[Hashable, dict[int, Any]] = defaultdict(dict)
         self._sides: defaultdict[Hashable, dict[Any, Any]] = defaultdict(dict)
 
     def figures(self, request: ReplayRequest) -> ReplayResult:
-        """Figures of one paired call, for every output of its program that the target has."""
+        """The figures of one paired call, for every output of its program that the target has."""
         has_code = request.call.program or request.semantics.program or self.reference.model
         # torch is imported only where there is something to run.
         with Threads(1) if has_code else contextlib.nullcontext():
             try:
                 result = self._figures(request)
             except (ReplayRefused, ElementsMissing) as error:
-                # A guard, an extent: there is a program, and it does not serve these inputs.
+                # The program exists but does not fit these inputs (a guard, an extent).
                 if self.instead(request.call, str(error)):
                     return self.figures(request)
                 result = ReplayResult(
@@ -141,7 +141,7 @@ class Replayer:
                 )
         assumed = result.assumed.keys() & result.local.keys()
         if any(result.local[slot].score > 1 for slot in assumed):
-            # It may as well have been given something else: then no output proves anything.
+            # The assumed input may differ in the target, so no output proves anything.
             for slot in assumed:
                 del result.local[slot]
                 result.refused[slot] = f"the target has no tensor for {result.assumed[slot]}"
@@ -178,7 +178,7 @@ class Replayer:
         }
         wide, working = self.sides.working_dtypes(pairs, prepared.outputs, produced)
         if executed:
-            # stored wider than it was computed: what it rounds is as large as that dtype's
+            # outputs are stored wider than computed, so they round as the executed dtype does
             produced = {slot: judge.rounded(array, executed) for slot, array in produced.items()}
             inputs = {slot: judge.rounded(array, executed) for slot, array in inputs.items()}
             wide, working = "float32", executed
@@ -207,14 +207,14 @@ class Replayer:
         return result
 
     def _widened(self, inputs: Mapping[str, Array]) -> str:
-        """The dtype in which a graph of the target has weights that its file has in 16 bits, ""
-        where these inputs are of 16 bits too.
+        """The dtype to which a graph of the target widens 16-bit weights of its file; "" if the
+        inputs have 16 bits too, or if it comes from no file.
         """
         floating = {kind.name for kind in map(dtypes.of, inputs.values()) if kind.is_floating}
         return "float32" if floating == {"float32"} and self.target.is_of_file else ""
 
     def _prepared(self, request: ReplayRequest, loaded: Any) -> _Prepared | None:
-        """What the target has for a program; None where its tensors are prints."""
+        """The tensors to replay a program with; None if they were printed to too few digits."""
         call, slots, program = request.call, request.slots, loaded.program
         pairs = {
             slot: pair
@@ -226,9 +226,8 @@ class Replayer:
         output_pairs = [pair for slot, _ in program.outputs if (pair := slots(slot)) is not None]
         if any(map(self.sides.is_print, (*pairs.values(), *output_pairs))):
             return None
-        # A parameter that the target keeps in another form has no partner; what stands in for it
-        # needs none.
-        # An engine that shows no parameters of a call has them inside.
+        # A parameter that the target keeps in another form has no partner; the reference's value,
+        # or the declared one, stands in for it. So it does if an engine shows no parameters.
         is_bare = not any(is_param(r.slot) for r in request.partner.refs)
         stand_ins = [
             s
@@ -253,7 +252,9 @@ class Replayer:
     def _choose_outputs(
         self, request: ReplayRequest, prepared: _Prepared, result: ReplayResult
     ) -> None:
-        """The outputs whose inputs the target has, into `prepared.outputs`."""
+        """Put the outputs whose inputs are available into `prepared.outputs`, and the reasons
+        against others into `result.refused`.
+        """
         loaded, pairs = prepared.loaded, prepared.pairs
         program = loaded.program
         for slot, operand in program.outputs:
@@ -291,9 +292,9 @@ class Replayer:
         produced: Mapping[str, Array],
         run: ProgramRun,
     ) -> None:
-        """Figures of a call whose inside only the reference shows, into `result`."""
+        """Put the figures of a call whose inside only the reference shows into `result`."""
         call = request.call
-        # What hangs in a cache is read by calls inside, not by this one's own operators.
+        # Tensors in a cache are read by calls inside, not by this call's own operators.
         cached = {
             r.slot: pair
             for r in call.slots("input")
@@ -321,7 +322,7 @@ class Replayer:
         produced: Mapping[str, Array],
         run: ProgramRun,
     ) -> None:
-        """Figures of a call's own operators, into `result`."""
+        """Put the figures of a call's own operators into `result`."""
         loaded, outputs = prepared.loaded, prepared.outputs
         wide, refused_otherwise = run.wide_or_routed()
         # A kernel of another library may be off by a few roundings.
@@ -347,8 +348,8 @@ class Replayer:
             raise run.misrouted(refused_otherwise)
 
     def examined(self, call: Call, result: ReplayResult) -> ReplayResult:
-        """The result; none where the program is wrong about the reference too, unless the target
-        agrees with it.
+        """The result if the program reproduces the reference's recording. If it does not, a result
+        with `broken` set if the target agrees with the program, else a refusal.
         """
         with Threads(1):
             for ran in (call, *result.ran):
@@ -359,7 +360,7 @@ class Replayer:
                     result.local
                     and all(local.score <= 1 for local in result.local.values())
                     and not result.ran
-                    and not is_gathered(ran)  # it never ran so: it was cut from others
+                    and not is_gathered(ran)  # such a call was put together, it never ran
                 )
                 if agrees and np.isfinite(score) and score > 1:
                     return dataclasses.replace(result, broken=score)
@@ -368,8 +369,8 @@ class Replayer:
         return result
 
     def instead(self, call: Call, why: str) -> bool:
-        """Does the user's model stand for the call from now on, and did not before? why: its
-        program cannot be used.
+        """Replace the call's program by the user's model, if that is possible. Returns whether the
+        model newly stands for the call. why: why the program cannot be used.
         """
         if self.reference.model is None or self.reference.borrows(call):
             return False
@@ -395,32 +396,31 @@ class Replayer:
 
 
 def _call_key(call: Call) -> Hashable:
-    """The same of a call and of its backward pass."""
+    """A key that a call and its backward pass share."""
     return call.rank, call.root, call.step, call.micro, call.scope, call.occurrence
 
 
-# Calls that compute in 16 bits and hand over float32, as autocast has them do: a product of
-# copies in bfloat16 whose result a softmax, or a sum of gradients, widens again; or code between
-# modules that works on what such a product left, as the loss of a router on its scores.
+# Calls that compute in 16 bits and return float32, as under autocast: a product of bfloat16 copies
+# whose result a softmax or a sum of gradients widens again; or code between modules that works on
+# the result of such a product, such as the loss of a router on its scores.
 
 _CASTS = {"_to_copy", "to", "type_as", "convert_element_type", "cast"}
 
 
 class LoweredPrecision:
-    """Which calls of the target compute products in 16 bits, where the reference knows no 16 bits
-    and the target computes most of its products so.
+    """Finds calls of the target that compute products in 16 bits, if most products of the target do
+    and the reference has no 16-bit tensor.
 
-    A reference that has some itself says where, and one layer that is lowered among others that
-    are not is a difference. Steps of optimisers do not count: what they keep, and compute in 16
-    bits, is not a sign of autocast.
+    A reference with 16-bit tensors shows itself where they belong, and a single layer in 16 bits is
+    a difference. Steps of optimisers do not count, since 16-bit state is no sign of autocast.
     """
 
     def __init__(self, reference: Run, target: Run) -> None:
         self._reference, self._target = reference, target
 
     def dtype(self, partner: Call) -> str:
-        """The dtype of 16 bits that a call of the target, or of an engine one inside it, computes
-        in; "" where it does not.
+        """The 16-bit dtype in which a call of the target computes, or in which an engine executed
+        it or a call inside it; "" if neither.
         """
         if kind := self._executed.get(partner.id, ""):
             return kind
@@ -431,7 +431,7 @@ class LoweredPrecision:
 
     @functools.cached_property
     def _executed(self) -> dict[int, str]:
-        """By call, what an engine says that it, or a call inside it, was executed in."""
+        """By call, the 16-bit dtype in which an engine executed it or a call inside it."""
         kinds: dict[int, str] = {}
         for call in self._target.calls:
             kind, place = executed_in(call), call.id
@@ -442,8 +442,8 @@ class LoweredPrecision:
 
     @functools.cached_property
     def _kinds(self) -> dict[str, str]:
-        """By program of the target that computes products: the dtype of 16 bits that it casts to,
-        "" of none.
+        """By program of the target with products, the 16-bit dtype that it casts to, "" if none.
+        Empty if at most half of these programs cast, or if the reference has 16-bit tensors.
         """
         if self._reference_has_half:
             return {}
@@ -471,7 +471,7 @@ def _without_steps(run: Run) -> Iterator[Call]:
 
 
 def _lowered(program: Program) -> str:
-    """The first dtype of 16 bits that a program casts to."""
+    """The first 16-bit dtype that a program casts to, "" if there is none."""
     for operation in program.operations:
         kind = operation.kwargs.get("dtype")
         name = kind.get("dtype", "") if isinstance(kind, dict) else ""
@@ -481,7 +481,9 @@ def _lowered(program: Program) -> str:
 
 
 def _computes_in(program: Program) -> str:
-    """The dtype of 16 bits of its inputs that a program computes on before it widens them."""
+    """The 16-bit dtype of the inputs on which a program computes before widening them; "" if
+    none.
+    """
     half: dict[tuple[str, Any], str] = {
         ("in", place): name
         for place, name in enumerate(program.input_dtypes)

@@ -1,10 +1,10 @@
-"""The reproduction of a finding, before the answer: does the code of the target still compute
-something else once its operators run without rounding, and the reference's run in the dtype of the
-target's inputs?
+"""Checks whether a finding can be reproduced: does the target's code still compute something else
+if its operators run without rounding and the reference's run in the dtype of the target's inputs?
 
-The figures of a replay are in units of what the dtype of the outputs rounds. Under autocast, and in
-models that mix dtypes, a call may be given 16 bits and return 32: its code is the reference's, and
-its error is what it was asked for. A script of the finding would not fail.
+A replay measures errors in units of rounding in the dtype of the outputs. Under autocast, and in
+models that mix dtypes, a call may get 16-bit inputs and return 32 bits. Then its code equals the
+reference's, its error follows from the precision of its inputs, and a script that reproduces the
+finding would not fail.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def precision_asked_for(
     *,
     is_own: bool,
 ) -> str:
-    """Why these outputs of a call, beyond the rounding of the reference's operators, are not
-    reproduced, in words; "" where they are, or where it cannot be known. is_own: does the target's
-    own program give what it recorded?
+    """Why the flagged outputs of a call, whose error exceeds the rounding of the reference's
+    operators, cannot be reproduced as a fault; "" if they can, or if that is not known. is_own:
+    whether the target's own program gives its recorded outputs.
     """
     program = sides.reference.run.programs.get(call.program)
     of_file = sides.target.dtype_of_file
@@ -57,7 +57,7 @@ def precision_asked_for(
     coarser = _first_coarser(both) or of_file
     if any(slot not in pairs for slot in flagged):
         return ""
-    # Who is given more digits and casts them away asks for what the reference was given.
+    # A target with wider inputs that casts them down computes on the reference's precision.
     known = _first_coarser([(b, a) for a, b in both])
     own_program = sides.unmasked.run.programs.get(partner.program)
     same_casts = is_own and _casts(program, known) == _casts(own_program, known)
@@ -65,7 +65,7 @@ def precision_asked_for(
         return ""
     try:
         with Threads(1):
-            # What is rounded all over is judged in that dtype: its constants are rounded too.
+            # A model stored in 16 bits is judged in that dtype, as its constants are rounded too.
             score = _score(sides, call, pairs, flagged, of_file) if of_file else np.inf
             is_one = False
             with contextlib.suppress(ReplayRefused, ElementsMissing, KeyError, ValueError):
@@ -90,9 +90,9 @@ def precision_asked_for(
 
 
 def _casts(program: Program | None, known: str) -> Counter[str]:
-    """The floating dtypes, but for the known one, that a program asks for on its way. Code that
-    casts down, or does not cast up where the reference does, is told from code that rounds in its
-    own dtype.
+    """The floating dtypes, other than `known`, to which a program casts, with counts. They tell
+    code that casts down, or does not cast up as the reference does, from code that only rounds in
+    its own dtype.
     """
     if program is None:
         return Counter()
@@ -108,8 +108,8 @@ def _casts(program: Program | None, known: str) -> Counter[str]:
 
 
 def _are_set_otherwise(program: Program, other: Program | None) -> bool:
-    """Do norms that both programs have as often take another epsilon? What it changes may be as
-    small as what weights of 16 bits round by, and is no rounding.
+    """Whether norms that both programs contain equally often have another epsilon. Its effect may
+    be as small as the rounding of 16-bit weights, but it is no rounding.
     """
     own, across = _numbers_of(program), _numbers_of(other)
     return any(
@@ -119,7 +119,7 @@ def _are_set_otherwise(program: Program, other: Program | None) -> bool:
 
 
 def _numbers_of(program: Program | None) -> dict[str, list[str]]:
-    """The numbers that each norm of a program takes, by its name."""
+    """The float arguments of each norm in a program, as sorted texts by operator name."""
     numbers: dict[str, list[str]] = {}
     for op in program.operations if program is not None else ():
         if "norm" not in op.name:
@@ -130,7 +130,7 @@ def _numbers_of(program: Program | None) -> dict[str, list[str]]:
 
 
 def _first_coarser(pairs: Iterable[tuple[Record, Record]]) -> str:
-    """The dtype of the first second tensor that has fewer digits than its first; "" for none."""
+    """The dtype of the second tensor in the first pair whose second is less precise; "" if none."""
     for first, second in pairs:
         digits, fewer = (dtypes.unit_roundoff(record.dtype) or 0.0 for record in (first, second))
         if fewer > digits > 0:
@@ -141,7 +141,7 @@ def _first_coarser(pairs: Iterable[tuple[Record, Record]]) -> str:
 def _on_targets_inputs(
     sides: BothSides, call: Call, pairs: dict[str, SlotPair], flagged: Sequence[str], working: str
 ) -> dict[str, Array]:
-    """These outputs of the reference's program on the target's inputs, in a dtype."""
+    """The flagged outputs of the reference's program on the target's inputs, in dtype `working`."""
     loaded = sides.reference.load(call)
     needed = {s for slot in flagged for s in loaded.needs(slot)}
     arrays, strides = sides.target.arrays({s: pairs[s].target_record for s in needed})
@@ -158,7 +158,7 @@ def _is_one_function(
     pairs: dict[str, SlotPair],
     flagged: Sequence[str],
 ) -> bool:
-    """Do both programs give the same in float64 at these outputs?"""
+    """Whether both programs give the same flagged outputs in float64."""
     if not partner.program:
         return False
     loaded = sides.unmasked.load(partner)
@@ -185,8 +185,8 @@ def _score(
     flagged: Sequence[str],
     working: str,
 ) -> float:
-    """How far the target's outputs are beyond the rounding of the reference's operators in a dtype,
-    over the limit; judged as numbers of that dtype, however they are stored.
+    """The error of the target's outputs, as a multiple of the limit, if the reference's operators
+    round in dtype `working`. The outputs are rounded to that dtype first.
     """
     recorded, _ = sides.target.arrays({s: pairs[s].target_record for s in flagged})
     wide = _on_targets_inputs(sides, call, pairs, flagged, "float64")
@@ -195,8 +195,8 @@ def _score(
         judge.local(judge.rounded(recorded[s], working), wide[s], rounded[s]) for s in flagged
     ]
     if sides.target.dtype_of_file == working and not any(e.mismatch for e in errors):
-        # Weights were rounded once, some when norms had been folded in, and are used many times:
-        # what that makes follows rows and channels, and adds up as over several operators.
+        # Weights were rounded once, some after norms were folded in, and are used many times.
+        # This error follows rows and channels and adds up as over several operators.
         limits = judge.LIMITS
         return max(max(e.rho / limits.whole, e.z / limits.whole_z) for e in errors)
     return max(error.score for error in errors)

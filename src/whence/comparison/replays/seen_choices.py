@@ -1,5 +1,5 @@
-"""What replays of one program saw of its choices among scores, and what the tensors of the other
-run show of its own.
+"""The choices among scores that replays of one program observed, and those that the tensors of the
+other run show.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _SHOWN = 4  # rows that are named
 class ObservedChoices:
     """The choices of a wide replay, and of the working ones that choose as it does.
 
-    produced: outputs of the other run, by slot. proposed: whole numbers that the other run computed
-    on the way, as far as its own program tells.
+    produced: outputs of the other run, by slot. proposed: integer tensors that the other run's own
+    program computes, which may be its choices.
     """
 
     program: Program
@@ -64,8 +64,8 @@ class ObservedChoices:
         return out
 
     def proposals(self) -> dict[int, I64]:
-        """By choice that no output holds, what the other run's own program chose: of the integers
-        that fit, the least wrong.
+        """By choice that no output shows, the indices that the other run's own program chose: of
+        its integer tensors that fit in shape, the one with the fewest wrong rows.
         """
         out: dict[int, I64] = {}
         shown_choices = self.shown()
@@ -80,7 +80,7 @@ class ObservedChoices:
         return out
 
     def fitting(self, place: int, choice: SeenChoices) -> list[I64]:
-        """The integers of the other run's own program with the extents of a choice, each once."""
+        """The distinct integer tensors of the other run's own program with a choice's extents."""
         if not any(place in w.seen for w in self.workings):
             return []
         fitting = [
@@ -91,7 +91,7 @@ class ObservedChoices:
         return list({p.tobytes(): p.reshape(choice.own.shape) for p in fitting}.values())
 
     def noise(self, place: int, choice: SeenChoices) -> F64:
-        """How far rounding moves each score."""
+        """How far rounding moves each score (one standard deviation), [rows, n]."""
         workings = [
             w.seen[place]
             for w in self.workings
@@ -125,9 +125,9 @@ class ObservedChoices:
         )
 
     def by_rank(self, choice: SeenChoices, computed: Mapping[str, Array]) -> tuple[F64, F64] | None:
-        """What the other run and the replay computed of each rank of a choice, [rows, k, m]; None
-        where no output has a row for each. Outputs are of one size, so that none outweighs the
-        others.
+        """(other run, replay): the outputs computed for each rank of a choice, [rows, k, m]; None
+        if no output has a row for each rank. Every output is scaled to a root mean square of 1, so
+        that none outweighs the others.
         """
         rows, ranks = choice.used.shape
         leading = (*choice.shape, ranks)
@@ -178,7 +178,7 @@ class ObservedChoices:
 
 
 def _completed(choice: SeenChoices, positions: I64, indices: I64) -> I64:
-    """The indices of a choice of which an output holds some: the others keep the replay's order."""
+    """The indices of a choice of which an output shows a part; the rest keep the replay's order."""
     flat = np.full(choice.own.size, -1, np.int64)
     flat[positions] = indices
     out = flat.reshape(choice.own.shape)

@@ -33,9 +33,7 @@ _ORDERED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a call recorded of the inputs and outputs of its program, by slot. records: of the
-    outputs.
-    """
+    """The recorded inputs and outputs of a call's program, by slot. records: of the outputs."""
 
     call: Call
     arrays: Mapping[str, Array]
@@ -45,10 +43,11 @@ class Recording:
 
 
 def reproduces(loaded: Any, recording: Recording, run: Run) -> str:
-    """Why the program must not be used for the call, "" when it reproduces what that recorded.
+    """Why the program must not be used for the call, "" if it reproduces the recording.
 
-    Tried as it is, then with as many threads as the capture had, then on torch's own kernels; what
-    was recorded elsewhere, or runs in several pieces, may be off by what rounding explains.
+    It is tried as it is, then with as many threads as the capture had, then on torch's own kernels.
+    A recording from another machine, or of a call that ran in several pieces, may differ by
+    rounding.
     """
     arrays, strides, outputs = recording.arrays, recording.strides, recording.outputs
     why = check(loaded, arrays, arrays, outputs, strides)
@@ -56,7 +55,7 @@ def reproduces(loaded: Any, recording: Recording, run: Run) -> str:
         return ""
     threads = _recorded_threads(run)
     if threads > 1:
-        # Sums over threads round otherwise.
+        # Sums that are split over threads round differently.
         with Threads(threads):
             why = check(loaded, arrays, arrays, outputs, strides)
     if why:
@@ -76,8 +75,8 @@ def reproduces(loaded: Any, recording: Recording, run: Run) -> str:
 
 
 def rounding_score(loaded: Any, recording: Recording) -> float:
-    """How far what the call recorded is from its program, in units of what rounding explains; inf
-    where that cannot be told.
+    """The error of the recording against its program, as a multiple of what rounding explains; inf
+    if it is not known.
     """
     arrays, outputs = recording.arrays, recording.outputs
     run = functools.partial(
@@ -187,7 +186,7 @@ def _recorded_threads(run: Run) -> int:
 
 
 def _is_from_elsewhere(run: Run, recording: Recording) -> bool:
-    """Was it recorded with another version of torch, or on another device?"""
+    """Whether it was recorded with another version of torch, or on another device."""
     import torch
 
     settings = align.settings_of(run).values()
@@ -198,9 +197,9 @@ def _is_from_elsewhere(run: Run, recording: Recording) -> bool:
 
 
 def _other_pieces(call: Call, program: Program) -> str:
-    """Why a call may round otherwise than its program in one piece: it was compiled (which fuses),
-    joined from several calls, ran on other kernels, is a backward pass, or a step of an optimizer.
-    "" where it may not.
+    """Why a call may round differently from its program, "" if it may not: it was compiled (which
+    fuses), joined from several calls, ran on other kernels, or is a backward pass or an optimiser's
+    step.
     """
     if marks.has_mark(program, Mark.TRANSLATED):
         return marks.mark(Mark.TRANSLATED, marks.mark_value(program, Mark.TRANSLATED))
@@ -214,8 +213,8 @@ def _other_pieces(call: Call, program: Program) -> str:
 
 
 class Threads:
-    """So many intra-op threads of torch inside. One is fastest for many small operators: more spin
-    while they wait for each other.
+    """A context with this number of torch's intra-op threads. One is fastest for many small
+    operators, since several threads spin while they wait for each other.
     """
 
     def __init__(self, count: int) -> None:
@@ -233,9 +232,7 @@ class Threads:
 
 
 def _torch() -> Any:
-    """torch, or None where it is not installed: then nothing can be replayed, and the reason is
-    given for each call.
-    """
+    """torch, or None if it is not installed: then every replay is refused with that reason."""
     try:
         return importlib.import_module("torch")
     except ImportError:

@@ -1,6 +1,4 @@
-"""Describes one replay: the recorded program, or the program with the declared changes; and its
-output.
-"""
+"""Describes one replay (the recorded program, or one with declared changes) and its result."""
 
 from __future__ import annotations
 
@@ -23,21 +21,21 @@ from whence.results import CauseKind
 
 F64 = npt.NDArray[np.float64]
 
-_MOST_TIES = 3  # in one row; more are met where codes are computed in 16 bits, and not all tried
+_MOST_TIES = 3  # most ties of a row that are tried; codes computed in 16 bits may have more
 
 Quantise = Callable[[Array, tuple[int, ...]], tuple[Array, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Semantics:
-    """What one replay does otherwise than the reference's program says. name: "" for nothing but
-    the stand-ins of `params`.
+    """How one replay deviates from the reference's program. name: "" if nothing but `params`
+    differs.
 
-    params: by slot, values used instead of the reference's, float64. quantise: (x, flips) -> the
-    activation's values with these ties rounded the other way, and how many ties a row has. program:
-    the program to run. size_only: rounding may happen elsewhere, so the pattern of the error says
-    nothing. keep: (slot, shape) -> elements that count, None for all. tolerance: (slot) -> the
-    entry that bounds the error there.
+    params: by slot, float64 values used in place of the reference's. quantise: (x, flips) -> (the
+    quantised activation with these ties rounded the other way, number of ties in a row). program:
+    the program to run instead. size_only: whether only the size of the error counts, since rounding
+    may happen elsewhere. keep: (slot, shape) -> the elements that count, None for all. tolerance:
+    slot -> the policy's entry that bounds the error there.
     """
 
     name: str = ""
@@ -55,11 +53,11 @@ class Semantics:
         working: str,
         produced: Mapping[str, Array],
     ) -> dict[str, Array]:
-        """The outputs of `run` on these inputs, the first floating one quantised if activations
-        are.
+        """The outputs of `run` on these inputs, with the first floating input quantised if
+        `quantise` is set.
 
-        A code that lies on a tie may be rounded either way, and one step of it moves a whole row of
-        the output: of the possible rows, the one nearest to the target's counts.
+        A value on a tie between two codes may be rounded either way, which changes a whole row of
+        the output. Of the possible rows, the one nearest to the target's counts.
         """
         if self.quantise is None:
             return run(arrays)
@@ -80,8 +78,8 @@ class Semantics:
         return results
 
     def param(self, slot: str, working: str, recorded: str) -> Array:
-        """The stand-in of a parameter in the dtype of this replay. recorded: the dtype the
-        reference has it in.
+        """The stand-in value of a parameter in the dtype of this replay. recorded: the dtype of the
+        reference's parameter.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             return self.params[slot].astype(
@@ -89,7 +87,7 @@ class Semantics:
             )
 
     def shown(self, slot: str, shape: tuple[int, ...]) -> Callable[[Array], Array]:
-        """Takes a tensor of this slot and shape, and gives it with zeros where nothing counts."""
+        """A function that sets the elements of a tensor that do not count to zero."""
         keep = self.keep(slot, shape) if self.keep is not None else None
         if keep is None:
             return lambda array: array
@@ -148,8 +146,8 @@ def _numpy(working: str, like: Array) -> Any:
 
 
 def _tolerance_score(entry: Entry, produced: Array, wide: Array, local: judge.ReplayError) -> float:
-    """The error in units of what is declared: relative 2-norm, or the worst |y - r| / (atol + rtol
-    |r|).
+    """The error as a multiple of the declared tolerance: the relative 2-norm, or the largest
+    |y - r| / (atol + rtol |r|).
     """
     if local.mismatch or local.integer_mismatch:
         return math.inf
@@ -171,12 +169,12 @@ def _worst_share(error: F64, size: F64, entry: Entry) -> float:
 
 
 def _subsets(ties: int) -> Iterable[tuple[int, ...]]:
-    """Every choice of ties to round the other way, but none."""
+    """All non-empty subsets of the ties, to be rounded the other way."""
     return (c for n in range(1, ties + 1) for c in itertools.combinations(range(ties), n))
 
 
 def _nearer(first: Array, second: Array, produced: Array) -> Array:
-    """Row by row (vectors along the last axis), whichever is nearer to the target's output."""
+    """For each row (along the last axis), the row of the array that is nearer to the target's."""
     if first.shape != produced.shape or first.ndim == 0 or not dtypes.of(first).is_floating:
         return first
     y = produced.astype(np.float64)
@@ -187,15 +185,14 @@ def _nearer(first: Array, second: Array, produced: Array) -> Array:
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What a replay of one call found. local: figures by output slot. refused: reasons by output
+    """The result of replaying one call. local: figures by output slot. refused: reasons by output
     slot ("" for the whole call).
 
-    inside: how many calls without a partner ran as part of it; ran: which. broken: the target
-    agrees with the reference's program and what the reference recorded does not, by so many times
-    what rounding explains. assumed: output slot -> an input of it that the target does not show,
-    where it shows none of them. misrouted: of calls inside that are given other rows than the
-    reference's operators give them, what these are and which choice that rounding does not explain
-    gives them.
+    inside: number of unpaired calls that ran as part of it; ran: these calls. broken: not 0 if the
+    target agrees with the reference's program and the reference's recording does not; then the
+    recording's error as a multiple of the limit. assumed: by output slot, an input that the target
+    does not show and that was assumed to be right. misrouted: by input slot of a child that gets
+    other rows than the reference's operators give it, the difference and the choice that causes it.
     """
 
     local: dict[str, judge.ReplayError] = field(default_factory=dict)
@@ -208,15 +205,15 @@ class ReplayResult:
 
     @property
     def why(self) -> str:
-        """The first reason why something could not be replayed, "" when all was."""
+        """The first reason why something could not be replayed, "" if all was replayed."""
         return next(iter(self.refused.values()), "")
 
 
 @dataclass(frozen=True, slots=True)
 class FaultCause:
-    """Why an operator is at fault: kernel, semantic or "" (not known), in words, which operator
-    inside it, and where it is called. reason: what the target's code does otherwise, in words that
-    hold of every call with the same change; "" where only its results tell.
+    """Why a call is at fault. cause: kernel, semantic or "" (not known); words: the cause as text;
+    operator: the operator inside it; source: its line. reason: the change of the target's code, in
+    words that are the same for every call with this change; "" if only results show it.
     """
 
     cause: str = CauseKind.UNKNOWN

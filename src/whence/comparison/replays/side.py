@@ -38,8 +38,8 @@ _CHECKS = 3
 
 
 class ReplaySource:
-    """A run with its programs, each loaded once and used only after it reproduced its own
-    recording.
+    """A run with its programs. Each program is loaded once, and used only after it has reproduced
+    its own recording.
     """
 
     def __init__(self, run: Run, allow: Sequence[str] = (), model: Models | None = None) -> None:
@@ -57,18 +57,18 @@ class ReplaySource:
 
     @functools.cached_property
     def is_of_graphs(self) -> bool:
-        """Are there nodes of an ONNX graph in it?"""
+        """Whether the run contains nodes of an ONNX graph."""
         return any(has_mark(call, Mark.OPSET) for call in self.run.calls)
 
     @functools.cached_property
     def is_of_file(self) -> bool:
-        """Did an engine read its graph from a file, which says in what its weights are?"""
+        """Whether an engine read the graph from a file, which states the dtype of its weights."""
         marks = Mark.OPSET, Mark.EXECUTED_IN
         return any(has_mark(call, mark) for call in self.run.calls for mark in marks)
 
     @functools.cached_property
     def dtype_of_file(self) -> str:
-        """The dtype of 16 bits that most weights of its graph have, "" where there is none."""
+        """The 16-bit dtype of most weights of the graph, "" if there is none."""
         programs = self.run.programs.values()
         if not self.is_of_file and not any(has_mark(p, Mark.TRANSLATED) for p in programs):
             return ""
@@ -80,8 +80,8 @@ class ReplaySource:
 
     @functools.cached_property
     def first_made(self) -> dict[int, int]:
-        """When each record was first written, by the order of the call that wrote it itself; not of
-        what was read before, as a parameter that a view shows again.
+        """By record, the execution order of the leaf call that first wrote it. Records that were
+        read before are left out, such as a parameter that a view returns again.
         """
         made: dict[int, int] = {}
         read: set[int] = set()
@@ -94,17 +94,19 @@ class ReplaySource:
         return made
 
     def is_of_operators(self, call: Call) -> bool:
-        """Is it a module, or a piece of the script, whose operators are calls of their own?"""
+        """Whether a call is a module, or a part of the script, whose operators are recorded as
+        calls.
+        """
         return call.kind in ("module", "region") and not call.program and self.has_operators
 
     @functools.cached_property
     def has_operators(self) -> bool:
-        """Is it a capture of operators?"""
+        """Whether the run is a capture of operators."""
         return self.run.info.options.get("level") == "op"
 
     def composed(self, call: Call) -> Call:
-        """A module of operators with one program made of its own: for operators that write memory
-        which others look at. Raises ReplayRefused.
+        """A module of operators as one call with one program, for operators that write memory which
+        others view. Raises ReplayRefused.
         """
         from whence.replay.composed import compose
 
@@ -121,7 +123,7 @@ class ReplaySource:
         return self._composed[call.id]
 
     def _read_from(self, call: Call, kids: Iterable[Call]) -> list[Ref]:
-        """What operators of a module read that calls before it made and that it was not given."""
+        """Tensors of earlier calls that operators of a module read and that are not its inputs."""
         given = {r.record for r in call.refs}
         read = dict.fromkeys(
             r.record for k in kids if k.kind == "operator" for r in k.slots("input")
@@ -133,8 +135,8 @@ class ReplaySource:
         ]
 
     def _read_elsewhere(self, call: Call) -> list[Ref]:
-        """What operators of a module make for operators of others, as those of a backward pass,
-        beside what it returns.
+        """Tensors, other than outputs, that operators of a module compute and that operators of
+        other calls (such as a backward pass) read.
         """
         from whence.replay.composed import INNER
 
@@ -160,7 +162,7 @@ class ReplaySource:
         return readers
 
     def writes_views(self, call: Call) -> bool:
-        """Does an operator right below a module write memory through a view of it?"""
+        """Whether an operator right below a module writes memory through a view."""
         kids = [self.run.calls[k] for k in self.children(call.id)]
         views = {
             r.record
@@ -227,12 +229,12 @@ class ReplaySource:
         )
 
     def lent(self, record: int | None, working: str = "recorded") -> Array | None:
-        """A tensor that is the same in every correct run (a mask, positions, integers), None for
-        any other tensor.
+        """The elements of a tensor that is the same in every correct run (a mask, positions,
+        integers, tables); None for any other tensor.
 
-        A fused attention takes no mask where another does, and rotates by tables of its own; what
-        code computes without activations is not noisy. working: the dtype to have it in, if of 16
-        bits; the fill of a mask becomes the smallest number of that.
+        The target may lack such a tensor: a fused attention needs no mask and has its own rotation
+        tables. Tensors computed without activations carry no noise. working: if a 16-bit dtype, the
+        mask is converted to it, and its fill becomes the lowest number of that dtype.
         """
         if record is None:
             return None
@@ -255,8 +257,8 @@ class ReplaySource:
         return array
 
     def _is_table(self, record: int) -> bool:
-        """Was this computed from integers and vectors alone, as cosines and sines are from
-        positions and frequencies?
+        """Whether a tensor was computed from integers and parameter vectors alone, as cosines and
+        sines are from positions and frequencies.
         """
         if self._makers is None:
             leaves = (c for c in self.run.calls if c.leaf)
@@ -314,10 +316,8 @@ class ReplaySource:
         return self._loaded[program.id]
 
     def trusted(self, call: Call) -> Any:
-        """The program of a call, once it reproduced what a call recorded that it serves; else the
-        module of the user's model.
-
-        Raises ReplayRefused with the reason.
+        """The program of a call, ready to run, if it reproduces the recording; else the module of
+        the user's model. Raises ReplayRefused with the reason.
         """
         if call.id in self._borrowed:
             return self._borrowed[call.id]
@@ -329,8 +329,8 @@ class ReplaySource:
             return self.instead(call, str(refused))
 
     def instead(self, call: Call, why: str) -> Any:
-        """The module of the user's model that stands for a call from now on. why: there is no
-        program. Raises ReplayRefused.
+        """The module of the user's model, which replaces the call's program from now on. why: why
+        the program cannot be used. Raises ReplayRefused.
         """
         if self.model is None:
             raise ReplayRefused(why)
@@ -360,11 +360,11 @@ class ReplaySource:
         return borrowed
 
     def borrows(self, call: Call) -> bool:
-        """Does the user's model stand for this call?"""
+        """Whether the user's model replaces this call's program."""
         return call.id in self._borrowed
 
     def left(self, call: Call) -> list[str]:
-        """The slots that a replay of this call fills, [] when it cannot be replayed."""
+        """The output slots that a replay of this call computes, [] if it cannot be replayed."""
         try:
             program = self.program(call) if self.model is None else self.trusted(call).program
         except ReplayRefused:
@@ -385,11 +385,11 @@ class ReplaySource:
         return loaded
 
     def confirm(self, call: Call) -> tuple[str, float]:
-        """("", 0) when what stands for the call reproduces what it recorded, else (why not, by how
-        many times rounding).
+        """("", 0) if the call's program or module reproduces its recording, else (why not, error as
+        a multiple of rounding).
 
-        A value that the recording baked in, extents that it does not follow and a broken kernel all
-        show here. What a program finds wrong with a target is believed only where it is right about
+        This finds a value that the recording baked in, extents that the program does not follow,
+        and a broken kernel. A program that flags the target is believed only if it is right about
         the reference.
         """
         outcome = self._confirm(call, self._borrowed.get(call.id) or self.load(call))
@@ -410,7 +410,7 @@ class ReplaySource:
         return self._confirmed[key]
 
     def _compare_with_recording(self, call: Call, loaded: Any) -> tuple[str, float]:
-        """(why the program does not give what the call recorded, by how many times rounding)."""
+        """(why the program does not reproduce the recording, error as a multiple of rounding)."""
         program = loaded.program
         slots = self.records(call, (*program.inputs, *program.params))
         outputs = self.records(call, loaded.determined(slots))
@@ -432,6 +432,6 @@ class ReplaySource:
 
 
 def _written_to(call: Call, slot: str) -> int:
-    """The record that an operator wrote over, -1 where it is not known."""
+    """The record that an operator overwrote through this slot, -1 if it is not known."""
     before = slot_of_kind(slot, SlotKind.INPUT)
     return next((r.record for r in call.refs if r.slot == before), -1)

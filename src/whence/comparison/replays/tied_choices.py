@@ -35,11 +35,11 @@ Measure = Callable[[Mapping[str, Array]], Figures]
 
 
 class ChoiceHints(NamedTuple):
-    """What may be known of the other run's choices, believed only where `judge.ties` allows it.
+    """Hints about the other run's choices, used only as far as `judge.ties` allows.
 
-    proposed: whole numbers that it computed on the way, as far as its own program tells. shared: by
-    place, what other programs that begin with the same operators chose in this call, as its
-    backward pass does; gets what this one chose. sides: the same of jumps (`JumpSides.known`).
+    proposed: integer tensors that the other run's own program computes. shared: by operation, the
+    choices of other programs of this call that begin with the same operators, such as its backward
+    pass; this program adds its own. sides: the same for jumps (`JumpSides.known`).
     """
 
     proposed: Callable[[], Sequence[I64]]
@@ -48,10 +48,10 @@ class ChoiceHints(NamedTuple):
 
 
 class Choosing:
-    """The choices of one program on one call's inputs.
+    """Follows the other run's choices in replays of one program on one call's inputs.
 
-    wide: runs the program with `Choices`, which record and force what it chooses. produced: outputs
-    of the other run, by slot.
+    wide: runs the program with `Choices`, which record and force its choices. produced: outputs of
+    the other run, by slot.
     """
 
     def __init__(
@@ -91,19 +91,18 @@ class Choosing:
 
     @property
     def _seen(self) -> ObservedChoices:
-        """What the last wide replay saw, and the working ones after it."""
+        """The choices observed in the last wide replay and the working replays after it."""
         assert self._observed is not None
         return self._observed
 
     def figures(
         self, wide: Mapping[str, Array], errors: Figures, measure: Measure
     ) -> tuple[Mapping[str, Array], Figures]:
-        """The wide replay and the figures of the outputs, with the other run's choices where scores
-        tie.
+        """(wide replay, figures of the outputs) with the other run's choices among tied scores.
 
-        wide, errors: without them. measure: figures against a wide replay, by working ones. Where
-        an output holds the indices, they are followed; a choice that no output holds is the one
-        that explains the outputs best. Both stay as they were where nothing comes nearer.
+        wide, errors: the replay and figures without them. measure: wide replay -> figures. Indices
+        that an output shows are followed; a choice that no output shows is the one that explains
+        the outputs best. Both results stay as they were if no choice improves the figures.
         """
         if self._force(self._known()):
             wide, errors = self._nearer(wide, errors, measure)
@@ -126,7 +125,7 @@ class Choosing:
         return wide, errors
 
     def _known(self) -> dict[int, I64]:
-        """What other programs of this call chose, of the choices that this one makes too."""
+        """The choices that this program shares with other programs of this call."""
         seen = self._seen.wide.seen
         return {
             place: used
@@ -142,7 +141,7 @@ class Choosing:
     def _nearer(
         self, wide: Mapping[str, Array], errors: Figures, measure: Measure
     ) -> tuple[Mapping[str, Array], Figures]:
-        """Run again with the choices forced now; back to the replay before where its figures are
+        """Replay with the choices forced now; return the previous replay and figures if they are
         better.
         """
         previous = self._observed
@@ -161,11 +160,11 @@ class Choosing:
         return {slot: dataclasses.replace(local, choices=choices) for slot, local in errors.items()}
 
     def follow_own_program(self, working: Callable[[], object]) -> bool:
-        """Run as far as the program goes, and force what the other run's own program chose. Did
-        that choose otherwise among ties?
+        """Run the program as far as it goes and force the choices of the other run's own program.
+        Returns whether that chooses differently among ties.
 
-        For a program that does not run through: another choice gives it other extents. working:
-        runs it with `for_working`.
+        This is for a program that cannot be run to its end, since another choice gives it other
+        extents. working: runs it with `for_working`.
         """
         from whence.replay.choices import Choices
 
@@ -184,11 +183,11 @@ class Choosing:
         )
 
     def unexplained(self, agrees: Callable[[Mapping[int, I64]], bool]) -> str:
-        """A description of the choice of the other run's own program that rounding does not
-        explain, "" where there is none.
+        """A description of the other run's choice that rounding does not explain, "" if there is
+        none.
 
-        agrees: does a replay with this choice give what the other run has? Only then is that known
-        to be its choice.
+        agrees: whether a replay with these choices gives the other run's tensors. Only then is a
+        proposal known to be its choice.
         """
         ways: list[tuple[int, int, int, ties.Followed, I64]] = []
         for place, choice in self._seen.wide.seen.items():
@@ -208,8 +207,8 @@ class Choosing:
         return choices, self._run_wide(choices)
 
     def _force(self, proposals: Mapping[int, I64]) -> bool:
-        """Force those of the proposed choices that differ by ties alone. Is anything new among
-        them?
+        """Force the proposed choices in rows that differ by ties alone. Returns whether any of
+        them is new.
         """
         changed = False
         for place, proposal in proposals.items():
@@ -227,13 +226,13 @@ class Choosing:
             self._forced[place] = forced
         return changed
 
-    # ---- what no output shows
+    # ---- choices that no output shows
 
     def _follow_rows(
         self, wide: Mapping[str, Array], errors: Figures, measure: Measure
     ) -> tuple[Mapping[str, Array], Figures]:
-        """Follow the order of what ties where outputs have a row for each rank, as the tokens that
-        are sorted by their expert.
+        """Follow the other run's order among ties if outputs have a row for each rank, such as
+        tokens sorted by expert.
         """
         for place in sorted(self._seen.wide.seen.keys() - self._seen.shown().keys()):
             choice = self._seen.wide.seen.get(place)
@@ -267,8 +266,8 @@ class Choosing:
         return wide, errors
 
     def _best(self, place: int, choice: SeenChoices, outputs: Mapping[str, Array]) -> I64 | None:
-        """Of every row the tied choice that explains the outputs best, -1 where that is the
-        replay's own; None where it is for all rows.
+        """For every row, the tied choice that explains the outputs best, -1 for the replay's own;
+        None if the replay's own is best in all rows.
         """
         ways = ties.alternatives(
             choice.used,
@@ -292,11 +291,11 @@ class Choosing:
     def _gains(
         self, place: int, choice: SeenChoices, way: I64, rows: I64, outputs: Mapping[str, Array]
     ) -> F64 | None:
-        """By how much the outputs come nearer with this way of choosing, by row; None where the
-        program does not run so.
+        """By row, how much nearer the outputs come with the alternative choice `way`; None if the
+        program cannot be run with it.
 
-        Which elements depend on which row is found by runs in which half of the rows choose so: the
-        n-th row in the runs of the bits of n.
+        To find which elements depend on which row, each run applies `way` to about half of the
+        rows: row n takes part in run b if bit b of n is set.
         """
         numbers = np.zeros(len(way), np.int64)
         numbers[rows] = np.arange(1, len(rows) + 1)
@@ -338,8 +337,8 @@ class Choosing:
 
 
 def element_errors(produced: Array, computed: Array) -> F64:
-    """The error of every element: squared, over the mean square of the output; of exact kinds,
-    whether it differs.
+    """The squared error of every element over the mean square of the output; for exact dtypes, 1
+    where elements differ.
     """
     if not dtypes.of(produced).is_floating:
         return np.asarray(produced != computed.astype(produced.dtype), np.float64)
@@ -358,11 +357,10 @@ def settled(
     wide: str,
     errors: Figures,
 ) -> Figures:
-    """The figures of outputs against their own program, with the choices that the outputs hold
-    where scores tie. errors: without them.
+    """The figures of outputs against their own program, with the outputs' choices among tied
+    scores. errors: the figures without them; returned as they are if no choice improves them.
 
-    run: the program, given `working`, `choices`, and whether to write fused operators out. wide:
-    working dtype.
+    run: runs the program with the options `working` and `choices`. wide: dtype of the wide replay.
     """
     if not loaded.chooses or max((local.score for local in errors.values()), default=0.0) <= 1:
         return errors
@@ -389,7 +387,7 @@ def settled(
 
 
 def _badness(figures: Figures) -> tuple[float, float, float]:
-    """The order of figures: by score, number of wrong elements, size of the error."""
+    """A sort key of figures: score, number of wrong elements, size of the error."""
     return (
         judge.highest(figures),
         sum(local.integer_mismatch + local.mismatch for local in figures.values()),

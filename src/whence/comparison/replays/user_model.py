@@ -53,12 +53,12 @@ class Models:
         arrays: Callable[[Call], Mapping[str, Array]],
         grad: str,
     ) -> Any:
-        """The module that stands for a call of the reference, ready to run
+        """The module that replaces a call of the reference, ready to run
         (`replay.user_module.Borrowed`).
 
-        kids: the calls it made. forms: (dtype, shape) of its tensors by slot. arrays: the recorded
-        inputs of a call. grad: as recorded. Raises ReplayRefused where the model has no such
-        module, or another one.
+        kids: the children of the call. forms: (dtype, shape) of its tensors by slot. arrays: call
+        -> its recorded inputs by slot. grad: the recorded mode of autograd. Raises ReplayRefused if
+        the model has no such module, or one that does not fit.
         """
         form = tuple((slot, dtype) for slot, (dtype, _) in forms.items())
         numbers: dict[int, int] = {}  # which of the tensors are one
@@ -89,7 +89,7 @@ class Models:
         return borrowed
 
     def notes(self) -> list[str]:
-        """A sentence about what was judged by it; none when nothing was."""
+        """A sentence about the calls that the model replaced; empty if there are none."""
         if not self.used:
             return []
         names = list(dict.fromkeys(self.used.values()))
@@ -149,8 +149,8 @@ class Models:
         arrays: Callable[[Call], Mapping[str, Array]],
         outputs: tuple[str, ...],
     ) -> Any:
-        """A value of the form that a module returns, which is run once to see it: slots do not tell
-        a tensor from a tuple of one.
+        """A value with the structure of a module's return value. The module is run once to learn
+        it, since slots do not tell a tensor from a tuple of one.
         """
         from whence.replay.module_arguments import form_of
 
@@ -166,12 +166,11 @@ def read(model: Any) -> Models:
 
 
 def made(model: Any, what: str = "replay") -> tuple[Any, str]:
-    """(a model, what the user called it) from what the user gave: "module:factory", a callable
-    without arguments that makes it, or the model itself. what: the torch model is needed for.
+    """(model, its name) from the user's option: "module:factory", a callable without arguments that
+    returns the model, or the model itself. what: the purpose of torch, for the message.
 
-    A name imports the module, looked for in the current folder first, which runs the user's code.
-    Raises UsageError saying what was imported or called and what failed; MissingDependency without
-    torch.
+    A name imports the module, from the current folder first, which runs the user's code. Raises
+    UsageError with the import or call that failed; MissingDependency without torch.
     """
     if isinstance(model, str):
         words, factory = model, imported(model)
@@ -202,8 +201,8 @@ def made(model: Any, what: str = "replay") -> tuple[Any, str]:
 
 
 def imported(words: str) -> Any:
-    """What "module:name" stands for. Imports the module, looked for in the current folder first.
-    Raises UsageError.
+    """The object named by "module:name". Imports the module, from the current folder first. Raises
+    UsageError.
     """
     name, colon, path = words.partition(":")
     if not colon or not name or not path:
@@ -240,7 +239,7 @@ def imported(words: str) -> Any:
 
 @contextlib.contextmanager
 def _current_folder() -> Iterator[None]:
-    """The current folder is looked in first, as `python -m` does."""
+    """A context in which imports search the current folder first, as with `python -m`."""
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:

@@ -23,13 +23,11 @@ if TYPE_CHECKING:
     from whence.replay.jumps import Jumps
 
 _SEEDS = (None, *range(REPLICAS))
-"""Of the replays in the target's dtype: as it is, and on inputs that are a rounding apart."""
+"""Seeds of the replays in the target's dtype: None without noise, the others with noise."""
 
 
 class _TreeBetweenPairs(TreeReplay):
-    """Calls without a partner are run again; of calls inside them that have one, the target's
-    tensors go on.
-    """
+    """Replays unpaired calls, and uses the target's tensors for paired calls inside them."""
 
     def __init__(
         self,
@@ -42,7 +40,7 @@ class _TreeBetweenPairs(TreeReplay):
         self._sides = sides
 
     def run(self, call: Call, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """What `call` leaves. Raises ReplayRefused."""
+        """The outputs and mutated tensors of `call`, by slot. Raises ReplayRefused."""
         target_tensors = self._shown(call) if call.id in self._sides.paired else {}
         records = {r.slot: r.record for r in call.refs}
         self.state.update(
@@ -70,8 +68,8 @@ class _TreeBetweenPairs(TreeReplay):
 
 
 class WholeCall:
-    """A call of which the target shows less inside than the reference: what lies between the
-    tensors that both have, run as one.
+    """Replays a call of which the target shows less inside than the reference: the calls between
+    tensors that both runs have, as one computation.
     """
 
     def __init__(
@@ -97,8 +95,9 @@ class WholeCall:
         equal_inputs: bool,
         semantics: Semantics = PLAIN,
     ) -> None:
-        """Figures of the outputs `produced`, into `result`. records: the reference's. equal_inputs:
-        do both runs have the same inputs? semantics: says which elements count.
+        """Put the figures of the target's outputs `produced` into `result`. records: the
+        reference's, by slot. equal_inputs: whether both runs have equal inputs. semantics: says
+        which elements count.
         """
         r = self._run(self._wide, records, None)
         copies = [self._run(self._working, records, seed) for seed in _SEEDS]
@@ -133,7 +132,7 @@ class WholeCall:
         errors: dict[str, judge.ReplayError],
         measured: Callable[..., dict[str, judge.ReplayError]],
     ) -> dict[str, judge.ReplayError]:
-        """The figures where operators inside that jump fall on the target's sides."""
+        """The figures if operators that jump fall on the target's sides."""
 
         def working(seed: int | None) -> Run:
             return lambda jumps: self._run(self._working, records, seed, jumps)
@@ -197,14 +196,14 @@ class WholeCall:
             **jumps_of(loaded, call, jumps),
         )
         self._ran = chain.ran
-        # A cache that calls inside filled is not among what the call's own operators made.
+        # A cache that calls inside filled is not an output of the call's own operators.
         return {
             slot: chain.state[record] for slot, record in records.items() if record in chain.state
         } | outputs
 
     def _held(self, loaded: Any, call: Call, working: str) -> Any:
-        """The parameters of a call inside: the target's where it has them, else the reference's in
-        the working dtype.
+        """The parameters of a call inside: the target's if it has them, else the reference's,
+        rounded to a 16-bit working dtype.
         """
         sides, run = self._sides, self._sides.reference.run
         refs = {r.slot: r.record for r in call.refs}
@@ -237,5 +236,5 @@ class WholeCall:
 
 
 def _made(produced: Mapping[str, Array], slot: str, runs: Sequence[Mapping[str, Array]]) -> bool:
-    """Did every run make a tensor of this shape?"""
+    """Whether every replay computed this output in the target's shape."""
     return all(slot in run and run[slot].shape == produced[slot].shape for run in runs)

@@ -1,9 +1,9 @@
-"""Runs modules again whose operators were recorded as calls of their own: these run one after the
-other, wired by the records that they share.
+"""Replays modules whose operators were recorded as calls of their own. The operators run one after
+the other, connected by the records that they share.
 
-Nothing of the code around the operators is known. What an operator reads and no call before it in
-the stretch left comes from outside: it is given by whoever runs the stretch, or the run is refused
-where what depends on it is asked for.
+The code around the operators is not known. A tensor that an operator reads and that no earlier call
+of the stretch wrote comes from outside: the caller of the replay provides it, or any result that
+depends on it is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from whence.records.slots import is_input, is_mutated, is_param, is_written
 
 
 class WiredReplay(TreeReplay):
-    """As `TreeReplay`, for captures of operators too."""
+    """A `TreeReplay` that also replays captures of operators."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -52,7 +52,7 @@ class WiredReplay(TreeReplay):
                 kid = self.side.run.calls[number]
                 if not any(is_written(r.slot) for r in kid.refs):
                     continue  # a number that the code read
-                with contextlib.suppress(ReplayRefused):  # seen where what it makes is asked for
+                with contextlib.suppress(ReplayRefused):  # reported when its result is needed
                     results = self.run(kid, self._handed(kid))
                     self._made.update(
                         (r.record, results[r.slot]) for r in kid.refs if r.slot in results
@@ -73,9 +73,9 @@ class WiredReplay(TreeReplay):
         return [f"{k}:{r.slot}" for r in call.refs if not is_param(r.slot)]
 
     def outside(self, call: Call, ref: Ref) -> Array | None:
-        """What an operator reads that nothing before it in this run left; None where it is not
-        known. Here: what no call of the reference made, a constant of its code; anything where the
-        operator does not read what it holds.
+        """A tensor that an operator reads and that this replay did not compute before; None if it
+        is not known. Here these are constants of the code, which no call of the reference wrote,
+        and memory that the operator overwrites without reading (zeros).
         """
         record = self.side.run.records[ref.record]
         if record.why in (OVERWRITTEN, NOT_WRITTEN):
@@ -94,7 +94,7 @@ class WiredReplay(TreeReplay):
         return handed
 
     def held(self, call: Call, slots: Sequence[str]) -> dict[str, Array]:
-        """The parameters of a module of operators."""
+        """The parameters of a module of operators, by slot, converted for this replay."""
         from whence.frameworks.torch_arrays import to_host
 
         outputs = tuple((slot, {"param": slot}) for slot in slots)
@@ -103,8 +103,8 @@ class WiredReplay(TreeReplay):
         return {slot: to_host(tensor) for slot, tensor in held.items()}
 
     def strides(self, call: Call, inputs: Collection[str]) -> dict[str, tuple[int, ...]]:
-        """As `TreeReplay.strides`: an operator may look at memory, which has the layout that the
-        recording has.
+        """As `TreeReplay.strides`. An operator may depend on the layout of memory, so its inputs
+        get the recorded strides.
         """
         if call.kind != "operator":
             return {}
@@ -112,12 +112,14 @@ class WiredReplay(TreeReplay):
         return {slot: stride for slot in inputs if (stride := layouts[slot])}
 
     def is_lenient(self, call: Call) -> bool:
-        """As `TreeReplay.is_lenient`: no code around one operator looked at an extent."""
+        """As `TreeReplay.is_lenient`. A single operator may run on any extents, since no code in it
+        depends on them.
+        """
         return call.kind == "operator" or super().is_lenient(call)
 
     def rounds(self, call: Call) -> bool:
-        """As `TreeReplay.rounds`: the operators that end an innermost module, as if that were one
-        call, and those of the script.
+        """As `TreeReplay.rounds`. Noise is added to operators that return the outputs of an
+        innermost module, as if that were one call, and to operators of the script.
         """
         if call.kind != "operator" or call.parent < 0:
             return super().rounds(call)

@@ -192,7 +192,7 @@ class RegionJudge:
         return unless_drifted(verdict, evidence.drift)
 
     def _judged_leaf(self, evidence: RegionEvidence) -> Verdict:
-        """The verdict of a leaf by the strongest evidence: by replay if possible, else by growth."""
+        """The verdict of a leaf by the strongest evidence: replay if possible, else growth."""
         if self.replays.replayer is None:
             return self._leaf_by_growth(evidence, is_doubtful=True)
         if evidence.leaf.is_settled:
