@@ -1,4 +1,4 @@
-"""Numbers -> verdicts, with the noise budget that was applied."""
+"""Turns numbers into verdicts, with the noise budget that was applied."""
 
 from whence.dtypes import coarser, unit_roundoff
 from whence.judge.activation_forms import forms_of, told_apart

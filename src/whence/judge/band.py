@@ -1,9 +1,9 @@
-"""The band in which correct computations of the same numbers lie, and where a number lies in it.
+"""The band in which correct computations of the same numbers lie, and the place of a number in it.
 
-The band comes from evidence alone: the exact result (the program in float64), and what the program
-gives in several correct ways of rounding: other kernels, other threads, every operator off by one
-rounding. Without an exact result the mean of the ways stands for it. A deviation that is known from
-n ways follows Student's t with n degrees of freedom, so that few ways allow more.
+The band is derived from computed results only: the exact result (the program in float64) and the
+results of several correct ways of rounding (other kernels, other threads, every operator off by one
+rounding). Without an exact result, the mean of the ways replaces it. A deviation estimated from n
+ways follows Student's t with n degrees of freedom, so that few ways give a wider band.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from whence.judge.limits import FLOOR_SUM, LIMITS, U32
 
 F64 = npt.NDArray[np.float64]
 _OVERFLOWED = 0.01
-"""Relative distance from the exact result up to which a number is right though a way overflows."""
+"""Largest relative distance from the exact result of a right number where a way overflows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where an array lies in a band. score: over 1 is beyond it. z: deviations of the worst
-    element, and limit_z what it may have; index: of that element. error: 2-norm of the distance
-    from the centre. mismatches: elements that are NaN or infinite on one side alone.
+    """The place of an array in a band. score: above 1, the array lies outside. z: distance of the
+    worst element in standard deviations; limit_z: its limit; index: of that element. rho: 2-norm of
+    the distance over that of the deviation; error: 2-norm of the distance from the centre.
+    mismatches: number of elements that are NaN or infinite on one side only.
     """
 
     score: float
@@ -42,16 +43,17 @@ class Placed:
 
     @property
     def is_inside(self) -> bool:
-        """Does rounding explain the distance?"""
+        """Whether rounding explains the distance."""
         return self.score <= 1
 
 
 @dataclass(frozen=True)
 class Band:
-    """What correct computations give. centre: the exact result or the mean of the ways; deviation:
-    standard deviation of each element, > 0; degrees: ways that it is known from. is_exact: is the
-    centre the exact result? alike: elements of a row or a column round alike, so that all of these
-    tell the deviation. ways: as float64, (ways, *shape).
+    """The range of results of correct computations. centre: the exact result or the mean of the
+    ways; deviation: standard deviation of each element, > 0; degrees: degrees of freedom of the
+    deviation. is_exact: whether the centre is the exact result. alike: whether elements of a row or
+    column round alike, so that the deviation is estimated from all of them. ways: float64, (ways,
+    *shape).
     """
 
     centre: F64
@@ -63,22 +65,22 @@ class Band:
 
     @property
     def limit_z(self) -> float:
-        """Deviations that the worst element of a correct array stays below."""
+        """The limit of z: the largest distance of any element of a correct array, in deviations."""
         if self.alike:
             return LIMITS.whole_z
-        # half a false alarm on each side, at any of so many elements
+        # the rate of false alarms, split over both sides and all elements
         alarms = noise_model.FALSE_ALARMS / (2 * max(self.centre.size, 1))
         score = NormalDist().inv_cdf(1 - alarms)
         return max(noise_model.student(score, self.degrees), LIMITS.whole)
 
     @property
     def halfwidth(self) -> F64:
-        """How far an element of a correct array may be from the centre."""
+        """The largest distance from the centre of each element of a correct array."""
         return self.limit_z * self.deviation
 
     def place(self, value: dtypes.Array, resolution: float = 0.0) -> Placed:
-        """Where an array of the shape of the centre lies. resolution: half of the last digit that
-        its numbers are printed with.
+        """The place of an array, of the centre's shape, in the band. resolution: half a unit of the
+        last printed digit, 0 for numbers that were not printed.
         """
         if value.shape != self.centre.shape:
             return Placed(math.inf, mismatches=self.centre.size)
@@ -93,7 +95,7 @@ class Band:
         rho = error / _norm(np.where(fine, self.deviation, 0.0)) if fine.any() else 0.0
         place = int(np.argmax(wrong if wrong.any() else z)) if z.size else 0
         worst = float(z.max(initial=0.0))
-        # the worst element beside the others: where all are noisier, one may be too
+        # the worst element relative to all others: if all are noisier, one may be too
         outlying = worst / max(1.0, rho) if self.alike else worst
         score = max(outlying / self.limit_z, rho / min(self.limit_z, self._limit_rho))
         return Placed(
@@ -112,8 +114,8 @@ class Band:
         return max(LIMITS.whole, noise_model.student(score, self.degrees))
 
     def _right_fill(self, y: F64) -> npt.NDArray[np.bool_]:
-        """Elements that are not an ordinary number where the exact result or one of the ways gives
-        the same, and those that are right where a way overflows.
+        """Boolean array, True for a NaN or infinity that the exact result or one of the ways has
+        too, and for a right number where a way overflows.
         """
         right = _same_fill(y, self.centre)
         for way in self.ways:
@@ -136,9 +138,10 @@ def band(
     smallest: float = 0.0,
     alike: bool = False,
 ) -> Band:
-    """The band of an exact result, or None, and ways of rounding, all of one shape. unit_roundoff:
-    of the dtype that the numbers are given in. smallest: magnitude below which numbers may be
-    flushed to zero. Raises ValueError without an exact result and two ways.
+    """The band around an exact result (if not None) from several ways of rounding, all of one
+    shape. unit_roundoff: of the dtype of the numbers. smallest: magnitude below which numbers may
+    be flushed to zero. alike: see `Band`. Raises ValueError without an exact result if there are
+    fewer than two ways.
     """
     rows = np.stack([_wide(way) for way in ways]) if ways else np.zeros((0, 0))
     if exact is None:
@@ -147,7 +150,7 @@ def band(
         with np.errstate(invalid="ignore"):
             centre = rows.mean(axis=0)
         degrees = len(ways) - 1
-        # a further way strays from the mean of these by its own deviation and by that of the mean
+        # a further way differs from this mean by its own deviation and by that of the mean
         factor = math.sqrt((1 + 1 / len(ways)) * len(ways) / degrees)
     else:
         centre, degrees, factor = _wide(exact), max(len(ways), 1), 1.0
@@ -167,8 +170,8 @@ def band(
 
 
 def with_sums(band: Band, moved: F64, terms: int, dtype: str) -> Band:
-    """The band with what sums of so many terms add in any order. moved: deviation of the exact
-    result where every input is off by one rounding of the dtype that sums are made in.
+    """The band, widened by the rounding of sums of `terms` terms in any order. moved: deviation of
+    the exact result if every input is off by one rounding of the dtype that accumulates the sums.
     """
     accumulate = 2.0**-53 if dtype in ("float64", "complex128") else U32
     size = np.where(np.isfinite(band.centre), np.abs(band.centre), 0.0)

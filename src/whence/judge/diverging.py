@@ -1,10 +1,10 @@
-"""How far rounding lets two trainings drift apart: for each tensor and step a limit, from what both
-runs showed in the steps before, from what the tensor is made of, and from what repetitions of the
-reference show.
+"""How far rounding lets two trainings drift apart: a limit for each tensor and step, from both runs'
+errors in earlier steps, from the errors of the tensor's inputs and from repetitions of the
+reference.
 
-Training is chaotic: a difference of rounding grows, in each tensor by its own law, but from one
-step to the next by a small factor. A fault is a difference that starts in one place while all that
-this place is made of is still as near as before.
+Training is chaotic: a rounding difference grows, in each tensor by its own law, but by a small
+factor from one step to the next. A fault is a difference that starts at one place while the inputs
+of this place are still as close as before.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ Matrix = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class DriftLimits:
-    """floor: relative error in unit roundoffs that one call makes of equal inputs. growth: over the
-    largest error so far, where many steps with noise were seen; first_growth: where one was,
-    falling with their number. gain, first_gain: of a call's output over its inputs, as far as the
-    steps before showed it, and where fewer than `steps` had noise. repetition: over what a
-    repetition made so far. blind: relative error from which on a fault no longer stands out. late:
-    steps of equal bits after which a first difference is remarkable whatever its size. faint: the
-    size of a gradient, in that of the others, up to which it may be nothing but rounding.
+    """Limits of drift. floor: relative error, in unit roundoffs, that one call may cause on equal
+    inputs. growth: factor over the largest error so far, after many noisy steps; first_growth:
+    after one, falling with their number. gain: factor over the output-to-input ratio of errors in
+    earlier steps; first_gain: largest such ratio, used if fewer than `steps` were noisy.
+    repetition: factor over the errors of a repetition. blind: relative error from which on a fault
+    no longer stands out. late: number of bitwise equal steps after which any first difference is
+    remarkable. faint: size of a gradient, relative to the others, up to which it may be only
+    rounding.
     """
 
     floor: float = 400.0
@@ -43,14 +44,14 @@ class DriftLimits:
 
 LIMITS = DriftLimits()
 _ENDLESS = 1e30
-"""Stands for the error of what is not finite in one run alone."""
+"""The error of a tensor that is not finite in one run only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Relative errors of two runs, steps in rows and tensors in columns, NaN where nothing was
-    compared. own: in units of the tensor. judged: of gradients in units of at least a part of the
-    other gradients.
+    """Relative errors between two runs, (step, tensor), NaN for a tensor that was not compared.
+    own: relative to the tensor. judged: the same, but for gradients relative to at least a share of
+    the other gradients.
     """
 
     own: Matrix
@@ -59,8 +60,8 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """limit: what is allowed. expected: what was seen so far, and follows from what came in: the
-    noise that an error is compared with.
+    """limit: the largest error that is allowed, (step, tensor). expected: the noise to compare an
+    error with, from earlier steps and from the errors of the inputs.
     """
 
     limit: Matrix
@@ -75,10 +76,10 @@ def allowed(
     repetitions: Sequence[Drift] = (),
     limits: DriftLimits = LIMITS,
 ) -> Allowed:
-    """What rounding may make of each tensor in each step.
+    """The error that rounding may cause in each tensor and step.
 
-    causes: of each tensor those that it is made from. roundoff: of each tensor. carried: the error
-    that a tensor had when an earlier step left it, 0 for what this step made.
+    causes: by tensor, the columns of its inputs. roundoff: unit roundoff of each tensor. carried:
+    the error of a tensor that an earlier step left, 0 for tensors computed in this step.
     """
     judged = np.nan_to_num(drift.judged, nan=0.0, posinf=_ENDLESS)
     past = _before(judged)
@@ -86,7 +87,7 @@ def allowed(
     growth = np.maximum(limits.growth, limits.first_growth / np.maximum(_count(judged > 0), 1))
     given = np.maximum(came_in(drift.own, causes), carried)
     gain = _before(judged / np.maximum(given, roundoff))
-    # how noise goes through a call is learned where there was noise: not while both were equal
+    # the gain of a call is learned from noisy steps only, not while both runs were equal
     is_known = _count(given > 0) >= limits.steps
     grown = np.where(is_known, limits.gain * gain, limits.first_gain)
     grown = np.minimum(grown, limits.first_gain)
@@ -101,7 +102,7 @@ def allowed(
 
 
 def came_in(own: Matrix, causes: Sequence[Sequence[int]]) -> Matrix:
-    """The largest error of what each tensor is made from, 0 where that is nothing."""
+    """The largest error of each tensor's inputs, (step, tensor); 0 if it has none."""
     errors = np.nan_to_num(own, nan=0.0, posinf=_ENDLESS)
     out = np.zeros_like(errors)
     with_causes = [p for p, found in enumerate(causes) if found]
@@ -117,8 +118,8 @@ def came_in(own: Matrix, causes: Sequence[Sequence[int]]) -> Matrix:
 
 
 def smoothed(scale: Matrix) -> Matrix:
-    """Sizes of tensors that fall by 5 % a step at most: the error of a gradient that vanishes in
-    one step is judged by what it was.
+    """Sizes of tensors, (step, tensor), made to fall by at most 5 % per step, so that a gradient
+    that vanishes in one step is judged by its earlier size.
     """
     out = np.nan_to_num(scale, nan=0.0)
     for row in range(1, out.shape[0]):
@@ -127,12 +128,12 @@ def smoothed(scale: Matrix) -> Matrix:
 
 
 def _count(holds: Matrix) -> Matrix:
-    """In how many of the rows before something holds."""
+    """For each row, the number of earlier rows in which the condition holds."""
     counted: Matrix = np.cumsum(holds, axis=0) - holds
     return counted
 
 
 def _before(values: Matrix) -> Matrix:
-    """The largest of the rows before, 0 for the first."""
+    """For each row, the largest value of all earlier rows; 0 for the first."""
     largest = np.maximum.accumulate(np.minimum(values, _ENDLESS), axis=0)
     return np.vstack([np.zeros_like(largest[:1]), largest[:-1]])

@@ -18,11 +18,11 @@ def reach(
 ) -> F64:
     """The distance from a jump up to which rounding may carry each argument across it.
 
-    wide: the arguments in wide arithmetic. exact: in the dtype that the target works in, on the
-    target's own inputs; drawn: the same on inputs that are a rounding apart. size: of what they
-    were computed from. u: unit roundoff of that dtype. terms: of the longest sum before. Where the
-    working dtype makes every argument exactly, nothing was rounded, and a correct run falls on the
-    same side.
+    wide: the arguments in wide arithmetic. exact: in the target's working dtype on its own inputs;
+    drawn: the same on inputs perturbed by one rounding. size: magnitude of the operands from which
+    the arguments were computed. u: unit roundoff of the working dtype. terms: of the longest sum
+    before. If the working dtype gives every argument exactly, the reach is 0: a correct run falls
+    on the same side.
     """
     if all(np.array_equal(wide, array, equal_nan=True) for array in exact):
         return np.zeros_like(wide)

@@ -1,4 +1,4 @@
-"""What one mask lets attention see that another does not, in words."""
+"""Describes in words how two attention masks differ."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ Bits = npt.NDArray[np.bool_]
 
 
 def mask_words(reference: Bits, target: Bits) -> str:
-    """How the target's mask differs, "" where that has no plain words. Both of one shape, True
-    where attention looks, or where it looks away.
+    """How the target's mask differs, in words; "" if there is no simple description. Both masks are
+    bool and of one shape; True means either visible or hidden.
 
-    The last two axes are queries and keys; of (row, key), and where there is one query, a mask of
-    keys alone.
+    The last two axes are queries and keys. A mask of (row, key), or with a single query, is a mask
+    of keys alone.
     """
     if reference.shape != target.shape or reference.ndim < 2:
         return ""
@@ -30,7 +30,7 @@ def mask_words(reference: Bits, target: Bits) -> str:
     more, fewer = tgt & ~ref, ref & ~tgt
     later = np.arange(keys)[None, :] > own[:, None]
     alone = np.eye(queries, keys, keys - queries, dtype=bool)
-    # Padding: keys that no other query of the reference's row sees, of those that could.
+    # Padding: keys that no other query of the row sees in the reference, though it could.
     others = ~alone if (ref & later).any() else ~alone & ~later
     unseen = _any(others, 0) & ~_any(ref & others, 1)
     padded = unseen & _any(~unseen, 1)[:, None]
@@ -43,10 +43,10 @@ def mask_words(reference: Bits, target: Bits) -> str:
 
 
 def _own_keys(ref: Bits, tgt: Bits) -> tuple[npt.NDArray[np.int64], bool]:
-    """(the key that is each query itself, are both masks True where attention looks away?)
+    """(index of each query's own key, whether True means hidden in both masks).
 
-    Queries are the last keys, behind a cache, or the first ones, where keys were added at the end.
-    In masks that hide what comes later, only one reading lets each query see itself.
+    Queries are the last keys (behind a cache), or the first ones if keys were added at the end. In
+    masks that hide later keys, only one interpretation lets each query see itself.
     """
     queries, keys = ref.shape[-2:]
     places = np.arange(queries)
@@ -62,8 +62,8 @@ def _own_keys(ref: Bits, tgt: Bits) -> tuple[npt.NDArray[np.int64], bool]:
 
 
 def _is_causal(mask: Bits) -> bool:
-    """Is a matrix square, with each position seen by itself and none by those before it? Rows of a
-    batch look so only where each is one token longer than the one above.
+    """Whether a mask is a square matrix in which each position sees itself and no later one. A
+    (row, key) mask looks like this only if each row is one token longer than the one above.
     """
     queries, keys = mask.shape[-2:]
     if mask.ndim != 2 or queries != keys or queries < 2:
@@ -73,8 +73,8 @@ def _is_causal(mask: Bits) -> bool:
 
 
 def _of_keys(reference: Bits, target: Bits) -> str:
-    """Of masks of (row, key). A row in which all keys are alike is one without padding, and says
-    which value looks.
+    """How two masks of (row, key) differ, in words; "" if their meaning is not known. A row with
+    equal values has no padding, so its value means visible.
     """
     full = [row[0] for mask in (reference, target) for row in mask if row.min() == row.max()]
     if not full or len({bool(value) for value in full}) > 1:
@@ -88,7 +88,7 @@ def _of_keys(reference: Bits, target: Bits) -> str:
 
 
 def _seen(more: Bits, ref: Bits, later: Bits, padded: Bits) -> list[str]:
-    """What the target lets be seen too."""
+    """Clauses about keys that only the target shows."""
     of_padding = more & padded[:, None, :]
     others = more & ~padded[:, None, :]
     clauses = []
@@ -109,7 +109,7 @@ def _seen(more: Bits, ref: Bits, later: Bits, padded: Bits) -> list[str]:
 
 
 def _hidden(fewer: Bits, tgt: Bits, later: Bits, alone: Bits) -> list[str]:
-    """What the target hides too."""
+    """Clauses about keys that only the target hides."""
     if (fewer & ~later).any() and not (fewer & later).any():
         gone = ~_any(tgt & ~alone, 1) & _any(fewer, 1)
         columns = np.flatnonzero(_any(gone, 0))

@@ -1,5 +1,5 @@
-"""Level 0 for parameters: the reference rounded to the target's dtype must be bit-equal; if not,
-say in words what differs.
+"""Level 0 for parameters: the reference rounded to the target's dtype must be bitwise equal; if it
+is not, the difference is described in words.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ F64 = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class ParameterDifference:
-    """What differs in one parameter, in words and numbers. equal: nothing does. comparable: False
-    when it could not be told. is_rounding: elements differ by what rounding makes, up and down, as
-    where both sides drew or computed them. is_last_digit: elements of 32 bits or more differ by
-    their last digit at most, one way or both. rounded_to: a coarser dtype that the target's
-    elements are the reference's in.
+    """The difference of one parameter, in words and numbers. equal: whether nothing differs.
+    comparable: False if that is not known. is_rounding: elements differ by rounding, upwards and
+    downwards, as if both sides drew or computed them. is_last_digit: elements of 32 bits or more
+    differ by at most their last digit, in one direction or both. rounded_to: a coarser dtype; the
+    target's elements are the reference's rounded to it.
     """
 
     equal: bool
@@ -38,7 +38,7 @@ class ParameterDifference:
 
     @property
     def differs(self) -> bool:
-        """Is it known that something differs?"""
+        """Whether the parameters are known to differ."""
         return self.comparable and not self.equal
 
 
@@ -91,10 +91,8 @@ def _common(reference: Array, target: Array) -> tuple[Array, Array]:
 
 
 def _of_one(reference: Array, target: Array) -> bool:
-    """Of float16 and bfloat16, neither of which holds the other: may all elements be roundings of
-    the same numbers?
-
-    A number may lie half a last digit from either; rounding one to the other would round twice.
+    """Whether all elements of a float16 and a bfloat16 parameter may be roundings of the same
+    numbers. Neither dtype holds the other, and rounding one to the other would round twice.
     """
     if {dtypes.of(reference).name, dtypes.of(target).name} != {"float16", "bfloat16"}:
         return False
@@ -109,11 +107,11 @@ def _of_one(reference: Array, target: Array) -> bool:
 
 
 def not_converted(wide: Array, narrow: Array) -> Array:
-    """Which elements of a narrower dtype are not what a converter makes of the wider ones, bool of
-    their shape.
+    """Boolean array, True for elements of the narrower dtype that no converter makes of the wider
+    ones.
 
-    Beside rounding to nearest, converters to float16 keep numbers next to zero from becoming zero,
-    and put the largest number, or 10000, in the place of what would become infinite.
+    Besides rounding to nearest, converters to float16 keep numbers close to zero from becoming
+    zero, and replace infinities by the largest number or by 10000.
     """
     kind = dtypes.of(narrow)
     expected, held = rounded(wide, kind.name).astype(np.float64), narrow.astype(np.float64)
@@ -131,7 +129,7 @@ _BOUNDS = (1e4, 65504.0, np.inf)
 
 
 def _is_converted(reference: Array, target: Array) -> bool:
-    """Is the one that is stored in float16 what a converter makes of the other?"""
+    """Whether the parameter stored in float16 is a converted copy of the other."""
     kinds = dtypes.of(reference), dtypes.of(target)
     if [k.bits for k in kinds] not in ([32, 16], [16, 32], [64, 16], [16, 64]):
         return False
@@ -182,7 +180,7 @@ def _describe(ref: Array, tgt: Array) -> ParameterDifference:
 
 
 def is_held_in(array: Array, dtype: str) -> bool:
-    """Are all these numbers ones that a dtype has?"""
+    """Whether a dtype can represent all these numbers exactly."""
     return _equal(array, rounded(rounded(array, dtype), dtypes.of(array).name))
 
 
@@ -365,7 +363,7 @@ def _moved(a: F64, b: F64) -> str:
 
 
 def _order_of(reference: F64, target: F64) -> list[int]:
-    """Which block of `left` each block of `right` is."""
+    """For each block of `right`, the index of the equal block in `left`."""
     order: list[int] = []
     for block in target:
         order.append(

@@ -1,5 +1,5 @@
-"""Codes beside their scales, where both sides chose other scales: do they stand for the same
-numbers?
+"""Compares codes with their scales, where both sides chose different scales: do they represent the
+same numbers?
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ F64 = npt.NDArray[np.float64]
 
 
 def error_of_scaled(codes: tuple[Array, Array], scales: tuple[Array, Array]) -> PairError | None:
-    """How far the numbers are apart that two tensors of codes and scales were rounded from, at
-    least; None where no scale fits its codes.
+    """A lower bound of the error between the numbers from which two pairs of codes and scales were
+    rounded; None if no scale fits its codes.
 
-    codes, scales: of both sides; a scale is one number, or one for each row, column or block, by
-    which codes are multiplied or divided.
+    codes, scales: (reference, target). A scale is one number, or one for each row, column or block,
+    by which codes are multiplied or divided.
     """
     if codes[0].shape != codes[1].shape or scales[0].shape != scales[1].shape:
         return None
@@ -37,7 +37,7 @@ def error_of_scaled(codes: tuple[Array, Array], scales: tuple[Array, Array]) -> 
 
 
 class _Codes(NamedTuple):
-    """values: of the codes. steps: from each to the next."""
+    """Codes of one side. values: as float64; steps: distance from each code to the next."""
 
     values: F64
     steps: F64
@@ -55,7 +55,7 @@ def _steps(codes: Array) -> F64:
 
 
 def _factors(scale: Array, shape: tuple[int, ...]) -> Iterator[F64]:
-    """What codes of a shape may have to be multiplied by."""
+    """The factors, of the codes' shape, by which a scale may multiply codes."""
     wide: F64 = np.abs(scale.astype(np.float64))
     if not wide.size or not (np.isfinite(wide).all() and wide.all()):
         return
@@ -81,8 +81,8 @@ def _fitted(wide: F64, shape: tuple[int, ...]) -> Iterator[F64]:
 
 
 def _apart(one: _Codes, two: _Codes, factor_one: F64, factor_two: F64) -> PairError:
-    """Each side rounds by half a step of its own, as often up as down, and another scale moves
-    codes by its own difference: what is further apart was not the same number.
+    """The error between two sides beyond rounding. Each side rounds by up to half a step, as often
+    up as down, and another scale moves codes by a known amount; only the rest counts.
     """
     a, b = one.values * factor_one, two.values * factor_two
     size = math.sqrt(float(np.sum(a * a)))

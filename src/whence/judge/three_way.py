@@ -56,7 +56,7 @@ class ThreeWay:
 
     @property
     def limit(self) -> float:
-        """What the ratio may be: of few elements chance alone makes more.
+        """The limit of the ratio, which is larger for few elements, where chance matters more.
 
         Half the logarithm of F(n, n) has the variance 1 / n (Fisher), and five standard deviations
         come once in 3 million.

@@ -1,9 +1,9 @@
-"""Is another choice among scores a coin flip? An index is not a number: it counts by how far apart
-the scores are that it chose between.
+"""Tells whether rounding explains a different choice among scores. The size of an index means
+nothing; the distance between the scores of the two candidates does.
 
 Of two candidates whose scores are equal, or closer than rounding moves them, a correct run may
 choose either. Source: if no score is off by more than d, the score at a rank moves by at most d,
-and what the other run took at that rank is worth at most 2 d less.
+and the score of the other run's candidate at that rank is at most 2 d lower.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Noise = TypeVar("Noise", float, F64)
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Two candidates of one choice. row, rank: where; reference, target: which each side took; gap:
-    of their scores; explained: by how much rounding may close it.
+    """Two candidates of one choice, at a row and rank. reference, target: the candidate that each
+    side chose; gap: distance of their scores; explained: the largest gap that rounding may close.
     """
 
     row: int
@@ -40,11 +40,11 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A choice, with another run's in every row in which the two differ by ties alone.
+    """A choice that follows the other run's in every row in which the two differ by ties alone.
 
-    indices: [rows, k]. tied: rows in which the other's was taken and is another. widest: of these,
-    the pair furthest apart in units of what rounding explains; wrong: rows in which rounding does
-    not explain the other choice; worst: of these, the pair furthest apart.
+    indices: [rows, k]. tied: rows in which the other run's choice differs and was followed; widest:
+    the largest gap among them, relative to what rounding explains. wrong: rows in which rounding
+    does not explain the other run's choice; worst: the largest gap among those.
     """
 
     indices: I64
@@ -56,9 +56,9 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One operator that chooses, in sentences. tied: rows that chose otherwise among ties, of
-    `rows`; first: the first few of them. jumps: is it one whose result jumps, and the gap the
-    distance from the jump?
+    """An operator that chooses, for sentences. tied: number of rows, of `rows`, with a different
+    choice among ties; first: the first few of them. widest, worst: see `Followed`; where: row of
+    `worst`. jumps: whether the operator's result jumps; a gap is then the distance from the jump.
     """
 
     operator: str
@@ -72,7 +72,7 @@ class Choice:
 
     @property
     def of_ties(self) -> str:
-        """What is said of the rows that chose otherwise among ties, "" when there are none."""
+        """A clause about rows with a different choice among ties, "" if there are none."""
         if not self.tied or self.widest is None:
             return ""
         rows = ", ".join(str(list(row)) for row in self.first) + (
@@ -95,7 +95,7 @@ class Choice:
 
     @property
     def of_the_wrong(self) -> str:
-        """What is said of a choice that rounding does not explain, "" when there is none."""
+        """A clause about a choice that rounding does not explain, "" if there is none."""
         if self.worst is None:
             return ""
         worst = self.worst
@@ -112,10 +112,11 @@ class Choice:
 
 
 def noise_of(wide: F64, working: F64, chosen: I64, terms: int) -> F64:
-    """By how much rounding moves each row's scores (one standard deviation), [rows, n].
+    """How far rounding moves each score (one standard deviation), [rows, n].
 
-    wide, working: the scores, [rows, n], in wide arithmetic and in the dtype that the target works
-    in. chosen: [rows, k], which are taken. terms: the length of the longest sum behind a score.
+    wide, working: the scores, [rows, n], in wide arithmetic and in the target's working dtype.
+    chosen: indices of the chosen candidates, [rows, k]. terms: length of the longest sum behind a
+    score.
     """
     size = np.where(np.isfinite(wide), np.abs(wide), 0.0)
     middle = np.median(size, axis=1, keepdims=True)

@@ -33,12 +33,12 @@ _BFLOAT16 = 2.0**-8
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What one token's logits mean. noise: standard deviation of a logit that rounding explains
-    here, in logits; None: not known.
+    """The judgement of one token's logits. noise: standard deviation of a logit that rounding
+    explains, in logits; None if it is not known.
 
-    off: logits further apart than that by `score` times what is allowed (> 1). flip: "" where both
-    choose the same token, else "explained" or "unexplained". score: of the flip, gap over what
-    noise closes, or of `off`; the larger where a token is both.
+    off: whether the error of the logits exceeds its limit. flip: "" if both runs choose the same
+    token, else "explained" or "unexplained". score: for a flip, the gap of the two logits over the
+    gap that noise can close; for `off`, the error over its limit; the larger if both apply.
     """
 
     noise: float | None
@@ -48,18 +48,18 @@ class Judged:
 
 
 def most(unit_roundoff: float) -> float:
-    """Relative error of logits that rounding alone may make in a model that works at this unit
-    roundoff; inf for 0 (not known).
+    """The largest relative error of logits that rounding alone may cause in a model that computes
+    with this unit roundoff; inf for 0 (not known).
     """
     return LIMITS.root_output_room(unit_roundoff) if unit_roundoff else math.inf
 
 
 def _limits(ceiling: float, usual: float | None, count: int) -> tuple[float, float]:
-    """Limits of the error of one token, and of several in a row. usual: the median error of
-    `count` tokens.
+    """(limit of the error of one token, limit for several in a row). ceiling: error that rounding
+    may cause; usual: median error of `count` tokens, None if not known.
 
-    Where most tokens are bit-equal both runs compute alike, in whatever precision: one that is not
-    has no noise to hide in.
+    If most tokens are bitwise equal, both runs compute alike in any precision, and a token that is
+    not equal has no noise to hide in.
     """
     if usual is None or count < ENOUGH_FOR_A_MEDIAN:
         return 2 * ceiling, math.inf
@@ -76,13 +76,14 @@ def judged(
     noise_errors: Sequence[float] = (),
     faulty: Sequence[float] = (),
 ) -> list[Judged]:
-    """Judge tokens in the order in which they were made; every one with the same tokens before it
-    in both runs.
+    """Judge tokens in the order in which they were generated. Each must follow the same text in
+    both runs.
 
-    unit_roundoff: of the coarser dtype that either model works in, 0 when that says nothing
-    (quantised). noise_errors: relative errors of logits between runs of the reference, which noise
-    is then at least. faulty: 0, or for a token whose logits a finding reaches the unit roundoff of
-    its arithmetic: such a token measures nothing, and rounding explains no other choice there.
+    unit_roundoff: of the coarser dtype in which either model computes, 0 if it is not known (or
+    quantised). noise_errors: relative errors of logits between runs of the reference, a lower bound
+    of the noise. faulty: for a token whose logits a finding reaches, the unit roundoff of its
+    arithmetic, else 0; such a token does not count as a measurement of noise, and rounding explains
+    no different choice there.
     """
     errors = [f.rel_logit_err for f in figures]
     measured = [r for r in noise_errors if 0 <= r < math.inf]

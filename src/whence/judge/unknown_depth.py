@@ -1,9 +1,9 @@
-"""Tensors between which nobody knows how many operators lie: recorded inputs and outputs, a call
-that shows no inside.
+"""Judges tensors with an unknown number of operators between them: recorded inputs and outputs, or
+a call whose inside is not visible.
 
-By how much rounding grows in a network of unknown depth is not known, so growth is no evidence
-there. Evidence is what rounding cannot make at any depth: a NaN, a pattern (`judge.patterns`), an
-error larger than rounding leaves of any network that still works.
+How much rounding grows in a network of unknown depth is not known, so error growth is no evidence
+there. Evidence is what rounding cannot cause at any depth: a NaN, a pattern
+(`judge.error_patterns`), or an error larger than in any network that still works.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ RECORD_INPUTS = (
 
 
 class OtherSteps(NamedTuple):
-    """The errors of one module's outputs in other steps, before and after the one that is judged.
+    """The errors of one module's outputs in the steps before and after the judged one.
 
-    They tell what the operators that nobody sees make of rounding.
+    They show how much error rounding causes in the operators that are not visible.
     """
 
     before: Sequence[float] = ()
     after: Sequence[float] = ()
 
     def quiet(self, error: float) -> Sequence[float]:
-        """Those that `error` stands out from, () where it does not.
+        """The errors of other steps from which `error` stands out, () if it does not.
 
-        One later step is among them: where a step was given something else (another token was
-        chosen, a cache is spoilt), none that follows agrees again.
+        At least one later step must be among them: after different inputs (another token, a spoilt
+        cache), no later step would agree again.
         """
         limit = error / LIMITS.beside_other_steps
         after = [e for e in self.after if e <= limit]
@@ -76,12 +76,12 @@ def judge_stated(
     *,
     first: bool,
 ) -> Verdict:
-    """The verdict of a pair that the program itself states, after that of its growth, with room for
-    what rounding in unseen operators may make.
+    """The verdict of a pair that the program itself states, from the verdict of its error growth,
+    with room for rounding in operators that are not visible.
 
-    first: nothing before it is seen. The room is that of `Limits.otherwise`; at 16 bits only for
-    the first, since growth from there on is judged in units of roundoffs that leave room
-    themselves.
+    first: whether no tensor before it is visible. The room is `Limits.otherwise`; at 16 bits it is
+    granted to the first pair only, since the limit of growth then leaves enough room. look: what
+    the elements show, None if they were not kept.
     """
     verdict = without_visible(verdict)
     if growth.evidence not in (Evidence.TWO_DUMPS, Evidence.STATISTICS):
@@ -115,11 +115,12 @@ def judge_unseen(
     is_whole: bool = False,
     in_other_steps: OtherSteps | None = None,
 ) -> Verdict:
-    """The verdict of such a tensor after that of its growth.
+    """The verdict of a tensor behind an unknown number of operators, from that of its growth.
 
-    u: unit roundoff of the pair, 0 for an exact kind. errors_before: of what was seen before it,
-    None where nothing was. look: what its elements show, None where they are not known; asked only
-    where it matters. is_whole: it is a whole model of which only inputs and outputs were recorded.
+    u: unit roundoff of the pair, 0 for an exact kind. errors_before: errors of visible tensors
+    before it, None if there are none. look: what the elements show, None if they were not kept;
+    called only if needed. is_whole: whether this is a whole model with recorded inputs and outputs.
+    in_other_steps: errors of the same tensor in other steps, if known.
     """
     by_growth = growth.evidence in (Evidence.TWO_DUMPS, Evidence.STATISTICS)
     if growth.verdict == VerdictKind.IDENTICAL or not by_growth:

@@ -23,14 +23,15 @@ from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
 @dataclass(frozen=True)
 class LeafEvidence:
-    """All that is known of one leaf call.
+    """All evidence about one leaf call.
 
-    inputs, outputs: errors of its tensors. parameters: (slot, difference) of those compared. local:
-    per output, figures of the replay on the target's inputs, or None with `no_replay` saying why.
-    structural: a sentence when the shapes of outputs differ although those of the inputs agree. u:
-    unit roundoff of the coarser side. cause: what a flagged replay is due to, once known. repeats:
-    how many calls of the same operator on tensors of the same form gave the same bits on both sides
-    (`judge.repeated`). terms: products that an element of an output is a sum of, 0 unknown.
+    inputs, outputs: errors of its tensors. u: unit roundoff of the coarser side. parameters: (slot,
+    difference) of compared parameters. local: (slot, figures) of each output's replay on the
+    target's inputs, or None with the reason in `no_replay`. structural: a sentence if shapes of
+    outputs differ although those of inputs agree. cause: of a flagged replay, once known. broken:
+    see `ReplayResult`. repeats: number of calls of the same operator on tensors of the same form
+    that are bitwise equal in both runs (`judge.repeated`). terms: number of products summed in an
+    output element, 0 if not known.
     """
 
     pair: int
@@ -49,12 +50,12 @@ class LeafEvidence:
 
     @functools.cached_property
     def growth(self) -> ErrorGrowth:
-        """Of the error from inputs to outputs."""
+        """The growth of the error from inputs to outputs."""
         return grow(self.inputs, self.outputs, self.u, self.terms)
 
     def replace(self, **changes: Any) -> LeafEvidence:
-        """The evidence with other values in some fields. The growth stays what it was where these
-        have nothing to do with it.
+        """The evidence with some fields replaced. The cached growth is kept if it does not depend
+        on them.
         """
         changed = dataclasses.replace(self, **changes)
         if not changes.keys() & {"inputs", "outputs", "u"}:
@@ -63,7 +64,7 @@ class LeafEvidence:
 
     @property
     def is_settled(self) -> bool:
-        """Is there nothing that a replay could add: other shapes, or equal parameters and bits?"""
+        """Whether a replay could add nothing: shapes differ, or parameters and outputs are equal."""
         if self.structural:
             return True
         if not self.outputs or not all(e.exact for e in self.outputs):
@@ -110,12 +111,12 @@ def judge_leaf(evidence: LeafEvidence) -> Verdict:
 
 
 def repeated(growth: ErrorGrowth, evidence: LeafEvidence) -> ErrorGrowth:
-    """The growth of a call that others like it speak against: `introduced` where 16 bits alone
-    would let it pass.
+    """The growth of a call, `introduced` if it would pass only because it computes in 16 bits and
+    other calls like it are bitwise equal.
 
-    16 bits allow an operator that is computed otherwise ten roundings. Where other calls of the
-    same operator on tensors of the same form give the same bits on both sides, it is not computed
-    otherwise: equal inputs then leave it `limits.amplified` bands at most.
+    At 16 bits, an operator that is computed differently may be off by ten roundings. If other calls
+    of the same operator on tensors of the same form are bitwise equal in both runs, it is not
+    computed differently: on equal inputs its growth may then be at most `limits.amplified`.
     """
     enough = evidence.repeats >= LIMITS.repeats and growth.e_in == 0 and evidence.u > U32
     if not (
@@ -126,9 +127,7 @@ def repeated(growth: ErrorGrowth, evidence: LeafEvidence) -> ErrorGrowth:
 
 
 def _of_parameters(evidence: LeafEvidence) -> Verdict:
-    """The verdict of a call of which there are parameters only, none of them known to differ: a
-    checkpoint.
-    """
+    """The verdict of a call with parameters only, none of which is known to differ (a checkpoint)."""
     unknown = [(slot, p) for slot, p in evidence.parameters if not p.comparable]
     if not unknown:
         return Verdict(

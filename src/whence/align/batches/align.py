@@ -36,21 +36,21 @@ from whence.results import Joined, Parted
 
 @dataclass(slots=True)
 class _Side:
-    """One run while calls of it are gathered anew."""
+    """One run while new calls are gathered from pieces of its calls."""
 
     name: str
     run: Run
     derived: DerivedTensors
-    removed_calls: set[int] = field(default_factory=set)  # calls that units were made from
+    removed_calls: set[int] = field(default_factory=set)  # calls that new ones replace
     new_calls: list[list[Call]] = field(default_factory=list)
     joined: list[Joined] = field(default_factory=list)
     gathered: dict[tuple[int, int], list[Call]] = field(default_factory=dict)
-    """By rank and order of a removed call: the new calls that its tensors went to."""
+    """By rank and order of a removed call: the new calls that hold pieces of its tensors."""
 
 
 @dataclass(slots=True)
 class AlignedBatches:
-    """Two runs in one form. joined: what new calls are made of; parted: sequences that part."""
+    """Two runs with equal batches. joined: pieces of new calls; parted: sequences that diverge."""
 
     reference: Run
     target: Run
@@ -60,10 +60,10 @@ class AlignedBatches:
 
 
 def align_batches(reference: Run, target: Run) -> AlignedBatches:
-    """Both runs in one form: rows and tokens cut and joined so that each is paired with itself.
+    """Both runs with rows and tokens cut and joined so that equal sequences are paired.
 
-    Only where the batches have other shapes, or rows another order; else both runs as they are.
-    What a root was asked (tokens, masks, positions) is read, no other element.
+    This is done only if batches differ in shape or in the order of rows; otherwise both runs are
+    returned as they are. Only the inputs of roots (tokens, masks, positions) are read.
     """
     sides = (
         _Side("reference", reference, DerivedTensors(reference)),
@@ -82,10 +82,10 @@ def align_batches(reference: Run, target: Run) -> AlignedBatches:
 
 
 def _roots(run: Run) -> dict[tuple[str, str], list[Call]]:
-    """The outermost calls of every module that is called from outside, in order: a model, and an
-    encoder of its own.
+    """By (root, scope), the outermost calls of every module that the script calls, in order: a
+    model, for example, and a separate encoder.
 
-    What only follows a root (a logits processor) belongs to the root's call; operators of the
+    Calls that only follow a root (a logits processor) belong to the root's call; operators of the
     script between two calls belong to none.
     """
     out: dict[tuple[str, str], list[Call]] = {}
@@ -106,7 +106,7 @@ def _align_root(
     target_calls: list[Call],
     parted: list[Parted],
 ) -> list[str]:
-    """Align the calls of one root; sentences on what was done. parted: gets sequences that part."""
+    """Align the calls of one root. Returns sentences on what was done; adds to `parted`."""
     if len({c.rank for c in (*calls, *target_calls)}) > 1 or not calls or not target_calls:
         return []
     coarse = coarser_input(((reference.run, calls), (target.run, target_calls)))
@@ -140,11 +140,11 @@ class _RootSide:
         self._gatherer = SequenceGatherer(self.slots, by_call)
 
     def is_call(self, rows: Sequence[Line]) -> bool:
-        """Are these rows one call of the root as it is?"""
+        """Whether these rows are exactly one call of the root."""
         return self._gatherer.is_call(rows)
 
     def shapes(self, calls: Sequence[Call]) -> dict[SlotKey, Shape]:
-        """The shapes of the tensors of calls, by the name of their slot."""
+        """The shapes of the calls' tensors, by slot key."""
         return shapes_of(calls, self.side.derived)
 
     def gather(
@@ -155,7 +155,9 @@ class _RootSide:
         lasts_across: tuple[set[SlotKey], Sequence[int]] = (set(), ()),
         shapes: Mapping[SlotKey, Shape] | None = None,
     ) -> list[Call]:
-        """Replace the root calls that these rows went through by calls of these rows alone."""
+        """Replace the root calls that processed these rows by new calls of these rows alone.
+        Returns the new calls. Options: see `SequenceGatherer.gathered`.
+        """
         name = f"{len(rows)} rows" if len(rows) > 1 else f"row {rows[0][0].row}"
         calls = self._gatherer.gathered(
             rows,
@@ -180,7 +182,7 @@ class _RootSide:
         return calls
 
     def set_aside(self, step: int) -> None:
-        """Give root calls without a partner steps of their own, away from those with partners."""
+        """Move unpaired root calls to steps of their own, from `step` on."""
         side = self.side
         if not side.removed_calls:
             return
@@ -203,7 +205,9 @@ class _RootAlignment:
         self._lasts = a.lasts | scored_across(a, b), b.lasts | scored_across(b, a)
 
     def units(self, matches: Sequence[Match]) -> list[Parted]:
-        """Gather whole batches where every row has a partner, else row by row; what parts."""
+        """Gather whole batches if every row has a partner, else single rows. Returns the sequences
+        that diverge.
+        """
         reference, target = self.reference, self.target
         by_sequence = {id(match.reference): match for match in matches}
         parted = []
@@ -232,7 +236,7 @@ class _RootAlignment:
     def _unit(
         self, rows: list[list[Piece]], target_rows: list[list[Piece]], step: int, micro: int
     ) -> None:
-        """Gather rows of the reference, unless they are a call as it is, and their partners."""
+        """Gather rows of the reference, unless they are exactly one call, and their partners."""
         reference, (lasts, target_lasts) = self.reference, self._lasts
         if not reference.is_call(rows) or target_lasts:
             calls = reference.gather(rows, step, micro, (target_lasts, ends(target_rows[0])))
@@ -243,7 +247,7 @@ class _RootAlignment:
 
 
 def _totals(sequences: Iterable[TokenSequence], batches: dict[int, Batch]) -> dict[int, int]:
-    """Tokens that each root call could see, cached ones and padding included."""
+    """By root call, the number of tokens that it could see, including cached ones and padding."""
     out = {call: f.width for call, f in batches.items()}
     for sequence in sequences:
         for piece in sequence.pieces:
@@ -253,7 +257,7 @@ def _totals(sequences: Iterable[TokenSequence], batches: dict[int, Batch]) -> di
 
 
 def _chains(sequences: Sequence[TokenSequence]) -> list[list[TokenSequence]]:
-    """Sequences that went through the same calls together."""
+    """Groups of sequences that were processed by the same calls."""
     table: dict[tuple[int, ...], list[TokenSequence]] = {}
     for sequence in sequences:
         table.setdefault(tuple(p.call for p in sequence.pieces), []).append(sequence)
@@ -280,7 +284,7 @@ def _between(pieces: Sequence[Piece], start: int, stop: int) -> list[Piece]:
 
 
 def _parted(first: Call, match: Match) -> Parted | None:
-    """Where a sequence diverges from its partner; None where all of it is paired."""
+    """Where a sequence diverges from its partner; None if all of its tokens are paired."""
     reference, target, n, ahead = match
     if n == len(reference.tokens) and not ahead:
         return None
@@ -304,7 +308,7 @@ def _token(sequence: TokenSequence, position: int) -> int | None:
 
 
 def _done(side: _Side) -> Run:
-    """The run with its new calls in place of those they are made of; the run itself without any."""
+    """The run with its new calls in place of the removed ones; the run itself if there are none."""
     if not side.removed_calls:
         return side.run
     unchanged = _without_uncut(side)
@@ -316,7 +320,7 @@ def _done(side: _Side) -> Run:
         for position, call in enumerate(call for group in groups for call in group)
     }
     unchanged_ids = {c.id: place[id(c)] for c in unchanged}
-    # A backward pass belongs to the call that its forward call went to, where that is one.
+    # A backward pass belongs to the new call of its forward call, if that is only one.
     orders = {(c.rank, c.order): place[id(c)] for c in unchanged}
     orders |= {old: place[id(new[0])] for old, new in side.gathered.items() if len(new) == 1}
     calls: list[Call] = []
@@ -337,7 +341,7 @@ def _done(side: _Side) -> Run:
 
 
 def _places(tree: Iterable[Call]) -> Iterator[tuple[tuple[object, ...], Call]]:
-    """The calls below a root, each by its name and how many of that name came before."""
+    """(key, call) of the calls in a tree; the key is the name and a count of earlier namesakes."""
     counts: Counter[tuple[object, ...]] = Counter()
     for call in sorted(tree, key=lambda c: c.order):
         name = call.scope, call.phase, call.op
@@ -346,8 +350,8 @@ def _places(tree: Iterable[Call]) -> Iterator[tuple[tuple[object, ...], Call]]:
 
 
 def _without_uncut(side: _Side) -> list[Call]:
-    """The calls that stay as they are. What operators of the script made of a whole batch lies in
-    the axes of that batch; its rows are compared where they are made.
+    """The calls that stay. Operators of the script that read a batch which was cut are left out,
+    since their results have the axes of the old batch; rows are compared where they are computed.
     """
     calls = side.run.calls
     cut = {
@@ -397,11 +401,11 @@ def _form(batches: Sequence[Batch]) -> str:
     )
 
 
-# Calls gathered from pieces of several calls: the rows and tokens of one sequence.
+# Gathers the rows and tokens of one sequence from pieces of several calls into new calls.
 
 
 class SequenceGatherer:
-    """Gathers calls of one run from pieces; they replace those they are made of."""
+    """Gathers new calls of one run from pieces of others, which they replace."""
 
     def __init__(self, slots: SlotAxes, batches: Mapping[int, Batch]) -> None:
         self.slots, self._batches = slots, batches
@@ -410,7 +414,7 @@ class SequenceGatherer:
         self._calls: dict[int, dict[tuple[Any, ...], Call]] = {}
 
     def is_call(self, lines: Sequence[Line]) -> bool:
-        """Are these all rows and tokens of one call as it is?"""
+        """Whether these are all rows and all tokens of a single call."""
         batch = self._batches[lines[0][0].call]
         return (
             all(len(line) == 1 for line in lines)
@@ -429,12 +433,11 @@ class SequenceGatherer:
         lasts_across: tuple[set[SlotKey], Sequence[int]] = (set(), ()),
         shapes: Mapping[SlotKey, Shape] | None = None,
     ) -> list[Call]:
-        """The calls of one unit. lines: the pieces of every row of the batch it has, in order. Ids
-        are those of the longest piece's.
+        """The new calls of one unit. lines: for each row of its batch, the pieces in order. The new
+        calls keep the ids of the call with the longest piece.
 
-        lasts_across: slots of which the other run has only the last token of each call, and which
-        tokens of the sequence these are. shapes: of the other run's tensors, where it has slots of
-        these names.
+        lasts_across: (slots for which the other run has only the last token of each call, numbers
+        of these tokens in the sequence). shapes: of the other run's tensors, by slot key.
         """
         self._shapes = shapes or {}
         longest = max(
@@ -454,7 +457,7 @@ class SequenceGatherer:
             is_lost = (
                 call.leaf and call.slots("output") and not any(is_output(r.slot) for r in refs)
             )
-            if is_lost:  # no partner: it runs again as part of the call above
+            if is_lost:  # unpaired then: it is replayed as part of its parent
                 continue
             calls.append(
                 replace(call, refs=tuple(refs), step=step, micro=micro, notes=(*call.notes, note))
@@ -468,7 +471,7 @@ class SequenceGatherer:
         lines: Sequence[Line],
         lasts_across: tuple[set[SlotKey], Sequence[int]],
     ) -> int | None:
-        """The tensor of a slot, made from all pieces; None where it cannot be."""
+        """The record of a slot's tensor, joined from all pieces; None if that is not possible."""
         axes = self.slots.of(call, slot)
         if axes is None:
             return None
@@ -503,18 +506,18 @@ class SequenceGatherer:
 
 
 def shapes_of(calls: Iterable[Call], derived: DerivedTensors) -> dict[SlotKey, Shape]:
-    """The shape of every tensor of the calls of one unit, by the name of its slot."""
+    """The shapes of all tensors of these calls, by slot key."""
     return {slot_key(c, r.slot): derived.record(r.record).shape for c in calls for r in c.refs}
 
 
-# Tensors of one sequence, put together from the pieces that went through several calls.
+# Joins tensors of one sequence from the pieces that several calls processed.
 
 Line = Sequence[Piece]
 Shape = tuple[int, ...]
 
 
 class SequenceTensors:
-    """Puts tensors together from pieces of several calls' tensors."""
+    """Joins tensors from pieces of several calls' tensors."""
 
     def __init__(self, derived: DerivedTensors, batches: Mapping[int, Batch]) -> None:
         self.derived, self._batches = derived, batches
@@ -527,15 +530,14 @@ class SequenceTensors:
         tokens_across: Sequence[int] | None,
         shape_across: Shape | None,
     ) -> int | None:
-        """The tensor of all lines; None where it cannot be made.
+        """The record of a slot's tensor for all lines; None if it cannot be joined.
 
-        records: the tensor of each root call. tokens_across: tokens that the other run has of this
-        slot, None for all; shape_across: the shape it has there.
+        records: by root call, the record of the slot. tokens_across: numbers of the tokens that the
+        other run has in this slot, None for all; shape_across: the other run's shape.
         """
         last_tokens = ends(lines[0])
         if axes.last is not None:
-            # Of each call its last token: one token each, and those of the sequence that both runs
-            # have.
+            # Each call has only its last token; keep those that both runs have.
             shared_ends = {t for t in last_tokens if tokens_across is None or t in tokens_across}
             lines = [
                 [
@@ -558,7 +560,7 @@ class SequenceTensors:
         return self._joined(axes, lines, records, shape_across)
 
     def _last(self, piece: Piece) -> Piece:
-        """Where its last token lies among those of all rows."""
+        """The piece that selects a call's last token of this row."""
         position = piece.row if self._batches[piece.call].flat else 0
         return piece._replace(start=position, stop=position + 1)
 
@@ -604,8 +606,8 @@ class SequenceTensors:
     def _as_it_is(
         self, piece: Piece, records: Mapping[int, int], shape_across: Shape | None
     ) -> int | None:
-        """A tensor that follows neither rows nor tokens; None where the other run's has other
-        extents: tokens sorted by experts.
+        """The record of a tensor without axes of rows or tokens; None if the other run's shape
+        differs, as for tokens sorted by expert.
         """
         record = records[piece.call]
         return (
@@ -623,7 +625,9 @@ class SequenceTensors:
         return self.derived.add(node, bound)
 
     def _shared(self, axes: Axes, lines: Sequence[Line], records: Mapping[int, int]) -> bool:
-        """Have rows in calls of their own one tensor there, as positions are? It has no batch."""
+        """Whether rows from separate calls all have the same tensor, such as positions, which then
+        needs no batch.
+        """
         tensors = [self.derived.record(records[line[0].call]) for line in lines]
         own_calls = len({line[0].call for line in lines}) == len(lines)
         single_rows = all(r.shape[axes.batch or 0] == 1 for r in tensors)
@@ -635,7 +639,7 @@ class SequenceTensors:
         )
 
     def _whole(self, lines: Sequence[Line]) -> bool:
-        """Are these all tokens of their calls?"""
+        """Whether these are all tokens of their calls, one piece per line."""
         return (
             all(
                 (p.start, p.stop) == (0, self._batches[p.call].width)
@@ -646,7 +650,7 @@ class SequenceTensors:
         )
 
     def all_rows(self, lines: Sequence[Line]) -> bool:
-        """Are these all rows of their calls in order, with the same tokens of each?"""
+        """Whether these are all rows of their calls, in order, with the same tokens of each."""
         return (
             all(
                 len({(p.call, p.start, p.stop) for p in pieces}) == 1
@@ -665,10 +669,12 @@ class SequenceTensors:
         *,
         cut_row: bool,
     ) -> Node:
-        """One row from its pieces."""
+        """The expression that joins one row from its pieces. cut_row: whether to cut the row out of
+        its batch.
+        """
         first, last = line[0], line[-1]
         if axes.token is None and axes.flat is None and axes.visible is not None:
-            # A cache: the last one holds what was there before.
+            # A cache: the last state also holds all earlier tokens.
             return self._piece(
                 axes,
                 last,
@@ -717,7 +723,7 @@ class SequenceTensors:
 
 
 def ends(line: Line) -> list[int]:
-    """Which tokens of its sequence are the last of a call, for one row."""
+    """For one row, the numbers in its sequence of the tokens that are the last of a call."""
     return [end for piece, end in zip(line, _ends(line), strict=True) if piece.whole]
 
 
@@ -736,19 +742,19 @@ def _starred(node: Node, bound: Mapping[str, Sequence[int]]) -> Node:
     return node
 
 
-# Which axis of a tensor is the batch and which the tokens: read off its extents, which follow
-# those of the tokens the root was given, over all calls of the module.
+# Infers which axis of a tensor is the batch and which the tokens, from extents that vary like those
+# of the root's input tokens over all calls of the module.
 
 SlotKey = tuple[str, str, int, str]
 
 
 class SeenTokens(NamedTuple):
-    """One sight of a slot: its shape, and what the root was given then. total: tokens it could see,
-    with those cached.
+    """One observation of a slot: its shape, and the extents of the root's input in that call.
 
-    batch: None in a flattened batch. rows: of the batch, however it lies. fronts: extents of an
-    axis in front of batch and tokens that this tensor may have: positions of several axes do, and
-    what is made of them.
+    batch: rows of the batch, None if it is flattened; width: tokens of a row; total: visible
+    tokens, including cached ones; rows: number of rows, flattened or not. fronts: possible extents
+    of an axis in front of batch and tokens, as positions of several axes and tensors computed from
+    them have.
     """
 
     shape: tuple[int, ...]
@@ -759,7 +765,7 @@ class SeenTokens(NamedTuple):
     fronts: frozenset[int] = frozenset()
 
     def has_front(self) -> bool:
-        """Does this tensor lie behind an axis of positions?"""
+        """Whether the tensor has an axis of positions in front of batch and tokens."""
         if len(self.shape) < 2 or self.shape[0] not in self.fronts:
             return False
         if self.batch is None:
@@ -771,12 +777,12 @@ class SeenTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Where the rows, the new tokens and the tokens that can be seen lie in a tensor; None where it
-    has no such axis.
+    """The numbers of a tensor's axes of rows (`batch`), new tokens (`token`) and visible tokens
+    (`visible`); None for an axis that it lacks.
 
-    last: the axis of new tokens where only the last of a call is there (the scores of a
-    generation); of a flattened batch it has the last of every row. flat: one axis of all rows'
-    tokens.
+    last: the axis of new tokens if it holds only the last one of a call, such as the scores of a
+    generation (in a flattened batch, the last one of every row). flat: an axis of all tokens of all
+    rows.
     """
 
     batch: int | None = None
@@ -793,12 +799,12 @@ class Axes:
 
     @property
     def has_tokens(self) -> bool:
-        """Is there an axis of tokens?"""
+        """Whether there is an axis of tokens of any kind."""
         return len(self) > (self.batch is not None)
 
 
 def fits(axes: Axes, sights: Sequence[SeenTokens]) -> bool:
-    """Could a tensor of these extents have these axes?"""
+    """Whether these axes agree with all observed extents of a slot."""
     if axes.last is not None or axes.flat is not None:
         return False
     return all(
@@ -809,11 +815,11 @@ def fits(axes: Axes, sights: Sequence[SeenTokens]) -> bool:
 
 
 def axes(slot: str, boolean: bool, sights: Sequence[SeenTokens]) -> Axes | None:
-    """The axes of a slot from all sights of it; None when they do not follow what the root was
-    given.
+    """The axes of a slot, inferred from all observations of it; None if an extent varies otherwise
+    than the root's input.
 
-    The batch is one of the first two axes. Attention masks have both an axis of new tokens and one
-    of all that can be seen, caches only the latter.
+    The batch is one of the first two axes. Attention masks have an axis of new tokens and one of
+    visible tokens, caches only the latter.
     """
     dims = {len(s.shape) for s in sights}
     if len(dims) != 1:
@@ -823,8 +829,7 @@ def axes(slot: str, boolean: bool, sights: Sequence[SeenTokens]) -> Axes | None:
         return _behind_front(sights)
     varied = [k for k in range(count) if len({s.shape[k] for s in sights}) > 1]
     if count and _are_flat(sights):
-        # Rows and tokens in one axis, as routers of experts have them: no other axis is one of
-        # these then.
+        # Rows and tokens share one axis, as in routers of experts, so no other axis is either.
         return Axes(flat=0) if varied in ([], [0]) else None
     batch = _batch_axis(count, sights)
     is_mask = boolean or "mask" in slot or "bias" in slot
@@ -842,14 +847,14 @@ def axes(slot: str, boolean: bool, sights: Sequence[SeenTokens]) -> Axes | None:
     if any(k not in (batch, token, visible) for k in varied) or (
         is_kept and token is None and visible is None
     ):
-        return None  # a cache of fixed length holds what came last
+        return None  # a cache of fixed length holds the latest tokens only
     has_last = token is None and visible is None and count > 2 and any(s.width > 1 for s in sights)
     single = _first_axis(count - 1, batch, sights, lambda s: 1)
     return Axes(batch, token, visible, single if has_last else None)
 
 
 def _are_flat(sights: Sequence[SeenTokens]) -> bool:
-    """Does the first axis hold all tokens of all rows, in more rows and tokens than one?"""
+    """Whether the first axis holds all tokens of all rows, with several rows and tokens."""
     return any((s.batch or 1) > 1 and s.width > 1 for s in sights) and all(
         s.shape[0] == (s.batch or 1) * s.width for s in sights
     )
@@ -861,7 +866,7 @@ def _axes_of_extent(
     sights: Sequence[SeenTokens],
     extent: Callable[[SeenTokens], int | None],
 ) -> list[int]:
-    """The axes other than the batch that have this extent in all sights."""
+    """The axes, other than the batch, that have this extent in all observations."""
     return [k for k in range(count) if k != batch and all(s.shape[k] == extent(s) for s in sights)]
 
 
@@ -879,7 +884,7 @@ def _batch_axis(count: int, sights: Sequence[SeenTokens]) -> int | None:
     if axis == 1 and not (
         any(s.width > 1 for s in sights) and all(s.shape[0] == s.width for s in sights)
     ):
-        return None  # behind one axis that is no tokens: heads, as many as rows by chance
+        return None  # heads, as many as rows by chance, since no axis of tokens precedes
     return axis
 
 
@@ -890,19 +895,19 @@ def _token_axes(
     is_mask: bool,
     sights: Sequence[SeenTokens],
 ) -> tuple[int | None, int | None]:
-    """The axis of new tokens, and that of all tokens that can be seen."""
+    """(axis of new tokens, axis of visible tokens), None for one that is missing."""
     new = _axes_of_extent(count, batch, sights, lambda s: s.width)
     total = _axes_of_extent(count, batch, sights, lambda s: s.total)
     visible = next((k for k in total if k in varied and k not in new), None)
     token = next(iter(new), None) if visible is None or is_mask else None
     if visible is None and token is not None:
-        # Masks have it also where nothing varies, attention weights where it does.
+        # Masks have this axis even if its extent never varies, attention weights only if it does.
         visible = next((k for k in total if k != token and (is_mask or k in varied)), None)
     return token, visible
 
 
 def _behind_front(sights: Sequence[SeenTokens]) -> Axes | None:
-    """The axes of a tensor that has its batch and tokens behind an axis of positions."""
+    """The axes of a tensor with an axis of positions in front of batch and tokens."""
     flat = any(s.batch is None for s in sights)
     token, batch = (
         (1, None) if flat else (2, 1 if all(s.shape[1] == s.batch for s in sights) else None)
@@ -912,7 +917,7 @@ def _behind_front(sights: Sequence[SeenTokens]) -> Axes | None:
 
 
 class SlotAxes:
-    """Axes of rows and tokens of one run's tensors, by slot, and the calls below each root."""
+    """The axes of one run's tensors, by slot, and the calls below each root."""
 
     def __init__(
         self,
@@ -929,11 +934,11 @@ class SlotAxes:
         self._by_key: dict[SlotKey, Axes | None] | None = None
 
     def roots(self) -> Iterable[int]:
-        """The root calls that were given tokens."""
+        """The ids of root calls with input tokens."""
         return self._batches
 
     def tree(self, root: int) -> list[Call]:
-        """A root call, all below it and what follows it, in the order they began."""
+        """A root call, all calls below it and those that follow it, in execution order."""
         return self._trees[root]
 
     @functools.cached_property
@@ -954,7 +959,9 @@ class SlotAxes:
         }
 
     def of(self, call: Call, slot: str) -> Axes | None:
-        """The axes of a slot, with what the other run says where its lengths vary more."""
+        """The axes of a slot; those of the other run's slot if they fit and are more, since its
+        lengths may vary more.
+        """
         key = (call.root, call.scope, call.op, call.occurrence, slot)
         if key not in self._axes:
             record = next(r.record for r in call.refs if r.slot == slot)
@@ -973,8 +980,8 @@ class SlotAxes:
 
     @functools.cached_property
     def held(self) -> set[int]:
-        """Records of parameters, and of what operators made of these alone: no axis of theirs
-        follows the tokens.
+        """Records of parameters and of tensors that operators compute from parameters alone; none
+        of their axes depends on the tokens.
         """
         calls = sorted((c for tree in self._trees.values() for c in tree), key=lambda c: c.order)
         held = {r.record for c in calls for r in c.slots("param")}
@@ -985,12 +992,12 @@ class SlotAxes:
         return held
 
     def width(self, ref: Ref) -> int:
-        """Channels of a tensor."""
+        """The number of channels (last axis) of a tensor, 0 for vectors and scalars."""
         shape = self.derived.record(ref.record).shape
         return shape[-1] if len(shape) > 1 else 0
 
     def named(self, key: SlotKey) -> Axes | None:
-        """The axes of a slot by its name, from this run's own sights."""
+        """The axes of a slot by its key, from this run's own observations."""
         if self._by_key is None:
             self._by_key = {
                 (normal_scope(scope), op, occurrence, slot): axes(slot, False, sights)
@@ -1000,7 +1007,7 @@ class SlotAxes:
 
     @functools.cached_property
     def _sights(self) -> dict[tuple[Any, ...], list[SeenTokens]]:
-        """Every sight of every slot below the roots that were given something."""
+        """All observations of every slot in the trees of root calls with input tokens."""
         out: dict[tuple[Any, ...], list[SeenTokens]] = defaultdict(list)
         for root, batch in self._batches.items():
             size = None if batch.flat else batch.size
@@ -1023,7 +1030,9 @@ class SlotAxes:
         return out
 
     def _fronts(self, root: int) -> frozenset[int]:
-        """Numbers in a token's position, as extents of an axis in front of batch and tokens."""
+        """Possible numbers of components in a token's position: the extent of an axis in front of
+        batch and tokens.
+        """
         batch = self._batches[root]
         extents = [(batch.width,)] if batch.flat else [(n, batch.width) for n in {1, batch.size}]
         slots = (r for c in self.tree(root) for r in c.slots("input") if is_position(r.slot))
@@ -1034,11 +1043,11 @@ class SlotAxes:
 
 
 def scored_across(slots: SlotAxes, across: SlotAxes) -> set[SlotKey]:
-    """The slots of the other run that hold scores of all tokens, of which this one's have the last:
-    in a call behind the root.
+    """The slots of the other run that hold scores of all tokens, while this run's hold those of the
+    last token only, in a call that follows the root.
 
-    They are what the other's root returns, as wide as what is behind this one's root, and the call
-    that makes it.
+    These are outputs of the other run's root with the width of this run's scores, and all slots of
+    the leaf call that computes them.
     """
     calls, (root, *below) = (
         slot_axes.tree(next(iter(slot_axes.roots()))) for slot_axes in (slots, across)
@@ -1064,7 +1073,7 @@ def scored_across(slots: SlotAxes, across: SlotAxes) -> set[SlotKey]:
 
 
 def _trees(calls: Sequence[Call], batches: Mapping[int, Batch]) -> dict[int, list[Call]]:
-    """The calls of each root that was given tokens, in the order they began."""
+    """By root call with input tokens, the calls of its tree in execution order."""
     trees: dict[int, list[Call]] = {root: [] for root in batches}
     roots: dict[int, int] = {}
     leaders = followers(calls)
@@ -1078,7 +1087,9 @@ def _trees(calls: Sequence[Call], batches: Mapping[int, Batch]) -> dict[int, lis
 
 
 def _says_positions(call: Call, slot: str, dtype: str) -> bool:
-    """Are these positions or made of them, by dtype and names? Extents may not tell."""
+    """Whether dtype or names suggest positions or tensors computed from them; extents alone may be
+    ambiguous.
+    """
     name = f"{call.scope.rpartition('.')[2]}:{slot}"
     return dtype in ("int64", "int32") or any(
         word in name for word in ("position", "rotary", "rope")
@@ -1086,5 +1097,5 @@ def _says_positions(call: Call, slot: str, dtype: str) -> bool:
 
 
 def slot_key(call: Call, slot: str) -> SlotKey:
-    """The name of a slot that the other run's slot in its place has too."""
+    """A key of a slot that is the same in both runs."""
     return (normal_scope(call.scope), call.op, call.occurrence, slot)

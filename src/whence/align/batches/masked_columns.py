@@ -1,6 +1,6 @@
-"""Columns that one run has more of: padding of one input of several that a mask hides there, as of
-an encoder before a decoder, and tokens whose scores the other run was not asked for. They are cut
-off wherever the other run's tensors lack them.
+"""Cuts off columns that only one run has: padding of one of several inputs (such as that of an
+encoder before a decoder) which a mask hides, and tokens whose scores the other run was not asked to
+compute.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DECODER = "decoder_"
 
 
 class Columns(NamedTuple):
-    """Of an axis of `width` the columns from `start` on are real, as many as `real`, in `rows`."""
+    """The columns to keep of an axis: `real` ones from `start` on, of `width`, in `rows` rows."""
 
     rows: int
     width: int
@@ -32,7 +32,9 @@ class Columns(NamedTuple):
     real: int
 
     def cut(self, node: Node, axis: int, extent: int, wanted: int) -> Node | None:
-        """What cuts an axis to the extent that the other run has; None where they do not fit."""
+        """The expression that cuts an axis from `extent` to `wanted`; None if these columns do not
+        fit.
+        """
         columns = slice(self.start, self.start + self.real)
         if (extent, wanted) == (self.width, self.real):
             return Cut(node, (*[slice(None)] * axis, columns))
@@ -43,8 +45,8 @@ class Columns(NamedTuple):
 
 
 def cut(reference: Run, target: Run, plan: Plan) -> tuple[Run, Run, Plan]:
-    """Both runs and the plan, with columns cut off that only one run has: its mask hides them, or
-    the other run was not asked for them. Reads the inputs of models, no other element.
+    """Both runs and the plan, without columns that only one run has: its mask hides them, or the
+    other run was not asked for them. Only inputs of models are read.
     """
     sides = _Side(reference, "reference_slot", "reference"), _Side(target, "target_slot", "target")
     kids: dict[int, list[int]] = {}
@@ -89,7 +91,9 @@ def cut(reference: Run, target: Run, plan: Plan) -> tuple[Run, Run, Plan]:
 
 
 class _Side:
-    """One run while columns are cut off its tensors. slot: the name of its half of a pair."""
+    """One run while columns of its tensors are cut off. slot: the field of `SlotPair` with its
+    slot.
+    """
 
     def __init__(self, run: Run, slot: str, name: str) -> None:
         self.run, self.name = run, name
@@ -109,7 +113,7 @@ class _Side:
         return self._derived.record(getattr(pair, self._record))
 
     def without(self, hidden: Sequence[Columns], pair: CallPair, other: _Side) -> CallPair:
-        """A pair of calls without these columns."""
+        """The pair of calls, with this side's tensors cut to the other side's shapes."""
         cut_records: dict[str, int] = {}
         slots = []
         for slot in pair.slots:
@@ -132,7 +136,7 @@ class _Side:
         return replace(pair, slots=tuple(slots))
 
     def done(self) -> Run:
-        """The run with what was cut."""
+        """The run with the cut tensors; the run itself if nothing was cut."""
         if not self._calls:
             return self.run
         return self._derived.done([self._calls.get(call.id, call) for call in self.run.calls])
@@ -141,8 +145,8 @@ class _Side:
 def _cut_to(
     wanted: tuple[int, ...], shape: tuple[int, ...], hidden: Sequence[Columns]
 ) -> Node | None:
-    """What brings a tensor to the other run's shape; None where that is its own, or these columns
-    do not.
+    """The expression that cuts a tensor to the other run's shape; None if it has that shape, or if
+    these columns do not lead to it.
     """
     if shape == wanted or len(shape) != len(wanted):
         return None
@@ -155,7 +159,9 @@ def _cut_to(
 
 
 def _hidden(side: _Side, other: _Side, root: CallPair) -> Iterator[Columns]:
-    """The columns that this side's call of a model has more of, and that a mask hides there."""
+    """The columns to keep in this side's call of a model, for inputs that are wider than the other
+    side's by columns which a mask hides.
+    """
     masks = {input_name(r.slot): r.record for r in side.call(root).slots("input")}
     for slot in root.slots:
         shape, wanted = side.record(slot).shape, other.record(slot).shape
@@ -178,8 +184,8 @@ def _hidden(side: _Side, other: _Side, root: CallPair) -> Iterator[Columns]:
 
 
 def _last(side: _Side, other: _Side, root: CallPair) -> Columns | None:
-    """The last tokens, which alone the other side's model returns something of, given as many and
-    asked for that number by an argument.
+    """The last tokens to keep, if the other side's model has the same inputs but returns outputs
+    for these tokens only, because an argument asks for their number; else None.
     """
     arguments = side.call(root).arguments
     asked = {
@@ -204,7 +210,9 @@ def _last(side: _Side, other: _Side, root: CallPair) -> Columns | None:
 
 
 def _real(mask: Array, is_of_padding: bool) -> tuple[int, int] | None:
-    """(first, behind the last) of the columns that a mask of zeros and ones shows in any row."""
+    """(start, stop) of the columns that a mask of zeros and ones shows in any row; None if it is
+    not such a mask or shows none.
+    """
     if mask.dtype.kind not in "biu" or not np.isin(mask, (0, 1)).all():
         return None
     columns = np.flatnonzero((mask.astype(bool) ^ is_of_padding).any(axis=0))
@@ -212,7 +220,9 @@ def _real(mask: Array, is_of_padding: bool) -> tuple[int, int] | None:
 
 
 def _start(side: _Side, other: _Side, slot: SlotPair, real: tuple[int, int]) -> int | None:
-    """The column at which what the other run was given begins, with all that is real."""
+    """The column at which the other run's input starts, so that all real columns are kept; None if
+    there is no such column.
+    """
     record, facing = side.record(slot), other.record(slot)
     width, wanted = record.shape[1], facing.shape[1]
     starts: Sequence[int] = range(max(0, real[1] - wanted), min(real[0], width - wanted) + 1)

@@ -1,4 +1,4 @@
-"""Padding: nested tensors written out with it, and what fused code leaves in it left out."""
+"""Writes nested tensors out with padding, and leaves padded positions out of the comparison."""
 
 from __future__ import annotations
 
@@ -106,16 +106,16 @@ def _padded(
 
 
 class PaddingFilled(Derived):
-    """A run with tensors behind its own that are its own with padding taken from the other run, so
-    that it says nothing.
+    """A run with additional tensors: copies of its own, in which padded positions hold the
+    reference's values, so that padding shows no difference.
 
-    padding: by (record of the reference, record of the run), where it is.
+    padding: by (record of the reference, record of the run), a boolean array, True at padding.
     """
 
     def __init__(self, base: Run, reference: Run, padding: Mapping[tuple[int, int], Bits]) -> None:
         first = len(base.records)
         sources = [base.records[target_record] for _, target_record in padding]
-        # Of their content nothing is known beforehand but shape and dtype.
+        # Only shape and dtype of these tensors are known before they are computed.
         records = [
             Record(first + k, r.dtype, r.shape, device=r.device) for k, r in enumerate(sources)
         ]
@@ -138,11 +138,11 @@ class PaddingFilled(Derived):
 
 
 def fill_padding(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
-    """(target, plan): where padding alone parts at the outputs of a root, it is left out everywhere
-    below, and the plan says so.
+    """(target, plan): if the outputs of a root differ in padding only, padding is left out of all
+    tensors below it, and a note of the plan says so.
 
-    Both runs were given one mask with padding. Fused attention skips padded rows and leaves zeros;
-    other code computes something there that nobody looks at.
+    Both runs must have the same mask with padding. Fused attention skips padded rows and leaves
+    zeros there; other code computes values that nothing reads.
     """
     real: dict[tuple[Any, ...], Bits] = {}
     notes = []
@@ -187,15 +187,15 @@ def fill_padding(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
 
 
 def real_positions(run: Run, root: Call) -> Bits | None:
-    """Which positions of a root's call are not padding, (batch, tokens), as its mask says; None
-    where all are, or nothing tells.
+    """Boolean (batch, tokens), True for positions of a root's call that are not padding; None if
+    none is padding or nothing tells.
     """
     batches = batches_of(run, [root])
     return _real(batches[0]) if batches else None
 
 
 def _real(batch: Batch) -> Bits | None:
-    """Which positions are not padding, (batch, tokens); None where all are real."""
+    """Boolean (batch, tokens), True for positions that are not padding; None if all are real."""
     if batch.flat:
         return None
     out = np.zeros(batch.shape, np.bool_)
@@ -205,14 +205,16 @@ def _real(batch: Batch) -> Bits | None:
 
 
 def _along(real: Bits, shape: tuple[int, ...]) -> Bits | None:
-    """The mask along a tensor's first two axes, in either order; None where these are others."""
+    """The mask in the order of a tensor's first two axes; None if these are other axes."""
     if len(shape) < 2:
         return None
     return real if shape[:2] == real.shape else real.T if shape[:2] == real.shape[::-1] else None
 
 
 def _parts(reference: Run, target: Run, slots: Sequence[SlotPair], real: Bits) -> bool:
-    """Does padding part where the rest agrees, in an output of a root given equal masks?"""
+    """Whether an output of a root with equal masks differs clearly more in padding than in real
+    positions.
+    """
     masks = [
         s
         for s in slots
@@ -235,7 +237,7 @@ def _parts(reference: Run, target: Run, slots: Sequence[SlotPair], real: Bits) -
 def _errors(
     reference: Run, target: Run, slots: Sequence[SlotPair], real: Bits
 ) -> Iterator[tuple[float, float]]:
-    """(relative error of what is real, of padding) of every output of a root."""
+    """(relative error of real positions, of padding) of every output of a root."""
     for slot in slots:
         shape = reference.records[slot.reference_record].shape
         where = _along(real, shape)

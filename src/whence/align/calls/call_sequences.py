@@ -34,11 +34,11 @@ def _column(features: Sequence[Feature], name: str) -> np.ndarray[Any, Any]:
 def scores(
     reference: Sequence[Feature], target: Sequence[Feature], words: Words, *, named: bool = False
 ) -> Scores:
-    """How well each call of the left fits each of the right: (n, m) float64, -inf where one cannot
-    be the other.
+    """How well each call of the reference fits each of the target: (n, m) float64, -inf for pairs
+    that are excluded.
 
-    words: the name behind `Feature.word`. named: most calls of both runs share their names, so that
-    another name with other parameters is another call.
+    words: number of a word (`Feature.word`) -> the word. named: whether most calls of both runs
+    share their names, so that calls with different names and parameters are excluded.
     """
 
     def same(name: str) -> tuple[Bools, Bools]:
@@ -77,8 +77,7 @@ def scores(
     total += WORD * likenesses
     # Calls known to be of different operator families are different calls, whatever their shapes.
     excluded = fam_known & ~fam & ~(content & content_known)
-    # Other parameters and other outputs: a part of a fused call, or the whole; not one call for
-    # one.
+    # Different parameters and different outputs: one call is a part of the other, not its partner.
     excluded |= shapes_known & ~shapes & out_known & ~out & (likenesses < 0.9)
     if named:
         telling = content_known | (
@@ -118,7 +117,7 @@ def _likenesses(reference: Sequence[Feature], target: Sequence[Feature], words: 
     else:
         names = [words(int(k)) for k in words_b]
         table = np.array([[likeness(words(int(i)), name) for name in names] for i in words_a])
-        # A number says which of many, not what.
+        # A number says which of many calls it is, not what it computes.
         digits = np.array([words(int(i)).isdigit() for i in words_a])
         table[digits] *= 0.25
     return np.asarray(table[a][:, b], dtype=np.float64)

@@ -1,5 +1,5 @@
-"""The tensors of calls that carry out the same operators, brought to face each other: inputs in one
-order, and parameters that can be compared.
+"""Aligns the tensors of calls that carry out the same operators: inputs in the same order, and only
+parameters that can be compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from whence.records.slots import is_param
 
 
 class ResultNames(NamedTuple):
-    """How each side calls what its calls leave, by record (`results_of`)."""
+    """The names of each side's results, by record (`results_of`)."""
 
     reference: Mapping[int, str]
     target: Mapping[int, str]
@@ -38,9 +38,9 @@ def facing(
     pairs: Sequence[tuple[int, int]],
     names: ResultNames | None = None,
 ) -> tuple[Run, Run]:
-    """Both runs, with the tensors of paired calls facing each other. pairs: (call, partner).
-    names: of two runs of one file of weights; None where inputs are in one order already, and
-    weights may have been folded by each side.
+    """Both runs, with the tensors of paired calls aligned. pairs: (call, partner). names: of the
+    results, for two runs of one weights file; None if inputs already have the same order and each
+    side may have folded weights.
     """
     is_one_file = names is not None
     if names is not None:
@@ -70,7 +70,7 @@ def with_programs(run: Run, calls: Sequence[Call], programs: Mapping[str, Progra
 def _same_result_order(
     reference: Run, target: Run, pairs: Sequence[tuple[int, int]], names: ResultNames
 ) -> tuple[Run, Run]:
-    """Both runs, with what joined calls make in the order in which their partners make it."""
+    """Both runs, with the outputs of joined calls in the order of their partners' outputs."""
     calls, partners = dict[int, Call](), dict[int, Call]()
     for a, b in pairs:
         call, partner = reference.calls[a], target.calls[b]
@@ -84,7 +84,7 @@ def _same_result_order(
 def _same_input_order(
     reference: Run, target: Run, pairs: Sequence[tuple[int, int]]
 ) -> tuple[Run, Run]:
-    """Both runs, with what joined calls read in the order in which their partners read it."""
+    """Both runs, with the inputs of joined calls in the order of their partners' inputs."""
     roots = match_roots(reference.calls, target.calls)
     labels = origins(reference, {a: number for number, (a, _) in enumerate(pairs)}, roots)
     target_labels = origins(target, {b: number for number, (_, b) in enumerate(pairs)}, {})
@@ -108,14 +108,13 @@ def _with(run: Run, changed: Mapping[int, Call], programs: Mapping[str, Program]
     return with_programs(run, [calls.get(c.id, c) for c in run.calls], programs)
 
 
-# Replays fused calls whose parameters were folded (scale into weight), since these cannot be
-# compared one to one.
+# Parameters that were folded (a scale into a weight) cannot be compared one to one.
 #
-# Their elements say nothing of each other. The program takes the reference's own instead, so that
-# what the target's amount to shows in what it computes from the target's inputs.
+# So the reference's program keeps its own parameters as constants, and the effect of the target's
+# shows in a replay on the target's inputs.
 
 _ROUNDINGS = 6
-"""Of a weight that was scaled by what a square root and a quotient gave, in unit roundoffs."""
+"""Roundings, in unit roundoffs, of a weight that was scaled by a square root and a quotient."""
 
 
 _MOST_INTEGERS = 64
@@ -123,8 +122,8 @@ _CONVERTED_OTHERWISE = 1e-3  # share of the elements of a copy
 
 
 class Settled(NamedTuple):
-    """Both calls without the parameters that have no like across. program: of the reference's call,
-    with these as constants; None where it is as it was.
+    """Both calls without the parameters that have no counterpart. program: the reference's program
+    with these as constants; None if it did not change.
     """
 
     call: Call
@@ -135,8 +134,8 @@ class Settled(NamedTuple):
 def settled_parameters(
     reference: Run, call: Call, target: Run, partner: Call, *, is_one_file: bool
 ) -> Settled:
-    """Two calls that carry out the same operators, with parameters left that face each other.
-    is_one_file: as `facing` has it.
+    """Two calls that carry out the same operators, with only those parameters that correspond.
+    is_one_file: whether both runs use one weights file (see `facing`).
     """
     pairs, only, only_target = pair_in_order(call, partner, reference, target)
     params = [p for p in pairs if is_param(p.reference_slot)]
@@ -149,7 +148,7 @@ def settled_parameters(
         for ref in of.slots("param")
         if ref.slot in slots
     )
-    # a matrix may have been paired with the one behind it, which has its shape where theirs turn
+    # with transposed matrices, a matrix may have been paired with the next one of its shape
     shapes = {target.records[ref.record].shape for ref in partner.slots("param")}
     turned = {shape for shape in shapes if shape[::-1] != shape}
     for pair in params:
@@ -173,8 +172,8 @@ def settled_parameters(
 
 
 def _is_rounded_copy(reference: Run, a: Record, target: Run, b: Record) -> bool:
-    """Is one the other in fewer bits, as in a file that was reduced? A converter may keep single
-    elements from becoming zero or infinite.
+    """Whether one parameter is the other rounded to fewer bits, as in a converted file. A few
+    elements may differ, which a converter keeps from becoming zero or infinite.
     """
     bits = [dtypes.named(r.dtype).bits if dtypes.is_floating(r.dtype) else 0 for r in (a, b)]
     if a.shape != b.shape or bits[0] == bits[1] or not all(bits):
@@ -190,15 +189,15 @@ def _is_rounded_copy(reference: Run, a: Record, target: Run, b: Record) -> bool:
 
 
 def _says_what_to_do(record: Record) -> bool:
-    """Is this a number or a list of integers, such as a shape, that two graphs of one function may
-    say in several ways?
+    """Whether this is a number or a short list of integers, such as a shape, which two graphs of
+    one function may express differently.
     """
     few = record.count <= _MOST_INTEGERS and not dtypes.is_floating(record.dtype)
     return few or record.count == 1
 
 
 def _are_rounded_alike(reference: Run, a: Record, target: Run, b: Record) -> bool:
-    """Do two parameters differ by the rounding of the few operations that folded them?"""
+    """Whether two parameters differ by no more than the rounding of a few folding operations."""
     if a.shape != b.shape or a.dtype != b.dtype or not dtypes.is_floating(a.dtype):
         return False
     try:
@@ -217,7 +216,7 @@ def _without(call: Call, slots: set[str]) -> Call:
 
 
 def _with_constants(program: Program, call: Call, slots: set[str]) -> Program | None:
-    """The program with parameters as constants; None where it reads none of them."""
+    """The program with these parameters as constants; None if it reads none of them."""
     records = {r.slot: r.record for r in call.slots("param") if r.slot in slots}
     taken = [slot for slot in program.params if slot in records]
     if not taken:

@@ -23,17 +23,17 @@ from whence.records.slots import is_input, is_written
 
 RULE = "original operators"
 VALUES = "values"
-"""The rule of pairs that were found by what they read and make (`align/values`)."""
-_PART = "part "  # before a name that another is made of, which no origin is
-_TRIED = 2000  # names that are cut into others, per step
+"""The rule of pairs with corresponding inputs and outputs (`align/values`)."""
+_PART = "part "  # prefix of a part of a concatenated name, which no origin has
+_TRIED = 2000  # most names of a step that are tried as concatenations
 
 
 _Table = dict[str, list[Call]]
 
 
 class Fused(NamedTuple):
-    """The two runs with members joined. pairs: (reference call, target call, evidence). rule: by
-    which they were found.
+    """The two runs with members of fused calls joined. pairs: (reference call, target call,
+    evidence). rule: the rule behind these pairs.
     """
 
     reference: Run
@@ -51,7 +51,7 @@ class _Group(NamedTuple):
 
 
 def joined(reference: Run, target: Run) -> Fused:
-    """Join calls that the other run has fused, by origins or by names put together."""
+    """Join calls that the other run has fused, by origins or by concatenated names."""
     if not (
         any(c.origins for run in (reference, target) for c in run.calls)
         or any(call.leaf and not call.slots("output") for call in target.calls)
@@ -100,7 +100,7 @@ def joined(reference: Run, target: Run) -> Fused:
 
 
 def _lanes(reference: Run, target: Run) -> Iterator[tuple[list[Call], list[Call]]]:
-    """Calls of one step that may be paired; a repeated call is in a lane of its own."""
+    """Lists of calls of one step that may be paired; repetitions of a call have their own."""
     leaves = ([c for c in selected(run.calls) if c.leaf] for run in (reference, target))
     for calls, others in facing_lanes(*leaves):
         for occurrence in dict.fromkeys(c.occurrence for c in calls):
@@ -117,7 +117,7 @@ def _groups(
     target: Run,
     inside: tuple[InnerCalls, InnerCalls],
 ) -> Iterable[_Group]:
-    """Calls of both runs that share origins, directly or through each other."""
+    """Groups of calls of both runs that share origins, directly or through other calls."""
     names, target_names = map(_by_name, lane)
     cut: tuple[set[int], set[int]] = set(), set()
     if len(names) + len(target_names) < _TRIED:
@@ -142,8 +142,8 @@ def _groups(
 
 
 def _connected(names: _Table, target_names: _Table) -> Iterator[list[tuple[bool, Call]]]:
-    """Calls (of the reference?, call) that names bind, directly or through each other. A name only
-    binds where both runs have it.
+    """Groups of (whether of the reference, call) connected by shared names, directly or through
+    other calls. A name connects calls only if both runs have it.
     """
     tables = (True, names), (False, target_names)
     names_of: dict[tuple[bool, int], list[str]] = defaultdict(list)
@@ -171,7 +171,7 @@ def _connected(names: _Table, target_names: _Table) -> Iterator[list[tuple[bool,
 
 
 def _by_name(calls: Iterable[Call]) -> _Table:
-    """Calls by the names of what they carry out."""
+    """Calls by the names of the operators that they carry out."""
     out: _Table = defaultdict(list)
     for call in calls:
         for name in dict.fromkeys(call.origins or (call.scope,)):
@@ -180,12 +180,12 @@ def _by_name(calls: Iterable[Call]) -> _Table:
 
 
 def _same_names(calls: Sequence[Call], others: Sequence[Call]) -> bool:
-    """Do both sides have the same calls? Then each is paired with its own."""
+    """Whether both sides have the same calls, so that each is paired with its namesake."""
     return Counter((c.scope, c.op) for c in calls) == Counter((c.scope, c.op) for c in others)
 
 
 def _concatenated(reference: Run, target: Run) -> bool:
-    """May a name of one run, unknown in the other, be names of the other put together?"""
+    """Whether a name that only one run has may be a concatenation of names of the other."""
     names = {c.scope for c in reference.calls if c.leaf}, {c.scope for c in target.calls if c.leaf}
     for scopes, across in (names, names[::-1]):
         unshared = sorted(scopes - across)
@@ -203,10 +203,10 @@ def _concatenated(reference: Run, target: Run) -> bool:
 def _bind_concatenated(
     calls: Sequence[Call], others: Sequence[Call], names: _Table, across: _Table, other_run: Run
 ) -> set[int]:
-    """Bind calls whose name is names of the other run put together to the calls of these names.
-    Returns which.
+    """Connect calls whose name concatenates names of the other run with the calls of these names.
+    Returns the ids of the former.
 
-    names, across: calls by name, of this run and the other, which gain names.
+    names, across: calls by name, of this run and of the other; both gain the common names.
     """
     scopes = {call.scope for call in calls}
     by_scope: _Table = defaultdict(list)
@@ -239,8 +239,8 @@ def _bind_concatenated(
 def _bind_unshown(
     calls: Sequence[Call], names: _Table, target_names: _Table, inner: InnerCalls
 ) -> set[int]:
-    """Bind calls whose result an engine cannot show without changing it to the calls that read it:
-    what lies between values that both runs show is one. Returns which.
+    """Connect calls whose result an engine cannot show (without changing it) with the calls that
+    read it, so that all calls between visible values become one. Returns the ids of the former.
     """
     out: set[int] = set()
     for call in calls:
@@ -257,7 +257,7 @@ def _bind_unshown(
 
 
 class InnerCalls:
-    """The calls of a run by who reads what they make."""
+    """Finds the calls between the members of a fused call."""
 
     def __init__(self, run: Run) -> None:
         self._writers: defaultdict[int, list[Call]] = defaultdict(list)
@@ -271,16 +271,16 @@ class InnerCalls:
                     self._writers[ref.record].append(call)
 
     def readers(self, call: Call) -> list[Call]:
-        """The calls without a call inside that read what a call makes."""
+        """The leaf calls that read the outputs of a call."""
         read = set[int]().union(*(self._readers[r.record] for r in call.slots("output")))
         return [c for c in map(self._calls.__getitem__, sorted(read)) if c.leaf]
 
     def with_inner(
         self, members: Sequence[Call], step: Collection[int], across: Collection[str]
     ) -> list[Call]:
-        """The members with the calls of their step that only they read, in the order in which all
-        of them ran. Only calls that can be replayed are taken in: in the others a fault could
-        hide. across: names that the other run has.
+        """The members and those calls of their step whose results only they read, in execution
+        order. Only operators that can be replayed are added, since others could hide a fault.
+        across: names of the other run, which are not added.
         """
         within = {call.id: call for call in members}
         waiting = list(members)
@@ -296,8 +296,8 @@ class InnerCalls:
         return sorted(within.values(), key=lambda call: call.order)
 
     def _is_seen(self, call: Call, within: Collection[int], step: Collection[int]) -> bool:
-        """Do others read what a call makes, or may it hide a fault? What a call around these
-        returns is seen outside.
+        """Whether other calls read a call's results, a call around it returns them, or the call may
+        hide a fault.
         """
         if call.kind != "operator" or not call.program:
             return True

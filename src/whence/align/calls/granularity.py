@@ -19,14 +19,13 @@ from whence.records import Call, Over, Run
 
 
 def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
-    """(the target with its steps as the reference counts them, notes).
+    """(the target with steps numbered as in the reference, notes).
 
-    Calls that one run makes before the work begins (a warm-up, a calibration) move all that comes
-    behind them, and some tools count from 1. The steps of a model are moved when nothing that came
-    in at a step is what came in at the reference's step of that number, in whatever order of its
-    rows, and what came in is, so many steps on, for half of the steps at least. Steps that read
-    what comes later in part lead up to it and are not a warm-up. Where all models move alike, so do
-    losses and optimisers.
+    A run with a warm-up or calibration before the actual work has later step numbers, and some
+    tools count from 1. The steps of a model are shifted if no step has the same inputs (in any
+    order of rows) as the reference's step of that number, and at least half of the common steps do
+    after the shift. Steps that read a beginning of later inputs lead up to these and are no
+    warm-up. If all models have the same shift, losses and optimisers get it too.
     """
     inputs, target_inputs = _root_inputs(reference), _root_inputs(target)
     roots = match_roots(reference.calls, target.calls)
@@ -65,7 +64,7 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
 
 
 def _same_rows(reference: Run, root: str, target: Run, target_root: str) -> bool:
-    """Did the same rows of a batch come in at some step of both runs, in whatever order?"""
+    """Whether some step has the same batch in both runs, in any order of rows."""
     calls, calls_across = _calls_by_step(reference, root), _calls_by_step(target, target_root)
     return any(
         _batches(reference, calls[step]) & _batches(target, calls_across[step])
@@ -74,9 +73,7 @@ def _same_rows(reference: Run, root: str, target: Run, target_root: str) -> bool
 
 
 def _batches(run: Run, calls: Iterable[Call]) -> set[Hashable]:
-    """The tensors of several rows that came into these calls: shape, and rows in order of their
-    bytes.
-    """
+    """A key, (shape, sorted rows as bytes), of each input of these calls with different rows."""
     rows = ((a.shape, sorted(row.tobytes() for row in a)) for a in _given(run, calls))
     return {(shape, *ordered) for shape, ordered in rows if len(set(ordered)) > 1}
 
@@ -90,7 +87,7 @@ def _calls_by_step(run: Run, root: str) -> dict[int, list[Call]]:
 
 
 def _leads_up(run: Run, root: str, steps: Iterable[int], to: int) -> bool:
-    """Did the model read at one of these steps the first tokens of what it reads at step `to`?"""
+    """Whether the model read, at one of these steps, the first tokens of its input at step `to`."""
     calls = _calls_by_step(run, root)
     whole = list(_given(run, calls[to], only_whole=True))
     return any(
@@ -104,7 +101,7 @@ def _leads_up(run: Run, root: str, steps: Iterable[int], to: int) -> bool:
 
 
 def _given(run: Run, calls: Iterable[Call], *, only_whole: bool = False) -> Iterator[Array]:
-    """The tensors with axes that came into these calls. only_whole: those of whole numbers."""
+    """The inputs of these calls that have axes. only_whole: only integer tensors."""
     for record in sorted({r.record for call in calls for r in call.slots("input")}):
         about = run.records[record]
         if about.shape and (is_whole(about.dtype) or not only_whole):
@@ -115,7 +112,7 @@ def _given(run: Run, calls: Iterable[Call], *, only_whole: bool = False) -> Iter
 def _shifts(
     steps: Mapping[int, set[Hashable]], across: Mapping[int, set[Hashable]]
 ) -> Iterable[int]:
-    """By how many steps what came in is found elsewhere, the most frequent first."""
+    """The differences of step numbers between equal inputs of both runs, most frequent first."""
     places = {content: step for step, contents in across.items() for content in contents}
     counts = Counter(
         places[content] - step
@@ -127,7 +124,7 @@ def _shifts(
 
 
 def _root_inputs(run: Run) -> Mapping[str, Mapping[int, set[Hashable]]]:
-    """What came into the root calls, by root and step; without what came in at several steps."""
+    """The contents of root inputs by root and step, without those that occur at several steps."""
     steps_with: dict[str, dict[Hashable, set[int]]] = defaultdict(lambda: defaultdict(set))
     out: dict[str, dict[int, set[Hashable]]] = defaultdict(lambda: defaultdict(set))
     for call in run.calls:
@@ -158,7 +155,7 @@ _OPERATORS = ("operator", "region")
 
 
 def one_level(reference: Run, target: Run) -> tuple[Run, Run, list[str]]:
-    """Both runs without operators where only one captured them, and a sentence that says so."""
+    """(reference, target, notes) without operators if only one run captured them."""
     notes = []
     if _has_operators(reference) and not _any_operator(target):
         reference = _modules_of(reference)
@@ -170,7 +167,7 @@ def one_level(reference: Run, target: Run) -> tuple[Run, Run, list[str]]:
 
 
 def _has_operators(run: Run) -> bool:
-    """Is this a capture of operators? Other tools' dumps of operators have nothing else."""
+    """Whether this is a capture of operators below modules; dumps of other tools are not."""
     return run.info.options.get("level") == "op"
 
 

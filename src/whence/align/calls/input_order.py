@@ -1,5 +1,5 @@
-"""Which input of a joined call is which of the call that it is paired with: a joined call reads in
-the order in which its members ran, a fused one as its kernel takes them. Parameters alike.
+"""Orders the inputs and parameters of a joined call like those of its partner: a joined call reads
+them in the order in which its members ran, a fused one in the order of its kernel.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ tensors that are not the same lie further apart, or nothing is changed.
 def origins(
     run: Run, placed: Mapping[int, Hashable], roots: Mapping[str, str]
 ) -> dict[int, Hashable]:
-    """Where each record comes from, in words that both runs share: the partners that made it, or
-    what the model was given. A tensor whose elements were only moved comes from where they were.
+    """By record, a label of its origin that both runs share: the pair of calls that computed it, or
+    the input of the model. A tensor whose elements were only moved has the origin of its source.
 
-    placed: calls that were joined, or paired with such a one -> what they have in common. roots:
-    names of root calls as the other run has them.
+    placed: by call that was joined, or paired with a joined one, a key of the pair. roots: names of
+    root calls in the other run.
     """
     labels: dict[int, Hashable] = {}
     sources = {
@@ -42,7 +42,7 @@ def origins(
     }
     for call in run.calls:
         at = (call.rank, roots.get(call.root, call.root), call.step, call.micro, call.phase)
-        # What was put together has its inputs in the order in which its calls read them.
+        # A root that was put together has its inputs in the order in which its calls read them.
         is_model = call.parent == -1 and not call.leaf and not has_mark(call, Mark.PUT_TOGETHER)
         is_model &= call.id not in placed
         for ref in call.slots("input") if is_model else ():
@@ -75,11 +75,11 @@ def ordered_like(
     labels: Mapping[int, Hashable],
     other_labels: Mapping[int, Hashable],
 ) -> Call:
-    """The call with its inputs in the order of another's, where each is that of exactly one of
-    those: made by the partner of its maker, or else like it by its figures, whatever its shape. The
-    call as it is anywhere else.
+    """The call with its inputs in the order of another's, if each corresponds to exactly one input
+    of that: by origin, else by content or similar figures regardless of shape. Otherwise the call
+    as it is.
 
-    labels: where records come from (`origins`).
+    labels, other_labels: origins of records (`origins`).
     """
     inputs, across = call.slots("input"), other.slots("input")
     if len(inputs) < 2 or len(inputs) != len(across):
@@ -100,7 +100,9 @@ def ordered_like(
 
 
 def _reordered(call: Call, kind: str, places: Sequence[int]) -> Call:
-    """The call with tensors of a kind in this order of their present places."""
+    """The call with its tensors of one kind (inputs, outputs) permuted; `places` are their current
+    positions in the new order.
+    """
     own = call.slots(kind)
     if sorted(places) != list(range(len(own))) or list(places) == sorted(places):
         return call
@@ -124,9 +126,9 @@ def _of_one_origin(
 def results_like(
     call: Call, other: Call, names: Mapping[int, str], other_names: Mapping[int, str]
 ) -> Call:
-    """The call with its outputs in the order of another's, where all are known by name.
+    """The call with its outputs in the order of another's, if all of them have known names.
 
-    names, other_names: `results_of` both runs.
+    names, other_names: `results_of` each run.
     """
     own = [names.get(r.record, "") for r in call.slots("output")]
     across = [other_names.get(r.record, "") for r in other.slots("output")]
@@ -136,10 +138,10 @@ def results_like(
 
 
 def results_of(run: Run) -> dict[int, str]:
-    """What the calls of a run leave, by record: the slot of what a model returns, else the name of
-    a call that leaves nothing else.
+    """By record, the name of a result: the output slot of a model, else the name of a call with
+    only one output.
 
-    An engine that rewrites a graph keeps the name of a tensor that others read.
+    An engine that rewrites a graph keeps the names of tensors that other calls read.
     """
     names = {
         r.record: r.slot for call in run.calls if call.parent == -1 for r in call.slots("output")
@@ -152,8 +154,8 @@ def results_of(run: Run) -> dict[int, str]:
 
 
 def parameters_like(run: Run, call: Call, other_run: Run, other: Call) -> Call:
-    """The call with its numbered parameters in the order of another's: those of equal elements in
-    the places of these, the others in the places that are left, as they came.
+    """The call with its numbered parameters in the order of another's. Parameters with equal
+    content get the same position; the others fill the remaining positions in their own order.
     """
     own, across = call.slots("param"), other.slots("param")
     if len(own) < 2 or len(own) != len(across):
@@ -176,7 +178,7 @@ def _key(record: Record) -> tuple[str, str, tuple[int, ...]]:
 
 
 def _alike(a: Record, b: Record) -> bool:
-    """May two tensors hold the same elements, but for rounding and their order?"""
+    """Whether two tensors may hold the same elements, up to rounding and order."""
     if a.count != b.count or a.sketch is None or b.sketch is None:
         return False
     if a.sketch.checksum == b.sketch.checksum:

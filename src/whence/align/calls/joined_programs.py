@@ -32,12 +32,12 @@ def with_joined_program(
     refs: Sequence[Ref],
     content: Callable[[Run, int], Hashable] = _the_record,
 ) -> tuple[Call, Program | None]:
-    """A call that stands for others with the program of these, and that program; None with the
-    reason where one of them cannot be run again, or reads what neither the call nor one before it
-    has.
+    """(joined call, program chained from its members). The program is None, and the call states the
+    reason, if a member cannot be replayed or reads a tensor that is neither an input of the joined
+    call nor an output of an earlier member.
 
-    members: in an order in which each runs behind those whose tensors it reads. refs: what the
-    program reads and leaves. content: equal for records of one content.
+    members: in an order in which each follows those whose tensors it reads. refs: inputs and
+    outputs of the program. content: (run, record) -> a key that is equal for equal content.
     """
     try:
         chain = _Chain(run, refs, content)
@@ -69,7 +69,7 @@ class _Chain:
         return self._content(self._run, record)
 
     def append(self, member: Call) -> None:
-        """Chain a member behind those before it."""
+        """Append a member's operations to the chain. Raises ReplayRefused."""
         program = self._run.programs.get(member.program)
         if program is None:
             reason = member.no_program or "its program was not written"

@@ -1,9 +1,9 @@
-"""Operators that only one run has and that compute nothing: a change of layout or dtype. Their
-output is compared with their input.
+"""Operators that only one run has and that only change layout or dtype: their output is compared
+with their input.
 
-A graph compiler puts them where a kernel wants its tensor in blocks. They have no partner; yet
-their output must be their input. So the other run gets a call that passes its input on, and a fault
-in one is named like any other.
+A graph compiler inserts them where a kernel needs its tensor in blocks. They have no partner, but
+their output must equal their input. So the other run gets a call that passes its input on, and a
+fault in such an operator is named like any other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOVES = frozenset({"TransData", "Cast", "Identity", "FormatTransfer"})
 
 
 def is_handed_on(call: Call) -> bool:
-    """Was this call added as the partner of a move of elements that only the other run has?"""
+    """Whether this call was added as the partner of an operator that only moves elements."""
     return has_mark(call, Mark.MOVES)
 
 
@@ -38,14 +38,14 @@ def pair_moves(fused: Fused) -> Fused:
 
 
 def _turned(fused: Fused) -> Fused:
-    """The runs in each other's place."""
+    """The two runs exchanged."""
     pairs = tuple((b, a, why) for a, b, why in fused.pairs)
     return Fused(fused.target, fused.reference, pairs, fused.notes)
 
 
 def _with_partners(fused: Fused, side: str) -> Fused:
-    """The runs, of which the second gets calls that pass on what moves of the first are given.
-    side: what the first is.
+    """The runs, in which the second gets partners for the first's operators that only move
+    elements. side: the name of the first run.
     """
     owner, receiver = fused.reference, fused.target
     moves = _moves(fused)
@@ -110,7 +110,7 @@ def _moves(fused: Fused) -> list[Call]:
 
 
 def _passing(move: Call, anchor: Call, number: int, root: str, record: int) -> Call:
-    """The partner of a move, beside a call of the other run: it passes on a record."""
+    """The partner of a move: a call, next to `anchor`, that passes a record on."""
     slots = (move.slots("input")[0].slot, move.slots("output")[0].slot)
     return replace(
         move,
@@ -133,7 +133,7 @@ def _sentence(name: str, count: int, side: str) -> str:
 
 
 def _partners(fused: Fused) -> dict[int, int]:
-    """Tensors of the first run -> their partners, from calls that carry out the same operators."""
+    """By tensor of the first run, its partner, from calls that carry out the same operators."""
     out: dict[int, int] = {}
     reference, target = fused.reference, fused.target
     for a, b, _ in fused.pairs:

@@ -51,10 +51,9 @@ def plan(reference: Run, target: Run, match: str = "auto", fused: Fused | None =
     ambiguous.
 
     fused: calls that carry out the same operators; their sites are paired before any rule is
-    asked. match: "auto" all rules; "exact" equal keys only; "names" these, and
-    names that differ in spelling; "order" the k-th call is paired with the k-th, which is refused
-    unless both have as many and every line agrees in kind and output shapes. Raises UsageError:
-    another word for `match`; a line that disagrees.
+    applied. match: "auto" applies all rules; "exact" pairs equal keys only; "names" also pairs
+    names that differ in spelling; "order" pairs the k-th call with the k-th. Raises UsageError for
+    any other `match`, and with "order" unless numbers, kinds and output shapes of calls agree.
     """
     if match not in MATCHES:
         raise UsageError(f"match {match!r}: {', '.join(MATCHES[:-1])} or {MATCHES[-1]}")
@@ -97,7 +96,7 @@ def _call_plan(
     match: str,
     fused: Fused,
 ) -> Plan:
-    """From sites back to calls: partners are paired step by step."""
+    """The plan of calls from pairs of sites: calls of paired sites are paired step by step."""
     sites, target_sites = pairing.reference, pairing.target
     pairs: Pairs = {}
     for site, (partner, rule, evidence) in pairing.partners.items():
@@ -126,7 +125,7 @@ def _call_plan(
 
 
 def _keep(pairs: Pairs, fused: Fused) -> None:
-    """Calls that carry out the same operators stay partners, whatever order says."""
+    """Restore, in place, pairs of calls that carry out the same operators."""
     partner = {a: b for a, b, _ in fused.pairs}
     taken = set(partner.values())
     for a, (b, _, _) in list(pairs.items()):
@@ -138,7 +137,7 @@ def _keep(pairs: Pairs, fused: Fused) -> None:
 def _still_open(
     ambiguous: dict[int, tuple[int, ...]], pairs: Pairs, back: set[int]
 ) -> dict[int, tuple[int, ...]]:
-    """Ambiguous calls that have no partner by now, with the calls that no other one has."""
+    """Ambiguous calls that are still unpaired, with those of their candidates that are too."""
     fits = {
         a: tuple(b for b in others if b not in back)
         for a, others in ambiguous.items()
@@ -242,7 +241,7 @@ _ROUNDS = 8
 
 
 class Flow:
-    """The data flow among the leaves of a run's sites, from the first call of each."""
+    """The data flow between the leaf sites of a run, taken from the first call of each site."""
 
     def __init__(self, sites: Sites) -> None:
         self._producer: dict[int, int] = {}
@@ -253,7 +252,7 @@ class Flow:
             order = sites.first[site].order
             return (True, -order) if site in sites.kids else (False, order)
 
-        # A leaf made it, not the calls around it that hand it on.
+        # The producer is the leaf that computes a tensor, not the calls around it.
         for site in sorted(range(len(sites)), key=innermost):
             for ref in sites.first[site].refs:
                 if is_written(ref.slot):
@@ -267,7 +266,7 @@ class Flow:
         return tuple(None if p == site else p for p in sites)
 
     def consumers(self, site: int) -> list[int]:
-        """The leaves that read what it makes."""
+        """The leaf sites that read a site's outputs."""
         return [
             c
             for r in self._sites.first[site].slots("output")
@@ -276,7 +275,7 @@ class Flow:
         ]
 
     def words(self, site: int, sites: Sites) -> str:
-        """Where it stands, in words."""
+        """The position of a site in the data flow, in words."""
         sources = ", ".join(
             dict.fromkeys(sites.name(p) for p in self.producers(site) if p is not None)
         )
@@ -285,7 +284,7 @@ class Flow:
 
 
 def between_partners(pairing: SitePairing) -> None:
-    """Pair sites that read what partners make and make what partners read."""
+    """Pair sites whose producers and whose consumers are partners."""
     free, others = pairing.free()
     if not free or not others:
         return
@@ -324,12 +323,13 @@ _MARGIN = 2.0  # by which an alignment must beat shared numbers, per pair it cha
 
 
 def shifted(pairing: SitePairing) -> None:
-    """Pair again lists whose shared numbers contradict their content: one call more or less in a
+    """Pair lists again whose shared numbers contradict their content: one call more or less in a
     list changes the number of every later one.
 
-    Only where the lists differ in length or classes (of operators: types) contradict each other,
-    and an alignment in order fits far better: then the numbers of that list, and all names below,
-    are given up. Lists of one length keep their numbers: there, exchanged parameters are a fault.
+    This is done only if the lists differ in length, or classes (of operators: types) contradict
+    each other, and an alignment in order fits far better. Then the numbers of that list and all
+    names below it are ignored. Otherwise lists keep their numbers, since exchanged parameters are a
+    fault there.
     """
     for members, others in _numbered(pairing):
         keyed = [
@@ -359,8 +359,8 @@ def _realign(
     *,
     is_clash: bool,
 ) -> None:
-    """Pair two lists in order, whatever their numbers, where that fits far better. keyed: the pairs
-    by number; is_clash: do some of them contradict each other?
+    """Pair two lists in order, regardless of their numbers, if that fits far better. keyed: the
+    pairs by number; is_clash: whether some of these contradict each other.
     """
     a, b = pairing.features.many(members), pairing.target_features.many(others)
     blind = [f._replace(word=0) for f in a], [f._replace(word=0) for f in b]
@@ -372,7 +372,7 @@ def _realign(
     moved = [(s, o) for s, o in in_order if numbered.get(s, -1) != o]
     if not moved:
         return
-    # Pairs that cannot be count against the numbers, but no more than this.
+    # Impossible pairs count against the numbers, but by no more than this.
     worth = sum(max(float(table[row[s], column[o]]), -4.0) for s, o in numbered.items())
     gain = sum(s for _, _, s in aligned.pairs) - worth
     telling = sum(pairing.tells(s, o) for s, o in moved)
@@ -396,13 +396,13 @@ def _operators(sites: Sites, among: list[int]) -> set[str]:
 
 
 def _other_operator(pairing: SitePairing, site: int, partner: int, shared: set[str]) -> bool:
-    """Are these two different operators, each of which the other's list has as well?"""
+    """Whether these are two different operators that both occur in both lists."""
     a, b = pairing.reference.first[site].op_type, pairing.target.first[partner].op_type
     return a != b and a in shared and b in shared
 
 
 def _below(pairing: SitePairing, site: int, partner: int) -> None:
-    """Pair what two partners call by its name inside them."""
+    """Pair the calls below two partners by their names relative to them."""
     todo = [(site, partner)]
     while todo:
         a, b = todo.pop()
@@ -472,7 +472,7 @@ EVIDENCE = "same arguments, called in another order"
 
 
 class _Group(NamedTuple):
-    """What the calls have in common that one call makes of one module."""
+    """The key of all calls of one module that one parent call makes."""
 
     name: SiteKey
     moment: tuple[int, int]
@@ -482,9 +482,9 @@ class _Group(NamedTuple):
 def by_arguments(pairing: SitePairing, pairs: Pairs) -> None:
     """Correct pairs (call of the reference -> call of the target, rule, evidence) in place.
 
-    Calls are paired anew only where both sides pass the same arguments the same number of times,
-    and where the order of the calls cannot matter: all of them get the same tensors, or every call
-    gets the tensors of its new partner, bitwise. Otherwise the order stands, and an argument that
+    Calls are paired again by their arguments only if both sides pass the same arguments equally
+    often and the order of the calls cannot matter: all calls read the same tensors, or each reads
+    bitwise the tensors of its new partner. Otherwise the order decides, and an argument that
     differs remains a difference.
     """
     reference, target = pairing.reference, pairing.target
@@ -494,7 +494,7 @@ def by_arguments(pairing: SitePairing, pairs: Pairs) -> None:
     target_groups = _groups(target)
     group_of = {call: group for group, calls in target_groups.items() for call in calls}
     below = _Below(pairing)
-    # callers come before what they call, which they may move
+    # a call comes before the calls below it, whose pairs it may change
     for calls in sorted(groups.values(), key=lambda calls: reference.calls[calls[0]].order):
         across = {group_of.get(pairs[c][0]) if c in pairs else None for c in calls}
         group = across.pop()
@@ -510,7 +510,7 @@ def by_arguments(pairing: SitePairing, pairs: Pairs) -> None:
 
 
 def _groups(sites: Sites) -> dict[_Group, list[int]]:
-    """Selected calls of modules that one call makes several times."""
+    """Groups of selected calls in which one parent calls one module several times."""
     repeated = {_name(key) for key in sites.keys if key.occurrence and not key.op}
     out: dict[_Group, list[int]] = defaultdict(list)
     for site, key in enumerate(sites.keys):
@@ -531,7 +531,7 @@ def _name(key: SiteKey) -> SiteKey:
 def _moved(
     pairing: SitePairing, calls: Sequence[int], partners: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """The pairs that arguments give and that order does not."""
+    """The pairs by argument that differ from the pairs by order."""
     a = [pairing.reference.calls[c] for c in calls]
     b = [pairing.target.calls[c] for c in partners]
     names = _distinguishing(a, b)
@@ -552,7 +552,9 @@ def _moved(
 
 
 def _distinguishing(calls: Sequence[Call], others: Sequence[Call]) -> list[str]:
-    """Arguments that tell calls apart and have the same values on both sides, in any order."""
+    """Names of arguments that distinguish calls and whose values, in any order, are the same on
+    both sides.
+    """
     out = []
     for name in dict.fromkeys(name for call in calls for name in call.arguments):
         values, values_across = (
@@ -564,12 +566,14 @@ def _distinguishing(calls: Sequence[Call], others: Sequence[Call]) -> list[str]:
 
 
 def _values(call: Call, names: Iterable[str]) -> tuple[str, ...]:
-    """The values as text, which tells 1 from True; "" for what is a tensor or not passed."""
+    """The values as text, which distinguishes 1 from True; "" for a tensor or no argument."""
     return tuple(repr(call.arguments[n]) if n in call.arguments else "" for n in names)
 
 
 def _order_is_free(pairing: SitePairing, found: Sequence[tuple[int, int]]) -> bool:
-    """Does no call of a group read what another one made?"""
+    """Whether the order of a group's calls cannot matter: all read the same tensors, or each reads
+    bitwise the same tensors as its new partner.
+    """
     read = [_inputs(pairing.reference, a) for a, _ in found]
     read_across = [_inputs(pairing.target, b) for _, b in found]
     if len(set(read)) == 1 and len(set(read_across)) == 1:
@@ -578,7 +582,7 @@ def _order_is_free(pairing: SitePairing, found: Sequence[tuple[int, int]]) -> bo
 
 
 def _inputs(sites: Sites, call: int) -> tuple[tuple[Hashable, ...], ...]:
-    """Slot and content of the tensors that a call gets; a record's id where it has no hash."""
+    """(slot, content) of a call's inputs; the content is the record's id if it has no hash."""
     out = []
     for ref in sites.calls[call].slots("input"):
         record = sites.run.records[ref.record]
@@ -588,7 +592,7 @@ def _inputs(sites: Sites, call: int) -> tuple[tuple[Hashable, ...], ...]:
 
 
 class _Below:
-    """The calls below calls that are paired anew: they follow these."""
+    """Pairs the calls below calls that were paired again, since they follow these."""
 
     def __init__(self, pairing: SitePairing) -> None:
         self._pairing = pairing
@@ -599,8 +603,8 @@ class _Below:
 
     @cached_property
     def _name_across(self) -> dict[SiteKey, SiteKey]:
-        """Names of the reference, whatever the occurrence -> the names that most of their sites are
-        paired with.
+        """By name in the reference (without occurrence), the name with which most of its sites are
+        paired.
         """
         reference, target = self._pairing.reference, self._pairing.target
         counts: dict[SiteKey, Counter[SiteKey]] = defaultdict(Counter)
@@ -617,7 +621,7 @@ class _Below:
             todo += self._kids[0].get(current, ())
 
     def pair(self, call: int, partner: int, pairs: Pairs) -> None:
-        """Pair what two calls make: the k-th call of a name with the k-th of its name across."""
+        """Pair the calls below two calls: the k-th of a name with the k-th of the target's name."""
         todo = [(call, partner)]
         while todo:
             for a, b in self._made(*todo.pop()):
@@ -646,7 +650,7 @@ _ALIKE = 0.8  # of two components of a name
 
 
 def exact(pairing: SitePairing) -> None:
-    """Every part of the key is equal."""
+    """Pair sites whose keys are equal in every part."""
     for site, key in enumerate(pairing.reference.keys):
         partner = pairing.target.number.get(key)
         if partner is not None and site not in pairing.partners and partner not in pairing.back:
@@ -857,7 +861,7 @@ _CROSSINGS = 200
 
 
 def structure(pairing: SitePairing) -> None:
-    """Children of paired parents, in the order in which they ran; from the roots down."""
+    """Pair children of paired parents in the order in which they ran, from the roots down."""
     todo = pairing.parents()
     while todo:
         site, partner = todo.pop()
@@ -926,7 +930,7 @@ def _nearest(
 def _between(
     pairing: SitePairing, sites: Sequence[int], others: Sequence[int], rule: str
 ) -> list[int]:
-    """Align the sites between those that are paired already, as far as these keep the order."""
+    """Align the sites between those that are already paired in order; returns new pairs' sites."""
     partners = pairing.partners
     to = {o: j for j, o in enumerate(others)}
     sites_across = ((i, partners[k].site) for i, k in enumerate(sites) if k in partners)
@@ -958,7 +962,9 @@ def _between(
 
 
 def _elsewhere(pairing: SitePairing, site: int, partner: int) -> bool:
-    """Do other layers pair one of these names with itself? Then the site was left out."""
+    """Whether other layers pair one of these names with itself, which means that this site has no
+    counterpart.
+    """
     reference, target = pairing.reference, pairing.target
     names = {starred(reference.keys[site].scope), starred(target.keys[partner].scope)}
     alike = likeness(reference.word(site), target.word(partner)) >= 0.5
@@ -968,7 +974,9 @@ def _elsewhere(pairing: SitePairing, site: int, partner: int) -> bool:
 
 
 def _same_forms(pairing: SitePairing, sites: Sequence[int], others: Sequence[int]) -> bool:
-    """Are these as many calls of the same forms, the outputs of several also near each other?"""
+    """Whether both lists have equally many calls with pairwise equal shapes and, if there are
+    several, similar outputs.
+    """
     if len(sites) != len(others):
         return False
     for x, y in zip(sites, others):
@@ -992,7 +1000,9 @@ def _translated(pairing: SitePairing, sites: Sequence[int]) -> list[Feature]:
 
 
 def learn(pairing: SitePairing) -> None:
-    """Note which class of the target stands for which of the reference, by the pairs so far."""
+    """Learn from the pairs so far which class of the target corresponds to which class of the
+    reference.
+    """
     across: dict[int, set[int]] = defaultdict(set)
     for site, partner in pairing.partners.items():
         a, b = pairing.features[site].kind, pairing.target_features[partner.site].kind
@@ -1002,7 +1012,7 @@ def learn(pairing: SitePairing) -> None:
 
 
 def leaves(pairing: SitePairing) -> None:
-    """Where modules are nested differently: calls that call no other, in the order they ran."""
+    """Pair leaf calls in the order in which they ran, for modules that are nested differently."""
     free, others = pairing.free()
     if not free or not others:
         return
@@ -1011,7 +1021,7 @@ def leaves(pairing: SitePairing) -> None:
 
 
 def containers(pairing: SitePairing) -> None:
-    """Pair modules with those that hold most of the partners of their leaves, and little else."""
+    """Pair modules with those that contain most partners of their leaves and few other leaves."""
     weights, across = _weights(pairing.reference), _weights(pairing.target)
     common: dict[int, Counter[int]] = defaultdict(Counter)
     for site, partner in pairing.partners.items():
@@ -1047,7 +1057,7 @@ def _above(sites: Sites, site: int) -> list[int]:
 
 
 def _weights(sites: Sites) -> list[int]:
-    """How many leaves are below each site."""
+    """The number of leaves below each site."""
     out = [0] * len(sites)
     for site in range(len(sites)):
         if site not in sites.kids:

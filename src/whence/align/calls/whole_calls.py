@@ -28,7 +28,9 @@ def content_of(run: Run, record: int) -> Hashable:
 
 
 def together(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]]:
-    """(the run with every group as one call, that call of each group; -1 where none can be)."""
+    """(the run with each group joined into one call, the id of that call per group). The id is -1
+    for a group that cannot be joined.
+    """
     places: dict[int, list[int]] = defaultdict(list)  # call at which they stand -> groups
     member_of: set[int] = set()
     for number, group in enumerate(groups):
@@ -65,8 +67,8 @@ def together(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int
 
 
 def _place(run: Run, group: Sequence[int]) -> int:
-    """The call at which one call for a group stands: the last of its members, or what reads of them
-    before that, where all that they read has been made by then.
+    """The id of the call at whose position the joined call is placed: the last member, or the first
+    call that reads a member's result, if all inputs of the group exist by then.
     """
     members = [run.calls[k] for k in group]
     made = {content_of(run, r.record) for m in members for r in m.slots("output")}
@@ -84,8 +86,8 @@ def _place(run: Run, group: Sequence[int]) -> int:
 
 
 def _with_program(run: Run, members: Sequence[Call], whole: Call) -> tuple[Call, Program | None]:
-    """The call with the program of its members, and that; None with the reason where one of them
-    cannot be run again.
+    """(joined call, program of its members). The program is None, and the call states the reason,
+    if a member cannot be replayed.
     """
     if not all(m.kind == "operator" for m in members) or not any(m.program for m in members):
         return whole, None
@@ -155,8 +157,8 @@ def joined_names(members: Sequence[Call]) -> str:
 
 
 def _executed(members: Sequence[Call]) -> tuple[str, ...]:
-    """In what an engine executed the members: in 16 bits where it did one of them so, for that
-    rounds most.
+    """The mark of the dtype in which an engine executed the members: a 16-bit one if any member has
+    it, since that rounds most.
     """
     kinds = sorted({mark_value(m, Mark.EXECUTED_IN) for m in members}, key=dtypes.is_half)
     is_stated = kinds and (len(kinds) == 1 or dtypes.is_half(kinds[-1])) and kinds[-1]

@@ -34,7 +34,7 @@ def running_operators(calls: Sequence[Call]) -> int:
 def pair_operators(
     longer: tuple[Run, list[Call]], shorter: tuple[Run, list[Call]]
 ) -> tuple[list[tuple[Call, Call]], FusedChains]:
-    """(pairs of operators, chains of the longer program that the shorter one runs as one operator)."""
+    """(pairs of operators, chains of the longer program that the shorter one runs as one)."""
     longer_calls, shorter_calls = longer[1], shorter[1]
     by_name = _one_naming(longer_calls, shorter_calls)
     longer_tokens, shorter_tokens = (

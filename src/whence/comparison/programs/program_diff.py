@@ -1,4 +1,4 @@
-"""Two programs operator by operator: what they differ in before anything is computed."""
+"""Compares two programs operator by operator, without running them."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def _as_one(reference_calls: Sequence[Call], target_calls: Sequence[Call]) -> Di
 
 
 def across_pairs(pairs: Sequence[tuple[Call, Call]]) -> dict[int, int]:
-    """By record of the reference, the target's record in the same output or parameter of partners."""
+    """By record of the reference, the target's in the same output or parameter of partners."""
     out: dict[int, int] = {}
     for a, b in pairs:
         for kind in ("output", "param"):

@@ -1,4 +1,4 @@
-"""The data flow that a log does not tell, from the program of its run."""
+"""Adds the data flow of a run's program to its log, which does not show it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _FEWEST = 2  # fewest elements of a tensor that does not count as constant
 
 
 class RankCalls:
-    """The calls of a run by rank. ranks: in order. at: moment -> rank -> call, in execution order."""
+    """The calls of a run by rank. at: moment -> rank -> call, in execution order."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

@@ -1,4 +1,4 @@
-"""Do ranks that hold copies of a tensor hold the same? The first place where they do not."""
+"""Checks that replicas of a tensor are equal on all ranks, and names where they first differ."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def _exchanged(parameters: Parameters, drift: _Drift) -> str:
 
 
 def _reduced(parameters: Parameters, drift: _Drift) -> tuple[str, ...]:
-    """Evidence about the number of reductions by each rank in the step, outside of forward passes."""
+    """Evidence: the number of each rank's reductions in the step, outside of forward passes."""
     counts: dict[int, int] = {}
     for rank in drift.ranks:
         counts[rank] = sum(

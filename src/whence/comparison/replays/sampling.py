@@ -1,4 +1,4 @@
-"""Which calls are replayed when there are many, and for how long."""
+"""Selects the calls to replay if there are many, within a limit of time."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 from whence.records import Call
 
-# Of a root with more steps than this the first, the middle and the last are replayed, and what
-# stands out in the others.
+# If a root has more steps than this, only the first, the middle and the last are replayed, and
+# calls of other steps that stand out.
 MANY_STEPS = 16
 
 
 class Sampling:
     """Chooses the calls to replay.
 
-    calls: those that a capture kept; steps that it left out do not count. everything: sample
-    nothing. budget: seconds of wall time for all replays, None for no limit.
+    calls: those that a capture kept; steps that it left out do not count. everything: whether to
+    replay all steps. budget: seconds of wall time for all replays, None for no limit.
     """
 
     def __init__(self, calls: Sequence[Call], *, everything: bool, budget: float | None) -> None:
@@ -34,8 +34,8 @@ class Sampling:
         self.spent = False
 
     def reason(self, call: Call, *, stands_out: bool = False) -> str:
-        """Why this call is not replayed, "" when it is. stands_out: there is something about it
-        that a step not chosen must not hide.
+        """Why this call is not replayed, "" if it is. stands_out: whether it must be replayed even
+        in a step that is not sampled.
         """
         if self._ends is not None and time.monotonic() > self._ends:
             self.spent = True
@@ -45,11 +45,11 @@ class Sampling:
         return f"not among the sampled steps ({self._words(call.root)})"
 
     def first(self, call: Call) -> bool:
-        """Does it come before the others where time is short?"""
+        """Whether the call is replayed before others if time is limited."""
         return not self._hurried or call.step in self._chosen[call.root]
 
     def notes(self, skipped: int) -> list[str]:
-        """What was not replayed, in words. skipped: how many calls."""
+        """Notes about calls that were not replayed. skipped: their number."""
         if not skipped:
             return []
         sampled = [

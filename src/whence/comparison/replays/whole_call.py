@@ -1,4 +1,4 @@
-"""A call that shows less inside than the reference's, run as one between tensors that both show."""
+"""Replays a call whose inside the target does not show, as one, between tensors that both show."""
 
 from __future__ import annotations
 
