@@ -1,4 +1,4 @@
-"""How far rounding lets two trainings drift apart: a limit for each tensor and step, from both runs'
+"""How far rounding lets two trainings drift apart: a limit for each tensor and step, from the
 errors in earlier steps, from the errors of the tensor's inputs and from repetitions of the
 reference.
 

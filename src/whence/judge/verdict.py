@@ -29,9 +29,10 @@ class LeafEvidence:
     difference) of compared parameters. local: (slot, figures) of each output's replay on the
     target's inputs, or None with the reason in `no_replay`. structural: a sentence if shapes of
     outputs differ although those of inputs agree. cause: of a flagged replay, once known. broken:
-    see `ReplayResult`. repeats: number of calls of the same operator on tensors of the same form
-    that are bitwise equal in both runs (`judge.repeated`). terms: number of products summed in an
-    output element, 0 if not known.
+    not 0 if the target agrees with the reference's program and the reference's own recording does
+    not; then the recording's error as a multiple of the limit. repeats: number of calls of the same
+    operator on tensors of the same form that are bitwise equal in both runs (`judge.repeated`).
+    terms: number of products summed in an output element, 0 if not known.
     """
 
     pair: int
@@ -64,7 +65,7 @@ class LeafEvidence:
 
     @property
     def is_settled(self) -> bool:
-        """Whether a replay could add nothing: shapes differ, or parameters and outputs are equal."""
+        """Whether a replay could add nothing: shapes differ, or everything is equal."""
         if self.structural:
             return True
         if not self.outputs or not all(e.exact for e in self.outputs):
@@ -127,7 +128,7 @@ def repeated(growth: ErrorGrowth, evidence: LeafEvidence) -> ErrorGrowth:
 
 
 def _of_parameters(evidence: LeafEvidence) -> Verdict:
-    """The verdict of a call with parameters only, none of which is known to differ (a checkpoint)."""
+    """The verdict of a call with parameters only (a checkpoint), none known to differ."""
     unknown = [(slot, p) for slot, p in evidence.parameters if not p.comparable]
     if not unknown:
         return Verdict(

@@ -1,4 +1,4 @@
-"""What a call of a root was given: its rows of tokens, read from its inputs."""
+"""The batch of a root call: its rows of tokens, read from its inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _POSITIONS = ("position_ids", "positions", "cache_position", "pos", "input_pos")
 
 
 class Row(NamedTuple):
-    """A row's tokens, where they start in the token axis, and their positions, where known."""
+    """A row of a batch. tokens: without padding; start: their first index in the token axis;
+    places: their positions, empty if not known.
+    """
 
     tokens: tuple[object, ...]
     start: int
@@ -35,11 +37,11 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one root call was given. shape: (batch, tokens), or (tokens,) when rows are flattened
-    into one axis.
+    """The input of one root call. shape: (batch, tokens), or (tokens,) if rows are flattened into
+    one axis.
 
-    past: tokens before these, None where nothing tells. cached: is a cache among the inputs.
-    padding_from: what tells which tokens are padding ("mask", "ids"), "" where none are.
+    past: number of earlier tokens, None if not known. cached: whether a cache is among the inputs.
+    padding_from: what shows which tokens are padding ("mask", "ids"), "" if nothing does.
     """
 
     call: Call
@@ -51,7 +53,7 @@ class Batch:
 
     @property
     def flat(self) -> bool:
-        """Are the rows of the batch behind each other in one axis?"""
+        """Whether all rows of the batch are concatenated in one axis."""
         return len(self.shape) == 1
 
     @property
@@ -66,24 +68,24 @@ class Batch:
 
 
 def is_told_apart(slot: str, dtype: str) -> bool:
-    """Is this an integer input beside the tokens: positions, a mask, token types?"""
+    """Whether this is an integer input other than tokens: positions, a mask, token types."""
     return dtype in ("int64", "int32", "bool") and input_name(slot) not in _TOKENS
 
 
 def is_position_or_mask(slot: str) -> bool:
-    """Does an input's name say positions or a mask? Those follow from the tokens."""
+    """Whether an input is named like positions or a mask, which follow from the tokens."""
     name = input_name(slot)
     return name in _POSITIONS or "mask" in name
 
 
 def is_position(slot: str) -> bool:
-    """Does an input's name say positions?"""
+    """Whether an input is named like positions."""
     return input_name(slot) in _POSITIONS
 
 
 def coarser_input(sides: Sequence[tuple[Run, Sequence[Call]]]) -> str:
-    """The coarsest dtype of numbers that calls of both runs are given, where it is not that of both
-    ("" where it is).
+    """The coarsest floating dtype that only one side's inputs have; "" if both sides have the same
+    dtypes.
     """
     given = [
         {run.records[r.record].dtype for call in calls for r in call.slots("input")}
@@ -94,8 +96,8 @@ def coarser_input(sides: Sequence[tuple[Run, Sequence[Call]]]) -> str:
 
 
 def batches_of(run: Run, roots: Sequence[Call], coarse: str = "") -> list[Batch] | None:
-    """What each call of a root was given; None where one of them does not say. coarse: rows of
-    numbers are known by what they are in this dtype.
+    """The batch of each call of a root; None if the input of one is not known. coarse: floating
+    rows are rounded to this dtype before they are compared, "" for no rounding.
     """
     out = []
     places = _position_slots(run, roots)
@@ -108,7 +110,9 @@ def batches_of(run: Run, roots: Sequence[Call], coarse: str = "") -> list[Batch]
 
 
 def _position_slots(run: Run, roots: Sequence[Call]) -> list[str]:
-    """Names of inputs of positions: the usual ones, and an integer that counts up along tokens."""
+    """Names of inputs that hold positions: the usual ones, and an integer input that counts up
+    along the tokens.
+    """
     for call in roots:
         inputs = {input_name(r.slot): r for r in call.slots("input")}
         tokens = _token_input(run, inputs)
@@ -187,7 +191,7 @@ def _placed(places: Array | None, row: int) -> tuple[Place, ...]:
 
 
 def _flat_rows(ids: Array, places: tuple[Place, ...]) -> list[Row]:
-    """Rows of a flattened batch, told apart by positions; one row where these are not known."""
+    """The rows of a flattened batch, separated by their positions; one row without positions."""
     spans = rows_of(places) if places else [(0, len(ids))]
     return [
         Row(tuple(map(int, ids[start:stop])), start, places[start:stop]) for start, stop in spans
@@ -195,7 +199,9 @@ def _flat_rows(ids: Array, places: tuple[Place, ...]) -> list[Row]:
 
 
 def _encoder_decoder(run: Run, call: Call, inputs: dict[str, Ref]) -> Batch | None:
-    """Inputs of encoder and decoder, unpadded: a row is one unit; else None."""
+    """The batch of an encoder with a decoder, in which each row is one unit; None if rows are
+    padded or flattened.
+    """
     parts = []
     for name in (_DECODER, next(n for n in _TOKENS[1:] if n in inputs)):
         of_decoder = name == _DECODER
@@ -216,13 +222,15 @@ def _encoder_decoder(run: Run, call: Call, inputs: dict[str, Ref]) -> Batch | No
 
 
 def _rows(run: Run, call: Call, inputs: dict[str, Ref], coarse: str) -> Batch | None:
-    """Inputs that are no tokens: a row is one unit, known by its bytes; with a mask, a position."""
+    """The batch of an input that holds no tokens. Each row is one unit, identified by its bytes;
+    with a mask, each position of a row is.
+    """
     several = {
         name: r
         for name, r in inputs.items()
         if len(run.records[r.record].shape) > 1 and run.records[r.record].count
     }
-    # Positions and masks say where the rows of another input lie, whichever comes first.
+    # Positions and masks only describe the rows of another input, even if they come first.
     asking = {name: r for name, r in several.items() if not is_position_or_mask(f"input.{name}")}
     ref = next(iter((asking or several).values()), None)
     if ref is None:
@@ -243,7 +251,9 @@ def _rows(run: Run, call: Call, inputs: dict[str, Ref], coarse: str) -> Batch | 
 
 
 def _real(mask: Array) -> tuple[int, int]:
-    """(start, stop) of a row's real tokens. A mask with zeros between them masks no padding."""
+    """(start, stop) of a row's real tokens; all tokens if the mask has zeros between real ones,
+    since it then does not mark padding.
+    """
     real = np.flatnonzero(mask)
     return (
         (int(real[0]), int(real[-1]) + 1)
@@ -253,7 +263,7 @@ def _real(mask: Array) -> tuple[int, int]:
 
 
 def _mask(run: Run, inputs: dict[str, Ref], shape: tuple[int, ...]) -> Array | None:
-    """Which tokens are real, (batch, tokens or more); None where nothing says so."""
+    """Boolean (batch, tokens or more), True for tokens that are no padding; None without mask."""
     for name, ref in inputs.items():
         record = run.records[ref.record]
         if (
@@ -266,13 +276,15 @@ def _mask(run: Run, inputs: dict[str, Ref], shape: tuple[int, ...]) -> Array | N
         array = run.array(ref.record)
         if array.dtype.kind not in "biu" or not np.isin(array, (0, 1)).all():
             continue
-        # "padding_mask" is true where nothing is to be seen.
+        # A "padding_mask" is true at padding.
         return np.asarray(array == 0 if "pad" in name else array != 0)
     return None
 
 
 def _cached(run: Run, inputs: dict[str, Ref]) -> int | None:
-    """Tokens that a cache among the inputs holds: the second last of four axes."""
+    """The number of tokens in a cache among the inputs (second last of four axes), None if there is
+    none or several differ.
+    """
     extents = {
         run.records[ref.record].shape[-2]
         for name, ref in inputs.items()

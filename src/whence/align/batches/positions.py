@@ -1,8 +1,8 @@
-"""Position ids of any form: one number for each token, or several.
+"""Position ids in any layout: one number for each token, or several.
 
-Rotary embeddings of several axes (M-RoPE: time, height, width) hand on (axes, batch, tokens), and
-engines that flatten the batch (axes, tokens). Newer libraries put the plain position in front of
-the three; it alone counts the tokens then.
+Rotary embeddings with several axes (M-RoPE: time, height, width) use (axes, batch, tokens), and
+engines that flatten the batch use (axes, tokens). Newer libraries put the plain position in front
+of the three; then it alone counts the tokens.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ WITH_PLAIN = 4  # axes, the first of which is the plain position: text before ti
 
 
 def places_of(positions: Array | None, shape: tuple[int, ...]) -> Array | None:
-    """Where each token stands, (rows, tokens, axes); None where the extents do not say so.
+    """The position of each token, (rows, tokens, axes); None if the layout cannot be inferred.
 
-    positions: (tokens), (batch, tokens), or with several axes in front of, between or behind these;
-    a batch of 1 stands for all rows. shape: of the token ids, (batch, tokens), or (tokens,) of a
-    flattened batch, which is one row here.
+    positions: (tokens), (batch, tokens), or with a further axis of components at any place; a batch
+    of 1 stands for all rows. shape: of the token ids, (batch, tokens), or (tokens,) for a flattened
+    batch, which is one row here.
     """
     if positions is None or positions.dtype.kind not in "iu" or not shape:
         return None
@@ -37,7 +37,9 @@ def places_of(positions: Array | None, shape: tuple[int, ...]) -> Array | None:
 
 
 def _with_axes(positions: Array, batch: int, tokens: int) -> Array | None:
-    """(batch or 1, tokens, axes) of positions in whatever order their axes are."""
+    """The positions as (batch or 1, tokens, axes), whatever the order of their axes; None if it
+    cannot be inferred.
+    """
     shape, rows = positions.shape, (batch, 1)
     if shape in ((tokens,), *((n, tokens) for n in rows)):
         return positions.reshape(-1, tokens, 1)
@@ -53,10 +55,10 @@ def _with_axes(positions: Array, batch: int, tokens: int) -> Array | None:
 
 
 class Course:
-    """How far the positions of one row have come, and so which token may be its next.
+    """The positions of one row so far, which decide what position may come next.
 
-    Text goes up by one on all axes. The tokens of a picture or film count through a grid that
-    begins where the text ended; the text behind it goes on above the highest number of the grid.
+    Text counts up by one on all axes. The tokens of a picture or film count through a grid that
+    starts where the text ended; later text continues above the highest number of the grid.
     """
 
     __slots__ = ("_last", "_origin", "_top")
@@ -66,11 +68,11 @@ class Course:
         self._top = max(first)
 
     def follows(self, place: Place) -> bool:
-        """Could a token here be the next of the row?"""
+        """Whether a token at this position may be the next one of the row."""
         return self._is_text(place) or (len(place) > 1 and self._is_in_grid(place))
 
     def go(self, places: Sequence[Place]) -> None:
-        """The row goes on with these tokens."""
+        """Continue the row with tokens at these positions."""
         for place in places:
             if self._is_text(place):
                 self._origin = place
@@ -80,7 +82,9 @@ class Course:
         return len(place) == len(self._last) and all(n == self._top + 1 for n in place)
 
     def _is_in_grid(self, place: Place) -> bool:
-        """Each axis stays, goes up by one or starts again; time may leap or stay."""
+        """Whether the position may be the next one in a grid: height and width stay, go up by one
+        or restart; time does not fall below the start of the grid.
+        """
         if place == self._last or len(place) != len(self._last):
             return False
         time, *other_axes = zip(place, self._last, self._origin, strict=True)
@@ -90,7 +94,7 @@ class Course:
 
 
 def rows_of(places: Sequence[Place]) -> Iterator[tuple[int, int]]:
-    """(start, stop) of every row in a flattened batch, told apart by their positions."""
+    """(start, stop) of every row in a flattened batch, separated by their positions."""
     start = 0
     course = Course(places[0])
     for index, place in enumerate(places[1:], start=1):

@@ -1,7 +1,7 @@
-"""What a run generated: its prompts, the tokens that followed, and where the logits of each lie.
+"""The generations of a run: its prompts, the generated tokens, and where their logits are.
 
-A prompt is known by its token ids and tied to a (call of the root, row of its batch). `sequences`
-tells rows apart and follows them from call to call.
+A prompt is identified by its token ids and belongs to a (call of the root, row of its batch).
+`sequences` separates rows and follows them from call to call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from whence.records.marks import Mark, has_mark
 
 
 class TokenLogits(NamedTuple):
-    """Logits after one token. row: of the batch. key: index of the record's first axes."""
+    """The place of the logits after one token. row: of the batch; key: indices into the first axes
+    of the record.
+    """
 
     call: int
     row: int
@@ -38,12 +40,12 @@ class TokenLogits(NamedTuple):
 
 @dataclass(slots=True)
 class Prompt:
-    """One sequence that a root was given. prompt: how many of its tokens came with the first call;
-    the others were generated.
+    """One sequence that a root processed. prompt: number of tokens in the first call; the others
+    were generated.
 
-    calls: of the root that it went through. scores: logits after token i, which say what token i +
-    1 is. siblings: indices of the prompts with the same ids in the same calls, between which a
-    beam search may move rows.
+    calls: ids of the root calls that processed it. scores: by i, the place of the logits after
+    token i, which predict token i + 1. siblings: indices of prompts with the same ids in the same
+    calls, between which a beam search may exchange rows.
     """
 
     call: Call
@@ -63,11 +65,11 @@ class Prompt:
 def prompts(
     run: Run, hints: Sequence[tuple[int, ...]] = (), whys: list[str] | None = None
 ) -> list[Prompt]:
-    """Every sequence of token ids that a root of this run scores, in the order of its calls. Reads
-    tokens, masks and positions, no logits.
+    """Every sequence of token ids for which a root of this run computes logits, in the order of
+    calls. Reads tokens, masks and positions, but no logits.
 
-    hints: sequences of the other run, as `sequences_of` takes them. whys: gets a sentence for
-    every root of which the last real tokens are not known; it has no prompts then.
+    hints: token sequences of the other run (see `sequences_of`). whys: gets a sentence for every
+    root whose last real tokens are not known, which then has no prompts.
     """
     out: list[Prompt] = []
     following: dict[int, list[Call]] = defaultdict(list)
@@ -115,7 +117,7 @@ def _roots(run: Run, following: Iterable[Sequence[Call]]) -> list[list[Call]]:
 
 
 def _as_batch(batch: Batch) -> Batch:
-    """A call on one row without an axis for the batch, as a batch of one."""
+    """The batch; a single row without a batch axis becomes a batch of one."""
     if batch.flat and len(batch.rows) == 1 and not batch.rows[0].places:
         return dataclasses.replace(batch, shape=(1, *batch.shape))
     return batch
@@ -177,7 +179,7 @@ def _followed(
 def _where(
     record: Record, batch: Batch, row: int, token: int, last: bool, logits_only: bool
 ) -> tuple[int, ...] | None:
-    """The index of the logits after a row's token; None where they were not made or kept."""
+    """The index of the logits after a row's token; None if they were not computed or kept."""
     shape = record.shape
     if batch.flat:
         if shape[0] == batch.width:
@@ -197,7 +199,9 @@ def _where(
 
 
 def _vocabulary(run: Run, root: Call) -> int:
-    """Rows of a root's largest embedding, the least width of its logits; 0 for none."""
+    """The number of rows of a root's largest embedding, 0 without one. Its logits are at least as
+    wide.
+    """
     calls = (
         c
         for c in run.calls
@@ -209,11 +213,11 @@ def _vocabulary(run: Run, root: Call) -> int:
 
 
 def _scores(run: Run, batch: Batch, following: Iterable[Call], least: int) -> Record | None:
-    """The logits that a call of the root makes, or a call beside it behind it; None where none are
-    as wide as its token ids.
+    """The record of the logits of a root call or of a call that follows it; None if no output is
+    wide enough for its token ids.
 
-    A field called logits, else the widest: states of a model have fewer channels than it knows
-    tokens. least: entries they have.
+    An output named logits, else the widest one: hidden states have fewer channels than there are
+    tokens. least: smallest width of the logits.
     """
     least = max(
         least,
@@ -248,7 +252,7 @@ def _fits(record: Record, batch: Batch, least: int) -> bool:
 
 
 class Together(NamedTuple):
-    """A prompt of both runs: its index in either, and how many tokens they share at the start."""
+    """A prompt of both runs: its index in each, and the number of tokens shared from the start."""
 
     reference: int
     target: int
@@ -256,9 +260,9 @@ class Together(NamedTuple):
 
 
 def together(reference: Sequence[Prompt], target: Sequence[Prompt]) -> list[Together]:
-    """Pair prompts, each once: equal ids in order of their calls, then sequences that start alike.
+    """Pair prompts, each once: by equal ids in the order of calls, then by a common start.
 
-    shared is the least of the rows that hold one prompt in one call: a beam search moves them.
+    `shared` is the minimum over siblings, since a beam search exchanges their rows.
     """
     free: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for n, target_prompt in enumerate(target):

@@ -1,10 +1,9 @@
-"""Sequences: the rows of one run's batches paired with the other's, however either was batched,
-padded or cached.
+"""Pairs the sequences of two runs, however either was batched, padded or cached.
 
-A *sequence* is what one row of a batch holds: its tokens, or for inputs that are no tokens the row
-itself. It lies in one call of the root, padded or not, or in a chain of them (a prompt, then one
-token a step with a cache; or the whole prompt again at every step, of which each adds its last
-token). Where the batches of both runs have the same shapes and rows, nothing is done.
+A *sequence* is the content of one row of a batch: its tokens, or the row itself for inputs without
+tokens. It lies in one call of the root, padded or not, or in a chain of calls: a prompt, then one
+token per step with a cache; or the whole text again at every step, each time with one more token.
+If the batches of both runs have the same shapes and rows, nothing is done.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from whence.records.slots import is_cache, is_input, is_written
 
 Tokens = tuple[object, ...]
 
-_ENOUGH = 0.5  # of the shorter of two sequences must agree for them to be one
+_ENOUGH = 0.5  # least share of the shorter of two sequences that agrees if they are paired
 
 
 class Piece(NamedTuple):
     """Tokens [start, stop) of a row of one root call, in the call's own token axis.
 
-    row: index of the row in the batch, flattened or not. total: tokens the piece can see, cached
-    ones included. whole: does the piece reach to the call's last token?
+    row: index of the row in the batch, flattened or not. total: number of tokens visible to the
+    piece, including cached ones. whole: whether the piece contains the row's last token.
     """
 
     call: int
@@ -42,9 +41,9 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class TokenSequence:
-    """One sequence: its tokens (or the bytes of its row) and the pieces in which they went through
-    the model. padded: a call was wider than its row. course: how far its positions have come, None
-    where they are not known.
+    """One sequence: its tokens (or the bytes of its row) and the pieces in which the model
+    processed them. padded: whether a call was wider than its row. course: the positions so far,
+    None if they are not known.
     """
 
     tokens: Tokens
@@ -53,7 +52,7 @@ class TokenSequence:
     course: Course | None = None
 
     def goes_on(self, places: Sequence[Place]) -> bool:
-        """Could tokens at these positions be the next ones?"""
+        """Whether tokens at these positions may be the next ones of the sequence."""
         return bool(
             self.tokens and places and self.course is not None and self.course.follows(places[0])
         )
@@ -71,8 +70,8 @@ class TokenSequence:
 def sequences_of(batches: Sequence[Batch], hints: Sequence[Tokens] = ()) -> list[TokenSequence]:
     """The sequences of a root, each with its pieces in order.
 
-    hints: sequences of the other run. They decide which of several sequences of one length a row
-    of a flattened batch continues.
+    hints: token sequences of the other run, which decide which of several equally long sequences a
+    row of a flattened batch continues.
     """
     sequences: list[TokenSequence] = []
     open_: list[TokenSequence] = []
@@ -98,7 +97,9 @@ def sequences_of(batches: Sequence[Batch], hints: Sequence[Tokens] = ()) -> list
 
 
 def _continues(previous: Batch, batch: Batch, open_: Sequence[TokenSequence]) -> str:
-    """How a call continues rows: "cache" (new tokens only), "again" (all and new ones) or ""."""
+    """How a call continues the rows of the previous one: "cache" (with new tokens only), "again"
+    (with the whole text) or "" (not at all).
+    """
     if batch.size != previous.size or len(open_) != len(batch.rows):
         return ""
     if _has_grown(previous, batch, open_):
@@ -113,15 +114,17 @@ def _continues(previous: Batch, batch: Batch, open_: Sequence[TokenSequence]) ->
 
 
 def _takes_up_caches(previous: Call, call: Call) -> bool:
-    """Is a call given a cache that the one before left? Its shape says nothing of tokens where it
-    is a state.
+    """Whether a call reads a cache that the previous call wrote. If the cache is a state, its shape
+    does not show a number of tokens.
     """
     left = {ref.record for ref in previous.refs if is_written(ref.slot)}
     return any(is_input(r.slot) and is_cache(r.slot) and r.record in left for r in call.refs)
 
 
 def _has_grown(previous: Batch, batch: Batch, open_: Sequence[TokenSequence]) -> bool:
-    """Does every row add to its tokens so far? Some rows of a fixed length may have ended."""
+    """Whether every row starts with its tokens so far and adds some. Rows of a fixed length that
+    have ended need not add any.
+    """
     rows = [(s.tokens, row.tokens) for s, row in zip(open_, batch.rows, strict=True)]
     if any(tokens[: len(start)] != start for start, tokens in rows):
         return False
@@ -139,8 +142,8 @@ def _flat_step(
     sequences: list[TokenSequence],
     hints: Sequence[Tokens],
 ) -> list[TokenSequence]:
-    """Add the rows of a flattened batch. One whose first position follows a sequence's last
-    continues it, another begins a sequence. Returns the sequences that may go on.
+    """Add the rows of a flattened batch. A row continues the sequence whose last position precedes
+    its first; otherwise it starts a new sequence. Returns the sequences that may continue.
     """
     free = list(open_)
     now: list[TokenSequence] = []
@@ -152,7 +155,7 @@ def _flat_step(
             sequence = TokenSequence(())
             sequences.append(sequence)
         else:
-            # Requests keep their order: positions of two may follow on each other by chance.
+            # The positions of two requests may be consecutive by chance; requests keep their order.
             behind = free[free.index(sequence) + 1 :][:1]
             starts = (
                 n for n in range(1, len(places)) if any(s.goes_on(places[n:]) for s in behind)
@@ -171,8 +174,8 @@ def _flat_step(
 def _continued(
     fits: Sequence[TokenSequence], tokens: Tokens, hints: Sequence[Tokens]
 ) -> TokenSequence | None:
-    """The sequence that these tokens follow in the other run, else one that is not at its end
-    there, else the first: requests keep their order.
+    """The sequence that these tokens continue: one that does so in the other run, else one that has
+    not ended there, else the first, since requests keep their order.
     """
     if len(fits) < 2 or not hints:
         return next(iter(fits), None)
@@ -185,9 +188,9 @@ def _continued(
 def same_batches(
     reference: Sequence[Batch], target: Sequence[Batch], *, in_this_order: bool = False
 ) -> bool:
-    """Do both runs have batches of one form, call by call? Rows that differ are then a difference
-    of inputs, unless they are the other run's in another order. in_this_order: does each call
-    depend on those before it, as in a training?
+    """Whether both runs have batches of equal shapes, call by call. Rows that differ are then a
+    difference of inputs, unless the other run has them in another order. in_this_order: whether
+    each call depends on earlier ones, as in a training.
     """
     pairs = list(zip(reference, target))
     if any(a.shape != b.shape for a, b in pairs):
@@ -205,9 +208,10 @@ def same_batches(
 def _elsewhere(
     reference: Sequence[tuple[Tokens, int]], target: Sequence[tuple[Tokens, int]]
 ) -> bool:
-    """Is a row (tokens, padding before it) elsewhere in the other batch, or behind other padding?
+    """Whether a row (tokens, padding before it) is at another place in the other batch, or has
+    other padding before it.
 
-    A single token is in two rows by chance; a row's bytes are not.
+    A single token may be in two rows by chance; a row's bytes are not.
     """
     unequal = [(a, b) for a, b in zip(reference, target, strict=False) if a != b]
     target_tokens = {tokens for _, (tokens, _) in unequal}
@@ -219,7 +223,9 @@ def _elsewhere(
 
 
 class Match(NamedTuple):
-    """A pair of sequences: their first `shared` tokens, after `ahead` more in the target."""
+    """A pair of sequences that share their first `shared` tokens; the target has `ahead` further
+    tokens before these.
+    """
 
     reference: TokenSequence
     target: TokenSequence
@@ -228,7 +234,7 @@ class Match(NamedTuple):
 
 
 def matched(references: Sequence[TokenSequence], targets: Sequence[TokenSequence]) -> list[Match]:
-    """Pair sequences, each once: equal ones, then those that end alike or start alike."""
+    """Pair sequences, each once: equal ones first, then those with a common end or start."""
     exact: dict[Tokens, list[TokenSequence]] = defaultdict(list)
     for sequence in targets:
         exact[sequence.tokens].append(sequence)
@@ -258,15 +264,15 @@ def matched(references: Sequence[TokenSequence], targets: Sequence[TokenSequence
 
 
 def shared_start(a: Tokens, b: Tokens) -> int:
-    """How many tokens two sequences have in common from the first on."""
+    """The length of the common start of two token sequences."""
     unequal = (n for n, (x, y) in enumerate(zip(a, b)) if x != y)
     return next(unequal, min(len(a), len(b)))
 
 
 def followers(calls: Iterable[Call]) -> dict[int, int]:
-    """Outermost calls of a module of a root -> the root's own call that they follow, by id.
+    """By id of an outermost call of a root's module, the id of the root's own call that it follows.
 
-    A module that is called before the root ever was (an encoder) is a root of its own.
+    A module that is first called before the root (an encoder) is a root of its own.
     """
     out: dict[int, int] = {}
     latest: dict[tuple[object, ...], int] = {}
