@@ -1,5 +1,5 @@
-"""Was a run beside the two compared ones asked what the reference was asked? Else it is a yardstick
-for nothing.
+"""Checks that a run besides the two compared ones had the reference's inputs and parameters; only
+then can it serve as a yardstick.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from whence.results import Plan, SlotPair
 def asked_the_same(
     reference: Run, run: Run, plan: Plan, option: str, equal: Callable[[SlotPair], bool]
 ) -> tuple[dict[str, int], list[str]]:
-    """(by root the step from which on it is another question, notes). option: what the run was
-    given with, for the words.
+    """(by root, the step from which its inputs differ; notes). option: the option that named the
+    run, for messages.
 
-    equal: whether two inputs or parameters are the same one. Raises UsageError when the runs have
-    no call in common, or when inputs or parameters differ before an output did: that is not
-    caused by the program. Indices that differ later (another token was chosen) end the use of that
-    root's steps; numbers that differ later are what the runs differ by.
+    equal: whether a pair of inputs or parameters is equal. Raises UsageError if the runs have no
+    call in common, or if inputs or parameters differ before any output does, which the program
+    cannot have caused. If integers differ later (another token was chosen), the root's further
+    steps are not used; floating-point inputs may differ later, as the runs do.
     """
     if not plan.pairs:
         raise UsageError(
@@ -74,7 +74,7 @@ def asked_the_same(
 
 
 def _unpaired(reference: Run, run: Run, plan: Plan, option: str) -> list[str]:
-    """A note where calls have no partner."""
+    """A note if calls have no partner."""
     missing = [reference.calls[i] for i in plan.unmatched_reference] + [
         run.calls[i] for i in plan.unmatched_target
     ]
@@ -89,8 +89,8 @@ def _unpaired(reference: Run, run: Run, plan: Plan, option: str) -> list[str]:
 
 
 def partner_records(reference: Run, plan: Plan, until: dict[str, int]) -> dict[int, int]:
-    """Record of the reference -> the first record paired with it, up to the step from which on it
-    is another question.
+    """By record of the reference, the first record paired with it, before the step from which the
+    inputs of its root differ (`until`).
     """
     out: dict[int, int] = {}
     for pair in plan.pairs:

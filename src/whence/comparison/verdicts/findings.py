@@ -24,7 +24,7 @@ from whence.results import (
 
 
 class Judged(NamedTuple):
-    """A region of the reference with its verdict, and whether anything it depends on was guilty."""
+    """A region of the reference with its verdict. downstream: it depends on a guilty region."""
 
     region: Region
     verdict: Verdict
@@ -37,12 +37,12 @@ def order_and_taint(
     verdicts: Mapping[tuple[int, int], Verdict],
     unseen: Collection[int] = (),
 ) -> list[Judged]:
-    """Walk the data flow in execution order and carry guilt along it.
+    """The judged regions in execution order, each with whether blame follows the data flow to it.
 
-    verdicts: by (call id, stretch). A record written by a guilty region, or by one that read such a
-    record, is tainted; the inputs of the next step of a root are tainted when an output of the step
-    before was (a generated token is chosen from it). unseen: calls whose inputs are not known: they
-    may depend on all that their root made before.
+    verdicts: by (call id, stretch). A record is tainted if a guilty region, or one that read a
+    tainted record, wrote it. All later steps of a root are tainted too, since a generated token is
+    chosen from its outputs. unseen: ids of calls whose inputs are not known; they may depend on all
+    earlier tensors of their root.
     """
     tainted: set[int] = set()
     step_tainted: dict[str, int] = {}
@@ -69,8 +69,7 @@ def order_and_taint(
             and verdict.verdict in GUILTY
             and verdict.confidence in (Confidence.CERTAIN, Confidence.LIKELY)
         ):
-            # Parameters are shared by every step: reading a wrong one taints what is written, not
-            # the parameter.
+            # All steps share parameters: reading a wrong one taints outputs, not the parameter.
             tainted.update(region.outputs)
             step_tainted.setdefault(call.root, call.step)
             root_tainted.add((call.rank, call.root))
@@ -80,8 +79,8 @@ def order_and_taint(
 def _with_wholes(
     regions: Sequence[Region], verdicts: Mapping[tuple[int, int], Verdict]
 ) -> Iterator[Region]:
-    """The regions, and behind the last stretch of a container that was judged as one (a tensor
-    under a name that others begin with) the whole of it: no verdict goes unheard.
+    """The regions, and after the last stretch of a container that also has a verdict as a whole (a
+    label whose name is a prefix of others), the container itself, so that no verdict is lost.
     """
     last = {region.call: place for place, region in enumerate(regions)}
     for place, region in enumerate(regions):
@@ -95,11 +94,11 @@ def findings(
 ) -> list[Finding]:
     """The operators at fault, most upstream first.
 
-    A region is at fault when its verdict is guilty and it is not downstream of another, or when a
-    replay on the target's own inputs shows with certainty that it adds an error of its own. What is
-    left over from two dumps alone is a consequence. Calls of one module (other steps), siblings
-    with one signature (numbers in the name starred), and modules of one type whose code differs in
-    the same words (an eps that every norm was given) are one finding.
+    A region is at fault if its verdict is guilty and it is not downstream of a guilty one, or if a
+    replay on the target's own inputs proves that it adds an error of its own. Any other guilty
+    verdict from two dumps is a consequence. Calls of one module in several steps, siblings whose
+    names differ in numbers only, and modules of one type with the same reason (an eps that every
+    norm got) form one finding.
     """
     groups: dict[tuple[str, ...], list[Judged]] = {}
     wrong = {
@@ -128,9 +127,8 @@ def findings(
     dumps_only = all(
         _from_dumps(members) and not _labels(members, calls) for _, _, members, _ in ranked
     )
-    # With replay the first in execution order is the answer; from two dumps alone the largest
-    # growth is (judge.growth). Labels stand where the user put them, so these are told as they
-    # happened.
+    # With replay, the first finding in execution order comes first; from two dumps alone, the one
+    # with the largest growth. Labels, which the user placed, stay in execution order.
     ranked.sort(key=lambda r: (r[0], -_weight(r[3]) if dumps_only else 0.0, r[1]))
     return [_finding(chosen, members, calls, plan) for _, _, members, chosen in ranked]
 
@@ -138,8 +136,8 @@ def findings(
 def _joined_by_reason(
     groups: Mapping[tuple[str, ...], list[Judged]], calls: Sequence[Call]
 ) -> list[list[Judged]]:
-    """The groups, those of one type of module whose code differs in the same words as one; members
-    in the order of execution.
+    """The groups, with those of one module type and the same reason merged; members are in
+    execution order.
     """
     joined: dict[tuple[str, ...], list[Judged]] = {}
     for key, members in groups.items():
@@ -158,8 +156,8 @@ def remarks(
     findings: Sequence[Finding],
     starred: Callable[[str], str],
 ) -> list[Remark]:
-    """What is not a finding and counts with `strict`: precision losses, passes close to their
-    limit, and code that computes something else with no effect here. In the order of execution.
+    """Remarks, which count only with `strict`, in execution order: precision losses, passes close
+    to their limit, and different code without an effect here.
     """
     named = {name for f in findings for name in (f.name, *f.also)}
     groups: dict[tuple[str, ...], list[Judged]] = {}
@@ -209,16 +207,14 @@ def _kind_of_remark(verdict: Verdict) -> str:
 
 
 def _parameter(item: Judged, calls: Sequence[Call]) -> int:
-    """The record of the parameter that a verdict is about, -1 when it is not one of the call
-    itself.
-    """
+    """The record of a verdict's parameter, -1 if it is no parameter of the call itself."""
     refs = calls[item.region.call].slots("param")
     return next((r.record for r in refs if item.verdict.slot in (r.slot, param_name(r.slot))), -1)
 
 
 def _said_above(item: Judged, calls: Sequence[Call], wrong: Collection[tuple[int, int]]) -> bool:
-    """Is it the parameter of a call around this one, which is named for it? Dumps of modules and
-    operators have it with both.
+    """Whether a call around this one is already blamed for the same parameter. Dumps of modules and
+    operators list it with both.
     """
     record, above = _parameter(item, calls), calls[item.region.call].parent
     while record >= 0 and above >= 0:
@@ -258,7 +254,7 @@ def _finding(
     name = _name(chosen, calls)
     names = dict.fromkeys(_name(m, calls) for m in members)
     sentence = verdict.sentence
-    # an overload, not what a dump calls an operator
+    # the name of an overload, not a dump's own name of an operator
     own = call.op if call.kind == "operator" and call.op.count(".") == 2 else ""
     if (
         chosen.region.stretch >= 0
@@ -295,8 +291,8 @@ def _name(item: Judged, calls: Sequence[Call]) -> str:
 
 
 def between(region: Region, calls: Sequence[Call]) -> str:
-    """Where a stretch lies: "between self_attn and post_attention_layernorm", in the container's
-    own words.
+    """The place of a stretch in its container, e.g. "between self_attn and
+    post_attention_layernorm", with names relative to the container.
     """
     above = calls[region.call].scope
     kids = [c for c in calls if c.parent == region.call]

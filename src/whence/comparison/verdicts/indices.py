@@ -27,7 +27,9 @@ _LARGEST = 1 << 24  # elements of scores that are sorted
 
 
 def notes(verdicts: Iterable[Verdict], names: Sequence[str]) -> list[str]:
-    """How many rows chose otherwise among ties, and where first. names: of the pairs of calls."""
+    """A note on the number of rows with a different choice among ties, and the first call with one.
+    names: of the pairs of calls.
+    """
     by_pair: dict[int, int] = {}
     for verdict in verdicts:
         by_pair[verdict.pair] = max(
@@ -47,7 +49,7 @@ def notes(verdicts: Iterable[Verdict], names: Sequence[str]) -> list[str]:
 
 
 class Indices:
-    """Verdicts that depend on growth alone, of calls that choose among scores."""
+    """Revises verdicts that rest on error growth alone, for calls that choose among scores."""
 
     def __init__(self, errors: PairErrors) -> None:
         self._paired, self.errors = errors.paired, errors
@@ -60,11 +62,11 @@ class Indices:
         inputs: Sequence[SlotPair],
         outputs: Sequence[tuple[str, SlotPair]],
     ) -> Verdict:
-        """The verdict, where indices that differ, or what depends on a choice, prove what it says;
-        else what they do prove.
+        """The verdict, revised if it rests on indices that differ or on tensors that depend on a
+        choice, since ties may explain these.
 
-        inputs, outputs: the tensors that the verdict is based on; outputs by the name of their
-        slot.
+        inputs, outputs: the tensors that the verdict is based on; outputs as (name of the slot,
+        pair).
         """
         by_growth = verdict.verdict == VerdictKind.INTRODUCED and verdict.evidence in (
             Evidence.TWO_DUMPS,
@@ -136,10 +138,11 @@ class Indices:
         return verdict.withdrawn(kind, words, numbers=numbers)
 
     def after_ties(self, verdicts: dict[tuple[int, int], Verdict], ties_at: int) -> None:
-        """Withdraw verdicts that rest only on a moved mean or norm, of calls from `ties_at` on.
+        """Withdraw, in place, verdicts that rest only on a changed mean or norm, of calls from
+        `ties_at` on.
 
-        Rows that were routed otherwise hold all of the error there; figures of a tensor move
-        otherwise by it than by rounding.
+        There, rows that were routed differently hold all of the error, and they change the
+        statistics of a tensor in other ways than rounding does.
         """
         for (call, stretch), verdict in verdicts.items():
             growth = verdict.numbers.get("growth")
@@ -172,7 +175,9 @@ class Indices:
         )
 
     def _ranked(self, slot: SlotPair, among: Sequence[SlotPair]) -> ties.RankedScores | None:
-        """The indices of a slot, judged by the first tensor that they can have been chosen from."""
+        """The indices of a slot, judged by the first tensor whose scores they may rank; None if
+        there is none.
+        """
         indices = self._paired.arrays(slot)
         if indices is None or indices[0].shape != indices[1].shape or not indices[0].size:
             return None
@@ -197,8 +202,8 @@ class Indices:
         return None
 
     def _share(self, slot: SlotPair) -> float:
-        """The share of indices that differ, 0 where the elements are not there; of a mask, of the
-        places that either side has set.
+        """The share of indices that differ; for a mask, relative to the places that either side has
+        set. 0 if elements were not kept or shapes differ.
         """
         arrays = self._paired.arrays(slot)
         if arrays is None or arrays[0].shape != arrays[1].shape or not arrays[0].size:
@@ -217,7 +222,7 @@ class Indices:
         return float(np.count_nonzero(a != b) / max(of, 1))
 
     def _few_rows(self, outputs: Sequence[tuple[str, SlotPair]]) -> bool:
-        """Is the error of every output that of a few rows?"""
+        """Whether the error of every output lies in a few rows."""
         for _, slot in outputs:
             if not self._differs(slot):
                 continue

@@ -32,8 +32,8 @@ Verdicts = dict[tuple[int, int], Verdict]
 
 
 def judged(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
-    """The verdicts, with calls guilty that draw otherwise than the reference; two dumps of calls
-    that draw what was not recorded show nothing.
+    """The verdicts, with calls guilty that draw random numbers differently from the reference.
+    Verdicts from two dumps become `undetermined` if a call draws numbers that were not recorded.
     """
     out = dict(verdicts)
     for key, verdict in verdicts.items():
@@ -70,7 +70,7 @@ def judged(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
 
 
 def _drawn_unseen(run: Run, call: Call, slot: str) -> str:
-    """Why an output of a call could not be followed, where that is random numbers; else ""."""
+    """The reason, if random numbers are why an output of a call could not be followed; else ""."""
     if is_without_program(call, NoProgram.RANDOM):
         return call.no_program
     program = run.programs.get(call.program)
@@ -79,7 +79,9 @@ def _drawn_unseen(run: Run, call: Call, slot: str) -> str:
 
 
 def random_numbers(paired: PairedRuns) -> RandomNumbers | None:
-    """Where the runs drew other random numbers; None where they drew the same, or none."""
+    """The first call with different random numbers in the two runs, and the number of such calls;
+    None if all are equal or there are none.
+    """
     first: Call | None = None
     calls = 0
     for pair, slots in zip(paired.plan.pairs, paired.slots, strict=True):
@@ -95,14 +97,14 @@ def random_numbers(paired: PairedRuns) -> RandomNumbers | None:
 
 
 class _Drawn(NamedTuple):
-    """Where the target drew numbers, and what the reference drew there."""
+    """A draw of the target: the call, and the hash of the numbers that the reference drew there."""
 
     call: Call
     reference_hash: str
 
 
 class _Recomputed:
-    """What both runs drew where a backward pass ran calls again."""
+    """The random numbers that both runs drew when a backward pass repeated forward calls."""
 
     def __init__(self, paired: PairedRuns) -> None:
         self._paired = paired
@@ -119,7 +121,7 @@ class _Recomputed:
         return drawn
 
     def otherwise(self, slot: SlotPair, call: Call, partner: Call) -> str:
-        """Did the target draw other numbers when it ran a call again, and the reference not?"""
+        """A sentence if only the target drew other numbers when it repeated a call; else ""."""
         parted = []
         for drawn, side, own, record in zip(
             self._drawn,
@@ -143,8 +145,8 @@ def _place(call: Call) -> tuple[object, ...]:
 
 
 def _in_order(paired: PairedRuns) -> list[int]:
-    """Pairs of calls that draw, in the order of execution. A backward pass reads what its forward
-    pass drew; a recomputation is to draw it again.
+    """Indices of pairs of forward calls that draw, in execution order. A backward pass reads the
+    numbers of its forward pass, and a recomputation must repeat them, so neither counts.
     """
     calls = [(paired.calls[p.reference], k) for k, p in enumerate(paired.plan.pairs)]
     forward = [(call.order, k) for call, k in calls if call.phase == "forward"]
@@ -154,8 +156,8 @@ def _in_order(paired: PairedRuns) -> list[int]:
 def _drawn_otherwise(
     index: int, paired: PairedRuns, earlier: dict[str, _Drawn], recomputed: _Recomputed
 ) -> Iterator[tuple[int, str]]:
-    """(segment, what is wrong in words) of what a call of the target draws. earlier: what it drew
-    before, by hash; what this call draws is added.
+    """(segment, fault in words) of each wrong draw in a call of the target. earlier: earlier draws
+    by hash; the call's own are added.
     """
     pair = paired.plan.pairs[index]
     call, partner = paired.calls[pair.reference], paired.target.calls[pair.target]
@@ -201,7 +203,9 @@ def _misdrawn(paired: PairedRuns, slot: SlotPair, draw: ProgramDraw, target: Pro
 
 
 def _drawn_again(paired: PairedRuns, slot: SlotPair, call: Call, earlier: dict[str, _Drawn]) -> str:
-    """Did the target draw numbers that it had drawn before, where the reference drew others?"""
+    """A sentence if the target repeats numbers that it drew earlier while the reference draws new
+    ones; else "".
+    """
     drawn, drawn_in_target = paired.records(slot)
     is_floating = dtypes.is_floating(drawn_in_target.dtype)
     bits = judge.chance_bits(drawn_in_target.statistics, is_floating=is_floating)
@@ -215,7 +219,7 @@ def _drawn_again(paired: PairedRuns, slot: SlotPair, call: Call, earlier: dict[s
 
 
 def _segment(program: Program, draw: ProgramDraw) -> int:
-    """The stretch of a container that first reads what it drew."""
+    """The stretch of a container that first reads the drawn numbers."""
     place = program.inputs.index(draw.slot)
     reader = next(
         (

@@ -28,7 +28,7 @@ F64 = npt.NDArray[np.float64]
 
 
 class RankFaults:
-    """Explains findings of joined calls."""
+    """Explains findings of calls whose tensors were joined from several ranks."""
 
     def __init__(self, replays: CallReplays) -> None:
         self._replayer, self.paired = replays.replayer, replays.paired
@@ -36,7 +36,7 @@ class RankFaults:
         self.derived = {m.record: m for m in self.paired.plan.made_target}
 
     def explained(self, verdicts: dict[tuple[int, int], Verdict]) -> dict[tuple[int, int], Verdict]:
-        """The verdicts, with what the ranks did wrong where that can be shown."""
+        """The verdicts, with the error between ranks in the sentence if it can be shown."""
         drifted = ""
         for key, verdict in sorted(verdicts.items(), key=self._when):
             if (
@@ -90,13 +90,15 @@ class RankFaults:
 
     @staticmethod
     def _follows(call: Call, partner: Call) -> bool:
-        """Can a call of joined ranks be wrong because its ranks had drifted apart before?"""
+        """Whether a call may be wrong only because its ranks had drifted apart before."""
         return bool(marks.shown_rank(partner)) and (call.step > 0 or call.phase != "forward")
 
     # ---- pieces
 
     def _parameter(self, verdict: Verdict) -> str:
-        """Whose piece of a parameter is not the reference's, and whose it is instead."""
+        """The ranks whose shard of a parameter is wrong, and whose shard a rank holds instead, in
+        words; "" if it cannot be shown.
+        """
         slot = self.paired.slot(verdict.pair, verdict.slot)
         arrays = self.paired.arrays(slot) if slot is not None else None
         if (
@@ -130,7 +132,7 @@ class RankFaults:
         )
 
     def _ranks(self, record: int) -> int:
-        """Of how many ranks' pieces a tensor is made; 0 when it is not."""
+        """The number of ranks whose shards form a tensor; 0 if it was not joined from ranks."""
         derived = self.derived.get(record)
         if derived is None:
             return 0
@@ -139,14 +141,14 @@ class RankFaults:
         return max((self._ranks(r) for _, ids in derived.operands for r in ids), default=0)
 
     def _share(self, record: int) -> int:
-        """By how much a tensor of the ranks was divided: of how many losses it is the mean."""
+        """The number of losses by which a tensor of the ranks was divided, 1 if it was not."""
         derived = self.derived.get(record)
         node = dims.parse(derived.dims) if derived is not None else None
         return node.parts if isinstance(node, dims.Share) else 1
 
     def _filled(self, record: int, piece: Callable[[int, int], Array]) -> Array:
-        """A tensor made of the ranks' pieces, with others in their place. piece: of a record and
-        the place of its rank.
+        """A joined tensor with its shards replaced. piece: (record, number of the rank) -> the new
+        shard.
         """
         derived = self.derived[record]
         ids = [r for _, records in derived.operands for r in records]
@@ -188,8 +190,8 @@ class RankFaults:
         return words or swapped(*arrays, n)
 
     def _cut(self, index: int, call: Call) -> dict[str, SlotPair]:
-        """The slots a call reads of which the target's ranks hold pieces: inputs, or parameters
-        when no input is.
+        """The slots of a call that the target's ranks hold in shards: inputs, or parameters if no
+        input is sharded.
         """
         slots = [r.slot for r in call.refs if is_read(r.slot)]
         if call.program:
@@ -216,7 +218,9 @@ class RankFaults:
         n: int,
         output: Array,
     ) -> str:
-        """What multiples of the ranks' parts the output is made of, where it is."""
+        """The factors with which the ranks' partial sums enter the output, in words; "" if the
+        output is no such combination.
+        """
         parts = self._parts(index, call, name, pieces, n)
         if not parts or any(p.shape != output.shape for p in parts):
             return ""
@@ -244,7 +248,7 @@ class RankFaults:
     def _parts(
         self, index: int, call: Call, name: str, pieces: Mapping[str, SlotPair], n: int
     ) -> list[F64]:
-        """What each rank's pieces alone give, and what is left without any (a bias); [] where the
+        """The output of each rank's shards alone, then the output without any (a bias); [] if the
         operator is not linear in them.
         """
         whole = {slot: self.paired.target.array(p.target_record) for slot, p in pieces.items()}
@@ -264,7 +268,7 @@ class RankFaults:
         return [*parts, bias] if error <= 1e-4 * norm(total) else []
 
     def _only(self, record: int, rank: int | None) -> Array:
-        """A joined tensor with zeros in the place of all pieces but one rank's."""
+        """A joined tensor with zeros in place of the shards of all other ranks."""
 
         def piece(piece_record: int, place: int) -> Array:
             array = self.paired.target.array(piece_record)
@@ -273,8 +277,8 @@ class RankFaults:
         return self._filled(record, piece)
 
     def _run(self, index: int, call: Call, name: str, replaced: Mapping[str, Array]) -> F64:
-        """The reference's program on the target's inputs, some of them or of its parameters
-        replaced; a linear layer without one too.
+        """An output of the reference's program on the target's inputs, with some inputs or
+        parameters replaced. A linear layer needs no program. Raises ReplayRefused.
         """
         replayer = self._replayer
         if replayer is not None and call.program:
@@ -324,7 +328,7 @@ _LINEAR = {"input.0", "param.weight", "param.bias", "output.0"}
 
 
 def _places(derived: Made) -> list[int]:
-    """Of each operand of a tensor joined from ranks, the place of its rank."""
+    """For each operand of a tensor joined from ranks, the number of its rank."""
     return [
         int(name[1:]) if name[1:].isdigit() else i
         for name, ids in derived.operands
@@ -349,8 +353,8 @@ def norm(x: npt.NDArray[np.float64]) -> float:
 
 
 def undivided(share: Array, output: Array, ranks: int) -> str:
-    """Is the output what one rank was given, before it was divided by the number of losses? share:
-    what it was given, divided.
+    """A sentence if the output is one rank's input before it was divided by the number of losses;
+    else "". share: the divided input.
     """
     expected = share.astype(np.float64)
     if ranks == 1 or expected.shape != output.shape or not norm(expected):

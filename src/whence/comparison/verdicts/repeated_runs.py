@@ -1,5 +1,5 @@
-"""The stage for further runs of the reference (A/A): what does not repeat itself there is no fault
-of the target.
+"""The stage for further runs of the reference (A/A): a difference that also occurs between runs of
+the reference is no fault of the target.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Tell = Callable[[int, int, str], None]  # done, of, what
 
 
 class RepeatedRuns:
-    """The reference against further runs of it, `runs`: by record, how far they part; by region,
-    whether it repeats itself.
+    """Compares the reference with further runs of it (`runs`): how much each record differs, and
+    which regions are nondeterministic.
 
-    Of no further run everything here is empty, and nothing is judged otherwise. Raises UsageError
-    when a run is not a repetition (`asked_the_same`). Tensors are read one pair at a time.
+    Without further runs, everything is empty and no verdict changes. Raises UsageError if a run is
+    no repetition (`asked_the_same`). Tensors are read one pair at a time.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class RepeatedRuns:
             if error.exact:
                 continue
             if error.value is None or not np.isfinite(error.value):
-                # No finite number: this explains nothing, so what the target does here is judged as
-                # without further runs.
+                # Without a finite spread nothing is explained: the target is judged here as if
+                # there were no further runs.
                 unmeasured.append(error.why or measured.why or "NaN or Inf in one of the two")
                 errors[a] = 0.0
                 continue
@@ -146,9 +146,7 @@ class RepeatedRuns:
         yield from unreadable
 
     def _equal(self, run: Run, slot: SlotPair) -> bool:
-        """Bitwise, as far as is known: of two records without hashes or elements nothing says that
-        they differ.
-        """
+        """Whether both records are bitwise equal; True if neither hashes nor elements are known."""
         a, b = self.reference.records[slot.reference_record], run.records[slot.target_record]
         if a.dtype != b.dtype or a.shape != b.shape:
             return False
@@ -161,14 +159,14 @@ class RepeatedRuns:
         except ElementsMissing:
             return True
 
-    # ---- what the other stages ask
+    # ---- results for other stages
 
     def spread(self, record: int, measured: Measured) -> float:
-        """The spread of a record of the reference, 0 where there is none; `measured`: the same
-        record against the target.
+        """The run-to-run spread of a record of the reference (relative 2-norm, 1 for an exact
+        dtype), 0 if there is none. measured: the same record against the target.
 
-        Of an exact kind it covers at most `LIMITS.spread` times as many elements as part between
-        the runs.
+        For an exact dtype it is 0 if more than `LIMITS.spread` times as many elements differ in the
+        target as between runs of the reference.
         """
         spread = self.largest.get(record, 0.0)
         if spread and record in self._flips:
@@ -181,8 +179,8 @@ class RepeatedRuns:
         return spread
 
     def find(self, regions: Iterable[Region]) -> None:
-        """Which regions do not repeat themselves: their inputs are bitwise equal in a further run,
-        an output is not.
+        """Find the nondeterministic regions: their inputs are bitwise equal in a further run, an
+        output is not.
         """
         for region in regions:
             for number, (partners, errors) in enumerate(zip(self._partners, self._errors)):
@@ -195,8 +193,8 @@ class RepeatedRuns:
                         self._regions[key] = max(self._regions.get(key, 0.0), errors[record])
 
     def elementwise(self, record: int) -> Array | None:
-        """By how much each element of an output differs between runs whose inputs were equal there;
-        None: it repeats itself.
+        """How much each element of an output differs between runs with equal inputs of its region;
+        None if it does not differ.
         """
         if record not in self._unrepeated:
             return None
@@ -211,8 +209,8 @@ class RepeatedRuns:
     def explained(
         self, verdicts: Mapping[Key, Verdict], figures: Iterable[tuple[int, judge.ReplayError]]
     ) -> dict[Key, Verdict]:
-        """The verdicts, `nondeterministic` where the spread explains them. figures: by call, those
-        of the replay on the target.
+        """The verdicts, `nondeterministic` if the spread explains them. figures: (call, figures) of
+        replays on the target's inputs.
         """
         out = dict(verdicts)
         for key, spread in self._regions.items():
@@ -237,8 +235,8 @@ class RepeatedRuns:
     def _repetition(
         self, call: Call, verdict: Verdict, target: Sequence[judge.ReplayError]
     ) -> Verdict:
-        """Where inputs part too: each further run is replayed on its own inputs, and what it scores
-        is allowed.
+        """The verdict, `nondeterministic` if a further run, replayed on its own differing inputs,
+        has errors as large as the target's.
         """
         for number, run in enumerate(self.runs):
             errors, pair = self._errors[number], self._pairs[number].get(call.id)
@@ -248,7 +246,7 @@ class RepeatedRuns:
             replayer = self._replayers.setdefault(
                 number, Replayer(self.reference, run, allow=self.allow, model=self.model)
             )
-            # A parameter that training moved is the further run's own.
+            # The replay uses the further run's own parameters, which training may have changed.
             initial = dict.fromkeys(slots, False)
             partner = run.calls[pair.target]
             local = replayer.figures(
@@ -261,7 +259,7 @@ class RepeatedRuns:
         return verdict
 
     def summary(self) -> Repetition | None:
-        """What goes into the answer; None without further runs."""
+        """The summary for the answer; None without further runs."""
         if not self.runs:
             return None
         order = sorted(

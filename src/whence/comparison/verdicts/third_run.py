@@ -22,11 +22,11 @@ Tell = Callable[[int, int, str], None]  # done, of, what
 
 
 class ThirdRunJudge:
-    """Reference and target against a third run. Without one, nothing is measured and every verdict
-    stays as it is.
+    """Compares reference and target with a third run. Without one, nothing is measured and no
+    verdict changes.
 
-    Tensors are read three at a time, each three once. Raises UsageError when the third run was
-    asked something else (`asked_the_same`) or is not of higher precision than the reference.
+    Corresponding tensors of the three runs are read together, once. Raises UsageError if the third
+    run had other inputs (`asked_the_same`) or has no higher precision than the reference.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class ThirdRunJudge:
             self._must_be_finer(run)
 
     def _equal(self, slot: SlotPair) -> bool:
-        """The same value up to rounding to the coarser dtype; what was not kept is not known to
-        differ.
+        """Whether both records are equal up to rounding to the coarser dtype; True if elements were
+        not kept.
         """
         assert self.run is not None
         a, b = self.reference.records[slot.reference_record], self.run.records[slot.target_record]
@@ -79,8 +79,8 @@ class ThirdRunJudge:
             )
 
     def of(self, reference: int, target: int) -> judge.ThreeWay | None:
-        """Both records against the third run's; None where it has no partner, no elements, or no
-        errors can be told.
+        """The errors of both records against the third run's; None if that has no such record,
+        elements are missing, or the errors mean nothing.
         """
         key = (reference, target)
         if self.run is None or reference not in self._partners:
@@ -104,11 +104,11 @@ class ThirdRunJudge:
         partners: Mapping[int, int],
         error: Callable[[SlotPair], judge.PairError],
     ) -> dict[Key, Verdict]:
-        """The verdicts with their three-way numbers, and where no replay was possible, with what
-        the third run says.
+        """The verdicts with three-way numbers; those without a replay are revised with the help of
+        the third run.
 
-        partners: record of the reference -> of the target. error: of such a pair, from the two
-        dumps.
+        partners: record of the reference -> record of the target. error: the error of such a pair,
+        from the two dumps.
         """
         out = dict(verdicts)
         if self.run is None:
@@ -136,8 +136,8 @@ class ThirdRunJudge:
             if is_label(call):
                 inputs, all_known = before.of(call), not has_mark(call, Mark.UNORDERED)
                 before.add(call, measured)
-            # The error the verdict is about must be among these outputs: the target may have
-            # changed what the reference handed on.
+            # The verdict's error must be among these outputs, but the target may have changed a
+            # tensor that the reference only passes on.
             worst = max((error(s).value or 0.0 for s in wrote), default=0.0)
             if worst < (verdict.numbers.get("e_out") or math.inf):
                 out[key] = judge.with_third(verdict, measured)
@@ -148,7 +148,9 @@ class ThirdRunJudge:
         return out
 
     def columns(self, pair: Key, measured: Measured) -> Measured:
-        """The measurement with `third_ratio` and `third_overlap`, where they were taken."""
+        """The measurement with `third_ratio` and `third_overlap` if the pair was compared with the
+        third run.
+        """
         three_way = self._measured.get(pair)
         if three_way is None:
             return measured
@@ -170,8 +172,8 @@ class ThirdRunJudge:
     def summary(
         self, verdicts: Mapping[Key, Verdict], pairs: Sequence[CallPair]
     ) -> ThirdRun | None:
-        """What goes into the answer; None without a third run. The model's output is all outputs of
-        all root calls together.
+        """The summary for the answer; None without a third run. All outputs of all root calls
+        together count as the model's output.
         """
         if self.run is None:
             return None
@@ -204,20 +206,20 @@ class ThirdRunJudge:
 
 
 class _Before:
-    """What was measured before a label, in its process and root: of labels only the order is
-    known, and later steps may read what earlier ones left.
+    """The worst three-way errors before a label, by process and root. Only the order of labels is
+    known, and later steps may read the results of earlier ones.
     """
 
     def __init__(self) -> None:
         self._worst: dict[tuple[int, str], judge.ThreeWay] = {}
 
     def of(self, call: Call) -> list[judge.ThreeWay | None]:
-        """The one with the largest ratio."""
+        """The earlier errors with the largest ratio, in a list; empty if there are none."""
         worst = self._worst.get((call.rank, call.root))
         return [worst] if worst is not None else []
 
     def add(self, call: Call, outputs: Sequence[judge.ThreeWay]) -> None:
-        """Take what a label was measured as."""
+        """Note the errors of a label."""
         key = call.rank, call.root
         known = [self._worst[key]] if key in self._worst else []
         self._worst[key] = max([*known, *outputs], key=lambda o: o.beyond)
