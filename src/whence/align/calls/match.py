@@ -545,10 +545,10 @@ def _moved(
         zip(partners, by_call[1]), key=lambda p: pairing.target.calls[p[0]].order
     ):
         free[values].append(partner)
-    found = [(call, free[values].pop(0)) for call, values in zip(calls, by_call[0])]
-    if not _order_is_free(pairing, found):
+    by_argument = [(call, free[values].pop(0)) for call, values in zip(calls, by_call[0])]
+    if not _order_is_free(pairing, by_argument):
         return []
-    return [pair for pair, partner in zip(found, partners) if pair[1] != partner]
+    return [pair for pair, partner in zip(by_argument, partners) if pair[1] != partner]
 
 
 def _distinguishing(calls: Sequence[Call], others: Sequence[Call]) -> list[str]:
@@ -570,12 +570,12 @@ def _values(call: Call, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(repr(call.arguments[n]) if n in call.arguments else "" for n in names)
 
 
-def _order_is_free(pairing: SitePairing, found: Sequence[tuple[int, int]]) -> bool:
+def _order_is_free(pairing: SitePairing, pairs: Sequence[tuple[int, int]]) -> bool:
     """Whether the order of a group's calls cannot matter: all read the same tensors, or each reads
     bitwise the same tensors as its new partner.
     """
-    read = [_inputs(pairing.reference, a) for a, _ in found]
-    read_across = [_inputs(pairing.target, b) for _, b in found]
+    read = [_inputs(pairing.reference, a) for a, _ in pairs]
+    read_across = [_inputs(pairing.target, b) for _, b in pairs]
     if len(set(read)) == 1 and len(set(read_across)) == 1:
         return True
     return read == read_across and all(digest for call in read for _, digest, *_ in call)

@@ -75,18 +75,18 @@ def unify_masks(reference: Run, target: Run, plan: Plan) -> Run:
         if len({r.dtype for r in records}) > 1:
             continue
         try:
-            as_theirs = in_form_of(reference.array(records[0].id), target.array(target_id))
+            converted = in_form_of(reference.array(records[0].id), target.array(target_id))
             equal = next(
                 (
                     r
                     for r in records
-                    if as_theirs is not None and np.array_equal(reference.array(r.id), as_theirs)
+                    if converted is not None and np.array_equal(reference.array(r.id), converted)
                 ),
                 None,
             )
         except ElementsMissing:
             continue
-        if as_theirs is None:
+        if converted is None:
             continue
         # A mask with the reference's content has its hash and statistics; of any other mask only
         # the elements are known.
@@ -99,7 +99,7 @@ def unify_masks(reference: Run, target: Run, plan: Plan) -> Run:
             msgspec.structs.replace(
                 target.records[target_id], dtype=records[0].dtype, sketch=None, **facts
             ),
-            as_theirs,
+            converted,
         )
     return UnifiedMasks(target, read) if read else target
 

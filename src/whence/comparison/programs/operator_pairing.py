@@ -181,14 +181,14 @@ def _extend_fused(
     for call in calls:
         for ref in call.slots("input"):
             readers.setdefault(ref.record, []).append(call)
-    fused, moved, met = FusedChains({}, set()), [], {a.id for a, _ in pairs}
+    fused, moved, paired_ids = FusedChains({}, set()), [], {a.id for a, _ in pairs}
     for a, b in pairs:
         chain, own_steps = [a], _fused_behind(a)
         for step in (w for w in _fused_behind(b) if w not in own_steps):
             outputs = chain[-1].slots("output")
             following = readers.get(outputs[0].record, []) if outputs else []
             # a batch norm is folded into weights and bias
-            free = step != "batch_norm" or (following and following[0].id not in met)
+            free = step != "batch_norm" or (following and following[0].id not in paired_ids)
             if len(following) == 1 and plain(following[0].op_type) == step and free:
                 chain.append(following[0])
         moved.append((chain, b))

@@ -240,7 +240,7 @@ def _with_changes_of_shape(
     return sorted(members.values(), key=lambda c: c.order)
 
 
-def _folded(calls: Sequence[Call], ends: Sequence[Call], met: Set[int]) -> set[int]:
+def _folded(calls: Sequence[Call], ends: Sequence[Call], paired: Set[int]) -> set[int]:
     """Unpaired operators that compute weights of fused ones; a pass inserted them."""
     maker = {r.record: c for c in calls for r in c.slots("output")}
     folded: set[int] = set()
@@ -251,7 +251,7 @@ def _folded(calls: Sequence[Call], ends: Sequence[Call], met: Set[int]) -> set[i
         if (
             producer is not None
             and record in constant
-            and producer.id not in met
+            and producer.id not in paired
             and producer.id not in folded
         ):
             folded.add(producer.id)

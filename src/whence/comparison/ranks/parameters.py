@@ -71,12 +71,12 @@ class Parameters:
         return {id(p): self._first(p) for p in self.all}
 
     def _first(self, parameter: Parameter) -> dict[int, Print]:
-        found: dict[int, Print] = {}
+        first: dict[int, Print] = {}
         for moments, slot in ((parameter.read, parameter.slot), (parameter.stepped, "input.param")):
             for moment in moments[:1]:
                 for rank, known in self.calls.prints(moment, slot).items():
-                    found.setdefault(rank, known)
-        return found
+                    first.setdefault(rank, known)
+        return first
 
     def placement(self, parameter: Parameter) -> dict[int, Placement]:
         """By rank, the placement of a parameter in the optimiser, or in the module if no optimiser
@@ -162,19 +162,19 @@ class Parameters:
         """Whether two ranks hold the same model: all parameters, except constant ones, have equal
         first values or equal reduced gradients.
         """
-        met = False
+        has_compared = False
         for parameter in self.all:
             prints = self.first[id(parameter)]
             if one not in prints or other not in prints:
                 return False
             if prints[one].constant and prints[other].constant:
                 continue
-            met = True
+            has_compared = True
             if prints[one].text != prints[other].text and not any(
                 {one, other} <= set(group) for group in self._reduced_alike(parameter)
             ):
                 return False
-        return met
+        return has_compared
 
 
 def _of_one_shape(prints: dict[int, Print]) -> Iterator[tuple[int, ...]]:

@@ -93,8 +93,8 @@ class RankCalls:
 
     def prints(self, moment: Moment, slot: str) -> dict[int, Print]:
         """By rank, the fingerprint of the slot at this moment, in order of ranks."""
-        found = {rank: self.print_of(call, slot) for rank, call in self.at[moment].items()}
-        return {rank: known for rank, known in sorted(found.items()) if known is not None}
+        by_rank = {rank: self.print_of(call, slot) for rank, call in self.at[moment].items()}
+        return {rank: known for rank, known in sorted(by_rank.items()) if known is not None}
 
 
 def _print(record: Record) -> Print | None:

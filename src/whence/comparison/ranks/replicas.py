@@ -237,11 +237,11 @@ def _exchanged(parameters: Parameters, drift: _Drift) -> str:
         for moment in other.stepped:
             if moment.step != drift.step or other is drift.parameter:
                 continue
-            theirs = parameters.calls.prints(moment, drift.slot)
+            other_prints = parameters.calls.prints(moment, drift.slot)
             for one in drift.ranks:
                 for another in drift.ranks:
-                    if one != another and one in prints and another in theirs:
-                        a, b = prints[one], theirs[another]
+                    if one != another and one in prints and another in other_prints:
+                        a, b = prints[one], other_prints[another]
                         if a.text == b.text and not a.constant:
                             return (
                                 f"what rank {one} takes for it, rank {another} takes for that of "

@@ -145,16 +145,18 @@ class _ProgramPair:
         if not wanted:
             return None
         records = {s: self._pairs[s].target_record for slot in wanted for s in read[slot]}
-        ours = _run(reference, *self._sides.target.arrays(records), wanted)
+        of_reference = _run(reference, *self._sides.target.arrays(records), wanted)
         target_slots = [self._target_slot[slot] for slot in wanted]
         needed = {s for slot in target_slots for s in target.needs(slot)}
-        theirs_in = self._sides.unmasked.arrays(self._sides.unmasked.records(self._partner, needed))
-        theirs = _run(target, *theirs_in, target_slots)
-        own_rounding = functools.cache(lambda: _own_rounding(target, theirs_in, theirs))
+        target_inputs = self._sides.unmasked.arrays(
+            self._sides.unmasked.records(self._partner, needed)
+        )
+        of_target = _run(target, *target_inputs, target_slots)
+        own_rounding = functools.cache(lambda: _own_rounding(target, target_inputs, of_target))
         differences = []
         for slot, target_slot in zip(wanted, target_slots, strict=True):
             rounding = functools.partial(lambda name: own_rounding()[name], target_slot)
-            difference = self._at(slot, ours[slot], theirs[target_slot], keep, rounding)
+            difference = self._at(slot, of_reference[slot], of_target[target_slot], keep, rounding)
             differences += [difference] if difference is not None else []
         return max(differences, key=lambda d: d.score, default=None)
 
@@ -186,17 +188,21 @@ class _ProgramPair:
     def _at(
         self,
         slot: str,
-        ours: Array,
-        theirs: Array,
+        of_reference: Array,
+        of_target: Array,
         keep: Keep | None,
         own_rounding: Callable[[], float],
     ) -> judge.FormulaDifference | None:
         record = self._sides.target.run.records[self._pairs[slot].target_record]
         rounding = dtypes.unit_roundoff(record.dtype)
-        if ours.shape != theirs.shape or not rounding or not dtypes.of(ours).is_floating:
+        if (
+            of_reference.shape != of_target.shape
+            or not rounding
+            or not dtypes.of(of_reference).is_floating
+        ):
             return None
-        shown = keep(slot, ours.shape) if keep is not None else None
-        error = _relative_distance(ours, theirs, shown)
+        shown = keep(slot, of_reference.shape) if keep is not None else None
+        error = _relative_distance(of_reference, of_target, shown)
         return judge.formula_difference(
             slot, error, rounding, own_rounding, only_constants=self.constants_differ
         )
@@ -270,11 +276,15 @@ def with_reference_constants(reference: Program, target: Program) -> Program:
     """The target's program with the reference's constants in place of its own that differ only
     because of a dtype: rounded to the program's dtype, or a limit of a dtype such as its epsilon.
     """
-    theirs, ours = set(_floats(target)), set(_floats(reference))
+    of_target, of_reference = set(_floats(target)), set(_floats(reference))
     other_name = {
         number: match
-        for number in theirs - ours
-        if (match := next((n for n in ours - theirs if _is_rounded(n, number, target)), None))
+        for number in of_target - of_reference
+        if (
+            match := next(
+                (n for n in of_reference - of_target if _is_rounded(n, number, target)), None
+            )
+        )
         is not None
     }
     if not other_name:
@@ -298,13 +308,15 @@ def with_reference_constants(reference: Program, target: Program) -> Program:
     )
 
 
-def _is_rounded(number: float, theirs: float, target: Program) -> bool:
-    """Whether `theirs` is `number` rounded to the program's dtype, or the same limit (such as the
-    epsilon) of another dtype.
+def _is_rounded(number: float, target_number: float, target: Program) -> bool:
+    """Whether `target_number` is `number` rounded to the program's dtype, or the same limit (such
+    as the epsilon) of another dtype.
     """
-    if target.base and float(np.asarray(number, dtypes.named(target.base).numpy)) == theirs:
+    if target.base and float(np.asarray(number, dtypes.named(target.base).numpy)) == target_number:
         return True
-    return bool(_limits_of_dtypes().get(number, set()) & _limits_of_dtypes().get(theirs, set()))
+    return bool(
+        _limits_of_dtypes().get(number, set()) & _limits_of_dtypes().get(target_number, set())
+    )
 
 
 @functools.cache

@@ -400,10 +400,16 @@ class PaddedRows:
     def _rows(self, pair: PairedCall) -> Bits | None:
         call = pair.call
         if call.id not in self._read:
-            ours = _read_rows(self._paired.reference, call)
-            theirs = _read_rows(self._paired.target, pair.partner) if ours is not None else None
-            same = ours is not None and theirs is not None and np.array_equal(ours, theirs)
-            self._read[call.id] = ours if same else None
+            read = _read_rows(self._paired.reference, call)
+            read_in_target = (
+                _read_rows(self._paired.target, pair.partner) if read is not None else None
+            )
+            same = (
+                read is not None
+                and read_in_target is not None
+                and np.array_equal(read, read_in_target)
+            )
+            self._read[call.id] = read if same else None
         return self._read[call.id]
 
 

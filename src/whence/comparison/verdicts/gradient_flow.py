@@ -200,7 +200,7 @@ class _Sent:
         if none of these calls had a backward pass.
         """
         if call.id not in self._known:
-            found: set[int] | None = None
+            sent: set[int] | None = None
             todo = [call]
             while todo:
                 inner = todo.pop()
@@ -208,8 +208,8 @@ class _Sent:
                 for part in self._parts.get((inner.rank, inner.order), ()):
                     made = {ref.slot.removeprefix(_MADE) for ref in part.slots("output")}
                     records = {ref.record for ref in inner.refs if ref.slot in made}
-                    found = (found or set()) | records
-            self._known[call.id] = found
+                    sent = (sent or set()) | records
+            self._known[call.id] = sent
         return self._known[call.id]
 
     def comes_to(self, call: Call, slot: str) -> bool:

@@ -158,12 +158,12 @@ class StretchReplay(WiredReplay):
 
     def held(self, call: Call, slots: Sequence[str]) -> dict[str, Array]:
         """As `WiredReplay.held`."""
-        ours = super().held(call, slots)
+        of_reference = super().held(call, slots)
         if call.id not in self._replaced:
-            return ours
+            return of_reference
         _, pairs = self._replaced[call.id]
-        theirs = {s: self._target.run.array(pairs[s].target_record) for s in slots if s in pairs}
-        return ours | theirs
+        of_target = {s: self._target.run.array(pairs[s].target_record) for s in slots if s in pairs}
+        return of_reference | of_target
 
     def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
         records = {r.slot: r.record for r in call.refs}

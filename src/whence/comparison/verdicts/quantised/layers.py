@@ -144,16 +144,16 @@ class QuantisedLayers:
             slot="output.0",
         )
         for coded in layer.reads:
-            if found := self._off_as_read(coded):
+            if fault := self._off_as_read(coded):
                 return verdict.replace(
-                    cause=CauseKind.KERNEL, sentence=f"what it reads as codes: {found}"
+                    cause=CauseKind.KERNEL, sentence=f"what it reads as codes: {fault}"
                 )
         first = outputs[0]
         if layer.inner or first.right is None:
             return self._wrong_beyond_steps(verdict, first, layer)
         by_tables = any(member.kind in TABLES for member in layer.members)
         offs = [self._off(o, o.right, by_tables) for o in outputs if o.right is not None]
-        sentence, score = max(offs, key=lambda found: found[1])
+        sentence, score = max(offs, key=lambda fault: fault[1])
         if not sentence:
             return None
         broken = self._broken_node(layer)
