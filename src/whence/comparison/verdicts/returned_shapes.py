@@ -23,12 +23,12 @@ from whence.results import (
 
 Verdicts = dict[tuple[int, int], Verdict]
 _MODELS = ("module", "graph")
-"""Kinds of calls that are models where no other call made them."""
+"""Kinds of root calls that count as models."""
 
 
 class Reshaped(NamedTuple):
-    """An output of a model that the target returned in another shape. pair: of calls, its index.
-    words: both shapes. is_asked_alike: did every input come in one shape?
+    """An output of a model that the target returned in another shape. pair: index of the pair of
+    calls; words: both shapes; is_asked_alike: whether all inputs have equal shapes in both runs.
     """
 
     pair: int
@@ -38,9 +38,9 @@ class Reshaped(NamedTuple):
 
 
 def reshaped(paired: PairedRuns) -> Iterator[Reshaped]:
-    """Outputs of models whose elements were brought to the reference's axes."""
+    """The outputs of models that alignment reshaped to the reference's axes."""
     plan = paired.plan
-    if plan.joined:  # what was asked in batches is returned in batches
+    if plan.joined:  # other batches give other shapes of outputs
         return
     own_records = {
         made.record: made.operands[0][1][0]
@@ -73,8 +73,8 @@ def reshaped(paired: PairedRuns) -> Iterator[Reshaped]:
 
 
 def _is_longer(slot: SlotPair, paired: PairedRuns, own_records: Mapping[int, int]) -> bool:
-    """Is it a parameter of which one run has more, as of a padded vocabulary? What is computed of
-    it is longer as well.
+    """Whether the pair is a parameter with more elements in one run, as for a padded vocabulary;
+    tensors computed from it are longer too.
     """
     own = own_records.get(slot.target_record)
     if own is None or not is_param(slot.reference_slot):
@@ -83,7 +83,7 @@ def _is_longer(slot: SlotPair, paired: PairedRuns, own_records: Mapping[int, int
 
 
 def blamed(verdicts: Mapping[tuple[int, int], Verdict], paired: PairedRuns) -> Verdicts:
-    """The verdicts, with models guilty that return another shape for inputs of the same one."""
+    """The verdicts, with models guilty that return other shapes for inputs of equal shapes."""
     out = dict(verdicts)
     for returned in reshaped(paired):
         call = paired.plan.pairs[returned.pair].reference

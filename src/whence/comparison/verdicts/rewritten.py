@@ -1,5 +1,5 @@
-"""Doubt about growth in modules that the two runs compute by other operators: nobody knows how many
-operators stand there.
+"""Withdraws faults by error growth in modules that the two runs compute by different operators,
+since the number of operators there is not known.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from whence.results import Evidence, Verdict, VerdictKind
 def doubted(
     verdicts: Mapping[tuple[int, int], Verdict], errors: PairErrors
 ) -> dict[tuple[int, int], Verdict]:
-    """The verdicts, without faults by the growth of an error that so many operators can make of
-    rounding.
+    """The verdicts, without faults whose error may be rounding of several operators.
 
-    The limit of growth holds for one operator; how many of them stand here, and how they are
-    written, differs between the runs.
+    The limit of growth holds for one operator, but these modules contain several, and the runs
+    write them differently.
     """
     out, paired = dict(verdicts), errors.paired
     for key, verdict in verdicts.items():

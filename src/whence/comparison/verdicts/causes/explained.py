@@ -1,6 +1,6 @@
-"""The sentences of guilty verdicts, with what explains them: a tied parameter, one that was not
-loaded, what a mask lets be seen, what a fused
-node takes for granted, TF32 that is allowed, code that another release has.
+"""Adds explanations to the sentences of guilty verdicts: a tied parameter, one that was not loaded,
+the positions that a mask shows, an assumption of a fused node, allowed TF32, or code of another
+release.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def explained(verdicts: Verdicts, paired: PairedRuns) -> Verdicts:
 
 # Says which positions the target's attention mask exposes that the reference's mask hides.
 
-# An argument of an attention operator, as the sentence of a verdict says it.
+# An argument of an attention operator, as it appears in the sentence of a verdict.
 _CAUSAL = re.compile(r"is_causal is (True|False) in the reference, (True|False) in the target")
 
 
 def mask_cause(verdict: Verdict, paired: PairedRuns) -> str:
-    """How the target's mask differs, in words; "" where the verdict is about no mask."""
+    """How the target's mask differs, in words; "" if the verdict is not about a mask."""
     if (said := _CAUSAL.search(verdict.sentence)) is not None:
         return (
             "the target lets each position see later ones"
@@ -74,21 +74,21 @@ def mask_cause(verdict: Verdict, paired: PairedRuns) -> str:
 
 
 def _slot(verdict: Verdict, paired: PairedRuns) -> SlotPair | None:
-    """The pair of tensors that a verdict is about: of the call, or of one that it calls."""
+    """The pair of tensors in a verdict's slot, also if that names an input without its kind."""
     index = verdict.pair
     return paired.slot(index, verdict.slot) or paired.slot(index, f"input.{verdict.slot}")
 
 
-# What a fused attention of a runtime takes for granted that the graph it was made of does not.
+# Assumptions of a runtime's fused attention that do not hold for the original graph.
 
 _WITH_LENGTHS = ("com.microsoft.Attention", "com.microsoft.MultiHeadAttention")
 
 
 def assumption(verdict: Verdict, paired: PairedRuns) -> str:
-    """The fused attention that takes a mask as lengths in what a verdict speaks of, in words; ""
-    where there is none.
+    """A sentence about a fused attention, inside a verdict's call, that reads its mask as lengths;
+    "" if there is none.
 
-    A mask of one number for each row says how many of its tokens are looked at, from the first on.
+    Such a mask has one number for each row: how many of its tokens, from the first on, are visible.
     """
     target, partner = paired.target, paired.target.calls[paired.plan.pairs[verdict.pair].target]
     names = {partner.scope, *partner.origins}
@@ -115,18 +115,17 @@ def _takes_lengths(run: Run, call: Call) -> bool:
     return bool(shapes and shapes[0]) and (shapes[0][0],) in lengths
 
 
-# TF32 that the target allows, where a kernel of a GPU is further off than float32 rounds: it is a
-# setting, so it is named beside what is wrong.
+# Names the setting that allows TF32 if a GPU kernel is further off than float32 rounding.
 
 
 class AllowedTF32:
-    """What the settings of the target say of TF32."""
+    """Looks up whether the target's settings allow TF32."""
 
     def __init__(self, paired: PairedRuns) -> None:
         self._paired, self._settings = paired, settings_of(paired.target)
 
     def words(self, verdict: Verdict) -> str:
-        """The setting that may explain a verdict on a kernel, "" where none may."""
+        """A sentence about the setting that may explain a verdict on a kernel, "" if none may."""
         call = self._paired.calls[self._paired.plan.pairs[verdict.pair].reference]
         settings = self._settings.get(call.root, {})
         program = self._paired.reference.programs.get(call.program)
@@ -149,11 +148,11 @@ class AllowedTF32:
         )
 
 
-# Where a parameter that differs may come from: it is tied on one side only, it is what the
-# reference has under another name, or it was never loaded.
+# Possible origins of a differing parameter: it is tied on one side only, it is another parameter of
+# the reference, or it was never loaded.
 
 _PLAIN = re.compile("elements differ|all zero")
-"""What a sentence says where no order, scale or rounding explains the difference."""
+"""Matches sentences about a difference that no order, scale or rounding explains."""
 
 
 class _Held(NamedTuple):
@@ -165,7 +164,7 @@ class _Held(NamedTuple):
 
 
 class ParameterOrigins:
-    """What is said of the parameters of guilty verdicts; each is looked at once."""
+    """Explains the parameters of guilty verdicts; each is examined once."""
 
     def __init__(self, paired: PairedRuns) -> None:
         self._paired = paired
@@ -173,7 +172,7 @@ class ParameterOrigins:
         self._words: dict[tuple[int, int], str] = {}
 
     def words(self, verdict: Verdict) -> str:
-        """An explanation of the parameter that the verdict is about, "" where there is none."""
+        """An explanation of the verdict's parameter, "" if there is none."""
         slot = self._paired.slots[verdict.pair].get(verdict.slot)
         if slot is None or not is_param(verdict.slot):
             return ""
@@ -196,9 +195,9 @@ class ParameterOrigins:
         return "; ".join(filter(None, clauses))
 
     def _tied(self, reference: Record, target: Record, others: list[_Held]) -> str:
-        """That one side alone holds the same elements for two parameters.
+        """A clause if only one side holds the same elements in two parameters; else "".
 
-        Not where it holds them for more than two: layers that are made alike start that way.
+        More than two parameters do not count, since layers may be initialised alike.
         """
         equal: dict[str, list[tuple[str, bool]]] = {"reference": [], "target": []}
         for other in others:
@@ -219,7 +218,7 @@ class ParameterOrigins:
 
     @staticmethod
     def _elsewhere(reference: Record, target: Record, others: list[_Held]) -> str:
-        """That it is bit by bit another parameter of the reference."""
+        """A clause if the target's parameter equals another parameter of the reference; else ""."""
         for other in others:
             if _hold_the_same(target, other.reference) and not _hold_the_same(
                 reference, other.reference
@@ -251,8 +250,8 @@ def _full(scope: str, slot: str) -> str:
 
 
 def _hold_the_same(first: Record, second: Record) -> bool:
-    """Do two parameters hold the same elements? Matrices of more than one value alone: norms are
-    equal where they are made.
+    """Whether two parameters hold the same elements. Only matrices that are not constant count,
+    since parameters of norms are equal from the start.
     """
     if first.shape != second.shape or len(first.shape) < 2 or first.dtype != second.dtype:
         return False

@@ -32,11 +32,11 @@ from whence.results import Confidence, Plan, SlotPair, Verdict, VerdictKind
 
 
 class DeclaredDifferences:
-    """What a policy says of two runs, one part for each thing it may speak of.
+    """Applies a policy to two runs, with one part for each kind of declaration.
 
-    Quantised weights are recognised without a declaration too; then the loss is `precision`, and
-    the answer prints what would declare it. Raises UsageError at once for an entry that selects no
-    paired call.
+    Quantised weights are also recognised without a declaration; then their loss is `precision`, and
+    the answer prints an entry that would declare it. Raises UsageError at once for an entry that
+    selects no paired call.
     """
 
     def __init__(self, policy: Policy | None, reference: Run, target: Run, plan: Plan) -> None:
@@ -53,7 +53,7 @@ class DeclaredDifferences:
         self.containers = DeclaredContainers(policy, reference, target, candidates, self.ledger)
 
 
-# What is declared of a container, applied to its own operators.
+# Applies declarations about a container to its own operators.
 
 _IN_CONTAINERS = ("tf32", "fast-gelu", "fused-rounding", "tolerance")
 
@@ -71,7 +71,7 @@ class DeclaredContainers:
     ) -> None:
         self._policy, self.reference, self.target = policy, reference, target
         self._candidates, self._ledger = candidates, ledger
-        # By call and child: the entries that explained it, and how far it was off without them.
+        # By call and child: the entries that explained it, and its SQNR without them.
         self._explained: dict[int, dict[int, tuple[Mapping[str, Entry], float | None]]] = {}
 
     def _entries(self, pair: PairedCall) -> dict[str, Entry]:
@@ -80,8 +80,8 @@ class DeclaredContainers:
     def replayed(
         self, result: ReplayResult, pair: PairedCall, replaying: CallReplay
     ) -> ReplayResult:
-        """The replay of a container's own operators, under what is declared of the container where
-        that explains them better.
+        """The replay of a container's own operators, or the one under its declarations if that
+        explains the target better.
         """
         entries = {
             kind: entry
@@ -107,15 +107,13 @@ class DeclaredContainers:
         return best
 
     def accounts_for(self, pair: PairedCall) -> bool:
-        """Does the call pass because of what is declared of it, or is a tolerance?"""
+        """Whether the call passes because of a declaration, or has a declared tolerance."""
         return pair.call.id in self._explained or "tolerance" in self._entries(pair)
 
     def segment(
         self, verdict: Verdict | None, pair: PairedCall, outputs: Sequence[SlotPair]
     ) -> Verdict | None:
-        """The verdict of a container's own operators, with what is declared of the container
-        applied to it.
-        """
+        """The verdict of a container's own operators after its declarations are applied."""
         if verdict is None:
             return None
         call = pair.call
@@ -150,8 +148,8 @@ class DeclaredContainers:
         return verdict.withdrawn(VerdictKind.DECLARED, sentence).replace(score=worst)
 
     def _worst_share(self, entry: Entry, outputs: Sequence[SlotPair]) -> float | None:
-        """The largest error in units of what the entry allows; None where it says nothing of an
-        output, or that cannot be compared.
+        """The largest error as a multiple of the declared tolerance; None if the entry does not
+        cover an output or one cannot be compared.
         """
         worst = 0.0
         for slot in outputs:

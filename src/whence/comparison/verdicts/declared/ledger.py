@@ -26,10 +26,9 @@ class _Statement(NamedTuple):
 
 
 class DeclarationLedger:
-    """Keeps which entries of a policy were consulted, which explained something, and where.
+    """Keeps which entries of a policy were consulted, which explained an error, and where.
 
-    leaves: (scope, operator type) of all paired leaves. wrong: scopes of calls whose weights are
-    not what they should be.
+    leaves: (scope, operator type) of all paired leaves. wrong: scopes of calls with wrong weights.
     """
 
     def __init__(self, policy: Policy, leaves: Sequence[tuple[str, str]]) -> None:
@@ -40,12 +39,12 @@ class DeclarationLedger:
         self.wrong: set[str] = set()
 
     def consult(self, *entries: Entry) -> None:
-        """Note that entries spoke of something."""
+        """Note that entries cover a differing call."""
         for entry in entries:
             self._consulted[entry.number] += 1
 
     def apply(self, *entries: Entry) -> None:
-        """Note that entries changed what was computed or allowed."""
+        """Note that entries changed a replay or a limit."""
         for entry in entries:
             self._applied[entry.number] += 1
 
@@ -69,8 +68,8 @@ class DeclarationLedger:
         )
 
     def summary(self) -> tuple[Declared, ...]:
-        """What was declared and met, and what is quantised without a declaration: one statement
-        each, with the worst SQNR and where.
+        """One statement for each declaration that explained an error, and for each undeclared
+        quantisation, with the worst SQNR and its place.
         """
         return tuple(
             self._stated(entry, schemes, statements)
@@ -102,8 +101,8 @@ class DeclarationLedger:
         )
 
     def _selection(self, calls: Sequence[Call], names: Sequence[str], ops: Sequence[str]) -> str:
-        """What selects these calls and no other leaf: the operator types, if need be with the
-        module they lie in, else their modules.
+        """The keys of a policy's entry that select these calls and no other leaf: operator types,
+        if needed with a common module prefix, else the modules.
         """
         alike = [scope for scope, op in self._leaves if op in ops and scope not in self.wrong]
         if len(alike) == len(calls):
@@ -121,7 +120,7 @@ class DeclarationLedger:
         return f"module: {_flow(starred)}, op: {_flow(ops)}"
 
     def notes(self) -> list[str]:
-        """Entries that select calls and yet say nothing about any of them."""
+        """Notes about entries that select differing calls but apply to none of them."""
         needs = {
             "fast-gelu": "computes a GELU of another form",
             "tf32": "multiplies matrices",
@@ -136,8 +135,8 @@ class DeclarationLedger:
 
 
 def sqnr_of(error_rel: float | None) -> float | None:
-    """10 log10(sum r^2 / sum (r - y)^2) in dB from ||y - r|| / ||r||; None when either sum is 0 or
-    unknown.
+    """The SQNR in dB, 10 log10(sum r^2 / sum (r - y)^2), from ||y - r|| / ||r||; None if either sum
+    is 0 or unknown.
     """
     if error_rel is None or not math.isfinite(error_rel) or error_rel <= 0:
         return None

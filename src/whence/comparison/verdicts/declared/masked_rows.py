@@ -23,7 +23,7 @@ Keep = Callable[[str, tuple[int, ...]], Array | None]
 
 
 class MaskedRows:
-    """The rows that count of the tensors that a policy speaks of."""
+    """Knows which rows count in tensors for which a policy declares `skip-masked-rows`."""
 
     def __init__(self, policy: Policy, reference: Run, target: Run, plan: Plan) -> None:
         self._policy, self.reference, self.target = policy, reference, target
@@ -47,8 +47,8 @@ class MaskedRows:
     def error(
         self, slot: SlotPair, measure: Callable[[Array, Array], Any], u: float
     ) -> judge.PairError | None:
-        """The error of a pair over the rows that are not masked; None when no declaration masks it,
-        or it cannot be read.
+        """The error of a pair over its unmasked rows; None if no declaration masks it or it cannot
+        be read. u: unit roundoff.
         """
         keep = self._masks.get((slot.reference_record, slot.target_record))
         if keep is None:
@@ -69,7 +69,7 @@ class MaskedRows:
         return error_where(keep, (reference, target), records, measure, u)
 
     def keeper(self, call: Call, partner: Call, entry: Entry) -> Keep:
-        """Which elements of the tensors of a call count, by the mask that the entry names."""
+        """(slot, shape) -> the elements that count in a call's tensors, by the entry's mask."""
         visible = _visible(self.reference, call, entry.mask)
         if visible is None:
             visible = _visible(self.target, partner, entry.mask)
@@ -85,7 +85,7 @@ class MaskedRows:
         return keep
 
     def semantics(self, call: Call, partner: Call) -> Semantics:
-        """The reference's own semantics, with masked rows left out where that is declared."""
+        """The reference's own semantics, without masked rows if that is declared."""
         entry = self._entry(call, partner)
         return Semantics(keep=self.keeper(call, partner, entry)) if entry is not None else PLAIN
 
@@ -101,12 +101,14 @@ def error_where(
     x, y = (np.where(keep, array, array.dtype.type(0)) for array in arrays)
     if x.dtype == y.dtype and x.tobytes() == y.tobytes():
         return judge.PairError(0.0, exact=True, u=u)
-    # Statistics of the records are those of the whole tensors.
+    # The records' statistics are those of whole tensors, so no drift is taken from them.
     return dataclasses.replace(judge.error_of(measure(x, y), *records, u), drift=None)
 
 
 def _visible(run: Run, call: Call, name: str) -> Array | None:
-    """(batch, position) -> does it count?, from the mask the call or one around it was given."""
+    """Boolean (batch, position), True for rows that count, from the mask with this name among the
+    tensors of the call or of one around it; None if there is none.
+    """
     around: Call | None = call
     while around is not None:
         for ref in around.refs:
@@ -120,8 +122,8 @@ def _visible(run: Run, call: Call, name: str) -> Array | None:
 
 
 def _as_rows(mask: Array) -> Array | None:
-    """(batch, position), True where it counts. 2-D: 1 or True counts; additive floats: near zero
-    counts. 4-D: seen by any query.
+    """Boolean (batch, position), True for rows that count: where the mask is not 0, or above -1000
+    for an additive float mask; in a 4-D mask, positions that any query sees.
     """
     wide = mask.astype(np.float64)
     is_additive = dtypes.of(mask).kind == "float" and bool((wide < 0).any())
@@ -134,8 +136,9 @@ def _as_rows(mask: Array) -> Array | None:
 
 
 def along_rows(visible: Array, shape: tuple[int, ...]) -> Array | None:
-    """The mask over a tensor of this shape: (batch, ..., position, ...), with both axes flattened
-    into the first, or (position, batch, ...).
+    """The mask broadcast to a tensor of this shape: (batch, ..., position, ...), with both axes
+    flattened into the first, or (position, batch, ...). None if all count or the shape does not
+    fit.
     """
     batch, positions = visible.shape
     if visible.all():

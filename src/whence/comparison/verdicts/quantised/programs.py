@@ -1,5 +1,5 @@
-"""The programs of a quantised layer, run on what the target was given: the reference's, with the
-target's weights and with its own; and the target's own.
+"""Runs the programs of a quantised layer on the target's inputs: the reference's program, with the
+target's weights or its own, and the target's own nodes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TABLES = frozenset(("QLinearSoftmax",))
 
 
 class LayerPrograms:
-    """Runs layers of two runs."""
+    """Runs quantised layers of the reference and of the target."""
 
     def __init__(self, reference: ReplaySource, target: ReplaySource) -> None:
         self.reference, self.target = reference, target
@@ -38,11 +38,11 @@ class LayerPrograms:
         given: Mapping[int, Array] | None = None,
         rounds: bool = False,
     ) -> list[Array]:
-        """What the reference's program makes of the numbers that the target was given, by output.
+        """The outputs of the reference's program on the target's inputs, in order.
 
-        params: in the place of the reference's, by slot. given: in the place of records of the
-        target. rounds: are numbers that become codes inside rounded so? Raises ReplayRefused,
-        ElementsMissing.
+        params: by slot, values that replace the reference's parameters. given: by record of the
+        target, values that replace its inputs. rounds: whether inputs that the target quantises
+        inside are rounded to codes too. Raises ReplayRefused, ElementsMissing.
         """
         loaded = self.reference.load(call)
         reads = {f"input.{k}": coded for k, coded in enumerate(layer.reads)}
@@ -72,7 +72,7 @@ class LayerPrograms:
         ]
 
     def _read(self, coded: Coded, given: Mapping[int, Array]) -> Array:
-        """The numbers that a layer reads."""
+        """The numbers behind an input of a layer."""
         array = self.target.run.array
         if coded.record in given:
             return given[coded.record]
@@ -83,9 +83,9 @@ class LayerPrograms:
     def own(
         self, layer: QuantisedLayer, moved: Callable[[int, Array], Array] = lambda _, array: array
     ) -> list[Array]:
-        """What the target's own nodes make of what it was given, by output: numbers. moved: takes
-        (record, array) of every tensor that they make or hold, and gives what is read in its place.
-        Raises ReplayRefused, ElementsMissing.
+        """The outputs, as numbers, of the target's own nodes on its own inputs, in order. moved:
+        (record, array) of every tensor that the nodes compute or hold -> the array to use in its
+        place. Raises ReplayRefused, ElementsMissing.
         """
         made: dict[int, Array] = {}
         for member in layer.members:
@@ -95,8 +95,8 @@ class LayerPrograms:
         return [_shown(self.target.run, layer, k, made[r]) for k, r in enumerate(records)]
 
     def broken_node(self, layer: QuantisedLayer) -> Member | None:
-        """The first node that makes something else than its program does of what it was given; None
-        where there is none. Raises ReplayRefused, ElementsMissing.
+        """The first node whose recorded output differs from its program's on the recorded inputs;
+        None if there is none. Raises ReplayRefused, ElementsMissing.
         """
         run = self.target.run
         for member in layer.members:
@@ -121,7 +121,7 @@ class LayerPrograms:
         made: Mapping[int, Array],
         moved: Callable[[int, Array], Array] = lambda _, array: array,
     ) -> dict[int, Array]:
-        """What one node makes, by record."""
+        """The outputs of one node, by record. made: outputs of earlier nodes, by record."""
         run = self.target.run
         program = run.programs.get(member.program)
         if program is None:
@@ -146,9 +146,7 @@ class LayerPrograms:
 
 
 def with_shape(array: Array, shape: tuple[int, ...]) -> Array:
-    """The array with its first axes put together or parted; as it is where that is not what the
-    shape asks for.
-    """
+    """The array reshaped to `shape` if only its leading axes are merged or split; else as it is."""
     is_alike = array.size == int(np.prod(shape)) and array.shape[-1:] == shape[-1:]
     return array.reshape(shape) if is_alike else array
 

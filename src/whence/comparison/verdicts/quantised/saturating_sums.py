@@ -29,9 +29,10 @@ _PADS = "pads"
 
 
 class _Product(NamedTuple):
-    """Rows of codes by columns of codes. rows: (row, term), columns: (term, column), raw. expected:
-    what was made of each, (row, column). low, high: zero points. scale: of the sums, over that of
-    the result. bias: of each column. zero: of the result; ends: of its codes, None for numbers.
+    """A product of quantised matrices. rows: codes (row, term); columns: codes (term, column).
+    expected: the recorded result, (row, column). low, high: zero points. scale: of the sums over
+    that of the result. bias: of each column. zero: zero point of the result; ends: range of its
+    codes, None if the result is in float.
     """
 
     rows: I32
@@ -46,8 +47,8 @@ class _Product(NamedTuple):
 
 
 def explains(member: Member, array: Callable[[int], Array]) -> bool:
-    """Do sums of pairs that saturate at 16 bits give what a node made, where exact ones do not?
-    array: the elements of a record. Of at most 512 rows, those with the largest sums.
+    """Whether sums of pairs that saturate at 16 bits give a node's result and exact sums do not.
+    array: record -> its elements. At most 512 rows, those with the largest sums, are computed.
     """
     products = _PRODUCTS.get(member.kind)
     if products is None:
@@ -61,13 +62,13 @@ def explains(member: Member, array: Callable[[int], Array]) -> bool:
 
 
 def _largest(product: _Product) -> _Product:
-    """The rows of which the largest sums of pairs may be made."""
+    """The product restricted to the rows with the largest sums of codes."""
     order = np.argsort(-product.rows.sum(1), kind="stable")[:_MOST_ROWS]
     return product._replace(rows=product.rows[order], expected=product.expected[order])
 
 
 def _sums(product: _Product, end: int) -> F64:
-    """Sums of products, of which each pair is cut off at `end`."""
+    """Sums of products, in which each sum of a pair is clipped to [-end, end - 1]."""
     rows, columns = product.rows, product.columns
     if rows.shape[1] % 2:
         rows = np.pad(rows, ((0, 0), (0, 1)))
@@ -80,7 +81,7 @@ def _sums(product: _Product, end: int) -> F64:
 
 
 def _fits(product: _Product, sums: F64) -> bool:
-    """Are these the sums of which the result was made?"""
+    """Whether these sums lead to the recorded result."""
     rows, columns = product.rows.astype(np.float64), product.columns.astype(np.float64)
     sums = sums - product.low * columns.sum(0) - product.high * rows.sum(1, keepdims=True)
     sums = sums + product.low * product.high * rows.shape[1] + product.bias
@@ -95,7 +96,9 @@ def _fits(product: _Product, sums: F64) -> bool:
 
 
 def _are_mixed(x: Array, weight: Array) -> bool:
-    """Are these unsigned by signed codes? No others are added in pairs of 16 bits."""
+    """Whether unsigned codes are multiplied by signed ones; only these are summed in 16-bit
+    pairs.
+    """
     return bool(x.dtype == np.uint8 and weight.dtype == np.int8)
 
 
