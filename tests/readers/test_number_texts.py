@@ -159,7 +159,7 @@ def test_settings_and_notes_are_no_tensors(tmp_path):
 def test_a_table_that_is_not_whole_is_refused(text, tmp_path):
     np.savetxt(tmp_path / "x.txt", ARRAY)
     (tmp_path / "x.txt").write_text("1.0 2.0\n" * 20_000 + text)
-    with pytest.raises(WhenceError, match="no whole text of numbers"):
+    with pytest.raises(WhenceError, match="not a whole text of numbers"):
         open_run(tmp_path / "x.txt")
 
 
