@@ -292,7 +292,7 @@ def test_an_attribute_that_lies_costs_its_tensor(tmp_path):
         },
     )
     run = open_run(path)
-    for record, words in zip(run.records, ("no bfloat16", "not known"), strict=False):
+    for record, words in zip(run.records, ("not a bfloat16", "not known"), strict=False):
         with pytest.raises(ElementsMissing, match=words):
             run.array(record.id)
 

@@ -21,6 +21,7 @@ TEXTS = {
     Mark.LOGGED: "some of what a kernel held, logged while it ran",
     Mark.TAKES: "takes ",
     Mark.WRITES: "writes ",
+    Mark.REWRITTEN: "its program runs operators that the reference's does not: names say little",
     Mark.OPSET: "opset ",
     Mark.OF_MODULE: "of module ",
     Mark.ONEDNN: "a kernel of oneDNN",

@@ -144,7 +144,8 @@ def _in_roundings(output: Any, y: Any, r: Any, *ws: Any, length: int) -> tuple[f
     smallest = 0.5 * tiny / scale * math.sqrt(y.numel())  # numbers below may be flushed to zero
     sums = 0.3 * math.sqrt(max(length, 1)) * accumulate  # over the size of what is summed
     floor = max(noise, 0.5 * u * size, sums * size, smallest)
-    of_terms = (sums * r) ** 2 if length > 1 else torch.zeros_like(r)
+    # One element of a sum in order comes twice as far.
+    of_terms = (2.0 * sums * r) ** 2 if length > 1 else torch.zeros_like(r)
     spread = torch.zeros_like(r)
     for f in fs:
         square = torch.maximum(f * f, of_terms).reshape(-1, last)
