@@ -114,7 +114,7 @@ def beyond_rounding(y, r, w, terms=1):  # type: ignore[no-untyped-def]
     sums = 0.3 * terms**0.5 * u_sum  # over the size of what is summed
     floor = max(float(noise.norm()), 0.5 * u * size, sums * size)
     rho = float(error.norm()) / floor if floor else (math.inf if error.any() else 0.0)
-    square = torch.maximum(noise.square(), (sums * r).square() * (terms > 1))
+    square = torch.maximum(noise.square(), (2.0 * sums * r).square() * (terms > 1))
     own = torch.maximum(square.mean(1, keepdim=True), square.mean(0, keepdim=True)).sqrt()
     # An element that w gives too is not a fault, however far it is from r.
     nearest = torch.minimum(error.abs(), (y - w).abs())
