@@ -1,1 +1,1 @@
-"""May an expectation be renewed? Expected values against actual ones, judged by evidence."""
+"""Decides whether an expectation may be renewed: judges actual against expected values by evidence."""

@@ -1,4 +1,4 @@
-"""`whence.accept`: may a moved expectation be renewed?"""
+"""`whence.accept`: decides whether an expectation that no longer holds may be renewed."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def accept(
 
 
 def answered(values: Sequence[JudgedValue], evidence: Evidence, notes: Sequence[str]) -> Acceptance:
-    """The answer about values, the worst first."""
+    """Build the acceptance from judged values, which are sorted with the worst first."""
     return Acceptance(
         values[0].verdict,
         tuple(values),
@@ -107,7 +107,9 @@ def renew(expected: str | Path, answer: Acceptance) -> Acceptance:
 
 
 def _tried(evidence: Evidence) -> tuple[str, ...]:
-    """The ways of rounding in words, draws of one way counted."""
+    """Describe in words the ways of rounding that were tried; repeated draws of one way are
+    counted.
+    """
     counts: dict[str, int] = {}
     for name in evidence.ways:
         if name != "actual":
@@ -136,12 +138,15 @@ def _repeats(ways: Ways) -> bool:
 
 
 def same_bits(a: Array | None, b: Array) -> bool:
-    """Are two arrays equal, NaN being equal to itself?"""
+    """Whether two arrays are equal bit for bit; NaN counts as equal to NaN."""
     return a is not None and np.array_equal(a, b, equal_nan=b.dtype.kind in "fc")
 
 
 def _coarser(program: Any, inputs: Any, was: str) -> dict[str, dict[str, Array]]:
-    """What every operator off by one rounding of a coarser dtype makes of the program."""
+    """Run the program with every operator off by one rounding of a dtype coarser than `was`.
+
+    Returns the values by the name of the way. Raises UsageError for an unknown dtype.
+    """
     from whence.workflows.rounding.ways import run_coarser
 
     units = {"tf32": 2.0**-11} | {
@@ -155,8 +160,10 @@ def _coarser(program: Any, inputs: Any, was: str) -> dict[str, dict[str, Array]]
 def _ignored(
     program: Any, inputs: Any, own: Mapping[str, Array], notes: list[str]
 ) -> dict[str, tuple[str, ...]]:
-    """By value, the inputs that can be replaced without a bit of it changing. notes: gets those
-    that the program does not take otherwise, of which nothing is known.
+    """For each value, the inputs that can be replaced without changing any of its bits.
+
+    notes: receives a remark for each input whose replacement the program refuses; nothing is known
+    of such an input.
     """
     from whence.workflows.rounding.ways import run_once
 
@@ -180,7 +187,7 @@ def _ignored(
 
 
 def _leaves(inputs: Any) -> list[str]:
-    """Names of the tensors of a call, in the order in which they are met."""
+    """Names of the tensors of a call, in the order in which they are visited."""
     args, kwargs = arguments(inputs)
     names: list[str] = []
     for label, value in [*((f"input {i}", a) for i, a in enumerate(args)), *kwargs.items()]:
@@ -191,8 +198,10 @@ def _leaves(inputs: Any) -> list[str]:
 
 
 def _replaced(inputs: Any, place: int) -> tuple[Any, bool]:
-    """The inputs with one tensor replaced by another of its form and range, and whether it is
-    another one: a constant has no other.
+    """Replace the tensor at `place` by another of the same shape, dtype and range.
+
+    Returns the changed inputs, and whether the replacement differs from the original: a constant
+    tensor has no other value in its range.
     """
     met, is_other = -1, False
 
@@ -220,7 +229,7 @@ def _replaced(inputs: Any, place: int) -> tuple[Any, bool]:
 
 
 def _other(content: Array) -> Array:
-    """Another array of the same form and range, drawn at random."""
+    """A different array of the same shape, dtype and range, drawn at random with a fixed seed."""
     random = np.random.default_rng(0)
     if content.dtype.kind in "fc":
         mixed = random.permutation(content.reshape(-1)).reshape(content.shape)
@@ -259,7 +268,9 @@ def _arrays(values: Mapping[str, Golden]) -> dict[str, Array]:
 def _only_names_match(
     old: dict[str, Golden], new: dict[str, Golden], evidence: Evidence
 ) -> tuple[dict[str, Golden], dict[str, Golden]]:
-    """Where there is one value on each side, its name does not matter."""
+    """Give the only new value the name of the only old one: with one value a side, names do not
+    matter.
+    """
     if len(old) != 1 or len(new) != 1 or set(old) == set(new):
         return old, new
     name, there = next(iter(old)), next(iter(new))
@@ -272,7 +283,7 @@ def _only_names_match(
 
 
 def _sentence(values: Sequence[JudgedValue], evidence: Evidence) -> str:
-    """What the pull request should say."""
+    """The sentence that the pull request should contain."""
     first = values[0]
     of = f"`{first.name}`" if first.name else "the expectation"
     if first.verdict == AcceptKind.UNCHANGED:

@@ -1,4 +1,4 @@
-"""A comparison that failed in a test, judged by the test itself in other ways of rounding."""
+"""Judges a comparison that failed in a test by running the test itself in other ways of rounding."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _difference(values: Arrays) -> Arrays:
 
 
 def _repeats(own: Arrays, seen: Mapping[str, Golden]) -> bool:
-    """Does the test, run again, compare the values that failed?"""
+    """Whether a second run of the test compares the same actual values as the run that failed."""
     again = _side(own, "actual")
     return all(
         name in again and np.array_equal(_wide(again[name]), _wide(g.content), equal_nan=True)
@@ -86,7 +86,7 @@ def _repeats(own: Arrays, seen: Mapping[str, Golden]) -> bool:
 
 
 def _is_constant(expected: Mapping[str, Golden], everywhere: list[Arrays]) -> bool:
-    """Are the expected values the same whatever the rounding?"""
+    """Whether the expected values are the same in every way of rounding."""
     sides = [_side(values, "expected") for values in everywhere if values]
     return all(
         name in side and np.array_equal(_wide(side[name]), _wide(g.content), equal_nan=True)

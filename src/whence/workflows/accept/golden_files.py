@@ -1,5 +1,5 @@
-"""Files of expected values: JSON and YAML with numbers in them, and arrays of every format that
-whence reads. Renewing one changes the numbers where they stand, and nothing else in it.
+"""Files of expected values: JSON and YAML files that contain numbers, and arrays in every format
+that whence reads. Renewing a file changes the numbers in place and nothing else in it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ _NUMBER = re.compile(
     r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(nan|inf|infinity)", re.IGNORECASE
 )
 _FEWEST_DECIMALS = 3
-"""Digits after the point from which on numbers are taken to be printed to so many."""
+"""A file whose numbers have at least this many digits after the point counts as printed to a fixed
+number of digits.
+"""
 _FULL = 15
-"""Significant digits from which on a float is printed in full."""
+"""A float with at least this many significant digits counts as printed in full."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def _of_node(node: yaml.Node, name: str) -> Iterator[tuple[str, Golden]]:
 
 
 def _rectangle(node: yaml.Node) -> tuple[list[yaml.Node], tuple[int, ...]]:
-    """(scalars in order, shape) of nested lists of one form; ([], ()) of others."""
+    """Flatten nested lists of a regular shape: (scalars in order, shape); ([], ()) for other lists."""
     if not isinstance(node, yaml.SequenceNode):
         return [node], ()
     inner = [_rectangle(item) for item in node.value]

@@ -1,4 +1,4 @@
-"""One expected value against the actual one, in the band of its evidence."""
+"""Judges one expected value against the actual one, within the noise band that the evidence gives."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from whence.judge.band import F64, Band, Placed
 
 FEWEST_WAYS = 3
-"""Ways of rounding from which on a change may be called noise."""
+"""Least number of ways of rounding that must be known before a change may be called noise."""
 BLIND = 0.05
-"""Width of the band, in the size of the values, from which on a fault no longer stands out."""
+"""Width of the band, relative to the size of the values, above which a fault no longer stands out.
+"""
 _TIMES_CLOSER = 2.0
 _MORE_WAYS = (
     "values of the same program on other threads or kernels (--again FILE), or the program itself "
@@ -31,10 +32,12 @@ _ARRAYS = dict[str, Array]
 
 @dataclass
 class Evidence:
-    """ways: values by the name of the way. exact: in float64, {} for none. is_independent: the
-    exact values do not come from the program that is judged. coarser: ways of the precision that
-    the old values are declared to be of. ignored: inputs that the values do not depend on, by
-    value. sizes: root mean square of what a value is the difference of, where it is one.
+    """What is known about how the values may round.
+
+    ways: values by the name of the way. exact: values in float64, {} for none. is_independent: the
+    exact values come from something other than the judged program. coarser: ways in the precision
+    that the old values are declared to have. ignored: for each value, the inputs that it does not
+    depend on. sizes: for a value that is a difference, the root mean square of its operands.
     """
 
     ways: dict[str, _ARRAYS] = field(default_factory=dict)
@@ -85,7 +88,9 @@ def _rounds(content: Array | str) -> bool:
 def _whole_numbers(
     name: str, old: Golden, new: Golden, evidence: Evidence
 ) -> tuple[JudgedValue, Array | None]:
-    """Of counts and indices: equal, or what another way of rounding gives too."""
+    """Judge counts and indices: each must be equal, or other ways of rounding must give the old
+    number.
+    """
     a, b = _array(old), _array(new)
     differs = a != b
     if not differs.any():
@@ -186,7 +191,12 @@ def _verdict(
 def _part(
     around: Band, seen: Array, a: Array, b: Array, kind: AcceptKind, words: str, decides: str
 ) -> tuple[AcceptKind, str, str]:
-    """Where rounding moves some elements so far that they prove nothing: the others decide."""
+    """Restrict the verdict to the elements in `seen`; the band of the others is too wide to show a
+    fault.
+
+    Returns (kind, words, what would decide). CANNOT_TELL when `seen` is empty or the two arrays are
+    equal there.
+    """
     count = int(np.count_nonzero(seen))
     if not count or bool((a == b)[seen].all()):
         words = (
@@ -202,7 +212,10 @@ def _part(
 
 
 def _seen(around: Band, least: float) -> Array:
-    """Elements at which a fault would stand out of the band. least: size of the values at least."""
+    """Mask of the elements whose band is narrow enough to show a fault.
+
+    least: lower bound for the size of the values.
+    """
     finite = _finite(around.centre)
     size = math.sqrt(float(np.mean(finite * finite))) if finite.size else 0.0
     return np.asarray(around.halfwidth <= BLIND * max(size, least))
@@ -211,8 +224,10 @@ def _seen(around: Band, least: float) -> Array:
 def _ways(
     name: str, all_ways: Mapping[str, _ARRAYS], like: Array, *, is_anchored: bool
 ) -> list[Array]:
-    """Ways of one form, without those that add nothing: what runs again on the same kernels and
-    gives the same bits is no way of rounding.
+    """Values of one name from all ways with the shape of `like`, without duplicates.
+
+    A way that gives the same bits as another (a repetition on the same kernels) adds no evidence.
+    Off-by-one draws are kept in any case when `is_anchored`.
     """
     rows: list[Array] = []
     for way, values in all_ways.items():
@@ -226,7 +241,7 @@ def _ways(
 
 
 def _unit(old: Golden, new: Golden) -> float:
-    """Unit roundoff of what the numbers were computed in, as far as they show it."""
+    """Unit roundoff of the dtype that the numbers were computed in, as far as they show it."""
     units = []
     for golden in (old, new):
         array = _array(golden)
@@ -300,7 +315,7 @@ def _relative(around: Band | None) -> float | None:
 
 
 def _rounded_up(value: float) -> float:
-    """To one digit, so that it can be read."""
+    """The value rounded up to one significant digit, for readable messages."""
     if value <= 0 or not math.isfinite(value):
         return 0.0
     unit = 10.0 ** math.floor(math.log10(value))
@@ -327,7 +342,9 @@ def _array(golden: Golden) -> Array:
 
 
 def _finite(array: Array) -> F64:
-    """The numbers of an array (sizes of complex ones), 0 in the place of NaN and infinities."""
+    """The array in which 0 replaces NaN and infinities; complex numbers are replaced by their
+    magnitude.
+    """
     is_complex = np.iscomplexobj(array)
     wide = np.abs(array.astype(np.complex128)) if is_complex else array.astype(np.float64)
     return np.where(np.isfinite(wide), wide, 0.0)
@@ -342,6 +359,6 @@ def _times(placed: Placed) -> str:
 
 
 def worst_first(values: Sequence[JudgedValue]) -> tuple[JudgedValue, ...]:
-    """Values in the order of their verdicts, the worst first."""
+    """Sort the values by verdict, the worst first."""
     order = list(AcceptKind)
     return tuple(sorted(values, key=lambda v: -order.index(v.verdict)))
