@@ -1,1 +1,1 @@
-"""What users call, one file or folder a verb."""
+"""The verbs that users call; each has a file or a folder of its own."""

@@ -35,8 +35,8 @@ class Layer(NamedTuple):
 
 
 class Laid(NamedTuple):
-    """What was written: folders of tensors by (rank, process), the layers in their order, sentences
-    on what was left out.
+    """What was written: folders of tensors by (rank, process), the layers in order, and sentences
+    about what was left out.
     """
 
     tensors: dict[tuple[int, int], Path]
@@ -85,8 +85,9 @@ def lay_out_atb(
 
 
 def _of_one_model(run: Run, left_out: list[str]) -> list[Call]:
-    """The forward calls of the model that calls most modules: folders have no place for a second
-    one.
+    """The forward calls of the root module that makes most calls.
+
+    The layout has room for one model; a sentence for each other model is added to `left_out`.
     """
     calls = [
         call
@@ -106,7 +107,7 @@ def _of_one_model(run: Run, left_out: list[str]) -> list[Call]:
 
 
 def _tensors(run: Run, calls: Sequence[Call], folder: Path) -> bool:
-    """Write the tensors of all calls; whether there are any."""
+    """Write the tensors of all calls. Returns whether there are any."""
     from whence.errors import ElementsMissing
 
     kinds = {(call.step, call.number): _safe(call.op_type or call.op) for call in calls}
@@ -132,7 +133,7 @@ def _tensors(run: Run, calls: Sequence[Call], folder: Path) -> bool:
 
 
 def _encoded(array: Array) -> bytes:
-    """A tensor as the library writes it."""
+    """The bytes of a tensor file in the format of the ATB library."""
     import numpy as np
 
     from whence import dtypes
@@ -151,8 +152,8 @@ def _encoded(array: Array) -> bytes:
 
 
 def _topology(calls: Sequence[Call], place: Path, process: str, *, model: bool) -> Iterator[Layer]:
-    """Write a file for each module that the model calls, and one of the model. Of the first token
-    that ran.
+    """Write one file for each module that the model calls and one for the model, from the first
+    step.
     """
     first = min(call.step for call in calls)
     nodes: dict[str, dict[str, Any]] = {}
@@ -191,5 +192,5 @@ def _topology(calls: Sequence[Call], place: Path, process: str, *, model: bool) 
 
 
 def _safe(name: str) -> str:
-    """A name as one part of a path: names of a run are untrusted."""
+    """The name as one safe component of a path: names in a run are untrusted."""
     return _UNSAFE.sub("_", name)[:200].lstrip(".") or "Module"

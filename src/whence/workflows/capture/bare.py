@@ -1,5 +1,5 @@
-"""Holds a captured command against the same command without a capture: what its compiled graphs
-return must be the same, bit by bit.
+"""Compares a captured command with the same command without a capture: what its compiled graphs
+return must be equal bit by bit.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _NOT_ASKED = "left out by --no-bare"
 
 
 class Bare:
-    """One command, to be captured and then run again without. wanted: measure at all.
+    """One command that is captured and then run again without a capture.
 
-    environment: what the captured command must run in.
+    wanted: whether to measure the effect of the capture. environment: variables that the captured
+    command needs.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Bare:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of the captured command."""
+        """The environment variables of the captured command."""
         return {**self._variables, **what_returned.environment(self._folder("captured"))}
 
     def _folder(self, name: str) -> Path:
@@ -65,8 +66,8 @@ class Bare:
         return folder
 
     def measure(self, run_path: str) -> None:
-        """Run the command without a capture if one changed its settings, and note in the run how
-        the two stand.
+        """Run the command without a capture when the capture changed settings of the command, and
+        note in the run how the results of both compare.
         """
         from whence import store
 
@@ -153,7 +154,7 @@ def _executions(returned: Sequence[Returned]) -> str:
 
 
 def _are_equal(one: Sequence[Returned], other: Sequence[Returned]) -> bool:
-    """Were the same results computed? Several threads may compute them in any order."""
+    """Whether both runs returned the same results; several threads may return them in any order."""
     if len(one) != len(other):
         return False
     return all(
@@ -168,7 +169,7 @@ def _digests(returned: Returned) -> Counter[str]:
 
 
 def _first_difference(one: Sequence[Returned], other: Sequence[Returned]) -> str:
-    """Where the second differs first, in words."""
+    """Describe the first place at which the second run differs."""
     if len(one) != len(other):
         return f"in the number of processes that compile ({len(one)} against {len(other)})"
     for a, b in zip(one, other, strict=True):

@@ -1,7 +1,7 @@
-"""When a program has ended: labels whose tensors lie in files, and those of programs without
-Python, become calls of its run.
+"""After a program has ended, turns its labels into calls of its run.
 
-Tensors that labels wait for are looked for in the files of a library.
+This concerns labels whose tensors lie in files of a library, and labels set by programs without
+Python.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from whence.readers.ascend.atb_file import Stored
 
 WAIT_S = 2.0
-"""How long a file that is missing or not whole is waited for once the program has ended: a library
-may write behind it.
+"""Seconds to wait, after the program has ended, for a file that is missing or incomplete: a library
+may write it late.
 """
 
 
@@ -133,7 +133,7 @@ def labelled_launch(
 
 
 def _is_running(file: Path) -> bool:
-    """Does the process still run that a file of labels is named after (host-pid...)?"""
+    """Whether the process that a file of labels is named after (host-pid...) is still running."""
     owner = re.fullmatch(re.escape(socket.gethostname()) + r"-(\d+)(-[0-9a-f]+)?", file.stem)
     if owner is None or int(owner[1]) == os.getpid():
         return False
@@ -151,7 +151,7 @@ def _waiting(file: Path) -> Iterable[Waiting]:
 
 
 def _written(file: Path) -> Iterable[FoundLabel]:
-    """The labels of `whence_label.h`."""
+    """The labels that `whence_label.h` wrote into a file."""
     from whence.readers.ascend import atb_file
 
     try:
@@ -185,7 +185,7 @@ def _written(file: Path) -> Iterable[FoundLabel]:
 
 
 def _shapes(folder: str) -> Mapping[tuple[str, str], tuple[int, ...]]:
-    """The shapes of the run's labels, by task and id; of none where the run cannot be read."""
+    """The shapes of the run's labels, by task and id; empty when the run cannot be read."""
     from whence import store
 
     try:
@@ -205,7 +205,7 @@ def _shapes(folder: str) -> Mapping[tuple[str, str], tuple[int, ...]]:
 
 
 def _add(folder: str, labels: list[FoundLabel], keep: str) -> None:
-    """Write labels as calls, by rank. Raises StoreFailed."""
+    """Write the labels as calls, one shard a rank. Raises StoreFailed."""
     from whence import store
 
     by_rank: dict[int, list[FoundLabel]] = defaultdict(list)
@@ -277,7 +277,7 @@ _Shapes = Callable[[], Mapping[tuple[str, str], tuple[int, ...]]]
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file. why: there are no elements."""
+    """A tensor in a file. why: the reason when it has no elements."""
 
     path: Path
     dtype: str
@@ -288,7 +288,7 @@ class StoredTensor(NamedTuple):
 
 @dataclass(slots=True)
 class FoundLabel:
-    """A label and what is known of its tensor."""
+    """A label and what is known about its tensor."""
 
     name: str
     side: str
@@ -311,8 +311,10 @@ def resolved(
     wait_s: float,
     shapes: _Shapes = dict,
 ) -> list[FoundLabel]:
-    """The labels with the tensors of their files. shapes: of the labels that they are paired with,
-    as far as these are known.
+    """The labels with the tensors of their files; waits up to `wait_s` seconds for files written
+    late.
+
+    shapes: of the labels that they are paired with, as far as these are known.
     """
     until = time.monotonic() + wait_s
     while True:
@@ -366,8 +368,8 @@ def _looked_up(
 
 
 def _tell_limit(labels: Sequence[FoundLabel], library: Library | None) -> None:
-    """Say of labels without a tensor that the library was told to save no more tokens, where that
-    is so.
+    """Tell labels without a tensor that the library's token limit hides it, where that is the
+    reason.
     """
     limit = library.limit if library is not None else None
     if limit is None:
@@ -385,7 +387,7 @@ def _tell_limit(labels: Sequence[FoundLabel], library: Library | None) -> None:
 
 
 def _matches(pattern: str) -> list[Path]:
-    """Files that a pattern fits; numbers in their paths in the order of their values."""
+    """Files that match a pattern, sorted by path; numbers in paths are sorted by value."""
     root = Path(pattern).anchor
     files = [p for p in Path(root).glob(pattern[len(root) :]) if p.is_file()]
     return sorted(
@@ -397,10 +399,10 @@ def _matches(pattern: str) -> list[Path]:
 
 
 def _share(files: tuple[Path, ...], labels: list[FoundLabel], shapes: _Shapes) -> None:
-    """Give the tensors of these files to the labels that mean them.
+    """Assign the tensors of these files to the labels that refer to them.
 
-    A file is written again and again, or behind itself, or in a folder per token, or once; or the
-    number in front of its path counts the tokens, and every label names that of the first.
+    A library overwrites one file, appends to it, uses a folder for each token, or writes once. If
+    the number in front of a folder counts tokens, every label names the folder of the first token.
     """
     sources: list[StoredTensor] = []
     try:
@@ -433,9 +435,10 @@ def _share(files: tuple[Path, ...], labels: list[FoundLabel], shapes: _Shapes) -
 
 
 def _of_each_token(file: Path, labels: Sequence[FoundLabel]) -> tuple[Path, ...]:
-    """The files of all tokens, where the number in front of a folder in the path counts tokens: the
-    k-th of them was written behind the label before it, and in the order of their numbers. () for
-    others.
+    """The files of all tokens when the number in front of a folder in the path counts tokens.
+
+    The k-th file must be written after the label before it, in the order of the numbers. ()
+    otherwise.
     """
     parts = file.parts
     for place, part in enumerate(parts[:-1]):
@@ -454,9 +457,7 @@ def _of_each_token(file: Path, labels: Sequence[FoundLabel]) -> tuple[Path, ...]
 
 
 def _are_counted(files: Sequence[Path], labels: Sequence[FoundLabel]) -> bool:
-    """Was each of several files written behind the label before its own, and before the label after
-    it?
-    """
+    """Whether each file was written after the previous label and before the next label."""
     times = [file.stat().st_mtime_ns for file in files]
     return (
         1 < len(files) <= len(labels)
@@ -471,8 +472,11 @@ def _given_alone(
     labels: Sequence[FoundLabel],
     shapes: Mapping[tuple[str, str], tuple[int, ...]],
 ) -> list[tuple[FoundLabel, StoredTensor]]:
-    """One tensor for many labels: that of the first label behind it whose partner has as many
-    elements, as a program labels what was just computed. The last one's where none is behind it.
+    """Assign one tensor to one of several labels.
+
+    A program labels what it just computed: the first label set after the file was written, whose
+    partner has as many elements, gets the tensor. The last label gets it when none follows the
+    file.
     """
     known = {id(label): shapes.get((label.task, label.label_id)) for label in labels}
     fit = [

@@ -1,4 +1,4 @@
-"""A run on disk, and a command run under capture."""
+"""Creates a run on disk, and runs a command under capture."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def run_command(
 
 
 def _runs() -> RunStore:
-    """How the launcher makes and reads runs."""
+    """The functions by which the launcher creates and reads runs."""
     from whence import store
     from whence.instrument.launch import launcher
 

@@ -135,7 +135,7 @@ def compile_backend(
 
 
 def _lay_out(folder: str, destination: Path, mode: str) -> None:
-    """The tool's own files; what cannot be written is told, and the run is whole."""
+    """Write the tool's own files. A failure is reported; the run itself is complete in any case."""
     from whence.instrument.labels.labels import complain
     from whence.store.folder import process_folders
 
@@ -176,7 +176,7 @@ def _lay_out_fx(run_path: str | Path, folder: Path) -> None:
 
 
 def _lay_out_ge(run_path: str | Path, folder: Path) -> None:
-    """Write what the kernels of compiled graphs left into `folder` (`dump_<time>`). Raises
+    """Write what the kernels of compiled graphs returned into `folder` (`dump_<time>`). Raises
     UnreadableRun, OSError.
     """
     now = time.time()
@@ -213,8 +213,8 @@ def _write_values(run_path: str | Path, place: Callable[[Call, int, str, str], P
 
 
 def _nodes_of_graphs(run: Run) -> Iterator[tuple[Call, int]]:
-    """The operators of graphs, each with the number of its graph: those of one step are told apart,
-    as often as they ran.
+    """The operators of graphs, each with the number of its graph. Operators of one step that share
+    a name are numbered in order of execution.
     """
     numbers: dict[tuple[object, ...], int] = {}
     graphs: dict[int, int] = {}
@@ -232,7 +232,7 @@ def _nodes_of_graphs(run: Run) -> Iterator[tuple[Call, int]]:
 
 
 def _widened(array: Array) -> Array:
-    """Types that npy has no name for as float32, as torchair writes bfloat16."""
+    """Convert dtypes that npy cannot name to float32, as torchair does for bfloat16."""
     import numpy as np
 
     return np.asarray(array) if array.dtype.isbuiltin else array.astype(np.float32)

@@ -1,5 +1,5 @@
-"""A capture that a program begins, pauses and ends where the calls of another tool stand; what
-`whence.compat` is made of.
+"""A capture that a program begins, pauses and ends at the calls of another tool's API;
+`whence.compat` is built on it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Dump:
     """
 
     LAST_LAYER = LAST_LAYER
-    """For `logits_module`: the last module that the model itself calls."""
+    """For `logits_module`: selects the last module that the model itself calls."""
 
     def __init__(
         self,
@@ -100,17 +100,17 @@ class Dump:
 
     @property
     def is_open(self) -> bool:
-        """Whether anything can still be taken."""
+        """Whether the dump still takes tensors."""
         return not self._closed and self.session.active
 
     def resume(self) -> None:
-        """Go on taking what is called."""
+        """Record the calls that follow."""
         if self.is_open:
             self._listener.active = True
 
     def pause(self) -> None:
-        """Take nothing until `resume`, and write the layout: at once while the run is small, else
-        when it has doubled and at the end.
+        """Record nothing until `resume`, and write the layout: at once while the run is small,
+        otherwise when it has doubled and at the end.
         """
         if self._closed or os.getpid() != self._pid:
             return
@@ -120,8 +120,8 @@ class Dump:
             self._lay_out_if_small()
 
     def mark(self) -> None:
-        """A step begins here, unless nothing was called since the last one began. Of steps that are
-        not wanted no tensor is taken.
+        """Begin a step, unless nothing was called since the last one began. Tensors of steps that
+        are not wanted are not recorded.
         """
         self._listener.drain()
         if self.session.calls == self._waiting:
@@ -148,8 +148,9 @@ class Dump:
             complain(f"nothing was dumped into {self.destination}: {why}")
 
     def _why_nothing(self, refused: str) -> str:
-        """Why the dump is empty; "" where another process of the job dumps instead. refused: why
-        the session ended before its time.
+        """The reason why the dump is empty; "" when another process of the job writes the dump.
+
+        refused: why the session ended early.
         """
         if refused:
             return "" if _job() else refused
@@ -170,8 +171,8 @@ class Dump:
         return f"{self.session.calls} calls were seen, and none was selected"
 
     def _step_ended(self, root: str, step: int) -> None:
-        """The last of the steps that are wanted is there: the tool's files need not wait for the
-        end of the process.
+        """Write the layout once the last wanted step is complete, without waiting for the end of
+        the process.
         """
         if not self._steps:
             return
@@ -181,9 +182,7 @@ class Dump:
             self._lay_out()
 
     def _lay_out_if_small(self) -> None:
-        """Write the layout again unless that would take long: it is written as a whole every
-        time.
-        """
+        """Write the layout again while the run is small: each time it is written as a whole."""
         if self.session.sink().nbytes < max(_OFTEN_BYTES, 2 * self._laid_out_bytes):
             self._lay_out()
 
@@ -211,8 +210,8 @@ class Dump:
             complain(f"{self.destination} has the run but not the tool's own files: {error}")
 
     def _is_shown(self, call: Call) -> bool:
-        """Of the tool's own files: what it calls a module or an operator, in the steps that are
-        wanted.
+        """Whether the tool's own files contain the call: a module or an operator of the tool, in a
+        wanted step.
         """
         if call.kind not in ("module", "operator") or has_mark(call, Mark.NOT_SELECTED):
             return False
@@ -221,8 +220,8 @@ class Dump:
         ) and self._is_wanted(call)
 
     def _make_room(self, run: Run) -> None:
-        """msprobe keeps a step in a folder that holds nothing else; those that are written again
-        go.
+        """Delete the msprobe folders of steps that are written again: msprobe expects nothing else
+        in them.
         """
         for rank, step in (
             {(call.rank, call.step) for call in run.calls} if self._layout == "msprobe" else ()
@@ -249,8 +248,9 @@ def determine(seed: int, deterministic: bool) -> None:
 
 
 def cut(run: Run, is_wanted: Callable[[Call], bool], step: Callable[[Call], int] | None) -> Run:
-    """A run's calls that are wanted, with steps as `step` counts them (None: as they are) and
-    occurrences counted anew in these.
+    """The run reduced to the wanted calls; occurrences are counted anew.
+
+    step: gives the new step of a call; None keeps the steps.
     """
     from whence.records import Over
 
@@ -272,7 +272,7 @@ def cut(run: Run, is_wanted: Callable[[Call], bool], step: Callable[[Call], int]
 
 
 def _above(run: Run, call: Call, places: dict[int, int]) -> int:
-    """The nearest call around it that is kept."""
+    """New id of the nearest enclosing call that is kept."""
     parent = call.parent
     while parent not in places:
         parent = run.calls[parent].parent
@@ -280,7 +280,7 @@ def _above(run: Run, call: Call, places: dict[int, int]) -> int:
 
 
 def created(folder: Path, chosen: CaptureOptions) -> Path:
-    """Make the run, or join that of this job; where it lies."""
+    """Create the run, or join the run of the same job. Returns its path."""
     from whence import store
     from whence.store.folder import load_info
     from whence.workflows.capture.setup import process_info
@@ -309,7 +309,7 @@ def created(folder: Path, chosen: CaptureOptions) -> Path:
 
 
 def _job() -> str:
-    """What the processes that compute one thing together have in common; "" where there is one."""
+    """An identifier shared by the processes of one distributed job; "" for a single process."""
     if (
         not os.environ.get("WORLD_SIZE", "1").isdigit()
         or int(os.environ.get("WORLD_SIZE", "1")) < 2
@@ -323,7 +323,7 @@ def _job() -> str:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """No other process of this machine is in here for the same folder meanwhile."""
+    """Lock the folder against other processes of this machine for the duration of the block."""
     from whence.errors import StoreFailed
 
     try:

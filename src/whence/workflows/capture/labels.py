@@ -1,5 +1,5 @@
-"""Labels in any code: to the capture that is active in this process, to the run that `whence run`
-opened, or to nobody.
+"""Labels in any code: they go to the capture that is active in this process, to the run that
+`whence run` opened, or nowhere.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def take_label(name: str, tensor: Any, side: str | None, file: Any, id: str | No
 
 
 def _compile() -> None:
-    """Labels in compiled code from now on. Where torch has not what that needs, they break its
-    graph.
+    """Make labels work in compiled code from now on. When torch lacks custom operators, a label
+    breaks the graph.
     """
     if not _in_graph:
         from whence.instrument.labels.torch_labels import operator
@@ -141,8 +141,10 @@ class task:  # noqa: N801 - called like a function
 
 
 def taking(session: Session, folder: str) -> Callable[[], None]:
-    """Let labels go to this session; returns what ends that and reads the files that were labelled,
-    once the session is closed.
+    """Send labels to this session.
+
+    Returns a function that stops this and, once the session is closed, reads the files that were
+    labelled.
     """
     left_over(Path(folder))
     close = _open(session, folder, library=None)
@@ -165,12 +167,12 @@ def taking(session: Session, folder: str) -> Callable[[], None]:
 
 
 def _variables(library: dict[str, Any] | None) -> dict[str, str]:
-    """Variables of the environment that follow the current task."""
+    """Environment variables that must follow the current task."""
     return {TASK: "{task}", **(library["profile"].get("task", {}) if library else {})}
 
 
 def _open(session: Session, folder: str, library: dict[str, Any] | None) -> Callable[[], None]:
-    """Let labels go to a session; returns what ends that."""
+    """Send labels to a session. Returns the function that stops this."""
     variables = _variables(library)
     previous = {name: os.environ.get(name) for name in (LABELS, *variables)}
     place = Path(folder).absolute() / FOLDER
@@ -200,7 +202,7 @@ def _open(session: Session, folder: str, library: dict[str, Any] | None) -> Call
 
 
 def _read(value: Any) -> Any:
-    """A torch tensor as a host array; None for what is none."""
+    """A torch tensor as a host array; None for any other value."""
     if "torch" not in sys.modules:
         return None
     from whence.instrument.labels.torch_labels import read
@@ -245,8 +247,8 @@ class _Inherited:
         _takers[-1](*label)
 
     def use(self, session: Session) -> None:
-        """Take labels into the session that listens to this process, unless there was one
-        before.
+        """Send labels to the session that listens to this process, unless another session has them
+        already.
         """
         with self._lock:
             if self._close is None:
@@ -265,7 +267,7 @@ class _Inherited:
         before_leaving_at_once(self.finish)
 
     def finish(self) -> None:
-        """End it, and the session where nobody else does."""
+        """Stop taking labels, and close the session when nobody else uses it."""
         with self._lock:
             close, self._close = self._close, None
             if close is not None:
@@ -275,7 +277,7 @@ class _Inherited:
             self._session = None
 
     def renew(self) -> None:
-        """In a forked child: the session is the parent's; the first label opens one of its own."""
+        """In a forked child: forget the parent's session; the first label opens a new one."""
         self._lock = threading.RLock()
         close, self._close, self._session, self._shared = self._close, None, None, False
         if close is not None:
@@ -284,8 +286,8 @@ class _Inherited:
 
 
 def inherited(session: Session | None) -> None:
-    """A listener of this process begins (or, in a forked child, begins again): labels go into its
-    session.
+    """Announce that a listener of this process begins (also again, in a forked child) or, with
+    None, ends: labels go into its session.
     """
     if _inherited is not None:
         if session is None:

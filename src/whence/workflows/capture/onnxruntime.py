@@ -1,5 +1,5 @@
-"""What the capture of ONNX Runtime takes from the readers: models, elements of their tensors, and
-where initialisers lie in the user's file.
+"""Readers' functions that the capture of ONNX Runtime uses: models, elements of their tensors, and
+the place of initialisers in the user's file.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def reading() -> Reading:
-    """What the readers know of ONNX files."""
+    """The readers' functions for ONNX files."""
     from whence.instrument.onnxruntime.insides import Reading
 
     return Reading(_model, _elements, _weights)
 
 
 def _model(source: str | bytes) -> Any:
-    """A model from its file, which is mapped, or from its bytes. Raises OSError, ValueError."""
+    """The model from a file, which is memory-mapped, or from bytes. Raises OSError, ValueError."""
     if isinstance(source, bytes):
         return onnx_model.parse(source)
     if os.path.getsize(source) == 0:  # noqa: PTH202
@@ -38,8 +38,8 @@ def _model(source: str | bytes) -> Any:
 
 
 def _elements(tensor: OnnxTensor, folder: str) -> Any:
-    """The elements of a tensor; a text that says why where there are none. Files beside the model
-    are looked for in its own folder only.
+    """The elements of a tensor, or a text that says why there are none. External files are looked
+    for in the model's own folder only.
     """
     if why := tensor.why():
         return why
@@ -58,8 +58,8 @@ def _inside(folder: str, name: str) -> Path:
 
 
 class _Weights:
-    """Initialisers of a model by their size, and where each lies: in the file itself, or in one
-    beside it.
+    """Initialisers of a model by size, with the place of each: in the model file or in an external
+    file.
     """
 
     def __init__(self, model: Any, path: str) -> None:
@@ -97,7 +97,7 @@ class _Weights:
             self._places[tensor.dtype, length].append((file, offset))
 
     def find(self, digest: bytes, dtype: str, seen: Any) -> External | None:
-        """Where these bytes lie, None when nowhere."""
+        """The place of these bytes, None when they are not found."""
         from whence.frameworks import host
 
         for file, offset in self._places.get((dtype, seen.nbytes), ()):

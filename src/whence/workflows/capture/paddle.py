@@ -1,4 +1,4 @@
-"""What the capture of Paddle takes from the readers: names, programs, and weights in the user's
+"""Readers' functions that the capture of Paddle uses: names, programs, and weights in the user's
 file.
 """
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def reading() -> tuple[NameTable, Callable[[str, str], FindExternal]]:
-    """What the readers know of Paddle's names and programs, and where the parameters of a program
-    lie in its file of weights.
+    """The readers' functions for Paddle: names, programs, and the place of a program's parameters
+    in its file of weights.
     """
     from whence.instrument.paddle.saved_programs import NameTable
 
@@ -34,8 +34,8 @@ def _described(file: str) -> Any:
 
 
 def _of_file(program: str, weights: str, names: Collection[str]) -> dict[str, Weight]:
-    """Parameters of a program by name, mapped from its file of weights; without those that are not
-    in there.
+    """Parameters of a program by name, memory-mapped from its file of weights; those that the file
+    lacks are left out.
     """
     data = map_file(weights)
     streams = paddle_params.places(Place(Path(weights)), Place(Path(program)))

@@ -1,4 +1,4 @@
-"""The end of a captured process, however it ends, and the beginning of one that it forks."""
+"""Runs code when a captured process ends, in whatever way, and when it forks another process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def before_leaving_at_once(finish: Callable[[], object]) -> None:
 
 
 def _is_at_rest() -> bool:
-    """Is this the main thread, and no code of ours below the program's?"""
+    """Whether this is the main thread and no code of whence runs below the program's."""
     if threading.current_thread() is not threading.main_thread():
         return False
     frame: FrameType | None = sys._getframe(1)

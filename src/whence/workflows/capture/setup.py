@@ -1,4 +1,6 @@
-"""What captures share: the session, the listener, and where parameters lie in checkpoint files."""
+"""What all captures share: the session, the listener, and the place of parameters in checkpoint
+files.
+"""
 
 from __future__ import annotations
 
@@ -163,7 +165,7 @@ _READING: dict[str, Callable[[], Any]] = {
     "onnxruntime": _reading_of_onnxruntime,
     "openvino": _reading_of_openvino,
 }
-"""What the readers know of a framework, for its listener."""
+"""The readers' functions for a framework, which its listener uses."""
 
 
 def open_session(
@@ -187,7 +189,7 @@ def open_session(
 
 
 def uncaught() -> str:
-    """The exception that ends this process, in words; "" where it ends by itself."""
+    """Describe the exception that ends this process; "" when it ends normally."""
     from whence.instrument.wording import raised
 
     # In the main process the interpreter has told it before it runs what ends the process; a child
@@ -209,7 +211,7 @@ def default_max_bytes(folder: str) -> int:
 
 
 def is_one_of_several() -> bool:
-    """Is this process one of several ranks, as its process group or its launcher says?"""
+    """Whether this process is one of several ranks, according to its process group or its launcher."""
     from whence.instrument.process_group import process_group
 
     launched = os.environ.get("WORLD_SIZE", "")
@@ -263,8 +265,8 @@ class ExternalParameters:
     def __call__(
         self, digest: bytes, dtype: str, shape: tuple[int, ...], data: Any
     ) -> External | None:
-        """Where the bytes lie, None when nowhere. Called once per parameter: files are looked for
-        at most once a second.
+        """The place of these bytes in a file, None when they are not found. Called once per
+        parameter: files are listed at most once a second.
         """
         now = time.monotonic()
         if self._files is None or (not self._named and now - self._looked > 1.0):
