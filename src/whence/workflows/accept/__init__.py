@@ -1,1 +1,1 @@
-"""Decides whether an expectation may be renewed: judges actual against expected values by evidence."""
+"""Decides whether an expectation may be renewed, by judging actual against expected values."""

@@ -1,4 +1,4 @@
-"""Judges a comparison that failed in a test by running the test itself in other ways of rounding."""
+"""Judges a comparison that failed in a test by running the test in other ways of rounding."""
 
 from __future__ import annotations
 

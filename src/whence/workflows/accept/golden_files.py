@@ -118,7 +118,7 @@ def _of_node(node: yaml.Node, name: str) -> Iterator[tuple[str, Golden]]:
 
 
 def _rectangle(node: yaml.Node) -> tuple[list[yaml.Node], tuple[int, ...]]:
-    """Flatten nested lists of a regular shape: (scalars in order, shape); ([], ()) for other lists."""
+    """Flatten nested lists of a regular shape to (scalars in order, shape); ([], ()) for others."""
     if not isinstance(node, yaml.SequenceNode):
         return [node], ()
     inner = [_rectangle(item) for item in node.value]

@@ -1,4 +1,4 @@
-"""Judges one expected value against the actual one, within the noise band that the evidence gives."""
+"""Judges one expected value against the actual one, within the noise band of the evidence."""
 
 from __future__ import annotations
 

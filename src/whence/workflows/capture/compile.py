@@ -213,8 +213,9 @@ def _write_values(run_path: str | Path, place: Callable[[Call, int, str, str], P
 
 
 def _nodes_of_graphs(run: Run) -> Iterator[tuple[Call, int]]:
-    """The operators of graphs, each with the number of its graph. Operators of one step that share
-    a name are numbered in order of execution.
+    """The operators of graphs, each with the number of its graph.
+
+    When a graph runs several times in a step, each of these executions has a number of its own.
     """
     numbers: dict[tuple[object, ...], int] = {}
     graphs: dict[int, int] = {}

@@ -211,7 +211,7 @@ def default_max_bytes(folder: str) -> int:
 
 
 def is_one_of_several() -> bool:
-    """Whether this process is one of several ranks, according to its process group or its launcher."""
+    """Whether this process is one of several ranks, by its process group or its launcher."""
     from whence.instrument.process_group import process_group
 
     launched = os.environ.get("WORLD_SIZE", "")
