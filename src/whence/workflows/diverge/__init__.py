@@ -1,1 +1,1 @@
-"""When do two trainings part?"""
+"""Finds the step at which two trainings diverge."""

@@ -1,4 +1,4 @@
-"""What is said of two trainings, and how sure it is."""
+"""States the result of comparing two trainings, and how certain it is."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 _MOST_NAMED = 5
 _LASTING = 10
-"""Steps for which a run must be further away than repetitions are before that says something."""
+"""Number of steps for which a run must be further away than the repetitions before the distance
+counts as evidence.
+"""
 _TOO_FAR = 30.0
 
 
 class Answer:
-    """What is said of a pair."""
+    """Builds the answer about a pair of runs."""
 
     def __init__(self, pair: Pair, repetitions: Sequence[Drift], paths: Sequence[str]) -> None:
         self._pair, self._repetitions, self._paths = pair, repetitions, paths
@@ -105,7 +107,7 @@ class Answer:
         return why
 
     def _ended(self) -> list[str]:
-        """What the runs lack."""
+        """Sentences about missing parts of both runs."""
         sides = ("reference", self._reference.figures.run), ("target", self._pair.target.run)
         return [
             f"the {name} is not whole: {missing.text}"
@@ -114,16 +116,18 @@ class Answer:
         ]
 
     def _is_late(self, first: Start) -> bool:
-        """Did both runs stay equal for so long that a first difference of any size says
-        something, and no repetition differs by then?
+        """Whether the runs were equal for so many steps before `first` that a difference of any
+        size is evidence, and no repetition differs up to that step.
         """
         if any((np.nan_to_num(d.judged[: first.step + 1]) > 0).any() for d in self._repetitions):
             return False
         return int(self._pair.common[: first.step].sum()) >= LIMITS.late
 
     def _blind(self, start: Start | None) -> int:
-        """The step from which on noise hides a fault, -1 for none; with repetitions, from which on
-        the runs are further apart than these.
+        """The first step at which noise hides a fault, -1 for none.
+
+        With repetitions: the first step from which on the runs are further apart than the
+        repetitions.
         """
         if start is not None:
             return -1
@@ -142,7 +146,7 @@ class Answer:
         return float(self._pair.found.roundoff.max(initial=0.0))
 
     def _uncompared(self) -> list[str]:
-        """What could hide a fault for not being compared."""
+        """Sentences about tensors that were not compared and could therefore hide a fault."""
         pair = self._pair
         compared = np.asarray(~np.isnan(pair.drift.judged).all(axis=0))
         kinds = [pair.kind(p) for p in range(compared.size)]
@@ -205,8 +209,8 @@ class Answer:
         return out
 
     def _losses(self) -> dict[int, tuple[float | None, float | None, float | None]]:
-        """Loss of the reference, of the target, and the difference that noise makes, by step: of
-        the last micro-batch.
+        """Losses of the last micro-batch, by step: of the reference, of the target, and the
+        difference that noise makes.
         """
         pair, reference = self._pair, self._reference
         places = [
@@ -264,7 +268,7 @@ def _of_step(pair: Pair, step: int) -> list[Start]:
 
 
 def _medians(errors: Column) -> Column:
-    """Of each step the median error of what is compared, NaN where nothing is."""
+    """Median error of the compared tensors at each step, NaN where nothing is compared."""
     known = ~np.isnan(errors).all(axis=1)
     out = np.full(errors.shape[0], np.nan)
     if known.any():
@@ -273,13 +277,13 @@ def _medians(errors: Column) -> Column:
 
 
 def _records(reference: Tested, place: int) -> list[tuple[int, int]]:
-    """(step, record) of a place."""
+    """(step, record) pairs of a place."""
     rows = np.flatnonzero(reference.place == place)
     return list(zip(reference.step[rows].tolist(), reference.record[rows].tolist(), strict=True))
 
 
 def _signed(values: Column) -> float:
-    """The value of a scalar."""
+    """The value of a scalar tensor, with its sign."""
     return float(values[3]) if not np.isnan(values[3]) else float(values[NORM])
 
 

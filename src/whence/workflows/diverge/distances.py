@@ -1,6 +1,7 @@
-"""How far two runs are apart, tensor by tensor and step by step, from their figures.
+"""How far two runs are apart, tensor by tensor and step by step, computed from their statistics.
 
-The places of a step: tensors where they are first seen in it, and what each is made from.
+The places of a step are the tensors where they first appear in it; each knows the tensors that it
+is made from.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ COUNT, LOW, HIGH, MEAN, NORM, NAN, INF, ZERO, ABS, CUBE, FOURTH = range(len(FIGU
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """What is looked at of a reference. rows: for each tensor and step its place, the position of
-    the step among `steps`, its record, and the moment when it was first seen. number: of each
-    place.
+    """The records of a reference that are compared.
+
+    rows: for each tensor and step its place, the position of the step among `steps`, its record,
+    and the moment at which it first appeared. number: of each place.
     """
 
     figures: RunFigures
@@ -49,12 +51,13 @@ class Tested:
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """Of two runs: steps in rows, places in columns. error: estimate of the root mean square of the
-    difference, 0 where both are equal, inf where one alone is not finite, NaN where nothing is
-    compared. scale: root mean square of the tensor. is_permuted: the same elements in another
-    order. is_other_form: of another dtype or shape. record: of the other run, -1 for none.
-    roundoff: by place, the coarsest of its call in both runs; roundoff_of_place: of the tensor
-    itself, 0 for integers.
+    """Distances between two runs, as arrays (steps, places).
+
+    error: estimated root mean square of the difference; 0 where both are equal, inf where only one
+    is finite, NaN where nothing is compared. scale: root mean square of the tensor. is_permuted:
+    the same elements in another order. is_other_form: another dtype or shape. record: of the other
+    run, -1 for none. roundoff: by place, the coarsest unit roundoff of its call in both runs.
+    roundoff_of_place: unit roundoff of the tensor itself, 0 for integers.
     """
 
     error: Column
@@ -67,7 +70,7 @@ class Distances:
 
 
 def tested(figures: RunFigures, names: Names) -> Tested:
-    """What is looked at of a reference."""
+    """Select the records of a reference that are compared."""
     sights, moments = _first_sights(figures, names)
     builder = _PlaceBuilder(figures, names)
     places = builder.places(sights, moments)
@@ -128,7 +131,9 @@ def _same_sights(reference: Tested, target: RunFigures) -> Column:
 
 
 def _equal(one: RunFigures, a: Column, other: RunFigures, b: Column) -> tuple[Column, Column]:
-    """(the same bits, the same elements in some order) of pairs of records."""
+    """For pairs of records: (whether the bits are equal, whether the elements are equal in some
+    order).
+    """
     alike = (one.dtype[a] == other.dtype[b]) & (one.shape[a] == other.shape[b])
     digests = one.digest[a], other.digest[b]
     hashed = (digests[0] != 0) & (digests[1] != 0)
@@ -141,8 +146,10 @@ def _equal(one: RunFigures, a: Column, other: RunFigures, b: Column) -> tuple[Co
 
 
 def _error(a: Column, b: Column) -> tuple[Column, Column]:
-    """(root mean square of the difference, that of the tensor): from each figure an estimate of it,
-    as if elements differ independently; what is a common factor is taken apart.
+    """(root mean square of the difference, root mean square of the tensor).
+
+    Each statistic gives an estimate as if elements differed independently; a common factor is
+    estimated separately.
     """
     with np.errstate(all="ignore"):
         n = np.maximum(a[:, COUNT], 1)
@@ -173,7 +180,9 @@ def _error(a: Column, b: Column) -> tuple[Column, Column]:
 
 
 def _roundoff(reference: Tested, target: RunFigures, names: Names) -> tuple[Column, Column]:
-    """(the coarsest rounding of the calls of each place in both runs, that of its own tensor)."""
+    """(coarsest unit roundoff of the calls of each place in both runs, unit roundoff of the
+    tensor).
+    """
     units = np.array([roundoff(w) if isinstance(w, str) else 0.0 for w in names.words])
     key_of = reference.number // SLOTS
     by_key = np.zeros(len(names.keys))
@@ -185,9 +194,10 @@ def _roundoff(reference: Tested, target: RunFigures, names: Names) -> tuple[Colu
 
 
 class Place(NamedTuple):
-    """A tensor of a call, whatever the step. number: a call's number and a slot. moment: when it
-    was first seen in the step that it was first seen in. given: it comes from outside of all calls
-    (the batch, a parameter, a state).
+    """A tensor of a call, whatever the step.
+
+    number: combines a call's number and a slot. moment: when it first appears within its first
+    step. given: it comes from outside of all calls (the batch, a parameter, a state).
     """
 
     number: int
@@ -197,8 +207,8 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """place: of all tested tensors, in the order in which they were first seen. causes: for each
-    the numbers of those that it is made from.
+    """place: all compared tensors, in the order in which they first appear. causes: for each of
+    them the numbers of the tensors that it is made from.
     """
 
     place: list[Place]
@@ -206,8 +216,9 @@ class Places:
 
 
 def _first_sights(figures: RunFigures, names: Names) -> tuple[Column, Column]:
-    """(reference, its moment) of the first sight of each record in each step, and of gradients that
-    an optimiser takes, in the order of the clock.
+    """Where each record first appears in each step, in the order of the clock: (reference, moment).
+
+    Gradients that an optimiser takes are included in any case.
     """
     writes = _is_written(names)[figures.slot]
     moment = np.where(writes, figures.end[figures.call], figures.begin[figures.call])
@@ -222,8 +233,10 @@ def _first_sights(figures: RunFigures, names: Names) -> tuple[Column, Column]:
 
 
 def _is_taken(figures: RunFigures, names: Names) -> Column:
-    """References of gradients as an optimiser takes them: something may have written to them after
-    the backward pass in the other run alone.
+    """Mask of references to gradients as an optimiser takes them.
+
+    One of the runs may have written to such a gradient after the backward pass, so it is compared
+    again.
     """
     slots = np.array([isinstance(w, str) and w == TAKEN_GRADIENT for w in names.words], bool)
     steps = np.array([key.phase == OPTIMIZER for key in names.keys], bool)
@@ -240,7 +253,9 @@ def _is_written(names: Names) -> Column:
 
 
 class _PlaceBuilder:
-    """Finds the places of a run, and what each is made from, in the first step that has it."""
+    """Finds the places of a run and the tensors that each is made from, in the first step that has
+    it.
+    """
 
     def __init__(self, figures: RunFigures, names: Names) -> None:
         self._figures, self._names = figures, names
@@ -249,7 +264,7 @@ class _PlaceBuilder:
         self._call_bounds = _bounds(figures.step)
 
     def places(self, sights: Column, moments: Column) -> Places:
-        """All places of these first sights."""
+        """The places of all first appearances."""
         figures = self._figures
         step = figures.step[figures.call[sights]]
         for low, high in _runs(step):
@@ -268,7 +283,7 @@ class _PlaceBuilder:
         return np.where(known[at] == places, position[at], -1)
 
     def _add(self, step: int, sights: Column, moments: Column) -> None:
-        """The new places of one step."""
+        """Add the places that appear first in this step."""
         figures = self._figures
         tree = _Tree(figures, self._call_bounds[step], self._names)
         place_of: dict[int, int] = {}
@@ -298,7 +313,7 @@ class _PlaceBuilder:
 
 
 class _Tree:
-    """The calls of one step, which holds which, and the records that they read and wrote."""
+    """The call tree of one step, and the records that each call read and wrote."""
 
     def __init__(self, figures: RunFigures, calls: Column, names: Names) -> None:
         self._names, self._figures = names, figures
@@ -334,7 +349,7 @@ class _Tree:
         return key
 
     def is_given(self, call: int, slot: str) -> bool:
-        """Does it come from outside of all calls?"""
+        """Whether a tensor comes from outside of all calls."""
         if is_written(slot):
             return False
         if is_param(slot):
@@ -345,7 +360,7 @@ class _Tree:
         return key.phase == "forward" and self._parent[call] < 0
 
     def sources(self, call: int, slot: str) -> list[int]:
-        """Records that a tensor is made from."""
+        """The records that a tensor is made from."""
         found = []
         if is_written(slot):
             reads = self._reads[call]
@@ -357,7 +372,7 @@ class _Tree:
         return found
 
     def _before(self, call: int) -> list[int]:
-        """What the code around a call had when it called it."""
+        """The records available to the enclosing code at the moment of this call."""
         parent, begin = self._parent[call], self._figures.begin
         before = [c for c in self._kids[parent] if begin[c] < begin[call]]
         reads = self._reads[parent].values() if parent >= 0 else ()
@@ -374,7 +389,7 @@ class _Tree:
 
 
 def _runs(values: Column) -> list[tuple[int, int]]:
-    """Bounds of stretches of one value."""
+    """Bounds (start, stop) of stretches of equal values."""
     if not values.size:
         return []
     edges = np.flatnonzero(np.diff(values)) + 1
@@ -382,6 +397,6 @@ def _runs(values: Column) -> list[tuple[int, int]]:
 
 
 def _bounds(step: Column) -> dict[int, Column]:
-    """The calls of each step."""
+    """Groups the calls of each step."""
     order = np.argsort(step, kind="stable")
     return {int(step[order[low]]): order[low:high] for low, high in _runs(step[order])}

@@ -1,4 +1,4 @@
-"""When do two trainings part? Two runs of statistics, compared step by step."""
+"""Compares two runs of statistics step by step and finds where two trainings diverge."""
 
 from __future__ import annotations
 

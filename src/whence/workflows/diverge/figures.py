@@ -1,4 +1,6 @@
-"""The figures of a run as arrays: who saw which tensor when, and what is known of it."""
+"""The statistics of a run as arrays: which call read or wrote which tensor, when, and its
+figures.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ class _RecordFields(msgspec.Struct):
 
 
 class Names:
-    """Numbers of calls, slots, dtypes and shapes that mean the same in every run."""
+    """Assigns numbers to calls, slots, dtypes and shapes; a number means the same in every run."""
 
     def __init__(self) -> None:
         self.calls: dict[CallKey, int] = {}
@@ -69,7 +71,7 @@ class Names:
         self.words: list[Any] = []
 
     def call(self, key: CallKey, op_type: str, source: str) -> int:
-        """The number of a call. op_type, source: of its first sight."""
+        """The number of a call. op_type, source: of the first call with this key."""
         number = self.calls.get(key)
         if number is None:
             number = self.calls[key] = len(self.keys)
@@ -161,7 +163,9 @@ def _parents(run: Run) -> Column:
 
 
 def _ends(order: Column, parent: Column) -> Column:
-    """When each call ended, on the clock of `2 * order`: when the last call in it had begun."""
+    """When each call ended, on the clock of `2 * order`: the moment at which its last inner call
+    began.
+    """
     last = order.copy()
     inner = np.flatnonzero(parent >= 0)
     while True:

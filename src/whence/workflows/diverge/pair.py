@@ -1,6 +1,6 @@
-"""Two runs side by side: what differs in which step beyond what is allowed.
+"""Two runs side by side: what differs in which step by more than is allowed.
 
-What is compared exactly: settings and arguments of calls, and which calls are made.
+Settings, arguments and the set of calls are compared exactly.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ _DRAWING = ("dropout", "droppath", "stochasticdepth", "gumbel", "noise")
 
 
 class Start(NamedTuple):
-    """Something that differs beyond what is allowed. step: position of the step. moment: on the
-    reference's clock. place: -1 for what is not a tensor.
+    """A place at which the runs differ by more than is allowed.
+
+    step: position of the step. moment: on the reference's clock. place: -1 for something other than
+    a tensor.
     """
 
     step: int
@@ -47,7 +49,7 @@ class Start(NamedTuple):
 
 
 class Pair:
-    """Two runs. repetitions: how far further runs of the reference are from it."""
+    """Two runs. repetitions: distances of further runs of the reference from it."""
 
     def __init__(
         self, reference: Tested, target: RunFigures, names: Names, repetitions: Sequence[Drift] = ()
@@ -71,8 +73,8 @@ class Pair:
         self.came_in = np.maximum(came_in(self.drift.own, self.causes), carried)
 
     def _leave_out_other_batches(self) -> None:
-        """Where both runs cut the batch otherwise, nothing before the sum of gradients is
-        compared.
+        """When the runs split the batch differently, exclude everything before the sum of gradients
+        from the comparison.
         """
         other = self.found.is_other_form
         alike = (self.found.record >= 0) & ~other
@@ -91,7 +93,9 @@ class Pair:
         return self._keys[place].op == GRADIENTS and is_written(self._slots[place])
 
     def _carried(self) -> Column:
-        """The error that each tensor had in the step that left it, 0 for what a step made anew."""
+        """The error that each tensor had in the step that produced it, 0 for what a step produces
+        itself.
+        """
         reference = self.reference
         records, first = np.unique(reference.record, return_index=True)
         origin = first[np.searchsorted(records, reference.record)]
@@ -105,7 +109,7 @@ class Pair:
     # ---- what stands out
 
     def starts(self) -> Iterator[Start]:
-        """What differs beyond what is allowed, in the order of the program."""
+        """All places that differ by more than is allowed, in program order."""
         beyond = self._beyond()
         made = _exact_changes(
             self.reference.figures,
@@ -128,7 +132,7 @@ class Pair:
         yield from sorted(itertools.chain(*by_step.values()), key=self._rank)
 
     def _rank(self, start: Start) -> tuple[int, float, int]:
-        """In the order of the program; of one call what stands out most."""
+        """Sort key: program order; within one call, the largest excess over the limit first."""
         if start.place < 0:
             return start.moment, -np.inf, -1
         at = start.step, start.place
@@ -136,7 +140,7 @@ class Pair:
         return start.moment, -np.nan_to_num(ratio), start.place
 
     def _beyond(self) -> Column:
-        """Steps and places that are beyond what is allowed."""
+        """Mask (steps, places) of what differs by more than is allowed."""
         judged = self.drift.judged
         with np.errstate(invalid="ignore"):
             beyond = judged > self.allowed.limit
@@ -147,8 +151,9 @@ class Pair:
         return out
 
     def _is_new(self) -> Column:
-        """Parameters and states that are seen for the first time after noise began: nothing tells
-        how much of it they have.
+        """Mask of parameters and states that first appear after noise began.
+
+        Nothing tells how much of the noise they contain, so they are not judged.
         """
         given = [p for p, kind in enumerate(self._kinds) if kind in _CARRIED]
         seen = np.cumsum(~np.isnan(self.drift.judged), axis=0)
@@ -159,12 +164,14 @@ class Pair:
         return out
 
     def _is_whole(self, place: int) -> bool:
-        """Is a place's tensor one of integers?"""
+        """Whether the tensor of a place contains integers."""
         return bool(self.found.roundoff_of_place[place] == 0)
 
     def _other_form(self, given: Column) -> Column:
-        """Tensors of another dtype or shape from a step on, where nothing but that differs yet, or
-        it is the batch.
+        """Mask of tensors whose dtype or shape differs, or that are missing, from a step on.
+
+        Such a difference counts for the batch, and for other tensors up to the first step with a
+        difference in values.
         """
         other = self.found.is_other_form | _missing(
             self.reference, self.target, self.found, self._moment >= 0, len(self.names.keys)
@@ -177,13 +184,17 @@ class Pair:
         return out
 
     def _quiet_until(self) -> int:
-        """The first step in which anything differs."""
+        """Position of the first step in which anything differs; the number of steps when nothing
+        does.
+        """
         differs = np.flatnonzero((np.nan_to_num(self.drift.judged) > 0).any(axis=1))
         return int(differs[0]) if differs.size else self.drift.judged.shape[0]
 
     def _is_telling(self, change: Change, quiet: int) -> bool:
-        """Does a call of one run alone say something? Among noise an expert may get no token, and
-        its parameters then no step.
+        """Whether a call that only one run makes is evidence.
+
+        Under noise an expert may receive no token, and its parameters then get no step of the
+        optimiser.
         """
         key = self.names.keys[change.key]
         if change.step <= quiet or (key.phase == "forward" and not key.scope):
@@ -206,7 +217,7 @@ class Pair:
         return Start(row, int(self._moment[row, place]), place)
 
     def kind(self, place: int) -> PartKind:
-        """What a tensor is to a step."""
+        """The role of a tensor in a training step."""
         return self._kinds[place]
 
     def _kind(self, place: int) -> PartKind:
@@ -229,13 +240,13 @@ class Pair:
         return PartKind.RANDOM if self._draws(place) else PartKind.FORWARD
 
     def _draws(self, place: int) -> bool:
-        """Does a call seem to draw random numbers?"""
+        """Whether the type of a call suggests that it draws random numbers."""
         key = self._keys[place]
         kind = self.names.types[self.names.calls[key]][0].lower()
         return any(word in kind for word in _DRAWING) and is_written(self._slots[place])
 
     def parting(self, start: Start, others: int = 0) -> Parting:
-        """A start as a result."""
+        """Convert a start into a result."""
         if start.change is not None:
             return self._of_change(start.change, others)
         place = start.place
@@ -255,8 +266,9 @@ class Pair:
         )
 
     def _during(self, start: Start) -> int:
-        """The step of the training, where the one of a call is another: that which the next step of
-        the optimiser ends.
+        """The training step, when it differs from the step number of the call; else -1.
+
+        A training step ends with the next step of the optimiser.
         """
         figures = self.reference.figures
         is_step = np.array([key.phase == OPTIMIZER for key in self.names.keys], bool)
@@ -290,7 +302,7 @@ class Pair:
         )
 
     def _words(self, start: Start) -> tuple[str, float | None]:
-        """(what differs, relative difference)."""
+        """Describe the difference: (what differs, relative difference)."""
         step, place = start.step, start.place
         figures, other = self.reference.figures, self.target
         a, b = self.reference.row(step, place), int(self.found.record[step, place])
@@ -318,7 +330,9 @@ class Pair:
         return "", error
 
     def _other_batch(self, start: Start) -> str:
-        """Whether another step of the reference has the batch of the target."""
+        """Describe where the target's batch comes from: another step of the reference, or no step
+        of it.
+        """
         figures, place = self.reference.figures, start.place
         record = int(self.found.record[start.step, place])
         rows = np.flatnonzero(self.reference.place == place)
@@ -332,8 +346,8 @@ class Pair:
     # ---- the batch in another order
 
     def reordered(self, step: int) -> int:
-        """A place of the batch whose elements are in another order in this step alone, -1 for
-        none.
+        """The first place of the batch whose elements are in another order in this step and in no
+        earlier one, -1 for none.
         """
         permuted = self.found.is_permuted
         for place in np.flatnonzero(permuted[step]).tolist():
@@ -345,8 +359,9 @@ class Pair:
 def _missing(
     reference: Tested, target: RunFigures, found: Distances, here: Column, keys: int
 ) -> Column:
-    """Tensors of the reference that the target lacks, of calls that both make. here: those that the
-    reference has.
+    """Mask of tensors that the target lacks although both runs make the call.
+
+    here: mask of the tensors that the reference has.
     """
     steps = np.searchsorted(reference.steps, target.step)
     steps = np.minimum(steps, len(reference.steps) - 1)
@@ -358,13 +373,15 @@ def _missing(
 
 
 _IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable", "initial_lr")
-"""Settings of an optimiser that say how it computes, or where a schedule began."""
+"""Settings of an optimiser that state how it computes, or where a schedule began."""
 _CLOSE = 1e-9
 
 
 class Change(NamedTuple):
-    """A call whose setting differs, or that one run alone makes. step: its position among the
-    common steps. moment: on the reference's clock. key: the call's number.
+    """A call whose setting differs, or that only one run makes.
+
+    step: its position among the common steps. moment: on the reference's clock. key: the call's
+    number.
     """
 
     step: int
@@ -376,7 +393,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """The calls of a run, by step and key: code, row in the run, sorted."""
+    """The calls of a run, sorted by `code`, which combines step and key; row: index in the run."""
 
     code: Column
     row: Column
@@ -392,8 +409,8 @@ def _calls(run: RunFigures, steps: Column, keys: int) -> _Calls:
 
 
 def _exact_changes(a: RunFigures, b: RunFigures, steps: Column, names: Names) -> list[Change]:
-    """Settings that differ, and calls that one run alone makes although both did alike in all
-    common steps before.
+    """Settings that differ, and calls that only one run makes although both runs made the same
+    calls in all earlier common steps.
     """
     keys = len(names.keys)
     one, other = _calls(a, steps, keys), _calls(b, steps, keys)
@@ -431,7 +448,9 @@ def _settings(
 
 
 def _differing_settings(one: bytes, other: bytes) -> list[tuple[str, Any, Any]]:
-    """(name, value, value) of what differs in two texts of arguments; None for what is missing."""
+    """Settings that differ between two texts of arguments: (name, value, value); None for a missing
+    one.
+    """
     if one == other:
         return []
     a, b = msgspec.json.decode(one), msgspec.json.decode(other)
@@ -458,7 +477,7 @@ def _shown(value: Any) -> str:
 def _calls_of_one(
     a: RunFigures, one: _Calls, other: _Calls, steps: int, names: Names
 ) -> Iterator[Change]:
-    """Calls of one run alone, of keys of which both runs made the same calls until then."""
+    """Calls that only one run makes, for keys whose calls agreed in all earlier common steps."""
     keys = len(names.keys)
     only_a = np.setdiff1d(one.code, other.code, assume_unique=True)
     only_b = np.setdiff1d(other.code, one.code, assume_unique=True)
@@ -499,7 +518,7 @@ def _calls_of_one(
 
 
 def _is_more_of_same(key: CallKey, names: Names, started: dict[int, int], step: int) -> bool:
-    """Is it one more call, or micro-batch, of a module that both runs called before?"""
+    """Whether this is a further call, or micro-batch, of a module that both runs called before."""
     for fewer in (
         key._replace(micro=key.micro - 1),
         key._replace(occurrence=key.occurrence - 1),

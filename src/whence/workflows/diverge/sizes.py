@@ -1,4 +1,6 @@
-"""How large a difference is: relative to the tensor, and of gradients to what they are sums of."""
+"""The size of a difference: relative to the tensor, and for gradients relative to their
+summands.
+"""
 
 from __future__ import annotations
 
