@@ -49,8 +49,9 @@ class Commits(NamedTuple):
 
 
 class Files(TypedDict, total=False):
-    """texts: a file of answers that the command writes; expected: another that the answers of both
-    commits are compared with. links: what git does not keep, which every checkout gets as a link.
+    """texts: file of answers that the command writes. expected: file that the answers of both
+    commits are compared with. links: paths that git does not track; every checkout gets a link to
+    them.
     """
 
     texts: str
@@ -118,8 +119,9 @@ def commits(
 
 
 def first_different(between: Sequence[str], status: Callable[[str], str]) -> tuple[str, list[str]]:
-    """(the first of some commits that is different, those before it that could not be judged). The
-    last is different.
+    """(the first commit that is different, those before it that could not be judged).
+
+    The last of `between` is known to be different.
     """
     same, different = -1, len(between) - 1
     skipped: set[int] = set()
@@ -153,7 +155,7 @@ class _Work:
         self._checkouts: list[Path] = []
 
     def _git(self, *words: str, check: bool = True) -> str:
-        """What git says; "" for a failure that is none. Raises UsageError."""
+        """The output of git; "" when git fails and `check` is false. Raises UsageError."""
         try:
             done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
         except FileNotFoundError as error:
@@ -163,7 +165,7 @@ class _Work:
         return "" if done.returncode else done.stdout.strip()
 
     def commit(self, given: str) -> str:
-        """The number of a commit, "" of a folder. Raises UsageError for what is neither."""
+        """The hash of a commit, "" for a folder. Raises UsageError for anything else."""
         sha = self._git("rev-parse", "--verify", "--quiet", f"{given}^{{commit}}", check=False)
         if sha or Path(given).is_dir():
             return sha
@@ -174,7 +176,9 @@ class _Work:
         )
 
     def between(self, first: str, second: str) -> list[str]:
-        """The commits behind `first` up to `second`, along first parents. Raises UsageError."""
+        """The commits after `first` up to and including `second`, along first parents. Raises
+        UsageError.
+        """
         if not first or not second:
             raise UsageError("--bisect takes two commits, no folders")
         numbers = self._git("rev-list", "--first-parent", "--reverse", f"{first}..{second}")
@@ -186,11 +190,11 @@ class _Work:
         return numbers.split()
 
     def named(self, sha: str) -> str:
-        """A commit as git shows it in a line."""
+        """The one-line description that git gives of a commit."""
         return self._git("show", "--no-patch", "--format=%h %s (%an, %as)", sha)
 
     def notes(self, shas: Sequence[str]) -> tuple[str, ...]:
-        """What neither run has seen."""
+        """Remarks on changes that neither run contains."""
         if not any(shas) or not self._git("status", "--porcelain", "--untracked-files=no"):
             return ()
         return ("the working tree has changes that are in no commit; a folder in place of a "
@@ -226,7 +230,7 @@ class _Work:
 
     @contextlib.contextmanager
     def _checkout(self, sha: str) -> Iterator[Path]:
-        """A working tree of a commit, which is removed again, after Ctrl-C too."""
+        """A working tree of a commit; it is removed afterwards, also after Ctrl-C."""
         with tempfile.TemporaryDirectory(prefix="whence-commits-") as outer:
             folder = Path(outer).resolve() / sha[:12]
             self._checkouts.append(folder)
@@ -248,8 +252,9 @@ class _Work:
                 self._git("worktree", "prune", check=False)
 
     def from_checkouts(self, result: Comparison) -> Comparison:
-        """With lines of source named from the top of the checkouts, which are gone; nothing can
-        run there again.
+        """The comparison with source lines relative to the checkouts, which no longer exist.
+
+        Suggestions that would run the programs there again are removed.
         """
 
         def line(source: str) -> str:

@@ -183,7 +183,7 @@ def _model(model: str | Module | Callable[[], Module]) -> Models:
 
 
 _REMEMBERED = ("mapping", "match", "allow", "policy", "model", "shape")
-"""What `reopen` compares the two runs with again: `Comparison.asked`."""
+"""Arguments for `reopen`, which compares the two runs again: `Comparison.asked`."""
 
 
 def _check(arguments: Mapping[str, Any], view_names: Sequence[str]) -> None:
@@ -202,7 +202,7 @@ def _check(arguments: Mapping[str, Any], view_names: Sequence[str]) -> None:
 
 
 def _both_opened(reference: Any, target: Any) -> tuple[Run, Run]:
-    """Both runs; where one lies in an object store, side by side."""
+    """Open both runs; two runs in object stores are opened in parallel."""
     from whence import store
 
     works = (
@@ -227,7 +227,7 @@ def _opened(run: AnyRun | Mapping[str, Any], words: str = "<arrays>") -> Run:
 
 
 def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that were given and can be written down; paths as text."""
+    """The arguments that were given and can be stored; paths as text."""
     texts = {
         name: os.fspath(value) if isinstance(value, os.PathLike) else value
         for name, value in arguments.items()

@@ -1,4 +1,4 @@
-"""Compare labelled tensors of two sides of one program."""
+"""Compares labelled tensors of two sides of one program."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def run_labels(
 def _with_alone(
     result: Comparison, rows: Sequence[TensorMatcher], sentences: Sequence[str]
 ) -> Comparison:
-    """With the labels that have no partner, and the tensors that are not there: neither is a
-    pass.
+    """Add to the comparison the labels without a partner and the tensors that are missing: neither
+    passes.
     """
     unpaired = [row for row in rows if row.reference is None or row.target is None]
     names: dict[str, list[str]] = defaultdict(list)
@@ -204,13 +204,13 @@ def _few(sentences: Sequence[str]) -> list[str]:
 
 
 def lost(label: Label) -> str:
-    """Why a label has no elements; "" where it has."""
+    """The reason why a label has no elements; "" when it has elements."""
     record = label.record
     return record.why if record.elements is None and record.count else ""
 
 
 def _without_tensor(row: TensorMatcher) -> bool:
-    """Is a tensor of a pair not there at all, not even its shape?"""
+    """Whether a tensor of a pair is missing entirely, with its dtype and shape."""
     return any(
         label is not None and not label.record.dtype and bool(label.record.why)
         for label in (row.reference, row.target)
@@ -227,7 +227,7 @@ def write_table(rows: Sequence[TensorMatcher], folder: Path) -> None:
 
 
 def _row(row: TensorMatcher) -> ViewRow:
-    """What the table says of one row."""
+    """The row of the table for one pair."""
     from whence.comparison.views import aclcmp
     from whence.comparison.views.formulas import Figures
 
@@ -271,8 +271,8 @@ def _shown(label: Label) -> Shown:
 
 
 def _path(label: Label) -> str:
-    """Where the tensor lies: the library's file, else the shard of the run and the tensor's name in
-    it.
+    """The path of the tensor: the library's file, else the run's shard and the tensor's
+    name in it.
     """
     file = label.call.arguments.get("file")
     if file:
@@ -283,7 +283,7 @@ def _path(label: Label) -> str:
 
 
 def _settle(run: object) -> None:
-    """Add labels to a run that still lie beside it, because its launcher was killed."""
+    """Add to a run the labels that still lie beside it because its launcher was killed."""
     if isinstance(run, (str, os.PathLike)):
         from whence import store
         from whence.workflows.capture.collect_labels import gather

@@ -1,4 +1,4 @@
-"""A run, or any dump that a reader opens, written as files of another tool."""
+"""Writes a run, or any dump that a reader opens, as files of another tool."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def convert(
 
 
 def _check_apart(source: Path, destination: Path) -> None:
-    """A dump is not written into the one it is made of, nor over it."""
+    """Raise UsageError when the destination and the source contain each other or are the same."""
     inner, outer = source.resolve(), destination.resolve()
     if inner == outer or inner in outer.parents or outer in inner.parents:
         raise UsageError(
@@ -78,7 +78,7 @@ def _check_apart(source: Path, destination: Path) -> None:
 
 
 def _check(path: Path, force: bool) -> None:
-    """Raises OutputExists for what must not be replaced."""
+    """Raise OutputExists when the destination must not be replaced."""
     from whence import store
 
     if not path.name:
@@ -112,7 +112,7 @@ def _check(path: Path, force: bool) -> None:
 
 
 def _replace(new: Path, final: Path) -> None:
-    """Put `new` where `final` is; what was there goes once the new one stands."""
+    """Move `new` to `final`; what was there is deleted once the new one is in place."""
     old = final.with_name(f".replaced-{os.getpid()}-{final.name}")
     if final.exists():
         final.rename(old)

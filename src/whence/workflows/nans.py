@@ -69,7 +69,9 @@ class _Search:
         )
 
     def _made(self, parent: int = -1) -> Iterator[NotFinite]:
-        """Tensors that are the first of their kind, in the order in which they were made."""
+        """Non-finite tensors that no earlier call contains, in the order in which they were
+        produced.
+        """
         for place, number in enumerate(self._kids.get(parent, ())):
             call = self._run.calls[number]
             yield from self._handed(call, parent, place)
@@ -77,7 +79,9 @@ class _Search:
             yield from self._left(call)
 
     def _handed(self, call: Call, parent: int, place: int) -> Iterator[NotFinite]:
-        """What a call was given and nothing before it had: made by the code around it."""
+        """Inputs of a call with NaN that no earlier call contains: the enclosing code produced
+        them.
+        """
         for ref in call.refs:
             if not is_read(ref.slot) or not self._is_new(ref.record):
                 continue
@@ -87,7 +91,7 @@ class _Search:
                 yield self._found(above, slot, ref.record)
 
     def _left(self, call: Call) -> Iterator[NotFinite]:
-        """What a call made, of inputs that were finite."""
+        """Non-finite outputs of a call whose inputs were finite."""
         records = self._run.records
         written = [r for r in call.refs if is_written(r.slot)]
         read = [records[r.record] for r in call.refs if is_read(r.slot)]
@@ -103,7 +107,7 @@ class _Search:
                 yield self._found(call, ref.slot, ref.record)
 
     def _is_new(self, record: int) -> bool:
-        """Is it not finite, and seen for the first time?"""
+        """Whether a record is not finite and appears for the first time; marks it as seen."""
         if record in self._seen or not _is_bad(self._run.records[record]):
             return False
         self._seen.add(record)
@@ -138,7 +142,9 @@ class _Search:
 
 
 def _with_operator(found: NotFinite | None, run: Run) -> NotFinite | None:
-    """With the operator that makes it, where the call's program can be run again."""
+    """The same finding with the operator that produces the value, when the call's program can be
+    run again.
+    """
     if found is None:
         return None
     call = next(call for call in run.calls if call.order == found.order)
@@ -153,8 +159,10 @@ def _with_operator(found: NotFinite | None, run: Run) -> NotFinite | None:
 
 
 def _first_place(run: Run, call: Call, *, is_nan: bool) -> int | None:
-    """The first operation of a call's program that makes NaN, or infinities of its operands; None
-    where it cannot be run again, or makes none.
+    """The first operation of a call's program that produces NaN, or infinities from finite
+    operands.
+
+    None when the program cannot be run again, or no operation produces one.
     """
     from whence.comparison.replays.side import ReplaySource
 
