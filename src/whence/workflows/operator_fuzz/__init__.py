@@ -1,1 +1,3 @@
-"""A kernel against its reference: shapes, layouts and values that a test of one shape never has."""
+"""Tests a kernel against its reference on shapes, layouts and values that a test of one shape
+lacks.
+"""

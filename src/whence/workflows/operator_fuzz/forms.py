@@ -1,4 +1,4 @@
-"""What a kernel takes, as a user writes it: "x: float32[rows, cols]"."""
+"""The inputs of a kernel as a user declares them: "x: float32[rows, cols]"."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ _EXAMPLE = (
 
 @dataclass(frozen=True)
 class Extent:
-    """factor * size of a dimension; of a fixed one the name is ""."""
+    """A size written as factor * size of a dimension; a fixed size has the name ""."""
 
     factor: int
     name: str = ""
 
     def of(self, sizes: Mapping[str, int]) -> int:
-        """The extent where dimensions have these sizes."""
+        """The extent for the given sizes of the dimensions."""
         return self.factor * sizes[self.name] if self.name else self.factor
 
 
 @dataclass(frozen=True)
 class Form:
-    """A tensor that is taken or given. below: of whole numbers, the dimension whose size they are
-    below, "" for any.
+    """A declared input or output tensor.
+
+    below: for whole numbers, the dimension whose size bounds the values from above, "" for any.
     """
 
     name: str
@@ -41,17 +42,17 @@ class Form:
     below: str = ""
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape where dimensions have these sizes."""
+        """The shape for the given sizes of the dimensions."""
         return tuple(extent.of(sizes) for extent in self.extents)
 
     @property
     def is_floating(self) -> bool:
-        """Does its dtype round?"""
+        """Whether its dtype is a floating-point one, so that results round."""
         return dtypes.is_floating(self.dtype)
 
 
 def form(text: str) -> Form:
-    """A form as it is written. Raises UsageError."""
+    """Parse a declared form. Raises UsageError."""
     match = _FORM.match(text)
     if match is None:
         raise UsageError(f"cannot read the form {text!r}: it is {_EXAMPLE}")
@@ -71,12 +72,12 @@ def _extents(text: str, whole: str) -> Iterator[Extent]:
 
 
 def dimensions(forms: Sequence[Form]) -> tuple[str, ...]:
-    """Names of dimensions in the order in which they are first met."""
+    """Names of dimensions in the order of their first appearance."""
     names = [e.name for f in forms for e in f.extents if e.name]
     names += [f.below for f in forms if f.below]
     return tuple(dict.fromkeys(names))
 
 
 def elements(forms: Sequence[Form], sizes: Mapping[str, int]) -> int:
-    """Elements of the largest tensor."""
+    """Number of elements of the largest tensor."""
     return max((math.prod(f.shape(sizes)) for f in forms), default=0)

@@ -1,4 +1,6 @@
-"""`whence ops fuzz`: a kernel against its reference on inputs that no test of one shape has."""
+"""`whence ops fuzz`: tests a kernel against its reference on inputs that a test of one
+shape lacks.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,11 @@ if TYPE_CHECKING:
 # One call of a kernel, judged by what its reference makes of the same inputs in float64.
 
 _REFUSALS = (ValueError, TypeError, AssertionError, NotImplementedError, RuntimeError)
-"""What code raises that refuses an input on purpose."""
+"""Exceptions by which code refuses an input on purpose."""
 
 
 class NotValid(Exception):
-    """The reference raises on these inputs: nothing is asked of the kernel."""
+    """The reference raises on these inputs, so the kernel is not tested on them."""
 
 
 class Refused(Exception):
@@ -45,8 +47,10 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a call. output, index: where. got, exact: there. alone: of a later call
-    with other values, what is wrong if it is wrong as a first call too.
+    """An error of the kernel in one call.
+
+    output, index: where it is. got, exact: the two values there. alone: for an error in a later
+    call with other values, its kind when the same call is wrong as a first call too.
     """
 
     kind: FaultKind
@@ -60,7 +64,7 @@ class Fault:
 
 
 class Checker:
-    """A kernel and its reference. arguments: beside the tensors, of the reference by name."""
+    """A kernel and its reference. arguments: non-tensor arguments of the reference, by name."""
 
     def __init__(self, kernel: Kernel, reference: Kernel) -> None:
         self.kernel, self.reference = kernel, reference
@@ -69,8 +73,10 @@ class Checker:
     def fault(
         self, inputs: Arrays, layout: str = "contiguous", *, again: bool = False
     ) -> Fault | None:
-        """What is wrong with the call on these inputs; None for nothing. again: it is then called
-        on other values of the same form, and on these again. Raises NotValid, Refused.
+        """The error of the call on these inputs; None for none.
+
+        again: call the kernel afterwards on other values of the same shapes, and on the first
+        values again. Raises NotValid, Refused.
         """
         wanted = self.wanted(inputs)
         first, fault = self._call(inputs, layout, wanted)
@@ -92,8 +98,9 @@ class Checker:
         return None
 
     def wanted(self, inputs: Arrays) -> dict[str, Band]:
-        """The band of every output. Raises NotValid, and UsageError for a reference that does not
-        run in float64.
+        """The band of allowed values for every output.
+
+        Raises NotValid, and UsageError for a reference that does not run in float64.
         """
         try:
             ways = run_ways(self._referred, _given(inputs, self.reference.is_torch), threads=False)
@@ -134,14 +141,16 @@ class Checker:
 
 
 def _later(fault: Fault, when: str) -> Fault:
-    """A fault that shows in a later call."""
+    """The same error, marked as one that shows only in a later call."""
     words = f"{when}: {fault.words}"
     return replace(fault, kind=FaultKind.KEEPS_STATE, words=words, alone=fault.kind)
 
 
 def _alike_fill(results: Arrays, wanted: Mapping[str, Band]) -> Arrays:
-    """Where an input is infinite or NaN, whether a result is infinite or NaN is a matter of the
-    formula: inf - inf of one is inf of the other.
+    """Replace non-finite results by the reference's where both are not finite.
+
+    With infinite or NaN inputs, the kind of non-finite result depends on the formula: inf - inf is
+    NaN in one formula and inf in an equivalent one.
     """
     if len(results) != len(wanted):
         return results
@@ -197,7 +206,7 @@ def _at(array: Array, index: tuple[int, ...]) -> float:
 
 
 def _unit(result: Array) -> tuple[float, float]:
-    """(unit roundoff, magnitude below which numbers may be flushed to zero) of a result."""
+    """(unit roundoff, magnitude below which numbers may be flushed to zero) of a result's dtype."""
     kind = dtypes.of(result)
     import ml_dtypes
 
@@ -208,7 +217,7 @@ def _unit(result: Array) -> tuple[float, float]:
 
 
 def _for_result(around: Band, unit: float, smallest: float) -> Band:
-    """The band of what is given in a dtype: it rounds once more."""
+    """Widen the band by the rounding of the result to its dtype."""
     size = np.where(np.isfinite(around.centre), np.abs(around.centre), 0.0)
     wider = np.maximum(around.deviation, unit * size + smallest)
     return replace(around, deviation=wider)
@@ -246,7 +255,7 @@ def _given(inputs: Arrays, is_torch: bool) -> dict[str, Any]:
 
 
 def turned(array: Array) -> Array:
-    """Other values of the same form and range."""
+    """Other values with the same shapes and ranges."""
     flipped: Any = np.ascontiguousarray(np.flip(array))
     if array.dtype == np.bool_:
         flipped = np.logical_not(flipped)
@@ -256,7 +265,7 @@ def turned(array: Array) -> Array:
 
 
 def history(calls: Sequence[Arrays], checker: Checker) -> None:
-    """Make calls whose results nobody looks at."""
+    """Make calls whose results are discarded; they only leave state behind."""
     for inputs in calls:
         try:
             checker._call(inputs, "contiguous", {})
@@ -269,7 +278,10 @@ def history(calls: Sequence[Arrays], checker: Checker) -> None:
 
 
 class LaidOut:
-    """One input as a kernel gets it. value: of numpy or torch. memory: that it is a view of."""
+    """One input in the memory layout that the kernel receives.
+
+    value: numpy array or torch tensor. memory: the buffer that it is a view of.
+    """
 
     def __init__(self, array: Array, layout: str, is_torch: bool) -> None:
         self._content = array
@@ -285,7 +297,7 @@ class LaidOut:
         self.value = _torch_view(self._held, self._memory, self._take(self._memory))
 
     def is_written(self) -> bool:
-        """Did what it was given to change it, or the memory around it?"""
+        """Whether the call changed the input or the memory around it."""
         return self._now().tobytes() != self._before.tobytes()
 
     def _now(self) -> Array:
@@ -297,7 +309,7 @@ class LaidOut:
 
 
 def _memory(array: Array, layout: str) -> tuple[Array, Any]:
-    """(memory that holds the array, how it is taken from it)."""
+    """(memory that contains the array, index that takes the array from it)."""
     last = array.shape[-1] if array.ndim else 0
     if layout == "offset":
         memory = np.ones(array.size + 1, array.dtype)
@@ -320,7 +332,9 @@ def _memory(array: Array, layout: str) -> tuple[Array, Any]:
 
 
 def _torch_view(held: Any, memory: Array, view: Array) -> Any:
-    """The view of a tensor that the view of the array is. Strides of torch count elements."""
+    """The view of a tensor that corresponds to a numpy view; torch counts strides in elements,
+    numpy in bytes.
+    """
     if memory.size == 0 or view.size == 0:
         return held.new_empty(view.shape)
     size = memory.itemsize
@@ -330,11 +344,13 @@ def _torch_view(held: Any, memory: Array, view: Array) -> Any:
 
 CASES = 160
 _AGAIN = 4096
-"""Elements up to which a case is called three times, with other values in between."""
+"""A case with at most this many elements is called three times, with other values in between."""
 
 
 class Trials(TypedDict, total=False):
-    """cases: most of them. tests: a folder for a pytest file of each fault."""
+    """Limits of a search. cases: most cases to try. tests: folder for a pytest file of
+    each fault.
+    """
 
     cases: int
     tests: str | Path | None
@@ -342,7 +358,7 @@ class Trials(TypedDict, total=False):
 
 @dataclass
 class _Failing:
-    """Cases that fail in one way: the first, what is wrong there, and how many there are."""
+    """Cases that fail in one way: the first case, its fault, and how many cases there are."""
 
     case: Case
     fault: Fault
@@ -484,8 +500,10 @@ def _tried(
 def _settled(
     failing: Mapping[FaultKind, _Failing], signature: kernels.Signature, call: Mapping[str, Any]
 ) -> list[_Failing]:
-    """The faults, those of later calls being no state that is kept where a process of its own
-    shows them in a first call too.
+    """The faults to report.
+
+    A fault of a later call is not one of kept state when a fresh process shows it in a first call
+    too.
     """
     later = failing.get(FaultKind.KEEPS_STATE)
     if later is None or later.fault.alone is None or not call["kernel"]:
@@ -505,7 +523,7 @@ def _smallest(
     checker: Checker, signature: kernels.Signature, failing: _Failing, call: Mapping[str, Any],
     tests: Path | None, number: int,
 ) -> KernelFault:  # fmt: skip
-    """The fault on the smallest input, with its test written."""
+    """The fault on the smallest input that still shows it, with its test written."""
 
     def fault_of(inputs: Mapping[str, Array], layout: str) -> Fault | None:
         try:
@@ -537,8 +555,9 @@ def _test(
     folder: Path, number: int, case: Case, inputs: Mapping[str, Array], fault: Fault,
     call: Mapping[str, Any], earlier: Mapping[str, Array] | None,
 ) -> str:  # fmt: skip
-    """Write the test and see it fail in a process of its own; with the call before it, where what
-    that left is needed.
+    """Write the test and check that it fails in a fresh process.
+
+    The test includes the preceding call when the fault needs the state that it leaves.
     """
     name = pytest_file.test_name(str(call["kernel"]), fault.kind, number)
     title = f"{call['kernel']} against {call['reference']}: {fault.words} ({case})."
@@ -565,7 +584,7 @@ def _write(
 
 
 def _fails(path: Path) -> bool:
-    """Does the test fail in a process of its own, which finds the modules that this one finds?"""
+    """Whether the test fails in a fresh process with the module search path of this one."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(words, capture_output=True, check=False, env=environment)
@@ -593,14 +612,16 @@ _MOST_TRIES = 120
 
 
 class Budget:
-    """fails: does a case still fail in the same way? It is asked a bounded number of times."""
+    """Asks `fails` (does a case still fail in the same way?) a bounded number of times, with a
+    cache.
+    """
 
     def __init__(self, fails: Callable[[Case], bool], tries: int = _MOST_TRIES) -> None:
         self._fails, self._left = fails, tries
         self._known: dict[Case, bool] = {}
 
     def fails(self, case: Case) -> bool:
-        """False where nothing is left to ask with."""
+        """Whether the case still fails; False once the budget is used up."""
         if case not in self._known:
             if self._left <= 0:
                 return False
@@ -610,7 +631,7 @@ class Budget:
 
 
 def smallest_case(case: Case, fails: Callable[[Case], bool]) -> Case:
-    """The case with the plainest layout and values, and the smallest sizes."""
+    """The failing case reduced to the plainest layout and values and to the smallest sizes."""
     budget = Budget(fails)
     for simpler in _simpler(case):
         if budget.fails(simpler):
@@ -637,7 +658,7 @@ def _simpler(case: Case) -> Iterator[Case]:
 
 
 def _least(case: Case, name: str, budget: Budget) -> int:
-    """The smallest size of a dimension that fails, as far as halving and small numbers find it."""
+    """The smallest failing size of a dimension, as far as small numbers and halving find it."""
     size = case.size_of[name]
     for small in range(min(size, 4)):
         if budget.fails(case.with_size(name, small)):
@@ -651,7 +672,7 @@ def _least(case: Case, name: str, budget: Budget) -> int:
 
 
 def with_fewer_values(inputs: Arrays, fails: Callable[[Arrays], bool], tries: int = 40) -> Arrays:
-    """The inputs with as many elements as possible 0, or else a small whole number."""
+    """The inputs with as many elements as possible set to 0, or to a small whole number."""
     for name, array in inputs.items():
         if not dtypes.of(array).is_floating or array.size < 2:
             continue
@@ -684,16 +705,16 @@ SIZES = (
     0, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 61, 63, 64, 65, 127, 128, 129, 251, 255, 256,
     257, 511, 512, 513, 1000, 1023, 1024, 1025, 2048, 2049, 4099,
 )  # fmt: skip
-"""Nothing and one, edges of tiles and of vectors, and primes."""
+"""Sizes to try: 0, 1, edges of tiles and vectors, and primes."""
 MOST_ELEMENTS = 1 << 16
 _BASE = (3, 37, 5, 2)
-"""Sizes of the dimensions where another one is tried: no multiple of anything."""
+"""Sizes of the other dimensions while one is varied: multiples of no tile or vector width."""
 LAYOUTS = ("contiguous", "offset", "transposed", "rows apart", "every second", "one row repeated")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call. sizes: by dimension. values: a key of VALUES. layout: one of LAYOUTS."""
+    """One call to try. sizes: by dimension. values: a key of VALUES. layout: one of LAYOUTS."""
 
     sizes: tuple[tuple[str, int], ...]
     values: str = "ordinary"
@@ -717,8 +738,10 @@ class Case:
 
 
 def plan(forms: Sequence[Form], count: int, without: Sequence[str] = ()) -> Iterator[Case]:
-    """Cases in the order in which they are tried: every kind of values, every layout, every size
-    of each dimension, then mixtures drawn at random.
+    """Cases in the order in which they are tried.
+
+    First every kind of values, every layout and every size of each dimension, then random
+    combinations.
     """
     names = dimensions(forms)
     base = Case(tuple(zip(names, itertools.cycle(_BASE))))
@@ -736,7 +759,7 @@ def plan(forms: Sequence[Form], count: int, without: Sequence[str] = ()) -> Iter
 
 
 def _by_size(forms: Sequence[Form], base: Case, name: str) -> list[Case]:
-    """Every size of a dimension, from large to small and back: what a call leaves behind meets
+    """Every size of a dimension, large and small in turn, so that state left by a call meets
     another size.
     """
     fitting = [c for s in SIZES if _fits(forms, c := base.with_size(name, s))]
@@ -801,7 +824,7 @@ def _whole(form: Form, shape: tuple[int, ...], case: Case, random: Any) -> Array
 
 
 def _reach(info: dtypes.DType) -> float:
-    """A magnitude whose square is still far from the largest number."""
+    """The cube root of the largest finite number: its square does not overflow."""
     return float(2.0 ** (np.log2(info.max_finite or 1.0) / 3))
 
 
@@ -852,4 +875,4 @@ VALUES: Mapping[str, Callable[..., Any]] = {
 }
 _ONE_INPUT = ("spike", "nan", "inf", "-inf", "row of -inf")
 SIMPLEST = ("equal", "zero", "ties", "ordinary")
-"""Kinds of values that a failing case is brought to, the simplest first."""
+"""Kinds of values that a failing case is reduced to, the simplest first."""

@@ -1,4 +1,6 @@
-"""What is called: a function of Python (torch, numba, numpy), a function of C, or an ONNX file."""
+"""Callable kernels: a function of Python (torch, numba, numpy), a function of C, or an
+ONNX file.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from whence.errors import UsageError
 from whence.workflows.operator_fuzz.forms import Form, dimensions, form
 
 GUARD = 64
-"""Elements before and after what a function of C is given, which it must leave alone."""
+"""Number of guard elements before and after each array of a C function; it must leave
+them alone.
+"""
 _CANARY = 0x5A
 _C_TYPES = {
     "i32": ctypes.c_int32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64, "f32": ctypes.c_float,
@@ -27,13 +31,15 @@ _C_TYPES = {
 
 
 class WritesOutside(Exception):
-    """A kernel changed memory beside what it was given."""
+    """A kernel changed memory outside of the arrays that it was given."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What a kernel takes and, of C, gives. arguments: beside the tensors, by name. order: of the
-    parameters of C ("x", "rows:i32"), () for inputs, outputs, sizes, arguments.
+    """What a kernel takes and, for a C function, returns.
+
+    arguments: non-tensor arguments, by name. order: parameters of the C function ("x", "rows:i32");
+    () means inputs, outputs, sizes, arguments.
     """
 
     inputs: tuple[Form, ...]
@@ -44,8 +50,10 @@ class Signature:
 
 @dataclass(frozen=True)
 class Kernel:
-    """call: of inputs by name, in its own kind of arrays. is_torch: are these tensors of torch?
-    strided: does it take views?
+    """A kernel that can be called.
+
+    call: takes the inputs by name, as arrays of the kernel's own kind. is_torch: whether these are
+    torch tensors. strided: whether it accepts non-contiguous views.
     """
 
     words: str
@@ -55,7 +63,9 @@ class Kernel:
 
 
 def kernel(words: str | Callable[..., Any], signature: Signature) -> Kernel:
-    """What is written as module:function, library.so:function or file.onnx. Raises UsageError."""
+    """Load the kernel written as module:function, library.so:function or file.onnx. Raises
+    UsageError.
+    """
     if callable(words):
         return _python(words, getattr(words, "__name__", "kernel"), signature)
     path, _, name = words.rpartition(":")
@@ -79,7 +89,9 @@ def _python(function: Any, words: str, signature: Signature) -> Kernel:
 
 
 def _takes_tensors(function: Any) -> bool:
-    """Does it take tensors of torch, as far as what it names shows it, and its module?"""
+    """Whether the function takes torch tensors, judged by the libraries that its code and module
+    use.
+    """
     if hasattr(function, "py_func"):  # of numba
         return False
     if not inspect.isfunction(inspect.unwrap(function)):  # built in, or an operator of a library
@@ -95,13 +107,13 @@ def _takes_tensors(function: Any) -> bool:
 
 
 class _NOTHING:
-    """Stands for the code of what has none."""
+    """Placeholder for the code of an object that has none."""
 
     co_names: tuple[str, ...] = ()
 
 
 def _library(value: Any) -> str:
-    """The library that a module, or a function compiled by it, is of."""
+    """The library of a module or of a compiled function; "" for other objects."""
     if hasattr(value, "py_func"):
         return "numba"
     return str(value.__name__).partition(".")[0] if inspect.ismodule(value) else ""
@@ -137,7 +149,7 @@ def _c(path: str, name: str, signature: Signature) -> Kernel:
 
 
 class _Guarded:
-    """An array with memory around it whose content is known."""
+    """An array between guard elements with known content."""
 
     def __init__(self, content: Array) -> None:
         guard = GUARD * content.itemsize
@@ -152,7 +164,7 @@ class _Guarded:
         return int(self._memory.ctypes.data) + self._guard
 
     def check(self, name: str) -> None:
-        """Raise WritesOutside where the memory around it changed."""
+        """Raise WritesOutside when the guard elements changed."""
         around = (self._memory[: self._guard], self._memory[-self._guard :])
         if any((part != _CANARY).any() for part in around):
             raise WritesOutside(f"it writes before or behind {name}")
@@ -197,7 +209,7 @@ def _onnx(path: str) -> Kernel:
 
 
 def onnx_reference(path: str) -> Kernel:
-    """The operators of a file as the onnx package defines them, in numpy."""
+    """A reference that runs the operators of a file as the onnx package defines them, in numpy."""
     extras.needed("onnx", "the reference of an ONNX file")
     from onnx.reference import ReferenceEvaluator
 
@@ -211,7 +223,7 @@ def onnx_reference(path: str) -> Kernel:
 
 
 def onnx_forms(path: str) -> tuple[Form, ...]:
-    """The inputs that an ONNX file states; its named dimensions are those that are varied."""
+    """The inputs that an ONNX file declares; named dimensions are varied."""
     onnx = extras.needed("onnx", "the inputs of an ONNX file")
     graph = onnx.load(path, load_external_data=False).graph
     constants = {tensor.name for tensor in graph.initializer}

@@ -1,4 +1,6 @@
-"""A failing call as a file of pytest, which fails on the fault and passes when it is mended."""
+"""A failing call as a pytest file, which fails while the fault exists and passes once it
+is fixed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from whence import dtypes
 from whence.dtypes import Array
 
 _INLINE = 64
-"""Elements up to which an input stands in the file; larger ones are kept beside it."""
+"""An input with at most this many elements stands in the file; larger ones go to a .npz
+beside it.
+"""
 _HEAD = '''"""{title}
 
 Written by `whence ops fuzz`. It fails as long as the kernel is wrong on these inputs.
@@ -25,8 +29,9 @@ from whence.testing import assert_kernel
 def written(
     name: str, call: Mapping[str, Any], inputs: Mapping[str, Array], title: str
 ) -> tuple[str, dict[str, Array]]:
-    """(text of the file, arrays that are kept in a .npz beside it). call: further arguments of
-    `assert_kernel`.
+    """(text of the file, arrays for the .npz beside it).
+
+    call: further arguments of `assert_kernel`.
     """
     kept: dict[str, Array] = {}
     rows = []
@@ -68,7 +73,7 @@ def _number(value: Any) -> str:
 
 
 def read(inputs: Mapping[str, Any]) -> dict[str, Array]:
-    """The inputs of such a file as arrays."""
+    """Read the inputs of such a file as arrays."""
     arrays: dict[str, Array] = {}
     for key, (dtype, shape, values) in inputs.items():
         kind = dtypes.named(dtype).numpy
@@ -81,6 +86,6 @@ def read(inputs: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def test_name(kernel: str, kind: str, number: int) -> str:
-    """A name of a test function."""
+    """A valid name for a test function."""
     words = re.sub(r"\W+", "_", f"{kernel.rpartition(':')[2]}_{kind}")
     return f"test_{words.strip('_').lower()}_{number}"
