@@ -1,1 +1,1 @@
-"""Writes captured operators as tests, and compares their results."""
+"""Writes captured operators as tests, and compares the results of these tests."""

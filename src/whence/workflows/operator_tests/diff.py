@@ -62,7 +62,7 @@ class Tested:
 
     @property
     def done(self) -> bool:
-        """Were there results to compare?"""
+        """Whether the test produced results to compare."""
         return self.status not in ("error", "skipped") and not math.isnan(self.worst)
 
     @property
@@ -103,8 +103,8 @@ class JoinedResults:
 
     @property
     def severity(self) -> float:
-        """How far off: the larger local error of both sides; inf where there is none, as for a row
-        that is missing.
+        """Sort key for the size of the error: the larger local error of both sides; inf when there
+        is none or a row is missing.
         """
         errors = [
             r.local for r in (self.reference, self.target) if r is not None and r.local is not None
@@ -237,14 +237,14 @@ _MOST = 1 << 63  # more elements has no tensor
 
 
 def _elements(shape: str) -> int:
-    """Elements of shapes as "[2, 3]; [4]", "(2, 3)" or "2x3"."""
+    """Number of elements of shapes written as "[2, 3]; [4]", "(2, 3)" or "2x3"."""
     parts = re.findall(r"[\[(]([\d,\sx]*)[\])]", shape) or [shape]
     counts = (math.prod(int(n[:18]) for n in re.findall(r"\d+", part)) for part in parts)
     return min(sum(counts), _MOST)
 
 
 def diff(reference: Table, target: Table) -> Diff:
-    """Join by name and judge."""
+    """Join both tables by test name and judge each pair of rows."""
     names = [*reference.rows, *(n for n in target.rows if n not in reference.rows)]
     rows = tuple(_joined(name, reference.rows.get(name), target.rows.get(name)) for name in names)
     notes = [
@@ -262,7 +262,10 @@ def diff(reference: Table, target: Table) -> Diff:
 
 
 def _through(row: JoinedResults, failing: set[str]) -> JoinedResults:
-    """failing: operators of which a test fails that runs nothing else."""
+    """Attribute a failing row to operators that it runs and that fail in tests of their own.
+
+    failing: operators with a failing test that runs nothing else.
+    """
     culprits = tuple(c for c in row.either.calls if c in failing) if row.passed is False else ()
     return (
         replace(row, through=culprits, why=f"runs {', '.join(culprits)}; {row.why}")
@@ -301,8 +304,11 @@ def _joined(name: str, reference: Tested | None, target: Tested | None) -> Joine
 
 
 def _by_rule(reference: Tested, target: Tested) -> list[str]:
-    """Where the target is too far off against the reference. Thresholds that rounding alone reaches
-    say nothing where the noise floor was judged; a table without it is judged by all of them."""
+    """The rules by which the target is too far off, in words, compared with the reference.
+
+    When the noise floor was judged, thresholds that rounding alone reaches are skipped; a table
+    without noise floor is judged by all thresholds.
+    """
     whys = []
     judged = reference.local is not None and target.local is not None and bool(target.status)
     tolerance = max(reference.tolerance, target.tolerance)

@@ -1,5 +1,5 @@
-"""A run's operators or leaf modules as tests that run where whence is not, and what two such runs
-of them differ in.
+"""Writes a run's operators or leaf modules as tests that run without whence, and compares the
+results of two runs of these tests.
 """
 
 from __future__ import annotations

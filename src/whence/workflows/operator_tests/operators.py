@@ -1,4 +1,6 @@
-"""The operators of a run, grouped by signature: which ran, how often, on what, and how long."""
+"""The operators of a run, grouped by signature: which ran, how often, with which values,
+how long.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ class Tensor(NamedTuple):
 
 
 class Range:
-    """The finite values that a slot took over all calls: min and max, None where there was none,
-    and how many were NaN and Inf.
+    """The finite values of a slot over all calls.
+
+    min and max: None when there was no finite value. Also the number of NaN and Inf.
     """
 
     __slots__ = ("inf", "max", "min", "nan")
@@ -37,7 +40,7 @@ class Range:
         self.nan = self.inf = 0
 
     def add(self, low: float | None, high: float | None, nan: int = 0, inf: int = 0) -> None:
-        """Widen it by what one more call, or several, had."""
+        """Extend the range by the values of one or several more calls."""
         if low is not None:
             self.min = low if self.min is None else min(self.min, low)
         if high is not None:
@@ -71,12 +74,12 @@ class Group:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors that go in."""
+        """The input tensors."""
         return tuple(t for t in self.tensors if is_input(t.slot))
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """The tensors that come out, and those that were changed."""
+        """The output tensors, and the inputs that the operator changed."""
         return tuple(t for t in self.tensors if is_written(t.slot))
 
 
@@ -170,7 +173,7 @@ def chosen_operators(
 
 
 def key_of(op: str, tensors: Iterable[Tensor], arguments: dict[str, Any]) -> str:
-    """What identifies a signature, as text."""
+    """The text that identifies a signature."""
     going_in = [list(t) for t in tensors if is_input(t.slot)]
     return msgspec.json.encode([op, going_in, arguments], order="deterministic").decode()
 
