@@ -1,4 +1,6 @@
-"""What climbs a ladder: a program that can be run on any rung, and what is known of the rungs."""
+"""The interface of a program that can be run on the rungs of a ladder, and what is known
+of them.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ from whence.results import LadderKind, Pass, Rung, RungKind
 
 
 class Stairs(NamedTuple):
-    """What a ladder is. base: the lowest rung, which is run twice and which others are compared
-    with. sees_inside: comparisons see nodes, not a boundary alone.
-    rounded: a rung of the base whose results are rounded once more, "" where there is none.
-    bisects: always, not when asked for alone.
+    """The properties of a ladder.
+
+    base: the lowest rung, which is run twice and which other rungs are compared with. sees_inside:
+    comparisons see nodes, not only a boundary. rounded: a variant of the base whose results are
+    rounded once more, "" when there is none. bisects: always, not only on request.
     """
 
     kind: LadderKind
@@ -27,8 +30,9 @@ class Stairs(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """How one more run stands against the lowest rung. node: the first that differs. run: None
-    where it failed.
+    """The comparison of one more run with the lowest rung.
+
+    node: the first that differs. run: None when it failed.
     """
 
     verdict: str
@@ -37,12 +41,12 @@ class Judgement(NamedTuple):
 
 
 Judge = Callable[[Callable[[Path], object]], Judgement]
-"""Captures a run by the function, into the path that it is given, and compares it."""
+"""Runs the given function, which captures into the path that it receives, and compares the run."""
 
 
 class Climber(abc.ABC):
-    """A program that can be run on any rung. Where a method says nothing else, each rung is named
-    itself, and none stands between two.
+    """A program that can be run on any rung. By default each rung is a stage of its own, and no
+    extra rung runs between two.
     """
 
     words: str
@@ -50,8 +54,8 @@ class Climber(abc.ABC):
 
     @contextlib.contextmanager
     def ready(self, place: Path) -> Iterator[None]:
-        """What all rungs need: a cache of compiled code that is theirs alone, so that a rung
-        compiles anew and spoils nobody's.
+        """Set up what all rungs need: a private cache of compiled code, so that each rung compiles
+        anew and the user's cache stays unchanged.
         """
         yield
 
@@ -64,7 +68,7 @@ class Climber(abc.ABC):
         """Fields of the `Rung` that it ran into `path`: what was compiled or optimised."""
 
     def instead(self, base: Run) -> Climber | None:
-        """The climber for what the program uses, None where that is this one."""
+        """Another climber that fits what the program uses, None when this one fits."""
         return None
 
     @abc.abstractmethod
@@ -72,27 +76,28 @@ class Climber(abc.ABC):
         """Rungs above the lowest, in order."""
 
     def parted_by(self, rung: Rung) -> Sequence[str]:
-        """The rungs that are run too, before this one, as it came out: in order, until one of them
-        is outside the noise.
+        """Names of extra rungs to run before this one, chosen by its outcome.
+
+        They run in order until one is outside the noise.
         """
         return ()
 
     def nothing(self, rungs: Sequence[Rung]) -> str:
-        """Why it makes no sense to go on, "" where it does."""
+        """The reason why going on makes no sense, "" when it does."""
         return ""
 
     def stage(self, rung: str, top: Rung) -> str:
-        """What is at fault where a rung is the first outside the noise. top: the highest rung."""
+        """The stage at fault when `rung` is the first outside the noise. top: the highest rung."""
         return rung
 
     def notes(self, base: Run) -> list[str]:
-        """What a reader of the ladder must know of the program."""
+        """Remarks about the program that a reader of the ladder needs."""
         return []
 
     def bisect(
         self, rungs: Sequence[Rung], base: Run, judge: Judge, tell: Callable[[str], None]
     ) -> Pass | None:
-        """Name what makes the difference on the first rung outside the noise, by more runs."""
+        """Find what makes the difference on the first rung outside the noise, by more runs."""
         return None
 
 

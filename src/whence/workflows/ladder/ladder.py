@@ -1,5 +1,5 @@
-"""The ladder: a program compiled or optimised a little further each time, or with the next release,
-until it no longer computes what the lowest rung does. That step is at fault.
+"""The ladder: runs a program with more compilation or optimisation on each rung, or with the next
+release, until its results differ from those of the lowest rung. That step is at fault.
 
 The climber of a command or a model is chosen here (`_of_command`, `_of_model`).
 
@@ -130,8 +130,9 @@ def _climb(
 
 
 class _Rungs:
-    """Runs the program rung by rung and compares each run with that of the lowest. keep: leave runs
-    and comparisons in `place`.
+    """Runs the program rung by rung and compares each run with that of the lowest.
+
+    keep: leave runs and comparisons in `place`.
     """
 
     def __init__(self, climber: Climber, place: Path, keep: bool, tell: Tell) -> None:
@@ -154,7 +155,7 @@ class _Rungs:
         self.seconds = self._capture(self.stairs.base)
 
     def discard_base(self) -> None:
-        """The program is climbed otherwise: forget the run of the lowest rung."""
+        """Forget the run of the lowest rung, because another climber takes over."""
         shutil.rmtree(self.place / self.stairs.base)
 
     def climb(self, bisect_pass: bool) -> Ladder:
@@ -203,7 +204,10 @@ class _Rungs:
     # ---- runs
 
     def _twice(self) -> tuple[Rung, str]:
-        """Run the lowest rung again; (the rung, why nothing can be compared with it or "")."""
+        """Run the lowest rung a second time.
+
+        Returns (the rung, the reason why nothing can be compared with it or "").
+        """
 
         base = self.stairs.base
         again = f"{base}-again"
@@ -283,8 +287,10 @@ class _Rungs:
         )
 
     def _know_rounding(self) -> bool:
-        """Run eager with every module's result rounded once more: a measure where nothing can be
-        replayed. False where it is no use.
+        """Run eager with the result of every module rounded once more.
+
+        This measures rounding when calls cannot be replayed. Returns whether this call added that
+        measure: False when the run fails or was made before.
         """
 
         if self.rounding is None:
@@ -310,7 +316,10 @@ class _Rungs:
         return False
 
     def _parted(self, names: Sequence[str], rungs: list[Rung]) -> list[Rung]:
-        """The last rung with others before it."""
+        """Run extra rungs before the last one, until one is outside the noise.
+
+        Returns the extra rungs and the last one, with its distance from the rung below it.
+        """
         *before, last = rungs
         first = len(before)
         for name in names:
@@ -337,8 +346,10 @@ class _Rungs:
     def _compared(
         self, target: Run, name: str = "", further: Sequence[Run] | None = None
     ) -> Comparison:
-        """Compare with the lowest rung. name: of the folder that keeps it, "" for none. further:
-        runs of the lowest rung, None for those there are.
+        """Compare a run with that of the lowest rung.
+
+        name: of the folder that keeps the comparison, "" for none. further: repeated runs of the
+        lowest rung; None for those made so far.
         """
 
         self.tell(f"comparing {Path(target.path).name}")
@@ -377,8 +388,9 @@ class _Rungs:
 
 
 def _of_model(model: Any, inputs: Any, options: Mapping[str, Any], seed: int) -> Climber:
-    """The climber of a model of torch, or of a file, bytes or session of ONNX Runtime. options: of
-    torch.compile or InferenceSession. Raises UsageError.
+    """The climber of a torch model, or of an ONNX file, bytes or an InferenceSession.
+
+    options: of torch.compile or InferenceSession. Raises UsageError.
     """
     from whence.instrument import onnxruntime
     from whence.workflows.ladder.of_levels import LevelsModel
@@ -399,8 +411,10 @@ def _of_model(model: Any, inputs: Any, options: Mapping[str, Any], seed: int) ->
 def _of_command(
     command: Sequence[str], of: str, releases: Sequence[str], options: Mapping[str, Any]
 ) -> Climber:
-    """The climber of a command. of: "torch", "onnxruntime", or "" for what its first run shows.
-    releases: folders of ONNX Runtime. options: of capture. Raises UsageError.
+    """The climber of a command.
+
+    of: "torch", "onnxruntime", or "" to choose by its first run. releases: folders of ONNX Runtime.
+    options: of capture. Raises UsageError.
     """
     from whence.workflows.ladder.of_levels import LevelsCommand
     from whence.workflows.ladder.of_releases import ReleasesCommand
@@ -418,7 +432,7 @@ def _of_command(
 
 
 def _judged_rungs(rungs: Sequence[Rung], climber: Climber) -> tuple[str, tuple[str, ...], str]:
-    """(status, what is at fault, that in a sentence) of a ladder."""
+    """Judge a whole ladder: (status, what is at fault, that in a sentence)."""
     top, base = rungs[-1], rungs[0].name
     outside = next((i for i, r in enumerate(rungs) if r.verdict == RungKind.OUTSIDE), -1)
     if outside > 0:
@@ -443,8 +457,10 @@ def _judged_rungs(rungs: Sequence[Rung], climber: Climber) -> tuple[str, tuple[s
 
 
 class Outcome(NamedTuple):
-    """How a run stands against the lowest rung. why: it is undecided. sentence: of what differs
-    most, "" for nothing. node: name and type of the first that differs, where it is outside.
+    """The result of comparing a run with the lowest rung.
+
+    why: the reason when undecided. sentence: about the largest difference, "" for none. node: name
+    and type of the first that differs, when the run is outside the noise.
     """
 
     verdict: str
@@ -454,7 +470,7 @@ class Outcome(NamedTuple):
 
 
 def _boundary_of(result: Comparison) -> Outcome:
-    """Of a comparison as it stands."""
+    """The outcome of a comparison taken at face value."""
     words = _words_of_worst(result)
     if result.status == Status.DIFFERENT:
         return Outcome(RungKind.OUTSIDE, "", words, _first_node(result))
@@ -467,8 +483,9 @@ def _boundary_of(result: Comparison) -> Outcome:
 
 
 def _outcome_of(result: Comparison, reference: Run, target: Run) -> Outcome:
-    """Of a comparison that sees nodes, which an optimiser may replace by others that compute the
-    same: what models return must differ too.
+    """The outcome of a comparison that sees nodes.
+
+    An optimiser may replace nodes by equivalent ones, so the outputs of the model must differ too.
     """
     outcome = _boundary_of(result)
     if result.inputs_differ:
@@ -497,7 +514,7 @@ def _outcome_of(result: Comparison, reference: Run, target: Run) -> Outcome:
 
 
 class _Place(NamedTuple):
-    """Where a root call of a run hands something out."""
+    """The place of an output of a root call."""
 
     root: str
     rank: int
@@ -507,7 +524,7 @@ class _Place(NamedTuple):
 
 
 def _returned(run: Run) -> dict[_Place, Record]:
-    """What the root calls of a run return."""
+    """Records of the outputs of root calls, by place."""
     return {
         _Place(call.root, call.rank, call.step, call.occurrence, ref.slot): run.records[ref.record]
         for call in run.calls
@@ -522,8 +539,10 @@ def _form_of_record(record: Record) -> str:
 
 
 def _first_node(result: Comparison) -> str:
-    """Name and type of the first finding that is not of parameters alone, which an optimiser may
-    write otherwise; of the first where there is no other, "" without one.
+    """Name and type of the first finding that is not only about parameters, which an optimiser may
+    rewrite.
+
+    The first finding when there is no other, "" without findings.
     """
     computed = [f for f in result.findings if f.verdict != VerdictKind.PARAM_DIFF]
     found = next(iter(computed or result.findings), None)
@@ -531,8 +550,8 @@ def _first_node(result: Comparison) -> str:
 
 
 def _distance_at_outputs(result: Comparison, reference: Run) -> tuple[bool, float | None]:
-    """(is everything that was compared bit-equal, the largest rel_l2 of an output of a root call;
-    None where one has none).
+    """(whether everything compared is bit-equal, largest rel_l2 over the outputs of root calls or
+    None).
     """
     roots = {
         i
@@ -549,7 +568,7 @@ def _distance_at_outputs(result: Comparison, reference: Run) -> tuple[bool, floa
 
 
 def _is_unproven(result: Comparison) -> bool:
-    """Is something beyond the noise by two dumps alone, without a replay?"""
+    """Whether the difference is known only from two dumps, without a replay."""
     return (
         result.status != Status.SAME
         and not result.inputs_differ
@@ -558,7 +577,7 @@ def _is_unproven(result: Comparison) -> bool:
 
 
 def _words_of_worst(result: Comparison) -> str:
-    """What differs most, in words."""
+    """Describe the largest difference."""
     if result.inputs_differ:
         return result.inputs_differ[0]
     if result.findings:
@@ -570,7 +589,7 @@ def _words_of_worst(result: Comparison) -> str:
 
 
 def _short_reason(why: str) -> str:
-    """The exception of an output that ends with one, else the first line."""
+    """The last line of an output when it names an exception, else the first line."""
     from whence.workflows.rerun import RAISED
 
     lines = [line.removeprefix("  | ") for line in why.splitlines()]

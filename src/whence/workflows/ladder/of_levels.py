@@ -1,8 +1,8 @@
-"""Climbs the levels of optimisation of ONNX Runtime: a command whose sessions get another level, or
-a model file of this process.
+"""Climbs the optimisation levels of ONNX Runtime, for a command or for a model file in this
+process.
 
-Bisects by the names of ONNX Runtime's optimisers: how many of them, in the order in which they
-run, must be on until the program computes something else.
+To bisect, it counts ONNX Runtime's optimisers in the order in which they run and finds how many
+must be on until the results change.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _WRITTEN = ("com.microsoft.nchwc", "com.ms.internal.nhwc")
 
 
 class _OfLevels(Climber):
-    """What is the same for a command and a model file."""
+    """Shared by a command and a model file."""
 
     stairs = Stairs(LadderKind.LEVELS, _OFF, sees_inside=True, bisects=True)
 
     @abc.abstractmethod
     def capture(self, path: Path, rung: str, disabled: Sequence[str] = ()) -> float:
-        """disabled: names of optimisers that sessions do without."""
+        """Capture a run. disabled: names of optimisers to switch off."""
 
     def optimized(self, path: Path, run: Run) -> list[Optimized]:
         """How the sessions of a run were optimised, by process."""
         return of_run(run)
 
     def facts(self, path: Path, run: Run) -> dict[str, Any]:
-        """What the optimisers left, and which of them did something."""
+        """The number of nodes after optimisation, and the optimisers that changed a graph."""
         names = (name for o in self.optimized(path, run) for name in o.optimizers)
         return {"nodes": nodes_of(run), "optimizers": tuple(dict.fromkeys(names))}
 
@@ -54,7 +54,7 @@ class _OfLevels(Climber):
         return [r for r in (processes[0].levels if processes else ()) if r != _OFF]
 
     def notes(self, base: Run) -> list[str]:
-        """Files that were optimised before the program had them."""
+        """Notes about files that were optimised before the program loaded them."""
         before = dict.fromkeys(
             name for o in self.optimized(Path(base.path), base) for name in o.ort_format
         )
@@ -70,7 +70,7 @@ class _OfLevels(Climber):
         ]
 
     def bisect(self, rungs: Sequence[Rung], base: Run, judge: Judge, tell: Tell) -> Pass | None:
-        """The first optimiser that makes the difference."""
+        """Find the first optimiser that makes the difference."""
         rung = first_outside(rungs)
         if rung is None:
             return None
@@ -87,7 +87,7 @@ class _OfLevels(Climber):
 
 
 class LevelsCommand(_OfLevels):
-    """A command; every session that it makes gets the level of the rung."""
+    """A command; every session that it creates gets the level of the rung."""
 
     def __init__(self, command: Sequence[str], options: Mapping[str, Any]) -> None:
         from whence.workflows.rerun import Command
@@ -102,7 +102,7 @@ class LevelsCommand(_OfLevels):
         )
 
     def nothing(self, rungs: Sequence[Rung]) -> str:
-        """The command makes no session."""
+        """The reason to stop: the command creates no session."""
         if rungs[-1].name == _OFF and not rungs[-1].nodes:
             return (
                 "the program runs no graph of ONNX Runtime whose inside is seen, so there is no "
@@ -112,9 +112,9 @@ class LevelsCommand(_OfLevels):
 
 
 class LevelsModel(_OfLevels):
-    """A model file, bytes or a session of this process, from which a session is made for each rung.
+    """A model file, bytes or a session of this process; each rung creates a session from it.
 
-    feeds: what it is given, one dict for each step. options: of InferenceSession.
+    feeds: inputs, one dict for each step. options: of InferenceSession.
     """
 
     def __init__(
@@ -176,18 +176,18 @@ class LevelsModel(_OfLevels):
 
 
 def sessions_of(run: Run) -> list[Call]:
-    """Calls of sessions of ONNX Runtime."""
+    """Calls of ONNX Runtime sessions in a run."""
     return [call for call in run.calls if call.op_type == EngineModel.ONNX_RUNTIME]
 
 
 def nodes_of(run: Run) -> int:
-    """How many nodes the graphs of sessions ran in their first step."""
+    """Number of nodes that the graphs of sessions ran in their first step."""
     roots = {call.id for call in sessions_of(run) if call.step == 0}
     return sum(call.parent in roots for call in run.calls)
 
 
 def settings_of(run: Run) -> list[dict[str, Any]]:
-    """The facts that a capture noted of each session."""
+    """The facts that a capture recorded for each session."""
     return [json.loads(note.text) for note in run.notes if note.kind == "settings"]
 
 
@@ -218,8 +218,9 @@ that changed a graph).
 
 
 def first_optimizer(rung: Rung, run_without: _RunWithout, tell: Tell) -> Pass:
-    """Name the first optimiser that makes the difference. rung: the first one outside the noise,
-    with the optimisers that changed a graph there.
+    """Find the first optimiser that makes the difference.
+
+    rung: the first one outside the noise, with the optimisers that changed a graph there.
     """
     return _Bisection(rung, run_without, tell).named()
 
@@ -232,7 +233,7 @@ class _Bisection:
         self._outside: set[int] = set()
 
     def named(self) -> Pass:
-        """The optimiser, or why there is none."""
+        """The optimiser, or the reason why there is none."""
         names = with_rules(self._rung.optimizers)
         if not names:
             return self._pass("", why="the log of this release names no optimiser that did a thing")
@@ -260,8 +261,9 @@ class _Bisection:
         return self._pass(name, node=self._nodes[bad], alone=self._try([name], -1))
 
     def _without_all(self, names: list[str]) -> tuple[str, list[str]]:
-        """(the verdict with all of them off, names). What only changes a graph where others are off
-        is added.
+        """(verdict with all named optimisers off, names).
+
+        Optimisers that change a graph only while others are off are added to the names.
         """
         while True:
             self._tell(f"{self._rung.name} without {len(names)} optimisers")
@@ -297,7 +299,7 @@ class _Bisection:
 
 
 def with_rules(optimizers: Sequence[str]) -> list[str]:
-    """Optimisers, each that applies rules followed by the names of these."""
+    """Expand optimisers: one that applies rewrite rules is followed by the names of its rules."""
     names: dict[str, None] = {}
     for name in optimizers:
         names[name] = None

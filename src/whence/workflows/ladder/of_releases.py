@@ -61,29 +61,29 @@ class ReleasesCommand(Climber):
         return seconds
 
     def facts(self, path: Path, run: Run) -> dict[str, Any]:
-        """How many nodes ran."""
+        """The number of nodes that ran."""
         return {"nodes": nodes_of(run)}
 
     def rungs(self, base: Run) -> Sequence[str]:
-        """The releases behind the first."""
+        """All releases after the first."""
         behind = list(self._folders)[1:]
         return behind or [_INSTALLED]
 
     def notes(self, base: Run) -> list[str]:
-        """A program without a session."""
+        """A note when the program creates no session."""
         if sessions_of(base):
             return []
         return ["the program runs no session of ONNX Runtime: what is compared is something else"]
 
 
 def release_of(run: Run) -> str:
-    """The release that a run's sessions were made with, "" for none."""
+    """The ONNX Runtime release that a run's sessions were created with, "" for none."""
     stated = (facts.get(_PACKAGE, "") for facts in settings_of(run))
     return str(next(filter(None, stated), run.info.versions.get(_PACKAGE, "")))
 
 
 def version_in(folder: str) -> str:
-    """The release in a folder. Raises UsageError where there is none. Nothing of it is run."""
+    """The release in a folder, read without importing it. Raises UsageError when there is none."""
     path = Path(folder) / _PACKAGE / "__init__.py"
     try:
         match = _VERSION.search(path.read_text(encoding="utf-8", errors="replace"))

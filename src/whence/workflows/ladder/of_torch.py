@@ -1,8 +1,8 @@
-"""Climbs the stages of torch.compile: a command in processes of its own, or a model in this one,
-compiled as far as one rung goes.
+"""Climbs the stages of torch.compile, up to one stage a rung: for a command in processes of its
+own, or for a model in this process.
 
-Torch's own compiler bisector, with our verdict as its test: which pass, lowering or
-decomposition makes the difference.
+Torch's own compiler bisector, with whence's verdict as its test, finds the pass, lowering or
+decomposition that makes the difference.
 
 Its state lies in files that the program reads while it compiles
 (`torch._inductor.compiler_bisector`, torch 2.6 and later).
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 RUNGS = ("aot_eager", "aot_eager_decomp_partition", "inductor")
 _STATIC, _UNCACHED = "inductor_dynamic_off", "inductor_caches_off"
 _PARTED = {"aot_eager": ("dynamo",), "inductor": (_STATIC, _UNCACHED)}
-"""A rung that is not fine -> those that are run too, before it, until one is outside the noise."""
+"""A rung that is not fine -> extra rungs to run before it, until one is outside the noise."""
 _STAGES = {
     "dynamo": "dynamo",
     "aot_eager": "aot_autograd",
@@ -45,23 +45,23 @@ _STAGES = {
 
 
 class _OfTorch(Climber):
-    """What is the same for a command and a model."""
+    """Shared by a command and a model."""
 
     stairs = Stairs(LadderKind.STAGES, "eager", sees_inside=False, rounded="rounded")
 
     def rungs(self, base: Run) -> Sequence[str]:
-        """The rung "dynamo", which parts dynamo from AOTAutograd, runs only where it must."""
+        """The rungs; "dynamo", which separates dynamo from AOTAutograd, runs only when needed."""
         return RUNGS
 
     def parted_by(self, rung: Rung) -> Sequence[str]:
-        """Dynamo alone, before AOTAutograd; the program's backend without dynamic shapes and
-        caches, before all of it where that runs.
+        """Extra rungs: dynamo alone before AOTAutograd; the program's backend without dynamic
+        shapes and without caches before all others.
         """
         fine = FINE if rung.name == RUNGS[0] else (*FINE, RungKind.FAILED)
         return () if rung.verdict in fine else _PARTED.get(rung.name, ())
 
     def nothing(self, rungs: Sequence[Rung]) -> str:
-        """Nothing is compiled on the first rung."""
+        """The reason to stop: nothing is compiled on the first rung."""
         first = rungs[-1]
         if first.name != RUNGS[0] or first.verdict not in FINE or first.graphs:
             return ""
@@ -109,13 +109,13 @@ class TorchCommand(_OfTorch):
         return _facts(of_run(run))
 
     def instead(self, base: Run) -> Climber | None:
-        """By the levels of ONNX Runtime, where that is all it uses."""
+        """The climber by ONNX Runtime levels, when the program uses only that."""
         if not self._chooses or any(c.requests for c in of_run(base)) or not sessions_of(base):
             return None
         return LevelsCommand(self._command, self._options)
 
     def notes(self, base: Run) -> list[str]:
-        """Sessions that the ladder leaves alone."""
+        """Notes about sessions of ONNX Runtime, which this ladder does not vary."""
         if not sessions_of(base):
             return []
         return [
@@ -132,9 +132,7 @@ class TorchCommand(_OfTorch):
         return _no_pass(rungs) or _bisect_passes(good, _answers(rungs), self._bisecting(base), tell)
 
     def _bisecting(self, eager: Run) -> Path:
-        """Where torch's bisector keeps its state, so that the program finds it. Raises
-        UsageError.
-        """
+        """Set up the state of torch's bisector where the program finds it. Raises UsageError."""
         import torch
 
         version = eager.info.versions.get("torch", "")
@@ -220,7 +218,9 @@ class TorchModel(_OfTorch):
         return _no_pass(rungs) or _bisect_passes(good, _answers(rungs), None, tell)
 
     def _made(self) -> Any:
-        """The model as this rung runs it: made or copied, and compiled unless it is."""
+        """The model for this rung: created or copied, and compiled unless it is compiled
+        already.
+        """
         import torch
 
         from whence.instrument.torch.compiled.stages import SHELL, Function
@@ -264,8 +264,8 @@ def _good(judgement: Judgement) -> bool | None:
 
 
 def _no_pass(rungs: Sequence[Rung]) -> Pass | None:
-    """Where it is no pass: what the program's backend makes is right until something is switched
-    on.
+    """A result that names no pass, when the backend of the program gives right results without
+    dynamic shapes or caches; None otherwise.
     """
     right = next((r for r in rungs if r.name in (_STATIC, _UNCACHED) and r.verdict in FINE), None)
     if right is None:
@@ -274,8 +274,10 @@ def _no_pass(rungs: Sequence[Rung]) -> Pass | None:
 
 
 def _answers(rungs: Sequence[Rung]) -> dict[str, bool]:
-    """What torch's bisector need not run. Its backend "eager" is our rung dynamo, which is fine
-    whenever the rung behind it is. What could not be judged is passed over.
+    """Verdicts for backends that torch's bisector need not run again.
+
+    The bisector's backend "eager" is the rung dynamo, which is fine whenever the next rung is.
+    Rungs that could not be judged count as right.
     """
     answers = {
         r.name: r.verdict != RungKind.OUTSIDE
@@ -292,11 +294,11 @@ def _bisect_passes(
     state: Path | None,
     tell: Tell,
 ) -> Pass:
-    """Run `good` until the bisector names something.
+    """Run `good` until the bisector names a pass.
 
-    good(environment): does the program, run with these variables, agree with eager? None, which
-    cannot be told, counts as no. answers: of backends that need no run. state: the folder of its
-    files, as the program finds it; None for this process. Raises UsageError where torch has no
+    good(environment): whether the program, run with these variables, agrees with eager; None
+    (unknown) counts as no. answers: verdicts for backends that need no run. state: the folder of
+    the bisector's files for the program; None for this process. Raises UsageError when torch has no
     bisector.
     """
     try:
@@ -348,7 +350,9 @@ def _bisect_passes(
 
 
 def _variables(bisector: Any, backend: str, subsystem: str) -> dict[str, str]:
-    """What tells a process that it is bisected; everything else it reads from the files."""
+    """Variables that tell a process that it is being bisected; it reads everything else
+    from files.
+    """
     out = {"TORCH_BISECT_BACKEND": backend}
     if subsystem:
         out["TORCH_BISECT_SUBSYSTEM"] = subsystem
