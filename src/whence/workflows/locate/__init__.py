@@ -1,1 +1,1 @@
-"""Says how much of the error at the output a call explains, by patching it."""
+"""Measures how much of the error at the output a call explains, by patching the call."""

@@ -1,7 +1,7 @@
-"""Counterfactuals: run the target again with outputs of the reference put in, and see how much of
-the final error goes away.
+"""Counterfactuals: runs the target again with outputs of the reference patched in, and measures how
+much of the final error disappears.
 
-Finds by bisection the call at which half of the squared error at the output has arisen.
+A bisection finds the call at which half of the squared error at the output has arisen.
 """
 
 from __future__ import annotations
@@ -158,15 +158,17 @@ def _sides(
 
 
 def _exit_code(path: str) -> int:
-    """The exit code of the command of a run; 0 where that is not recorded."""
+    """The recorded exit code of a run's command; 0 when none is recorded."""
     code = open_run(path).info.settings.get("exit_code", 0)
     return code if isinstance(code, int) else 0
 
 
 @dataclass
 class _Rounds:
-    """Patches in turn, each on top of those before it. target: a run without any. result: the
-    comparison of the last run. errors: at the output, before the first and after every one.
+    """A series of patches, each added to the previous ones.
+
+    target: a run without patches. result: the comparison of the last run. errors: at the output,
+    before the first round and after every round.
     """
 
     runs: PatchedRuns
@@ -176,7 +178,9 @@ class _Rounds:
     rounds: list[Explained] = field(default_factory=list)
 
     def patch(self, name: str, points: tuple[str, ...], finding: Finding | None) -> None:
-        """Patch these points as well; nothing is run where that can replace nothing."""
+        """Add a patch at these points; the program is not run when the patch can replace
+        nothing.
+        """
         runs, number = self.runs, len(self.rounds) + 1
         if why := runs.why_not(points, self.target):
             self.errors.append(self.errors[-1])
@@ -202,7 +206,7 @@ class _Rounds:
         runs.drop(path)
 
     def patch_findings(self, limit: int) -> None:
-        """Patch the first finding, compare, patch the first one left as well, and so on."""
+        """Patch the first finding, compare, patch the first remaining finding, and so on."""
         tried: set[tuple[str, ...]] = set()
         while len(self.rounds) < limit:
             untried = (f for f in self.result.findings if self.runs.points_of(f) not in tried)
@@ -215,8 +219,8 @@ class _Rounds:
             self.patch(finding.name + also, points, finding)
 
     def with_shares(self) -> list[Explained]:
-        """The rounds with their errors, over the steps at which every run was given the reference's
-        inputs.
+        """The rounds with their shares of the error, over the steps whose inputs are the
+        reference's in every run.
         """
         keys = [k for k in self.errors[0] if self._is_comparable(k)]
         errors = [{k: e[k] for k in keys} for e in self.errors]
@@ -248,7 +252,7 @@ class _Rounds:
         return all(key in e and e[key].same_question for e in self.errors)
 
     def notes(self, rounds: Sequence[Explained]) -> tuple[str, ...]:
-        """Remarks on these rounds, with shares."""
+        """Remarks on these rounds, which have their shares."""
         out = []
         if lost := sum(not self._is_comparable(k) for k in self.errors[0]):
             out.append(
@@ -296,12 +300,12 @@ def _names(result: Comparison) -> tuple[str, ...]:
 
 
 def _half_error_call(runs: PatchedRuns, unpatched: Errors) -> tuple[list[Explained], list[Errors]]:
-    """The shortest run of calls, in the order in which they end, whose patching takes away half of
-    the squared error; (rounds, errors before them and after each).
+    """The shortest prefix of calls, in the order in which they end, whose patching removes half of
+    the squared error.
 
-    What a call returns depends on calls that ended before it and on its own code, so with
-    everything before it right, the error that goes away with it arose in it. A call that lies in
-    another one of the run needs no patch of its own.
+    Returns (rounds, errors before them and after each). The output of a call depends on calls that
+    ended before it and on its own code; with everything before it right, the error that a patch
+    removes arose in the call. A call inside another patched call needs no patch of its own.
     """
     sites = _sites(runs)
     whole = squared_error(unpatched.values())
@@ -346,8 +350,9 @@ def _sites(runs: PatchedRuns) -> list[Call]:
 
 
 class _Probes:
-    """Runs in which the first sites are patched, each run once. rounds, errors: by the index of the
-    last site that is patched.
+    """Runs with the first n sites patched, each run made once.
+
+    rounds, errors: by the index of the last patched site.
     """
 
     def __init__(self, runs: PatchedRuns, sites: Sequence[Call]) -> None:
@@ -445,7 +450,7 @@ def _error(reference: Run, target: Run, call: Call, partner: Call) -> tuple[floa
 
 
 def _same_question(reference: Run, target: Run, call: Call, partner: Call) -> bool:
-    """Are all integer inputs, such as tokens, equal?"""
+    """Whether all integer inputs, such as tokens, are equal in both runs."""
     inputs = {r.slot: reference.records[r.record] for r in call.slots("input")}
     partners = {r.slot: target.records[r.record] for r in partner.slots("input")}
     return all(
@@ -456,8 +461,9 @@ def _same_question(reference: Run, target: Run, call: Call, partner: Call) -> bo
 
 
 def squared_error(errors: Iterable[OutputError]) -> float | None:
-    """Squared error over the squared norm of the reference, over all of them; None when one is not
-    defined, or nothing is there.
+    """Sum of squared errors over sum of squared norms of the reference.
+
+    None when one of them is not defined, or there is nothing to sum.
     """
     every = list(errors)
     norm = sum(e.norm**2 for e in every)
@@ -530,8 +536,8 @@ class PatchedRuns:
         return tuple(self.point(finding.root, name) for name in (finding.name, *finding.also))
 
     def why_not(self, points: tuple[str, ...], target: Run) -> str:
-        """Why a patch at these points can replace nothing, as far as a run of the target tells;
-        "" where it may replace something.
+        """The reason why a patch at these points can replace nothing, judged by a run of the
+        target; "" when it may replace something.
         """
         parsed = [parse_point(p) for p in points]
         partners = {c.key(): c for c in target.calls}
@@ -556,8 +562,8 @@ class PatchedRuns:
         return reason
 
     def returns_whole_output(self, points: tuple[str, ...]) -> str:
-        """What a patch at these points cannot tell, in words: a call that returns what the model
-        returns leaves no error behind.
+        """A warning when a patched call returns what the model returns: such a patch removes all
+        error at the output and proves nothing.
         """
         parsed = [parse_point(p) for p in points]
         calls = self.reference.calls
@@ -585,8 +591,8 @@ class PatchedRuns:
 
 
 def explained(name: str, points: tuple[str, ...], run: Run) -> Explained:
-    """What a patch at these points did in a run, without errors: calls patched, and why others were
-    not.
+    """The calls that a patch at these points replaced in a run, and why others were not; without
+    errors.
     """
     parsed = [parse_point(p) for p in points]
     patched_as = {
