@@ -1,1 +1,1 @@
-"""Runs one model in variants and asks what must not change."""
+"""Runs one model in variants and checks the properties that its outputs must keep."""

@@ -1,4 +1,4 @@
-"""`whence.narrow`: follows a plan of `whence probe --only precision`."""
+"""`whence.narrow`: applies a plan of `whence probe --only precision` to a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`whence.probe`, and the same for a program that is started."""
+"""`whence.probe`, for a model in this process and for a program that is started."""
 
 from __future__ import annotations
 
@@ -32,9 +32,12 @@ _QUESTION, _ANSWER, _PROBLEM = "probe.json", "answer-{}.json", "problem-{}.txt"
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a program is asked: properties, () for those asked by default; whether it is causal;
-    what else should hold; the number of the call, None for the first of the largest model; now:
-    during the program, not at its end. request: of `precision`.
+    """What to ask a program.
+
+    properties: () for the default ones. causal: whether the model is causal, None when unknown.
+    declare: further properties that should hold. call: number of the call, None for the first call
+    of the largest model. now: ask during the program, not at its end. request: options of
+    `precision`.
     """
 
     properties: tuple[str, ...] = ()
@@ -221,7 +224,7 @@ def attach_probe(options: CaptureOptions, run_path: str, framework: str) -> None
 
 
 def _answer(call: KeptCall, question: Question, folder: Path) -> None:
-    """Ask, and leave the answer for the process that waits; whatever goes wrong is left too."""
+    """Probe the kept call and write the answer for the waiting process; an error is written too."""
     from whence.workflows.probe.torch.probing import probed
 
     try:

@@ -1,5 +1,5 @@
-"""Puts variants of one property together: what holds, where not, and how much would have been
-seen.
+"""Combines the variants of one property: whether it holds, where not, and how large a violation
+would have been seen.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def answer(
     notes: Sequence[str] = (),
     next_step: str = "",
 ) -> PropertyAnswer:
-    """The answer that variants give. One that could not be run takes nothing from those that were;
-    it is a note.
+    """Combine variants into an answer. A variant that could not be run becomes a note and does not
+    weaken the others.
     """
     ran = [v for v in variants if v.held != Held.UNKNOWN or v.differing]
     if not ran:
@@ -47,12 +47,12 @@ def answer(
 
 
 def observed(variant: Variant) -> Variant:
-    """A violation of what nothing says should hold."""
+    """A difference in a property that need not hold."""
     return replace(variant, held=Held.OBSERVED) if variant.held == Held.VIOLATED else variant
 
 
 def power(variants: Sequence[Variant]) -> str:
-    """How large a violation would have been seen."""
+    """The size from which a violation would have been seen, in words."""
     exact = [v for v in variants if v.held == Held.EXACT]
     rounded = [v for v in variants if v.held == Held.ROUNDING]
     elements = sum(v.count for v in (*exact, *rounded))

@@ -1,4 +1,4 @@
-"""Does a position depend on what comes after it?"""
+"""Checks whether a position depends on what comes after it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _MOST_ENDS = 24
 
 
 def causality(judge: Judge, inputs: CallInputs, declared: bool | None) -> PropertyAnswer:
-    """Change the end of the sequence: nothing before it may move. declared: whether the model is
-    causal, None where its class and its attention say so.
+    """Change the end of the sequence: no earlier position may change.
+
+    declared: whether the model is causal; None when its class and its attention tell.
     """
     expected, evidence = (
         (declared, "declared") if declared is not None else is_causal(judge.subject.model, inputs)
@@ -74,7 +75,7 @@ def _does_not_apply(model: Any, inputs: CallInputs) -> str:
 
 
 def _shorter(judge: Judge, inputs: CallInputs) -> CallInputs | None:
-    """The same call with one position less: what changes its shape has an axis of positions."""
+    """The same call with one position less; the axes whose size changes are axes of positions."""
     twin = inputs.cut(0, inputs.length - 1)
     try:
         judge.base(twin)
@@ -94,7 +95,7 @@ def _changed(inputs: CallInputs, start: int, stop: int) -> CallInputs:
 
 
 def _reach(judge: Judge, inputs: CallInputs, twin: CallInputs | None) -> str:
-    """How far ahead a position sees."""
+    """How many later positions a position depends on."""
     length, at = inputs.length, inputs.length // 4
     places = list(range(at + 1, length))
     if len(places) > _MOST_AHEAD:
@@ -116,7 +117,9 @@ def _reach(judge: Judge, inputs: CallInputs, twin: CallInputs | None) -> str:
 
 
 def is_causal(model: Any, inputs: CallInputs) -> tuple[bool | None, str]:
-    """Should a position see only what comes before it: (yes, no or None for unknown, evidence)."""
+    """Whether a position should depend only on earlier ones: (yes, no or None for unknown,
+    evidence).
+    """
     config = getattr(model, "config", None)
     name = type(model).__name__
     marks = {

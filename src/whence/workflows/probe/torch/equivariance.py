@@ -1,14 +1,12 @@
-"""Are heads, experts and channels alike: permuted together with their weights, do they give the
-same?
+"""Checks whether heads, experts and channels are interchangeable: permuting them together with
+their weights must not change the outputs.
 
-Finds the heads, experts and channels of a model: units that are alike but for their weights.
+The module finds heads, experts and hidden channels of a model: units that differ only in their
+weights. A hidden channel is produced by one layer and read by another, with the same operations for
+all channels between. Experts are modules, or slices of weights, for each of which a router has a
+row.
 
-What is found is taken for a structure by its names and sizes; `equivariance` tells by how it
-answers whether it is one.
-
-Finds hidden channels: what one layer makes and another reads, alike for all channels between.
-
-Finds experts: modules, or slices of weights, of which a router has a row for each.
+Names and sizes only suggest a structure; `equivariance` confirms it by the model's answer.
 """
 
 from __future__ import annotations
@@ -47,8 +45,8 @@ DECLARED: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
 _TWO = "of two, nothing tells whether one is special or both are meant to differ"
 _MOST_RUNS = 48
 _COPIES = 4.0
-"""Times that a difference is larger in float64 at most, unless the copy in float64 shares weights
-with its model, which are then not permuted in it.
+"""Largest factor by which a difference may grow in float64, unless the float64 copy shares weights
+with its model: shared weights are not permuted in the copy.
 """
 _MANY = 8
 _MOST_BROKEN = 2
@@ -56,8 +54,10 @@ _ALL_DIFFER = "no two of them may be exchanged: each has code of its own, as a b
 
 
 def equivariance(judge: Judge, inputs: CallInputs, declared: Collection[str]) -> PropertyAnswer:
-    """Permute units together with their weights: nothing may move. declared: names of `DECLARED`
-    under which the model's answer should stay, or turn with the image.
+    """Permute units together with their weights: no output may change.
+
+    declared: names of `DECLARED`, changes of the image under which the answer should stay, or turn
+    with the image.
     """
     try:
         units = _find_units(judge.subject.model, leaf_calls(judge.subject, inputs))
@@ -93,14 +93,14 @@ def _turned(judge: Judge, inputs: CallInputs, name: str) -> Variant:
 
 
 class _Finder:
-    """Permutes units of one kind, and finds which of them are not like the others."""
+    """Permutes units of one kind and finds those that differ from the others."""
 
     def __init__(self, judge: Judge, inputs: CallInputs) -> None:
         self._judge, self._inputs = judge, inputs
         self._layouts: dict[tuple[str, str, int], int] = {}
 
     def kind(self, kind: str, structures: Sequence[Structure]) -> tuple[list[Variant], str]:
-        """(variants, cause of a violation)."""
+        """Try all structures of one kind: (variants, cause of a violation)."""
         chosen = [self._laid_out(s) for s in structures]
         whole = self._variant(f"{kind} of {_modules(len(chosen))} permuted", chosen)
         if whole.held != Held.VIOLATED:
@@ -129,8 +129,10 @@ class _Finder:
         return [*allowed, *variants], f"{kind}: {why}"
 
     def _broken(self, chosen: list[Structure], structures: Sequence[Structure]) -> list[int]:
-        """Numbers of those that hold in no layout; of another one that holds, `chosen` gets it:
-        modules of one class may differ in what they hold.
+        """Indices of the structures that hold in no layout.
+
+        Modules of one class may differ in their tensors: when another layout holds, it replaces the
+        one in `chosen`.
         """
         broken = []
         for number, structure in enumerate(structures):
@@ -144,7 +146,9 @@ class _Finder:
         return broken
 
     def _laid_out(self, structure: Structure) -> Structure:
-        """With the layout that holds for the first of its class; the first one where none does."""
+        """The structure with the layout that holds for the first of its class; the first layout
+        when none does.
+        """
         key = structure.kind, structure.op_type, len(structure.layouts)
         if len(structure.layouts) > 1 and key not in self._layouts:
             fitting = self._fitting(structure)
@@ -152,7 +156,7 @@ class _Finder:
         return structure.laid_out(self._layouts.get(key, 0))
 
     def _fitting(self, structure: Structure) -> Structure | None:
-        """With a layout that holds; None where none does."""
+        """The structure with a layout that holds; None when none does."""
         tried = (structure.laid_out(n) for n in range(len(structure.layouts)))
         return next((s for s in tried if self._in_order(s)), None)
 
@@ -168,8 +172,10 @@ class _Finder:
         return Trial(self._inputs, self._inputs, Exchanged(exchanges), modes=modes)
 
     def _with_effect(self, variant: Variant, structures: Sequence[Structure]) -> Variant:
-        """How far it moves when one weight of each is permuted alone: where that is nothing,
-        nothing was tried.
+        """Add the effect of permuting a single weight alone.
+
+        When this changes no output either, the permutation tested nothing and the variant is
+        unknown.
         """
         if variant.held == Held.UNKNOWN:
             return variant
@@ -190,8 +196,8 @@ class _Finder:
     # ---- which are special
 
     def _special(self, structure: Structure) -> str:
-        """Which units are not like the others, in words; "" where nothing shows that the structure
-        is what it was taken for.
+        """Describe the units that differ from the others; "" when nothing confirms that the
+        structure is one.
         """
         for number in range(len(structure.layouts)):
             words = _Exchanges(self._holds, structure.laid_out(number)).special()
@@ -201,18 +207,20 @@ class _Finder:
 
 
 class _TooMany(Exception):
-    """More runs are needed than are worth it."""
+    """More runs would be needed than the limit allows."""
 
 
 class _Exchanges:
-    """Which units of a structure may be exchanged for each other, found by exchanging them."""
+    """Finds which units of a structure are interchangeable by exchanging them."""
 
     def __init__(self, holds: Callable[[Sequence[Exchange]], bool], structure: Structure) -> None:
         self._holds, self._structure, self._runs = holds, structure, 0
 
     def special(self) -> str:
-        """Units that are not like the others, in words; "" where no class of like units stands
-        out: only where most are alike is one that is not a fault, and not the model's design.
+        """Describe the units that differ from the others; "" when no class of like units stands
+        out.
+
+        Only when most units are alike is a different one a fault and not the model's design.
         """
         structure = self._structure
         everything = tuple(range(structure.units))
@@ -229,7 +237,7 @@ class _Exchanges:
         return self._named(_odd(classes, structure.units) if len(classes) > 1 else [])
 
     def _special_of_groups(self) -> str:
-        """As `special`, where units may be exchanged within their groups alone."""
+        """The same as `special`, for units that may be exchanged only within their groups."""
         by_group = [self.classes(group) for group in self._structure.groups]
         alike = sum(len(classes) == 1 for classes in by_group)
         if 2 * alike < len(by_group) or alike == len(by_group):
@@ -251,7 +259,7 @@ class _Exchanges:
         return f"{self._structure.kind} {shown} of {count} (from 0) are not like {than}"
 
     def classes(self, units: Sequence[int]) -> list[list[int]]:
-        """Units that may be exchanged for each other, together."""
+        """Units grouped into classes whose members may be exchanged for each other."""
         if len(units) == 1 or self._rotates(units):
             return [list(units)]
         if len(units) == 2:
@@ -278,12 +286,15 @@ class _Exchanges:
 
 
 def _spread(count: int) -> list[tuple[int, int]]:
-    """Four pairs of neighbours, far from each other."""
+    """Four pairs of neighbouring units, spread over all units."""
     return [(n * count // 4, n * count // 4 + 1) for n in range(4)]
 
 
 def _odd(classes: Sequence[list[int]], count: int) -> list[int]:
-    """Units outside the class of at least half of them that is larger than any other."""
+    """Units outside the largest class.
+
+    () unless that class contains at least half of the units and is larger than every other class.
+    """
     first, second = sorted(classes, key=len, reverse=True)[:2]
     if len(first) < 2 or 2 * len(first) < count or len(first) == len(second):
         return []
@@ -295,14 +306,14 @@ def _modules(count: int) -> str:
 
 
 class Found(NamedTuple):
-    """structures, and of others why they are left out."""
+    """Structures that were found, and the reasons why others are left out."""
 
     structures: list[Structure]
     left_out: list[str]
 
 
 def _find_units(model: Any, calls: LeafCalls) -> Found:
-    """All units of a model. calls: of its modules in one run."""
+    """All structures of interchangeable units in a model. calls: of its modules in one run."""
     own = set(_of_one_name(model))
     structures: list[Structure] = []
     left_out: list[str] = []
@@ -326,7 +337,7 @@ def _find_units(model: Any, calls: LeafCalls) -> Found:
 
 
 def _of_one_name(model: Any) -> Iterator[str]:
-    """Names of tensors that have one name only."""
+    """Names of tensors that have only one name (untied ones)."""
     names: dict[int, list[str]] = {}
     for find in (model.named_parameters, model.named_buffers):
         for name, tensor in find(remove_duplicate=False):
@@ -342,7 +353,7 @@ _ALIKE = ("activation", "relu", "gelu", "silu", "tanh", "sigmoid", "dropout", "i
 
 
 def _hidden_channels(model: Any, calls: LeafCalls) -> Iterator[Structure | str]:
-    """Hidden channels of modules that hold two layers, or three of which two gate."""
+    """Hidden channels of modules with two layers, or with three of which two form a gate."""
     attentions = attention_scopes(model)
     for scope, module in model.named_modules():
         if scope in attentions:
@@ -378,7 +389,9 @@ def _hidden_channels(model: Any, calls: LeafCalls) -> Iterator[Structure | str]:
 
 
 def _others(module: Any, prefix: str, layers: list[Layer], width: int) -> tuple[Slot, ...] | str:
-    """Slots of what else has an element for each channel; or the name of what may have."""
+    """Slots of the other vectors with an element for each channel; or a text about a tensor that
+    may differ by channel in another way.
+    """
     own = {layer.name for layer in layers}
     slots = []
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -392,14 +405,16 @@ def _others(module: Any, prefix: str, layers: list[Layer], width: int) -> tuple[
 
 
 def _read_alike(calls: LeafCalls, one: str, other: str) -> bool:
-    """Do two layers read the same tensor?"""
+    """Whether two layers read the same tensor."""
     first, second = (next((c.given for c in calls.calls if c.scope == n), ()) for n in (one, other))
     return bool(set(first) & set(second))
 
 
 class _Chain(NamedTuple):
-    """A layer, what is alike for all channels behind it, and the layer that reads them. is_whole:
-    each hands its result to the next, which alone reads it.
+    """A layer, the modules behind it that treat all channels alike, and the layer that reads the
+    result.
+
+    is_whole: each module passes its result to the next, which alone reads it.
     """
 
     first: Layer
@@ -409,8 +424,11 @@ class _Chain(NamedTuple):
 
 
 def _between_layers(model: Any, calls: LeafCalls) -> Iterator[Structure]:
-    """Channels that go from a layer through norms and activations, all modules, to the next. Where
-    other code comes between, as in a faulty module, only if like modules elsewhere have it so.
+    """Channels that go from one layer through norms and activations (all of them modules) to the
+    next.
+
+    When other code lies between, as in a faulty module, the chain counts only if like modules
+    elsewhere form a whole chain.
     """
     modules, layers = dict(model.named_modules()), layers_of(model)
     follow = _Follow(calls, modules, layers)
@@ -424,7 +442,7 @@ def _between_layers(model: Any, calls: LeafCalls) -> Iterator[Structure]:
 
 
 def _relative(chain: _Chain, modules: dict[str, Any]) -> tuple[str, str, str]:
-    """Class of the module that holds both layers, and their names in it."""
+    """The class of the module that contains both layers, and the layers' names in it."""
     first, last = chain.first.name.split("."), chain.last.name.split(".")
     count = next((n for n, (a, b) in enumerate(zip(first, last)) if a != b), 0)
     kind = type(modules[".".join(first[:count])]).__name__
@@ -432,7 +450,7 @@ def _relative(chain: _Chain, modules: dict[str, Any]) -> tuple[str, str, str]:
 
 
 class _Follow:
-    """Follows what a layer gives to the layer that reads it."""
+    """Follows the output of a layer to the layer that reads it."""
 
     def __init__(self, calls: LeafCalls, modules: dict[str, Any], layers: dict[str, Layer]) -> None:
         self._calls, self._modules, self._layers = calls, modules, layers
@@ -442,7 +460,7 @@ class _Follow:
                 self._readers[tensor].append(number)
 
     def chain(self, number: int) -> _Chain | None:
-        """The chain that begins with a call of a module; None for none."""
+        """The chain that begins with a call of a module; None when there is none."""
         first = self._layers.get(self._calls.calls[number].scope)
         if first is None or self._calls.counts[first.name] != 1:
             return None
@@ -470,7 +488,7 @@ class _Follow:
         return _Chain(first, last, (*slots, *last.in_slots()), is_whole)
 
     def _after(self, number: int) -> int | None:
-        """The call that alone reads what a call gives; None where other code does too."""
+        """The call that alone reads the output of a call; None when other code reads it too."""
         tensor = self._calls.calls[number].gives
         later = [n for n in self._readers[tensor] if n > number]
         if tensor in self._calls.read_outside or not later:
@@ -480,7 +498,9 @@ class _Follow:
 
 
 def _alike(scope: str, module: Any, width: int) -> list[Slot] | None:
-    """What a module that treats all channels alike holds of each; None for any other module."""
+    """Slots of the tensors of a module that treats all channels alike; None for any other
+    module.
+    """
     kind = type(module).__name__.lower()
     tensors = {**module._parameters, **module._buffers}
     held = {name: t for name, t in tensors.items() if t is not None and t.ndim}
@@ -503,7 +523,7 @@ _GROUPED = ("n_group", "num_expert_group", "n_groups")
 
 
 def _experts(model: Any, calls: LeafCalls) -> Iterator[Structure | str]:
-    """Experts of each block that runs, with the rows of their router, or why they are left out."""
+    """Experts of each block that runs, with the rows of their router; or why they are left out."""
     for scope, block in model.named_modules():
         name = next((n for n, _ in block.named_children() if _is_experts(n)), None)
         if name is None or scope not in calls.order:
@@ -562,7 +582,9 @@ def _of_experts(inside: Any, prefix: str, count: int) -> tuple[Slot | Siblings, 
 
 
 def _of_router(block: Any, prefix: str, experts_name: str, count: int) -> tuple[Slot, ...] | str:
-    """Slots of what else has an element for each expert; or the name of what may have."""
+    """Slots of other tensors with an element for each expert; or the name of a tensor that may have
+    one.
+    """
     slots = []
     for name, tensor in (*block.named_parameters(), *block.named_buffers()):
         if name.partition(".")[0] == experts_name or not tensor.ndim:

@@ -13,12 +13,13 @@ from whence.workflows.probe.torch.regions import Pair, Region, Shape, closest
 from whence.workflows.probe.torch.subject import Subject
 
 Order = Sequence[int]
-"""Unit i gets what unit order[i] had."""
+"""An order of units: unit i receives the weights of unit order[i]."""
 
 
 class Slot(NamedTuple):
-    """Where units lie in a parameter or buffer: along `axis`, as [outer, units, inner]. name: of
-    the tensor in its model.
+    """Where units lie in a parameter or buffer: `axis` is viewed as [outer, units, inner].
+
+    name: of the tensor in its model.
     """
 
     name: str
@@ -27,7 +28,7 @@ class Slot(NamedTuple):
     inner: int = 1
 
     def indices(self, size: int, order: Order) -> torch.Tensor:
-        """Which element of the axis, of `size` elements, comes where."""
+        """Indices along an axis of `size` elements that put the units in the given order."""
         out = torch.arange(size)
         stop = self.outer * len(order) * self.inner
         units = out[:stop].reshape(self.outer, len(order), self.inner)
@@ -36,15 +37,17 @@ class Slot(NamedTuple):
 
 
 class Siblings(NamedTuple):
-    """Parameters of like modules, one a unit: names[i] is that of unit i."""
+    """Parameters of like modules, one module a unit: names[i] belongs to unit i."""
 
     names: tuple[str, ...]
 
 
 class Structure(NamedTuple):
-    """Units of one module that may be exchanged. kind: what they are, in the plural. scope: the
-    module. layouts: where they may lie, one of which is right. groups: units that may be exchanged
-    with each other alone; () for all.
+    """Interchangeable units of one module.
+
+    kind: what they are, in the plural. scope: the module. layouts: candidates for where the units
+    lie, one of which is right. groups: units that may be exchanged only with each other; () for
+    all.
     """
 
     kind: str
@@ -55,13 +58,14 @@ class Structure(NamedTuple):
     groups: tuple[tuple[int, ...], ...] = ()
 
     def laid_out(self, number: int) -> Structure:
-        """With one of its layouts alone."""
+        """The structure reduced to one of its layouts."""
         return self._replace(layouts=(self.layouts[number],))
 
 
 def derangement(count: int) -> list[int]:
-    """An order in which no unit stays, and that is not a rotation where there are four or more:
-    code in which each reads its neighbour is blind to a rotation.
+    """A fixed permutation that moves every unit and, for four or more units, is not a rotation.
+
+    A rotation cannot reveal code in which each unit reads its neighbour.
     """
     if count < 4:
         return [1, 0, *range(2, count)]
@@ -87,8 +91,9 @@ Exchange = tuple[Structure, Order]
 
 @contextlib.contextmanager
 def exchanged(subject: Subject, exchanges: Sequence[Exchange]) -> Iterator[None]:
-    """The subject's model with units in another order. Its own tensors are not written: copies
-    stand in their place meanwhile.
+    """Run with the units of the subject's model in another order.
+
+    The model's own tensors are not written; copies replace them in the meantime.
     """
     tensors = {**dict(subject.model.named_parameters()), **dict(subject.model.named_buffers())}
     before: dict[str, torch.Tensor] = {}
@@ -118,8 +123,9 @@ def _put(tensors: dict[str, Any], slot: Slot | Siblings, order: Order) -> None:
 
 
 class Exchanged(Region):
-    """Tensors of two runs, of which the second may have its units in another order. An element is
-    compared with its like: along each axis that can hold units, the order that agrees best.
+    """Compares tensors of two runs, of which the second may have its units in another order.
+
+    Along each axis that may count units, the order with the best agreement is used.
     """
 
     def __init__(self, exchanges: Sequence[Exchange]) -> None:
@@ -131,7 +137,7 @@ class Exchanged(Region):
         } | {(tuple(order), 1, 1) for _, order in exchanges}
 
     def pair(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
-        """Both tensors, the first in the order of the second."""
+        """Both tensors, the first rearranged to the order of the second."""
         if base.shape != variant.shape or base.dtype != variant.dtype:
             return None
         if same_bits(base, variant):

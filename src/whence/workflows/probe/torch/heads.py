@@ -27,8 +27,9 @@ _KEY_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv")
 
 
 class _Parts(NamedTuple):
-    """Layers of an attention: either `fused` or the other three (`value` None for a layer that
-    gives keys and values).
+    """Layers of an attention: either `fused` or the other three.
+
+    value: None for a layer that gives keys and values.
     """
 
     query: Layer | None
@@ -39,7 +40,7 @@ class _Parts(NamedTuple):
 
 
 def attention_heads(model: Any, calls: LeafCalls) -> Iterator[Structure | str]:
-    """Heads of each attention that runs, or why they are left out."""
+    """Heads of each attention that runs, or the reason why they are left out."""
     modules = dict(model.named_modules())
     for scope, module in modules.items():
         if scope not in calls.order:
@@ -104,9 +105,7 @@ def _count(model: Any, module: Any, names: tuple[str, ...]) -> int:
 
 
 def _groups(parts: _Parts, heads: int) -> int:
-    """How many heads of keys and values there are, by the sizes of the projections; 0 for what they
-    do not tell.
-    """
+    """Number of heads of keys and values, from the sizes of the projections; 0 when unknown."""
     if parts.value is None:
         return heads if parts.key else 0
     inner = parts.out.inputs // heads if heads else 0
@@ -148,8 +147,10 @@ def _structures(
 
 
 def _choices(others: list[_Other], parts: _Parts) -> list[list[_Other]]:
-    """What may go with the heads. A vector as long as all heads together may belong to the channels
-    behind them, where there are as many: then both ways are layouts.
+    """Alternatives for the tensors that are permuted with the heads.
+
+    A vector with one element for each channel of all heads may belong to the output channels when
+    these are equally many; then both alternatives are layouts.
     """
     width = parts.out.outputs
     bare = [other for other in others if not (other.is_vector and other.size == width)]
@@ -157,7 +158,7 @@ def _choices(others: list[_Other], parts: _Parts) -> list[list[_Other]]:
 
 
 def _separate(parts: _Parts, heads: int, groups: int) -> list[tuple[Slot, ...]]:
-    """Heads of queries alone where several share their keys: they stay within their group."""
+    """Query heads whose keys are shared: they may be exchanged within their group."""
     assert parts.query is not None
     if parts.query.outputs % heads or any(k.outputs % groups for k in _keys(parts)):
         return []
@@ -170,7 +171,7 @@ def _separate(parts: _Parts, heads: int, groups: int) -> list[tuple[Slot, ...]]:
 
 
 def _of_groups(parts: _Parts, heads: int, groups: int) -> tuple[Slot, ...]:
-    """Keys and values with the queries that share them."""
+    """Key and value heads together with the query heads that share them."""
     assert parts.query is not None
     slots = parts.query.out_slots(inner=parts.query.outputs // groups)
     for layer in _keys(parts):
@@ -183,8 +184,8 @@ def _keys(parts: _Parts) -> list[Layer]:
 
 
 def _fused(parts: _Parts, heads: int, groups: int) -> list[tuple[Slot, ...]]:
-    """Queries, keys and values of one layer: one after the other, or those of each head, or of each
-    group, together.
+    """Queries, keys and values of one layer, laid out one after the other, or together for each
+    head or for each group.
     """
     fused = parts.fused
     assert fused is not None
@@ -203,7 +204,9 @@ def _fused(parts: _Parts, heads: int, groups: int) -> list[tuple[Slot, ...]]:
 
 
 def _per_head_argument(shapes: list[tuple[int, ...]], heads: int) -> str:
-    """An argument that differs from head to head, as a bias by position does."""
+    """Describe an argument that differs from head to head, such as a positional bias; ""
+    for none.
+    """
     batch = shapes[0][0] if shapes and shapes[0] else 1
     for shape in shapes[1:]:
         is_heads = (len(shape) == 4 and heads in shape[1:2]) or shape == (heads,)
@@ -213,7 +216,7 @@ def _per_head_argument(shapes: list[tuple[int, ...]], heads: int) -> str:
 
 
 class _Other(NamedTuple):
-    """A tensor with `size` elements for all heads together. is_of_keys: of the heads of keys."""
+    """A tensor with `size` elements for all heads together. is_of_keys: for the heads of keys."""
 
     name: str
     size: int
@@ -230,7 +233,7 @@ def _slots(others: list[_Other], count: int, *, with_keys: bool) -> tuple[Slot, 
 
 
 def _others(module: Any, scope: str, parts: _Parts, heads: int, groups: int) -> list[_Other] | str:
-    """What else has an element for each head; or the name of what may have."""
+    """Other tensors with an element for each head; or the name of one that may have one."""
     own = {layer.name for layer in parts if layer is not None}
     rows = parts.query.outputs if parts.query else parts.out.inputs
     keys = parts.key.outputs if parts.key else rows

@@ -22,31 +22,34 @@ from whence.workflows.probe.torch.subject import Subject
 from whence.workflows.probe.torch.trace import Trace
 
 Changed = CallInputs | Callable[[Subject], CallInputs]
-"""Arguments of a variant, or how they are made by the model that gets them (its own cache)."""
+"""Arguments of a variant, or a function that creates them with the model that gets them (its own
+cache).
+"""
 
 WIDE_ROUNDING = 2.0**-26
-"""Largest difference, in root mean squares, that is called rounding in float64: a quarter of a
-rounding of float32. Constants that a model has computed in float32 leave so much of theirs.
+"""Largest difference, in root mean squares, that counts as rounding in float64: a quarter of a
+rounding of float32. Constants that a model computes in float32 leave an error of about this size.
 """
 WIDE_GROWTH = 2.0**-20
-"""Part of the difference that is left in float64 where it is rounding alone; 2**-29 in theory."""
+"""Share of the difference that remains in float64 when it is only rounding; 2**-29 in theory."""
 FAR = 0.25
-"""Part of it that is left at least where it is none, and nothing else differs."""
+"""Least share of the difference that remains in float64 when it is not rounding."""
 CONSTANTS = 16.0
-"""Roundings of the model's own dtype that constants of it leave in float64, at most."""
+"""Largest error that float32 constants leave in float64, in roundings of the model's own dtype."""
 NARROW_ROUNDING = 1e-4
-"""Largest difference by rounding where an operator has no float64."""
+"""Largest difference that counts as rounding when an operator cannot run in float64."""
 GROSS = 2.0**12
-"""Roundings that no single operator makes, where float64 cannot be asked."""
+"""Number of roundings that no single operator causes; used when float64 is not available."""
 _MOST_WINDOWS = 8
 _LAST = "last_hidden_state"
 
 
 class Trial(NamedTuple):
-    """A run on `changed`, compared with one on `base` where `region` says that nothing may move.
+    """A run on `changed`, compared with a run on `base` in the elements that `region` declares
+    equal.
 
-    twin: a call with another extent (`Walk`). modes: context managers around the changed run, made
-    for the subject that runs. copied=False: the arguments lie in memory as they are.
+    twin: a call with another extent (`Walk`). modes: context managers around the changed run,
+    created for the subject that runs. copied=False: the arguments keep their memory layout.
     """
 
     base: CallInputs
@@ -81,7 +84,7 @@ class Judge:
         return self._bases[key][1]
 
     def wide(self) -> Subject | None:
-        """The model in float64; None where it cannot be had."""
+        """The model in float64; None when that is not possible."""
         if self._wide is None and not self._no_wide:
             try:
                 self._wide = self.subject.wide()
@@ -90,7 +93,7 @@ class Judge:
         return self._wide
 
     def _narrow(self) -> str:
-        """What the run in float64 could not compute in float64, "" for nothing."""
+        """The operator that the float64 run could not compute in float64, "" for none."""
         return next(iter(self._wide.notes), "") if self._wide is not None else ""
 
     # ---- judging
@@ -105,7 +108,7 @@ class Judge:
         modes: Sequence[Callable[[Subject], Any]] = (),
         copied: bool = True,
     ) -> Variant:
-        """What comes of a trial."""
+        """Run a trial and judge it."""
         trial = Trial(base, changed, region, twin, modes, copied)
         try:
             far, effect, compared = self._apart(trial, self.subject)
@@ -119,13 +122,15 @@ class Judge:
         return self._judged(name, trial, far, effect)
 
     def moved(self, trial: Trial, subject: Subject | None = None) -> float:
-        """How far a run moves what may not move, in float64 where that can be had, or of `subject`.
-        Raises whatever the model raises.
+        """How far a run changes what must stay equal, in root mean squares.
+
+        Measured in float64 when possible, or with `subject` when given. Raises whatever the model
+        raises.
         """
         return self._apart(trial, subject or self.wide() or self.subject)[0].moved
 
     def _apart(self, trial: Trial, subject: Subject) -> tuple[Distance, float | None, int]:
-        """What `compared_outputs` gives of both runs. Raises whatever the model raises."""
+        """The result of `compared_outputs` for both runs. Raises whatever the model raises."""
         is_wide = subject is not self.subject
         changed = made(trial.changed, subject)
         copied = trial.copied or is_wide
@@ -170,9 +175,11 @@ class Judge:
     def begins(
         self, trial: Trial, *, wide: bool = False, most: float = float("inf")
     ) -> list[Begun]:
-        """The operators in which the difference begins. wide: in float64, and by more than its
-        rounding. most: units in the last place from which on two results are no roundings of one
-        (another position's cosine, another part of a sum): such operators explain nothing.
+        """The operators in which the difference begins.
+
+        wide: search in float64, for differences above its rounding. most: distance in units in the
+        last place above which two results are not roundings of the same value (another position's
+        cosine, another part of a sum); such operators explain nothing.
         """
         subject = self.wide() if wide else self.subject
         if subject is None:
@@ -210,7 +217,7 @@ def traced(
     change: Callable[..., Any] | None = None,
     copied: bool = True,
 ) -> Trace:
-    """One run, operator by operator. Raises whatever the model raises."""
+    """Trace one run operator by operator. Raises whatever the model raises."""
     trace = Trace(subject.model, begin=begin, change=change)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -221,7 +228,9 @@ def traced(
 def compared_outputs(
     base: Outputs, changed: Outputs, region: Region = EVERYTHING, twins: Outputs | None = None
 ) -> tuple[Distance, float | None, int]:
-    """(distance where nothing may move, largest distance where it may, outputs compared)."""
+    """(distance where values must be equal, largest distance elsewhere, number of outputs
+    compared).
+    """
     far, effect, compared = Distance(), None, 0
     for name, tensor in base.items():
         other = changed.get(name)
@@ -242,9 +251,10 @@ def compared_outputs(
 
 
 def verdict(moved: float, in_float64: float, unit: float, narrow: str = "") -> tuple[Held, str]:
-    """Is a difference rounding? (answer, reason). Both in root mean squares of the output. unit:
-    unit roundoff of the model. narrow: an operator that has no float64, and rounds there as it
-    does elsewhere.
+    """Whether a difference is rounding: (answer, reason).
+
+    Both differences are in root mean squares of the output. unit: unit roundoff of the model.
+    narrow: an operator that has no float64 and rounds there as elsewhere.
     """
     left = f"{in_float64:.2g} in float64, {moved:.2g} as it runs"
     if narrow and WIDE_ROUNDING < in_float64 < NARROW_ROUNDING:
@@ -257,25 +267,26 @@ def verdict(moved: float, in_float64: float, unit: float, narrow: str = "") -> t
 
 
 def _sums_up(name: str) -> bool:
-    """Is an output what a model remembers of all positions, padding too (a recurrent state)?"""
+    """Whether an output sums up all positions, padding included, as a recurrent state does."""
     first = name.partition(".")[0]
     return any(word in first for word in ("state", "cache", "past", "mem")) and first != _LAST
 
 
 def said(error: Exception) -> str:
-    """An exception of the user's model in one line."""
+    """Describe an exception of the user's model in one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
 
 
 def guilty(variants: Sequence[Variant]) -> OperatorPlace | None:
-    """Where the first violation of several begins."""
+    """The operator in which the first of several violations begins."""
     return next((v.first for v in variants if v.held == Held.VIOLATED and v.first), None)
 
 
 def moved_at(judge: Judge, trial: Trial) -> int | None:
-    """The first position, of those that may not move, at which an output moves; None where no
-    output tells positions apart.
+    """The first position that must stay equal and changes in an output.
+
+    None when no output tells positions apart, or the model raises.
     """
     subject = judge.wide() or judge.subject
     try:

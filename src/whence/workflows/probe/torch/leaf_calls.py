@@ -1,4 +1,4 @@
-"""Which modules run in one call of a model, in which order, and which hands its result to which."""
+"""Which modules run in one call of a model, in which order, and which module reads which result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from whence.workflows.probe.torch.trace import hooked
 
 
 class LeafCall(NamedTuple):
-    """A call of a module without children: numbers of the tensors that it is given and gives."""
+    """A call of a module without children: numbers of its input and output tensors."""
 
     scope: str
     given: tuple[int, ...]
@@ -24,9 +24,11 @@ class LeafCall(NamedTuple):
 
 
 class LeafCalls(TorchDispatchMode):  # type: ignore[misc]
-    """Listens to one call. order: module -> its place among the first calls of all. shapes: module
-    and number of its call -> shapes of the tensors among its arguments. calls: of modules without
-    children. read_outside: tensors that are read by code of no such module.
+    """Listens to one call.
+
+    order: module -> its rank among the first calls of all modules. shapes: (module, number of its
+    call) -> shapes of the tensors among its arguments. calls: of modules without children.
+    read_outside: tensors that other code reads.
     """
 
     def __init__(self) -> None:

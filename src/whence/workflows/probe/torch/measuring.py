@@ -1,4 +1,4 @@
-"""How far two tensors are apart, and where in a run the distance begins."""
+"""Measures how far two tensors are apart, and finds where in a run the distance begins."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ class Distance:
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> Distance:
-    """Of two tensors of one shape. Values that are NaN or infinite in one alone are infinitely far
-    apart.
-    """
+    """The distance of two tensors of one shape; infinite where only one is NaN or infinite."""
     if same_bits(a, b):
         return Distance(count=a.numel())
     if not (a.is_floating_point() or a.is_complex()):
@@ -74,13 +72,14 @@ def relative_rms(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def _is_fraction(operator: TracedOperator) -> bool:
-    """Are its results anything but whole numbers?"""
+    """Whether results are floating-point or boolean."""
     return any(t.is_floating_point() or t.dtype == torch.bool for t in operator.results or ())
 
 
 class Begun(NamedTuple):
-    """An operator in which a difference begins: its inputs are equal, its results are not. is_only:
-    only the variant runs it.
+    """An operator in which a difference begins: its inputs are equal, its results are not.
+
+    is_only: only the variant runs it.
     """
 
     number: int
@@ -91,9 +90,10 @@ class Begun(NamedTuple):
 
 
 def counterparts(base: Trace, variant: Trace) -> dict[int, int]:
-    """Operator of one run -> the same one of the other. Where a call of a module runs other
-    operators, as a kernel for another size does, only those before the first and behind the last
-    that differ have one: the n-th product may be another one.
+    """Match operators of two runs: number in the base run -> number in the variant.
+
+    When a module call runs different operators (a kernel for another size), only those before the
+    first and after the last difference are matched: the n-th product may be another one.
     """
     theirs = _by_call(variant)
     partners: dict[int, int] = {}
@@ -116,7 +116,7 @@ def counterparts(base: Trace, variant: Trace) -> dict[int, int]:
 
 
 def _by_call(trace: Trace) -> dict[tuple[str, int], list[int]]:
-    """Numbers of the operators that each call of a module runs itself."""
+    """Numbers of the operators that each module call runs directly."""
     calls: dict[tuple[str, int], list[int]] = defaultdict(list)
     for number, operator in enumerate(trace.operators):
         calls[operator.key[:2]].append(number)
@@ -124,11 +124,12 @@ def _by_call(trace: Trace) -> dict[tuple[str, int], list[int]]:
 
 
 class Walk:
-    """Two traced runs, operator by operator. twin: a third, with another extent, of which shapes
-    tell which axis is which; None where the variant itself has another extent.
+    """Walks over two traced runs, operator by operator.
 
-    least: root mean squares that a distance which counts is above. most: units in the last place
-    from which on two results are not of the same operator, and are not compared.
+    twin: a third run with another extent, whose shapes tell which axis is which; None when the
+    variant itself has another extent. least: distance, in root mean squares, that a difference must
+    exceed to count. most: distance in units in the last place above which two results belong to
+    different operators and are not compared.
     """
 
     def __init__(
@@ -175,8 +176,10 @@ class Walk:
     def _begun(
         base: Trace, number: int, far: Distance, above: list[int], only: TracedOperator | None
     ) -> Begun:
-        """The operator to name: for a view, what computed it; one that only the variant runs,
-        where what differs is made of it.
+        """The operator to name.
+
+        For a view it is the operator that computed the data; for an operator that only the variant
+        runs and that produces the difference, it is this one.
         """
         if only is not None:
             return Begun(number, only, far, None, is_only=True)
@@ -187,7 +190,9 @@ class Walk:
         return Begun(number, operator, far, base.operators[computed[0]] if computed else None)
 
     def _reads_numbers(self, operator: TracedOperator) -> bool:
-        """Does it put elements where numbers say that differ, as those of tokens by expert do?"""
+        """Whether the operator reads indices that differ, as those that assign tokens to experts
+        do.
+        """
         return not self._numbers.isdisjoint(operator.parents)
 
     def _distance(
@@ -198,8 +203,9 @@ class Walk:
         *,
         known: bool,
     ) -> tuple[Distance | None, bool]:
-        """(distance of the results that can be compared, None for none; whether all others are
-        known to be equal). Integers that differ are never compared: they say where elements went.
+        """(distance of the comparable results or None, whether all others are known to be equal).
+
+        Integers that differ are not compared: they state where elements went.
         """
         mine = operator.results
         if mine is None or results is None or len(mine) != len(results):
@@ -220,9 +226,7 @@ class Walk:
         return far, is_clear
 
     def _above(self, base: Trace, operator: TracedOperator) -> list[int] | None:
-        """Operators above this one of which nothing tells whether they differ; None where one that
-        does differ is among those above.
-        """
+        """Ancestors of this operator whose equality is unknown; None when an ancestor differs."""
         waiting, seen = list(operator.parents), set()
         while waiting:
             number = waiting.pop()
@@ -237,7 +241,7 @@ class Walk:
 
 
 def place(begun: Begun) -> OperatorPlace:
-    """The operator as an answer names it."""
+    """The operator in the form that an answer names it."""
     scope, _, operator, _ = begun.operator.key
     after = begun.after
     return OperatorPlace(

@@ -1,4 +1,4 @@
-"""What a call returned, as tensors by path."""
+"""The tensors that a call returned, by path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Outputs = dict[str, torch.Tensor]
 
 
 def flattened(out: Any) -> Outputs:
-    """The tensors in what a call returned; objects such as caches are left out."""
+    """The tensors that a call returned, by path; objects such as caches are left out."""
     found: Outputs = {}
 
     def walk(value: Any, path: str, depth: int) -> None:
@@ -37,12 +37,12 @@ def flattened(out: Any) -> Outputs:
 
 
 def equal_outputs(a: Outputs, b: Outputs) -> bool:
-    """Are the outputs of two runs the same, bit for bit?"""
+    """Whether the outputs of two runs are equal bit for bit."""
     return a.keys() == b.keys() and all(same_bits(tensor, b[name]) for name, tensor in a.items())
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Are two tensors equal, NaN being equal to NaN?"""
+    """Whether two tensors are equal; NaN counts as equal to NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not (a.is_floating_point() or a.is_complex()):

@@ -1,6 +1,6 @@
-"""Do documents that share a row see each other?
+"""Checks whether documents that share a row influence each other.
 
-Documents that share a row: where a call says that they lie, and how a row is made of several.
+The call states where documents lie in a row, or a row is built from several documents.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ _OPTION = "--declare packed says that documents must not see each other"
 
 
 def packing(judge: Judge, inputs: CallInputs, declare: Collection[str]) -> PropertyAnswer:
-    """Read documents in one row, and each alone. declare: "packed" where they must not see each
-    other though neither the call nor the library's own code says so, "not-packed" where they may.
+    """Compare documents in one row with each document alone.
+
+    declare: "packed" when they must not influence each other although neither the call nor the
+    library's code says so, "not-packed" when they may.
     """
     declared = False if "not-packed" in declare else True if "packed" in declare else None
     if why := _does_not_apply(judge.subject.model, inputs, declared):
@@ -56,7 +58,7 @@ def _does_not_apply(model: Any, inputs: CallInputs, declared: bool | None) -> st
 
 
 _Tried = list[tuple[Variant, Trial]]
-"""Variants with what they compare."""
+"""Pairs of a variant and the trial that it compares."""
 
 
 def _tried(judge: Judge, name: str, trial: Trial) -> tuple[Variant, Trial]:
@@ -82,7 +84,9 @@ def _answered(judge: Judge, tried: _Tried, notes: list[str], cause: str = "") ->
 def _own(
     judge: Judge, inputs: CallInputs, spans: dict[int, list[tuple[int, int]]]
 ) -> tuple[_Tried, str]:
-    """(variants, what would cure a violation)."""
+    """Compare the documents of the call's own row with each alone: (variants, what would cure a
+    violation).
+    """
     tried: _Tried = []
     row, places = next(iter(spans.items()))
     one = inputs.with_rows([row])
@@ -104,7 +108,9 @@ def _own(
 
 
 def _cure(judge: Judge, trial: Trial) -> str:
-    """What parts the documents: libraries look for them only without a mask and without a cache."""
+    """Find a change of the call that separates the documents: libraries detect documents only
+    without a mask and without a cache.
+    """
     one = trial.changed
     assert isinstance(one, CallInputs)
     cures = [(_uncached(one), "use_cache=False parts them")]
@@ -131,7 +137,7 @@ def _with_others(one: CallInputs, places: list[tuple[int, int]]) -> CallInputs:
 
 
 def _uncached(inputs: CallInputs) -> CallInputs:
-    """Libraries look for documents only where no cache is kept."""
+    """The same call without a cache: libraries detect documents only then."""
     return inputs.changed(use_cache=False) if inputs.takes("use_cache") else inputs
 
 
@@ -177,8 +183,10 @@ def _evidence(is_recognised: bool) -> str:
 
 
 def _is_told(variant: Variant) -> bool:
-    """Is the operator at fault one that reads the mask or the positions? What mixes positions
-    otherwise (a convolution, a recurrent state) is told nothing of documents.
+    """Whether the operator at fault reads the mask or the positions.
+
+    Other mixing of positions (a convolution, a recurrent state) receives no information about
+    documents.
     """
     if variant.held != Held.VIOLATED or variant.first is None:
         return False
@@ -188,7 +196,7 @@ def _is_told(variant: Variant) -> bool:
 
 
 def _recognised(judge: Judge, packed: CallInputs) -> bool:
-    """Does the library's code of masks find documents in this call?"""
+    """Whether the library's masking code detects documents in this call."""
     found: list[bool] = []
     try:
         judge.subject.run(packed, _noting_documents(found))
@@ -199,7 +207,7 @@ def _recognised(judge: Judge, packed: CallInputs) -> bool:
 
 @contextlib.contextmanager
 def _noting_documents(found: list[bool]) -> Iterator[None]:
-    """Notes whether masking code of transformers finds documents by their positions."""
+    """Record whether the masking code of transformers detects documents by their positions."""
     try:
         from transformers import masking_utils
     except ImportError:
@@ -229,7 +237,9 @@ def _noting_documents(found: list[bool]) -> Iterator[None]:
 def _with_blocks(
     judge: Judge, tried: _Tried, made: tuple[CallInputs, CallInputs, int, Positions], declared: Any
 ) -> str:
-    """The same with a mask of each document's own block, where the model follows such a mask."""
+    """Repeat the comparison with a block mask for each document, when the model follows such a
+    mask.
+    """
     base, packed, half, region = made
     if base.mask != "attention_mask":
         return "no block mask tried: the model takes no attention_mask"
@@ -266,8 +276,10 @@ _Span = tuple[int, int]
 
 
 def documents(inputs: CallInputs) -> dict[int, list[_Span]]:
-    """Row -> (start, stop) of its documents, of the first row that has several; {} where none has.
-    Told by ends of documents (cu_seq_lens_q), a mask of blocks, numbers of documents in a mask, or
+    """(start, stop) of each document by row, for the first row with several documents; {} when none
+    has.
+
+    Read from the ends of documents (cu_seq_lens_q), a block mask, document numbers in a mask, or
     positions that restart.
     """
     for row in range(inputs.rows):
@@ -300,7 +312,7 @@ def _of_row(inputs: CallInputs, row: int) -> list[_Span]:
 
 
 def _equal_runs(numbers: torch.Tensor, real: torch.Tensor) -> list[_Span]:
-    """Runs of equal numbers among what is not padding."""
+    """(start, stop) of stretches of equal numbers among the real positions."""
     length = len(numbers)
     key = torch.where(real > 0, numbers, -1)
     starts = [0, *[i for i in range(1, length) if key[i] != key[i - 1]], length]
@@ -308,7 +320,9 @@ def _equal_runs(numbers: torch.Tensor, real: torch.Tensor) -> list[_Span]:
 
 
 def _mask_blocks(mask: torch.Tensor) -> list[_Span]:
-    """Blocks of a mask (queries, keys): no query sees a key of another block."""
+    """(start, stop) of blocks in a mask (queries, keys): no query attends to a key of another
+    block.
+    """
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(torch.float16).min / 2
     if not (mask.dtype == torch.bool or mask.is_floating_point()):
         seen = mask > 0
@@ -331,8 +345,8 @@ def _document_alone(one: CallInputs, start: int, stop: int) -> CallInputs:
 
 
 def _joined_documents(first: CallInputs, count: int, second: CallInputs) -> CallInputs:
-    """A row of the first `count` positions of one document and all of another; positions of both
-    begin at 0.
+    """A row of the first `count` positions of one document and all of another; the positions of
+    both start at 0.
     """
     head = first.cut(0, count)
     values = {
@@ -351,7 +365,7 @@ def _of_device(inputs: CallInputs) -> CallInputs:
 
 
 def _with_mask(inputs: CallInputs, mask: torch.Tensor | None) -> CallInputs:
-    """With another mask, where the model takes one or was given one."""
+    """The same call with another mask, when the model takes one or was given one."""
     if _MASK not in inputs.values and (mask is None or not inputs.takes(_MASK)):
         return inputs
     return inputs.changed(**{_MASK: mask.to(inputs.tensor.device) if mask is not None else None})
@@ -360,8 +374,8 @@ def _with_mask(inputs: CallInputs, mask: torch.Tensor | None) -> CallInputs:
 def block_mask(
     lengths: Sequence[int], dtype: torch.dtype, *, is_causal: bool = True
 ) -> torch.Tensor:
-    """[1, 1, length, length], added to scores: 0 where a query sees a key of its own document, else
-    the least number of the dtype.
+    """Additive mask [1, 1, length, length]: 0 where a query may attend to a key of its own
+    document, otherwise the smallest number of the dtype.
     """
     numbers = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     seen = numbers[:, None] == numbers[None]

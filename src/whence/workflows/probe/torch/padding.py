@@ -1,4 +1,4 @@
-"""Do real positions depend on padding?"""
+"""Checks whether real positions depend on padding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _COUNTED = "positions are counted over the padding: position_ids counted over re
 
 
 def padding(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
-    """Add padding, move it, and fill it with other ids: what is real may not move."""
+    """Add padding, move it, and fill it with other ids: the outputs at real positions must not
+    change.
+    """
     model = judge.subject.model
     if not inputs.is_tokens or inputs.length_axis is None or inputs.batch_axis is None:
         why = f"{inputs.main} holds no token ids in rows"
@@ -52,7 +54,7 @@ def padding(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
 
 
 def _sides(inputs: CallInputs, model: Any) -> list[CallInputs]:
-    """The call as seen from each of its sequences of tokens that has a mask."""
+    """The call seen from each token sequence with a mask (encoder and decoder)."""
     sides = [inputs]
     encoder = inputs.given("input_ids")
     if inputs.main == "decoder_input_ids" and isinstance(encoder, torch.Tensor):
@@ -96,7 +98,7 @@ def without_padding(row: CallInputs) -> CallInputs:
 
 
 def _own(judge: Judge, inputs: CallInputs) -> tuple[list[Variant], str]:
-    """Rows that the program has padded itself, against the same rows without their padding."""
+    """Compare rows that the program itself padded with the same rows without their padding."""
     variants, cause = [], ""
     for row in range(inputs.rows):
         padded = inputs.with_rows([row])
@@ -158,7 +160,9 @@ def _left(judge: Judge, one: CallInputs) -> tuple[list[Variant], list[str]]:
 def _with_other_ids(
     pads: list[Variant], others: Variant, pad_id: int
 ) -> tuple[list[Variant], list[str]]:
-    """Where padding with the pad id changes nothing, other ids in its place are not padding."""
+    """When padding with the pad id changes nothing, an effect of other ids is a note and no
+    violation.
+    """
     if others.held == Held.VIOLATED and all(v.held in _HOLDS for v in pads):
         at = f" ({others.first.operator} of {others.first.scope})" if others.first else ""
         return pads, [f"{others.name} move what is real{at}: fill padding with {pad_id}"]
@@ -166,13 +170,15 @@ def _with_other_ids(
 
 
 def _numbered(inputs: CallInputs) -> CallInputs:
-    """With positions counted over what is real."""
+    """The same call with positions counted over the real tokens."""
     positions = (_mask(inputs).long().cumsum(-1) - 1).clamp(min=0)
     return inputs.changed(**{_POSITIONS: positions})
 
 
 def _padded(one: CallInputs, left: int, right: int, seed: int = 0) -> CallInputs:
-    """One row with padding. seed 0: the pad id; else other ids that are among its tokens."""
+    """One row with padding. seed 0: filled with the pad id; otherwise with ids from its
+    own tokens.
+    """
     values: dict[str, Any] = {}
     for name, tensor, axis in one.of_length():
         head, tail = (_fill(one, name, tensor, axis, n, seed) for n in (left, right))

@@ -1,1 +1,1 @@
-"""What each operator of one call loses, and what the outputs see of it."""
+"""Measures what each operator of one call loses, and how much of it reaches the outputs."""

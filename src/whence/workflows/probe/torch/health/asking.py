@@ -1,7 +1,7 @@
-"""Numeric health of one call: which operators lose what the outputs need.
+"""Numeric health of one call: which operators lose precision that the outputs need.
 
-What the outputs of a model see of an operator's loss: the loss is put into a run in float64,
-and the outputs are compared with those of a run without it.
+To measure how an operator's loss affects the outputs, the loss is inserted into a float64 run, and
+its outputs are compared with those of a run without it.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ from whence.workflows.probe.torch.outputs import Outputs, equal_outputs
 from whence.workflows.probe.torch.trace import Key, TracedOperator
 
 AMPLIFIES = 32.0
-"""Roundings of the inputs that are lost at least, so that what they move is looked at: 5 bits."""
+"""Least amplification, in roundings of the inputs, for an operator's loss to be examined:
+5 bits.
+"""
 MATTERS = 32.0
-"""Roundings of the model's own dtype that the outputs move at least, to be reported."""
+"""Least change of the outputs, in roundings of the model's dtype, for a loss to be reported."""
 SATURATED = 0.5
-"""Share of rows of a softmax, or of elements of a bounded function, from which it is reported."""
+"""Share of saturated softmax rows, or elements of a bounded function, from which it is reported."""
 _MOST = 24
-"""Operators whose loss is put into a run of its own, those that lose most."""
+"""Number of operators whose loss is inserted into a run of its own: those with the largest loss."""
 _SUMS = ("add", "sub", "rsub", "sum", "mean", "var", "std", "cumsum", "logsumexp")
 
 
 class _Looked(NamedTuple):
-    """One operator of the run with what it loses."""
+    """One operator of the run, with the figures of its loss."""
 
     number: int
     operator: TracedOperator
@@ -48,9 +50,7 @@ class _Looked(NamedTuple):
 
 
 def health(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
-    """Run the call once and look at every operator; what one loses is reported where the outputs
-    show it.
-    """
+    """Run the call once and examine every operator; report a loss when the outputs show it."""
     looked: dict[Key, Figures] = {}
     left_out: set[str] = set()
 
@@ -95,7 +95,7 @@ def _cause(findings: tuple[HealthFinding, ...]) -> str:
 
 
 def _power(operators: list[_Looked], unit: float) -> str:
-    """What was looked at, and the largest loss there is."""
+    """Say what was examined, and the largest loss."""
     seen = [o for o in operators if o.figures.looked_at]
     if not seen:
         return "no operator runs in float64: only NaN, Inf and the ends of the range were looked at"
@@ -114,7 +114,7 @@ def _power(operators: list[_Looked], unit: float) -> str:
 def _born(
     operators: list[_Looked], effects: _Effects, notes: list[str]
 ) -> tuple[HealthFinding, ...]:
-    """Operators that make NaN or Inf of finite inputs, where the outputs show it."""
+    """Operators that produce NaN or Inf from finite inputs, when the outputs show it."""
     born = [o for o in operators if o.figures.born]
     if not born:
         return ()
@@ -143,7 +143,7 @@ def _born(
 def _losses(
     operators: list[_Looked], effects: _Effects, unit: float, notes: list[str]
 ) -> tuple[HealthFinding, ...]:
-    """Operators that amplify roundings or underflow, where the outputs move by it."""
+    """Operators that amplify roundings or underflow, when the outputs change by it."""
     losing = [o for o in operators if o.figures.amplification >= AMPLIFIES or o.figures.underflow]
     if not losing:
         return ()
@@ -167,7 +167,7 @@ def _losses(
 
 
 def _lost(found: Figures) -> Figures:
-    """The loss without an amplification that is none."""
+    """The loss, with an amplification too small to count set to 0."""
     return found if found.amplification >= AMPLIFIES else found._replace(amplification=0.0)
 
 
@@ -189,7 +189,7 @@ def _loss(one: _Looked, effect: float) -> HealthFinding:
 
 
 def _at_end(operators: list[_Looked]) -> list[HealthFinding]:
-    """Operators whose results lie at the end of the range, where their inputs do not."""
+    """Operators whose results reach the end of the range although their inputs do not."""
     out = []
     for one in operators:
         found = one.figures
@@ -205,7 +205,7 @@ def _at_end(operators: list[_Looked]) -> list[HealthFinding]:
 
 
 def _saturated(operators: list[_Looked]) -> list[HealthFinding]:
-    """Softmax and bounded functions at their bound."""
+    """Softmax and bounded functions whose results reach their bound."""
     out = []
     for one in operators:
         found = one.figures
@@ -226,7 +226,7 @@ def _finding(one: _Looked, symptom: Symptom, **values: object) -> HealthFinding:
 
 
 def _by_line(findings: Iterable[HealthFinding]) -> list[HealthFinding]:
-    """One for each line of code and symptom, with the further modules in which it does the same."""
+    """One finding for each line of code and symptom, with the other modules that show the same."""
     from msgspec.structs import replace
 
     out: dict[tuple[str, str, str], HealthFinding] = {}
@@ -254,8 +254,10 @@ class _Effects:
         self._judge, self._inputs = judge, inputs
 
     def of(self, losses: Mapping[Key, Figures]) -> float | None:
-        """How far these losses together move the outputs, in root mean squares of each, the largest
-        of all; infinite where they make one NaN or Inf. None where the model has no float64, or
+        """How far these losses together change the outputs: the largest change, in root mean
+        squares of an output.
+
+        Infinite when they make an output NaN or Inf. None when the model cannot run in float64, or
         none of these operators runs there.
         """
         subject = self._judge.wide()
@@ -299,8 +301,8 @@ class _Effects:
 
 
 def _with_loss(lost: Figures, read: Operands, result: torch.Tensor) -> torch.Tensor:
-    """The result in float64 as the operator's own dtype leaves it: of inputs that are rounded
-    otherwise, and without what is too small for the dtype.
+    """The float64 result with the operator's loss added: from inputs rounded differently, and with
+    values below the smallest normal number rounded to the grid of the dtype's subnormals.
     """
     changed = (
         read.in_float64(1, lost.unit)[0].reshape(result.shape) if lost.amplification else result
@@ -314,7 +316,7 @@ def _with_loss(lost: Figures, read: Operands, result: torch.Tensor) -> torch.Ten
 
 
 def _outputs_apart(base: Outputs, changed: Outputs) -> float:
-    """How far the output is that is furthest apart; 0 where no output holds numbers."""
+    """The largest relative distance over all outputs; 0 when no output is floating-point."""
     pairs = ((a, changed[name]) for name, a in base.items() if name in changed)
     return max(
         (relative_rms(a, b) for a, b in pairs if a.is_floating_point() and a.shape == b.shape),

@@ -1,5 +1,5 @@
-"""What one operator loses: its result beside the same operator in float64, and beside inputs that
-are rounded otherwise.
+"""What one operator loses: its result is compared with the same operator in float64, and with
+results of inputs that are rounded differently.
 """
 
 from __future__ import annotations
@@ -11,28 +11,33 @@ import torch
 from whence.workflows.probe.torch.health.operands import ATTENTION, DRAWS, Operands
 
 _NEAR_END = 0.25
-"""Part of the largest finite number from which a magnitude is at the end of the range: two bits."""
+"""Share of the largest finite number from which a magnitude counts as at the end of the range: 2
+bits.
+"""
 _ELEMENTS = 1 << 16
-"""Elements that a median is taken of."""
+"""Number of elements from which a median is taken."""
 _QUERIES = 64
-"""Queries of an attention that are looked at."""
+"""Number of queries of an attention that are examined."""
 _MASKED = 9000.0
-"""How far below the largest score of its row one lies that a mask has taken out: -10000, -65504 and
-the smallest numbers of the dtypes are added as masks. In float64 a probability is 0 from 746 below
-on.
+"""How far below the largest score of its row a masked-out score lies.
+
+Masks add -10000, -65504 or the smallest numbers of the dtypes. In float64 a probability is 0 from
+746 below on.
 """
 _JUMPS = ("floor", "ceil", "round", "trunc", "frac", "sign", "remainder", "fmod", "histc")
-"""Operators that jump: of an input near a jump nothing is said by rounding it otherwise."""
+"""Operators with jumps: near a jump, rounding an input differently says nothing."""
 _BOUNDED = {"sigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0)}
 _SOFTMAX = ("_softmax", "_safe_softmax", "softmax")
 
 
 class Figures(NamedTuple):
-    """One operator. born: how many elements of its result are NaN or Inf, where its inputs are
-    finite. at_end: how many lie at the end of the range, where its inputs do not. underflow: that
-    are too small for the dtype. amplification: as of `HealthFinding`. saturated: of rows or
-    elements that can be. largest: magnitude of its finite results. looked_at: could it be run in
-    float64?
+    """The loss of one operator.
+
+    born: number of elements that are NaN or Inf although the inputs are finite. at_end: number of
+    elements at the end of the range although no input is. underflow: number of elements too small
+    for the dtype. amplification: as in `HealthFinding`. saturated: out of the rows or elements that
+    can saturate. largest: magnitude of the finite results. looked_at: whether it could be run in
+    float64.
     """
 
     dtype: str
@@ -49,7 +54,7 @@ class Figures(NamedTuple):
 
 
 def figures(read: Operands, results: list[Any]) -> Figures:
-    """What one operator loses. results: tensors of floating-point numbers that it gave."""
+    """Measure what one operator loses. results: its floating-point outputs."""
     result = results[0]
     info = torch.finfo(result.dtype)
     magnitudes = result.abs()
@@ -76,7 +81,7 @@ def figures(read: Operands, results: list[Any]) -> Figures:
 
 
 def inputs_within(read: Operands, part: float) -> bool:
-    """Are all inputs finite, and below this part of the largest number of their dtype?"""
+    """Whether all inputs are finite and below this share of the largest number of their dtype."""
     limits = [torch.finfo(t.dtype).max for t in read.tensors]
     if any(n >= part * min(limits) and (part < 1 or n > min(limits)) for n in read.numbers()):
         return False
@@ -91,7 +96,7 @@ def inputs_within(read: Operands, part: float) -> bool:
 
 
 def _underflow(magnitudes: torch.Tensor, exact: torch.Tensor, info: Any) -> int:
-    """Elements below the smallest normal number that are not 0 in float64."""
+    """Number of elements below the smallest normal number that are not 0 in float64."""
     if exact.shape != magnitudes.shape:
         return 0
     small = magnitudes < info.smallest_normal
@@ -99,7 +104,9 @@ def _underflow(magnitudes: torch.Tensor, exact: torch.Tensor, info: Any) -> int:
 
 
 def _amplification(read: Operands, exact: torch.Tensor) -> float:
-    """The larger of two: by root mean squares over the tensor, and of the median element."""
+    """The larger of two amplifications: by root mean squares over the tensor, and of the median
+    element.
+    """
     name = read.func._schema.name.partition("::")[2]
     if name.rstrip("_").startswith(_JUMPS) or str(read.func).endswith("Tensor_mode"):
         return 0.0
@@ -123,7 +130,7 @@ def _amplification(read: Operands, exact: torch.Tensor) -> float:
 
 
 def _saturated(read: Operands, result: torch.Tensor) -> tuple[int, int]:
-    """(saturated, of) rows of a softmax, or elements of a bounded function."""
+    """(number saturated, number examined) of softmax rows or elements of a bounded function."""
     name = read.func._schema.name.partition("::")[2].rstrip("_")
     if name in _SOFTMAX:
         named = read.named()
@@ -142,8 +149,9 @@ def _saturated(read: Operands, result: torch.Tensor) -> tuple[int, int]:
 
 
 def _rows_at_one(scores: torch.Tensor, result: torch.Tensor, dim: int) -> tuple[int, int]:
-    """Rows whose largest probability is 1 in the dtype, of rows of two scores or more that no mask
-    takes out.
+    """Number of rows whose largest probability is 1 in the dtype.
+
+    Only rows with two or more scores that no mask removes count.
     """
     top = scores.amax(dim, keepdim=True)
     counted = (scores > top - _MASKED).sum(dim) >= 2  # a NaN counts as masked

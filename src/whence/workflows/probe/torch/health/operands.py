@@ -1,4 +1,6 @@
-"""Operators of a run with what they read, before they wrote to it, and run again in float64."""
+"""The operators of a run with their inputs, kept before an operator overwrites them, and run again
+in float64.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,15 @@ from whence.workflows.probe.torch.wide import Wide
 
 ATTENTION = "_scaled_dot_product"
 DRAWS = 2
-"""How often the inputs of an operator are rounded otherwise."""
+"""Number of times that the inputs of an operator are rounded differently."""
 _SEED = 41
 
 
 class Operands:
-    """What one operator read. exact: storages of tensors that are not a result of arithmetic
-    (parameters and buffers), which no rounding has touched.
+    """The inputs of one operator.
+
+    exact: storages of tensors that are no result of arithmetic (parameters and buffers) and so
+    contain no rounding error.
     """
 
     def __init__(self, func: Any, args: Any, kwargs: Any, exact: frozenset[int]) -> None:
@@ -30,7 +34,7 @@ class Operands:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Tensors of floating-point numbers among the arguments."""
+        """The floating-point tensors among the arguments."""
         return [t for t in tensors_in([*self.args, *self.kwargs.values()]) if t.is_floating_point()]
 
     def named(self) -> dict[str, Any]:
@@ -105,7 +109,7 @@ class Reading(Trace):
 
 
 def computes(func: Any) -> bool:
-    """Does an operator do arithmetic? Views, copies, new memory and random numbers do not."""
+    """Whether an operator does arithmetic; views, copies, new memory and random numbers do not."""
     if getattr(func, "is_view", False) or not isinstance(func, torch._ops.OpOverload):
         return False
     name = func._schema.name.partition("::")[2]
@@ -121,11 +125,11 @@ _MOVES = words("""
     scalar_tensor scatter scatter_ select_scatter set_ sort stack topk tril tril_ triu triu_ where
     zero_ zeros zeros_like
 """)
-"""Operators that move numbers and compute none."""
+"""Operators that move numbers without computing."""
 
 
 def _drops(func: Any, args: Any, kwargs: Any) -> bool:
-    """Does an attention draw random numbers in this call?"""
+    """Whether an attention draws random numbers (dropout) in this call."""
     names = [str(a.name) for a in func._schema.arguments]
     dropped = {**dict(zip(names, args)), **kwargs}.get("dropout_p")
     return bool(dropped)
