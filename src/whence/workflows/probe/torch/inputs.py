@@ -1,4 +1,4 @@
-"""The arguments of one call, and how they are changed: other rows, other tokens, other lengths."""
+"""The arguments of one call, and changes to them: other rows, other tokens, other lengths."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _TIME_FIRST = (torch.nn.RNNBase, torch.nn.MultiheadAttention, torch.nn.Transform
 
 
 class CallInputs:
-    """Arguments of one call by name. Nothing in it is ever written: each change is a new object.
+    """Arguments of one call by name. The arguments are never written: each change is a new object.
 
-    values: name -> argument; positional ones of which the signature has no name are called "0",
+    values: name -> argument; positional arguments without a name in the signature are called "0",
     "1", ... main: the argument that holds the sequence or the data. batch_axis, length_axis: of
-    it, None where it has none.
+    `main`, None when it has no such axis.
     """
 
     def __init__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -69,23 +69,23 @@ class CallInputs:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The argument that is changed."""
+        """The argument that is changed (`main`)."""
         value: torch.Tensor = self.values[self.main]
         return value
 
     @property
     def rows(self) -> int:
-        """How many rows the batch has."""
+        """Number of rows in the batch."""
         return self.tensor.shape[self.batch_axis] if self.batch_axis is not None else 1
 
     @property
     def length(self) -> int:
-        """How many positions the sequence has, 0 where there is none."""
+        """Number of positions in the sequence, 0 without a sequence."""
         return self.tensor.shape[self.length_axis] if self.length_axis is not None else 0
 
     @property
     def mask(self) -> str:
-        """The argument that says which positions are padding: given, or taken; "" for none."""
+        """Name of the argument that marks padding, given or accepted; "" for none."""
         names = [n for n in _MASKS if self.main.startswith("decoder") == n.startswith("decoder")]
         for name in names:
             value = self.values.get(name)
@@ -94,15 +94,15 @@ class CallInputs:
         return next((n for n in names if n in self.taken), "")
 
     def takes(self, name: str) -> bool:
-        """Has the model's forward a parameter of this name?"""
+        """Whether the model's forward has a parameter of this name."""
         return name in self.taken
 
     def given(self, name: str) -> Any:
-        """The argument of this name, None where there is none."""
+        """The argument of this name, None when it was not given."""
         return self.values.get(name)
 
     def changed(self, **values: Any) -> CallInputs:
-        """The same call with other arguments."""
+        """The same call with some arguments replaced."""
         twin = copy.copy(self)
         twin.values = {**self.values, **values}
         return twin
@@ -134,7 +134,7 @@ class CallInputs:
         return batch.changed(**{self.main: torch.cat([self.tensor, *others], self.batch_axis or 0)})
 
     def cut(self, start: int, stop: int) -> CallInputs:
-        """The call with the positions start..stop alone."""
+        """The call restricted to the positions start..stop."""
         values: dict[str, Any] = {name: None for name in _OF_LENGTH if name in self.values}
         for name, value, axis in self.of_length():
             values[name] = value.narrow(axis, start, stop - start)
@@ -197,7 +197,7 @@ def _copy(value: Any) -> Any:
 
 
 def kept(value: Any) -> Any:
-    """A copy of an argument that a program may go on to change."""
+    """A copy of an argument, which the program cannot change afterwards."""
     try:
         return _copy(value)
     except Exception:  # noqa: BLE001 - an object of the user's that cannot be copied is used as it is
@@ -205,8 +205,10 @@ def kept(value: Any) -> Any:
 
 
 def other_tokens(tokens: torch.Tensor, seed: int) -> torch.Tensor:
-    """Other values at every position. Of token ids, only ids that are there already: those are
-    valid, and none is a mark that the model counts.
+    """Other values at every position.
+
+    Token ids are replaced only by ids that occur in the tensor: these are valid, and none is a
+    special mark that the model counts.
     """
     generator = torch.Generator().manual_seed(seed)
     if tokens.is_floating_point() or tokens.is_complex():

@@ -1,4 +1,4 @@
-"""All properties of one call of one model."""
+"""Checks all properties of one call of one model."""
 
 from __future__ import annotations
 
@@ -57,10 +57,12 @@ def probed(
     request: PrecisionRequest | None = None,
     others: Sequence[tuple[tuple[Any, ...], dict[str, Any]]] = (),
 ) -> Probed:
-    """Ask a model on one call. call: its positional and named arguments. surroundings, returned: of
-    the program's own call, what it ran in and what it gave, None where that is not known. request:
-    of `precision`. others: further calls of the same kind, for its plans. Raises UsageError where
-    the call holds nothing to change, and whatever the model raises on its own inputs.
+    """Check the properties of a model on one call.
+
+    call: its positional and named arguments. surroundings, returned: the state in which the
+    program's own call ran and what it returned, None when unknown. request: options of `precision`.
+    others: further calls of the same kind, for plans of `precision`. Raises UsageError when the
+    call contains nothing to change, and whatever the model raises on its own inputs.
     """
     inputs = CallInputs(model, *call)
     judge = Judge(Subject(model, surroundings))
@@ -89,8 +91,8 @@ def probed(
 
 
 def status_of(answers: Collection[PropertyAnswer]) -> Status:
-    """Different where a property is violated, undecided where one cannot be told or none applies,
-    else same.
+    """Different when a property is violated, undecided when one is unknown or none applies, else
+    same.
     """
     held = {answer.held for answer in answers}
     if Held.VIOLATED in held:
@@ -100,7 +102,7 @@ def status_of(answers: Collection[PropertyAnswer]) -> Status:
 
 @contextlib.contextmanager
 def _eager() -> Iterator[None]:
-    """Compiled code runs as it was written: its inside is looked at."""
+    """Run compiled code eagerly inside the block, because its operators are traced."""
     if "torch._dynamo" not in sys.modules:
         yield
         return
@@ -110,7 +112,7 @@ def _eager() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Libraries do not warn of what our variants do."""
+    """Silence warnings of libraries about the variants."""
     import logging
     import warnings
 
@@ -132,7 +134,9 @@ _STATISTICS = ("batch_norm",)
 
 
 def batch(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
-    """Put other rows beside a row, more of them, and in another order: it may not move."""
+    """Add other rows to a row, in greater number and in another order: the row's outputs must not
+    change.
+    """
     if inputs.batch_axis is None:
         why = f"{inputs.main} has no axis of rows"
         return PropertyAnswer(Property.BATCH, Held.ABSENT, why=why)
@@ -231,7 +235,7 @@ def _outcome(name: str, far: Distance, held: Held, why: str, first: Begun | None
 
 
 _Run = Callable[..., Any]
-"""Runs the model on inputs in some modes, from where a seed begins."""
+"""Runs the model on inputs, inside the given modes and with random numbers that start at a seed."""
 
 
 def _twice(
@@ -240,8 +244,10 @@ def _twice(
     runs: Callable[[_Run], None],
     words: Callable[[Begun | None], tuple[Held, str]],
 ) -> Variant:
-    """Two runs of the model, compared bit for bit. runs: makes them by the function that it is
-    given. words: what a difference means, by the operator in which it begins.
+    """Compare two runs of the model bit for bit.
+
+    runs: makes both runs with the function that it receives. words: states the meaning of a
+    difference, from the operator in which it begins.
     """
     subject, outputs, traces = judge.subject, list[Outputs](), list[Trace]()
 
@@ -271,7 +277,7 @@ def _twice(
 
 
 def _seeded(judge: Judge, inputs: CallInputs) -> Variant:
-    """With random numbers that begin elsewhere: a drawn number shows."""
+    """Compare with a run whose random numbers start at another seed: this reveals random draws."""
 
     def runs(run: _Run) -> None:
         run(inputs)
@@ -290,8 +296,9 @@ def _seeded(judge: Judge, inputs: CallInputs) -> Variant:
 
 
 def _later(judge: Judge, inputs: CallInputs, *, between: bool) -> Variant:
-    """A second call, with the state that the first one left. between: a call with another input
-    between them.
+    """Compare with a second call that starts from the state left by the first.
+
+    between: whether a call with another input comes between them.
     """
     other = inputs.changed(**{inputs.main: other_tokens(inputs.tensor, 31)})
     state: list[str] = []
@@ -312,7 +319,7 @@ def _later(judge: Judge, inputs: CallInputs, *, between: bool) -> Variant:
 
 
 def _threads(judge: Judge, inputs: CallInputs) -> dict[int, Variant]:
-    """Number of threads -> what comes of it."""
+    """Number of threads -> result of the variant on so many threads."""
     now = torch.get_num_threads()
     counts = sorted(n for n in {1, 2, os.cpu_count() or 1} - {now} if n <= (os.cpu_count() or 1))
     return {
@@ -329,7 +336,7 @@ def _threads(judge: Judge, inputs: CallInputs) -> dict[int, Variant]:
 def _shares(
     judge: Judge, inputs: CallInputs, of_threads: dict[int, Variant]
 ) -> tuple[SpreadShare, ...]:
-    """Where the largest spread over numbers of threads comes from."""
+    """The sources of the largest spread among numbers of threads."""
     rounded = {n: v for n, v in of_threads.items() if v.held == Held.ROUNDING}
     if not rounded:
         return ()
@@ -338,7 +345,7 @@ def _shares(
 
 
 def _laid_out(judge: Judge, inputs: CallInputs) -> list[Variant]:
-    """The same elements, elsewhere in memory or in another order."""
+    """The same elements elsewhere in memory, or with other strides."""
     tensor = inputs.tensor
     room = tensor.new_empty(tensor.numel() + 1)[1:]
     moved = room.copy_(tensor.reshape(-1)).view(tensor.shape)
@@ -360,7 +367,7 @@ def _laid_out(judge: Judge, inputs: CallInputs) -> list[Variant]:
 
 
 class _Fresh(TorchDispatchMode):  # type: ignore[misc]
-    """New memory that nothing wrote holds one value."""
+    """Fills new, uninitialised memory with one value."""
 
     def __init__(self, value: float) -> None:
         super().__init__()
@@ -374,7 +381,7 @@ class _Fresh(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _memory(judge: Judge, inputs: CallInputs) -> Variant:
-    """With other values in new memory before anything is written to it."""
+    """Compare runs that start with other values in uninitialised memory."""
 
     def runs(run: _Run) -> None:
         for value in _FILLS:
@@ -387,7 +394,7 @@ def _memory(judge: Judge, inputs: CallInputs) -> Variant:
 
 
 def _as_returned(judge: Judge, inputs: CallInputs, returned: Outputs) -> list[Variant]:
-    """What the program's own call gave, against a call now."""
+    """Compare what the program's own call returned with a call made now."""
     now = judge.base(inputs)
     shared = {name: tensor for name, tensor in returned.items() if name in now}
     if not shared or any(now[n].shape != t.shape for n, t in shared.items()):
@@ -408,7 +415,7 @@ _ROOM = 4
 
 
 def chunking(judge: Judge, inputs: CallInputs, declared: bool | None) -> PropertyAnswer:
-    """Read the sequence in pieces, with the model's own cache, then with a static one."""
+    """Read the sequence in pieces, with the model's own cache and then with a static one."""
     model = judge.subject.model
     cache = next((name for name in _CACHES if inputs.takes(name)), "")
     if not cache or not inputs.takes("use_cache"):
@@ -452,8 +459,9 @@ def _in_pieces(
     breaks: Sequence[int],
     first: Callable[[Subject, int], Any] = lambda subject, length: None,
 ) -> Variant:
-    """The last piece, read after the others, against the same positions read at once. first: makes
-    the cache of the first piece.
+    """The last piece, read after the other pieces, against the same positions read at once.
+
+    first: creates the cache of the first piece.
     """
     length, last = one.length, breaks[-1]
 
@@ -469,7 +477,7 @@ def _in_pieces(
 
 
 def _piece(one: CallInputs, cache: str, past: Any, start: int, stop: int) -> CallInputs:
-    """Positions start..stop, after those that the cache holds."""
+    """The call for positions start..stop, after the positions in the cache."""
     values = {cache: past}
     mask = one.given(one.mask) if one.mask else None
     if mask is not None:  # a state that sums up the past has no use for its mask
@@ -485,7 +493,7 @@ def _cache_of(out: Any, name: str) -> Any:
 
 
 def _static(judge: Judge, one: CallInputs) -> Variant:
-    """A cache of fixed size, which some engines need, in the place of one that grows."""
+    """A cache of fixed size, which some engines need, instead of a growing one."""
     length = one.length
 
     def with_static(subject: Subject) -> CallInputs:
@@ -507,19 +515,21 @@ _NAME = "generated greedily with a cache"
 
 
 class _Generated(NamedTuple):
-    """tokens: [new]. logits: [new, vocabulary], before anything is done to them."""
+    """A generated text. tokens: [new]. logits: [new, vocabulary], before any processing."""
 
     tokens: torch.Tensor
     logits: torch.Tensor
 
 
 class _Stop(Exception):
-    """The call that is looked for is reached."""
+    """Ends generation at the wanted call."""
 
 
 def _generated(judge: Judge, inputs: CallInputs) -> tuple[list[Variant], list[str]]:
-    """(variants, notes): the token furthest from the whole forward, and tokens that are ties. []
-    for a model that generates nothing from token ids.
+    """(variants, notes) for generated tokens against one forward pass over all of them.
+
+    The variant is the token with the largest distance; notes are about ties. [] for a model that
+    generates nothing from token ids.
     """
     model = judge.subject.model
     can = getattr(model, "can_generate", None)
@@ -554,7 +564,9 @@ def _generated(judge: Judge, inputs: CallInputs) -> tuple[list[Variant], list[st
 def _notes(
     made: _Generated, logits: torch.Tensor, apart: torch.Tensor, variant: Variant
 ) -> list[str]:
-    """Where another token would be chosen without a cache: a tie where that is rounding."""
+    """Notes about a token that would be chosen differently without a cache; it is a tie when the
+    difference is rounding.
+    """
     cached, best = made.logits.argmax(-1), logits.argmax(-1)
     other = (cached != best).nonzero().flatten().tolist()
     notes = []
@@ -576,7 +588,7 @@ def _notes(
 
 
 def _bare(inputs: CallInputs) -> CallInputs:
-    """Ids and their mask alone: generation makes the rest."""
+    """The call with only ids and their mask: generation creates the other arguments."""
     ids = inputs.tensor
     prompt = inputs.changed()
     prompt.values = {inputs.main: ids}
@@ -588,7 +600,7 @@ def _bare(inputs: CallInputs) -> CallInputs:
 
 
 def _whole(prompt: CallInputs, tokens: torch.Tensor) -> CallInputs:
-    """The prompt with all new tokens but the last, in one call."""
+    """One call with the prompt and all new tokens but the last."""
     more = tokens[None, :-1].to(prompt.tensor)
     values = {prompt.main: torch.cat([prompt.tensor, more], 1)}
     mask = prompt.given("attention_mask")
@@ -617,8 +629,9 @@ def _generate(subject: Subject, prompt: CallInputs, forced: Any = None) -> _Gene
 
 
 def _call_at(subject: Subject, prompt: CallInputs, tokens: torch.Tensor, step: int) -> CallInputs:
-    """The arguments with which generation calls the model for one token, after `tokens` were
-    chosen. Raises ValueError where it reads more than the one before.
+    """The arguments with which generation calls the model for one token, with `tokens` forced.
+
+    Raises ValueError when that call reads more than the preceding token.
     """
     seen: list[dict[str, Any]] = []
 

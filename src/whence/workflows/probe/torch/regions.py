@@ -1,5 +1,5 @@
-"""Which elements of two tensors must be equal: those of the positions, or of the row, that both
-runs share.
+"""Selects the elements of two tensors that must be equal: those of the positions, or of the row,
+that both runs share.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ Shape = tuple[int, ...]
 
 
 class Region:
-    """Cuts what may not move out of a tensor of the base run and the same tensor of a variant: this
-    one, every element.
+    """Selects the elements that must be equal from a tensor of the base run and of a variant.
 
-    whole: an output that has no axis of positions or rows may not move either.
+    This base class selects every element. whole: an output without an axis of positions or rows
+    must be equal too.
     """
 
     whole = True
 
     def pair(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
-        """The elements of both that must be equal; None where nothing tells which they are.
+        """The elements of both tensors that must be equal; None when that is unknown.
 
         twin: shape of the same tensor in a run with another number of rows or positions, None for
         that of the variant.
@@ -33,7 +33,7 @@ class Region:
         return (base, variant) if base.shape == variant.shape else None
 
     def moving(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
-        """The elements of both that may move; None where there are none."""
+        """The elements of both tensors that may differ; None without any."""
         return None
 
 
@@ -41,21 +41,24 @@ EVERYTHING = Region()
 
 
 def closest(pairs: Iterable[Pair]) -> Pair:
-    """The pair whose elements are least far apart: which is whose is not known otherwise."""
+    """The pair with the smallest distance, for candidates of which nothing else tells the right
+    one.
+    """
     return min(pairs, key=lambda pair: _distance(*pair))
 
 
 class Turned(Region):
-    """Every element, of an image that is turned in the variant: outputs stay, or turn with it.
+    """Every element, for an image that is transformed in the variant: an output stays or is
+    transformed as well.
 
-    turn: what was done to the last axis.
+    turn: the transformation of the last axis.
     """
 
     def __init__(self, turn: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._turn = turn
 
     def pair(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
-        """Both as they are, or the first turned: whichever agrees better."""
+        """Both tensors, the first transformed when that agrees better."""
         if base.shape != variant.shape:
             return None
         if base.ndim < 3 or same_bits(base, variant):
@@ -64,14 +67,14 @@ class Turned(Region):
 
 
 class Axis(NamedTuple):
-    """An axis that counts rows or positions, `times` elements for each."""
+    """An axis that counts rows or positions, with `times` elements for each."""
 
     number: int
     times: int
 
 
 def axes(shape: Shape, twin: Shape, extent: int, extent_of_twin: int) -> list[Axis] | None:
-    """The axes that change with the extent; None where one changes in another way."""
+    """The axes whose size changes with the extent; None when one changes in another way."""
     if len(shape) != len(twin):
         return None
     out = []
@@ -85,7 +88,7 @@ def axes(shape: Shape, twin: Shape, extent: int, extent_of_twin: int) -> list[Ax
 
 
 class Positions(Region):
-    """Positions start..stop of a sequence of `extent`, which in the variant begin at `at`.
+    """Positions start..stop of a sequence of `extent`; in the variant they start at `at`.
 
     twin_extent: positions of the run that `twin` is of.
     """
@@ -113,7 +116,9 @@ class Positions(Region):
         return found if found and all(axis.times == 1 for axis in found) else []
 
     def pair(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
-        """Cut in every axis of positions: of scores, the queries and the keys alike."""
+        """Both tensors cut in every axis of positions; scores are cut in both the query and the key
+        axis.
+        """
         found = self._axes(base, variant, twin)
         if not found:
             return (base, variant) if same_bits(base, variant) else None
@@ -125,7 +130,7 @@ class Positions(Region):
         return base, variant
 
     def moving(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
-        """What comes after, in the first axis of positions."""
+        """The later positions, in the first axis of positions."""
         found = self._axes(base, variant, twin)
         stop = self.start + self.count
         if not found or base.shape != variant.shape or stop >= self.extent:
@@ -135,7 +140,7 @@ class Positions(Region):
 
 
 class Row(Region):
-    """Row `row` of a batch of `extent`, which in the variant is row `at`."""
+    """Row `row` of a batch of `extent` rows; in the variant it is row `at`."""
 
     whole = False
 
@@ -143,8 +148,10 @@ class Row(Region):
         self.extent, self.twin_extent, self.row, self.at = extent, twin_extent, row, at
 
     def pair(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
-        """The row; where rows are folded into an axis with something else, the order is tried out:
-        elements of one row agree far better than those of two.
+        """The row in both tensors.
+
+        When an axis combines rows with something else, both orders are tried: elements of one row
+        agree far better than those of different rows.
         """
         shape = tuple(variant.shape) if twin is None else twin
         found = axes(tuple(base.shape), shape, self.extent, self.twin_extent)
@@ -161,7 +168,7 @@ class Row(Region):
         return closest([first, last])
 
     def moving(self, base: torch.Tensor, variant: torch.Tensor, twin: Shape | None) -> Pair | None:
-        """The row below, where the batch is as large in both runs."""
+        """The next row, when both batches have the same size."""
         if base.shape != variant.shape or self.row != self.at or self.row + 1 >= self.extent:
             return None
         return Row(self.extent, self.twin_extent, self.row + 1, self.at + 1).pair(

@@ -1,7 +1,7 @@
-"""Does everything that the model is given, and each adapter and expert in it, reach an output?
+"""Checks whether each input, adapter and expert of a model affects an output.
 
-One thing is changed at a time, and outputs are compared bit for bit. What no change of moves any
-output is dead: it was dropped on the way, multiplied by zero, or never read.
+One item is changed at a time, and outputs are compared bit for bit. An item is dead when no change
+of it alters any output: it was dropped, multiplied by zero, or never read.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ _UNREAD = re.compile(r"cache_position$|_")  # by the model's own word: places of
 
 
 class _Changed(NamedTuple):
-    """Something that is changed alone. ways: runs of the model with it changed, each otherwise. of:
-    what shares a fate: experts of one block may each be left out by the router, not all.
+    """One item that is changed alone.
+
+    ways: runs of the model, each with another change of the item. of: the group to which the item
+    belongs: a router may leave out each expert of a block, but not all of them.
     """
 
     name: str
@@ -41,7 +43,7 @@ class _Changed(NamedTuple):
 
 
 def sensitivity(judge: Judge, inputs: CallInputs) -> PropertyAnswer:
-    """Change each tensor argument, each position, each adapter and each expert alone."""
+    """Change each tensor argument, position, adapter and expert, one at a time."""
     asked, base = Property.SENSITIVITY, judge.base(inputs)
     if not any(tensor.is_floating_point() for tensor in base.values()):
         return PropertyAnswer(asked, Held.UNKNOWN, why="the call returns no floating tensor")
@@ -103,7 +105,7 @@ def _answer(tested: Sequence[tuple[_Changed, Variant]], notes: Sequence[str]) ->
 
 
 def _variant(judge: Judge, inputs: CallInputs, base: Outputs, item: _Changed) -> Variant:
-    """Whether any way to change an item moves an output."""
+    """Whether any change of an item alters an output."""
     problem, ran = "", None
     for way in item.ways:
         try:
@@ -126,7 +128,7 @@ def _variant(judge: Judge, inputs: CallInputs, base: Outputs, item: _Changed) ->
 
 
 def _end(judge: Judge, inputs: CallInputs, way: Callable[..., Outputs]) -> OperatorPlace | None:
-    """The last module call whose result a change moves; None where it moves none."""
+    """The last module call whose result a change alters; None when it alters none."""
     results: list[list[tuple[str, str, list[torch.Tensor]]]] = []
     as_it_is: Callable[..., Outputs] = lambda *modes: judge.subject.run(inputs, *modes)  # noqa: E731
     for run in (as_it_is, way):
@@ -161,7 +163,7 @@ def _run(judge: Judge, inputs: CallInputs, name: str, value: Any) -> Callable[..
 
 
 def _arguments(judge: Judge, inputs: CallInputs, notes: list[str]) -> Iterator[_Changed]:
-    """Each tensor argument as a whole."""
+    """Items: each tensor argument as a whole."""
     for name, value in inputs.values.items():
         if not isinstance(value, torch.Tensor) or not value.numel():
             continue
@@ -173,7 +175,7 @@ def _arguments(judge: Judge, inputs: CallInputs, notes: list[str]) -> Iterator[_
 
 
 def _others(name: str, value: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Other values of a tensor argument."""
+    """Different values for a tensor argument."""
     if value.dtype == torch.bool or ("mask" in name and not value.is_floating_point()):
         for place in (0, value.numel() // 2):
             twin = value.clone()
@@ -187,7 +189,7 @@ def _others(name: str, value: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _positions(judge: Judge, inputs: CallInputs, notes: list[str]) -> Iterator[_Changed]:
-    """Each position of the sequence that no mask hides."""
+    """Items: each position of the sequence that no mask hides."""
     if inputs.length_axis is None or inputs.length < 2:
         return
     mask = inputs.given(inputs.mask) if inputs.mask else None
@@ -210,7 +212,7 @@ def _positions(judge: Judge, inputs: CallInputs, notes: list[str]) -> Iterator[_
 def _with_weights(
     judge: Judge, inputs: CallInputs, weights: Sequence[torch.Tensor]
 ) -> list[Callable[..., Outputs]]:
-    """Runs with other weights, which are as before afterwards."""
+    """Runs with changed weights, which are restored afterwards."""
 
     def way(seed: int) -> Callable[..., Outputs]:
         def run(*modes: Any) -> Outputs:
@@ -231,7 +233,9 @@ def _with_weights(
 
 
 def _adapters(judge: Judge, inputs: CallInputs, notes: list[str]) -> Iterator[_Changed]:
-    """Each adapter of each module: its weights together, since one of two is often zero."""
+    """Items: each adapter of each module. Its weights are changed together, because one of two is
+    often zero.
+    """
     groups: dict[tuple[str, str], list[torch.Tensor]] = defaultdict(list)
     model = judge.subject.model
     for name, weight in model.named_parameters():
@@ -252,7 +256,7 @@ def _adapters(judge: Judge, inputs: CallInputs, notes: list[str]) -> Iterator[_C
 
 
 def _experts(judge: Judge, inputs: CallInputs, notes: list[str]) -> Iterator[_Changed]:
-    """Each expert: a module of a list, or a slice of weights that lie in one tensor."""
+    """Items: each expert, which is a module in a list or a slice of a weight."""
     units: list[tuple[str, str, list[torch.Tensor]]] = []
     for scope, block in judge.subject.model.named_modules():
         leaf = scope.rpartition(".")[2]

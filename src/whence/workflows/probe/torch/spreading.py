@@ -1,5 +1,5 @@
-"""Where a spread by rounding comes from: what begins it is computed as in the base run in turn, and
-the spread that is left is measured.
+"""Finds the sources of a spread by rounding: each source in turn is computed as in the base run,
+and the remaining spread is measured.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ from whence.workflows.rounding.torch_modes import on_threads
 
 _MOST_SHARES = 4
 _LOOKS_UP = ("index", "gather", "scatter", "embedding", "take")
-"""Operators that are not arithmetic on rows: cut into rows, they point outside of them."""
+"""Operators that do no arithmetic on rows; cut to a row, their indices would point outside."""
 _EXPLAINS = 0.1
-"""Share below which an operator's own kernel explains nothing: the code that calls it may."""
+"""Share of the spread below which an operator's own kernel explains nothing; its calling
+code may.
+"""
 
 Change = Callable[..., Any]
-"""(key, operator, args, kwargs, result) of an operator -> what takes the place of the result."""
+"""(key, operator, args, kwargs, result) of an operator -> replacement for its result."""
 _Way = tuple[Any, ...]
-"""A change or None, and contexts around the run."""
+"""A change or None, and the contexts around the run."""
 
 
 class _Group(NamedTuple):
-    """Where a spread begins: calls of one operator, or modules that run other code."""
+    """A place where a spread begins: calls of one operator, or modules that run other code."""
 
     operator: str
     begun: list[Begun]
@@ -41,15 +43,16 @@ class _Group(NamedTuple):
 
     @property
     def scopes(self) -> set[str]:
-        """The modules."""
+        """Paths of the modules in which the spread begins."""
         return {b.operator.key[0] for b in self.begun}
 
 
 def shares_of_rows(
     judge: Judge, one: CallInputs, many: CallInputs, size: int
 ) -> tuple[SpreadShare, ...]:
-    """How much of the spread of a row in a batch of `size` goes away when what begins it is
-    computed for this row alone.
+    """The share of a row's spread in a batch of `size` that each source causes.
+
+    A source is computed for this row alone, and the remaining spread is measured.
     """
 
     def without(group: _Group, whole_modules: bool) -> _Way:
@@ -66,8 +69,9 @@ def shares_of_rows(
 
 
 def shares_of_threads(judge: Judge, inputs: CallInputs, count: int) -> tuple[SpreadShare, ...]:
-    """How much of the spread on `count` threads goes away when what begins it runs on as many as
-    before.
+    """The share of the spread on `count` threads that each source causes.
+
+    A source runs on the original number of threads, and the remaining spread is measured.
     """
     before = torch.get_num_threads()
 
@@ -89,8 +93,10 @@ def shares_of_threads(judge: Judge, inputs: CallInputs, count: int) -> tuple[Spr
 def _shares(
     judge: Judge, trial: Trial, without: Callable[[_Group, bool], _Way]
 ) -> tuple[SpreadShare, ...]:
-    """without(group, whole_modules): what computes operators of a group, or whole modules that run
-    them, as in the base run.
+    """The shares of all sources.
+
+    without(group, whole_modules): the change that computes the operators of a group, or the whole
+    modules that contain them, as in the base run.
     """
 
     def spread(change: Change | None = None, *modes: Any) -> float:
@@ -125,8 +131,9 @@ def _shares(
 
 
 def _variance(base: Outputs, changed: Outputs, region: Region) -> float:
-    """Mean square of the differences where nothing may move, in mean squares of each output: those
-    of independent sources add up.
+    """Sum over the outputs of the mean squared difference, relative to the output's mean square.
+
+    Only elements that must be equal count. Variances of independent sources add up.
     """
     total = 0.0
     for name in base.keys() & changed.keys():
@@ -137,7 +144,7 @@ def _variance(base: Outputs, changed: Outputs, region: Region) -> float:
 
 
 def _row_by_row(operator: str, base: Trace, size: int) -> Change:
-    """Computes the first row of every call of one operator alone, as in a batch of one.
+    """Computes the first row of every call of one operator separately, as in a batch of one.
 
     base: the trace of a batch of one, whose shapes tell the axis of rows.
     """
@@ -156,8 +163,10 @@ def _row_by_row(operator: str, base: Trace, size: int) -> Change:
 def _modules_alone(
     model: Any, names: Collection[str], shapes: dict[tuple[str, int], Any], size: int
 ) -> Any:
-    """Computes the first row of every call of some modules alone. shapes: of the tensors among
-    their arguments in a batch of one, by module and number of the call.
+    """Computes the first row of every call of some modules separately.
+
+    shapes: of the tensors among their arguments in a batch of one, by module and number of the
+    call.
     """
     calls: dict[str, int] = defaultdict(int)
 
@@ -171,7 +180,7 @@ def _modules_alone(
 
 
 def _in_modules(model: Any, names: Collection[str], mode: Callable[[], Any]) -> Any:
-    """A context around every call of some modules."""
+    """Enters a context around every call of some modules."""
     stack: list[Any] = []
 
     def enters(*_: Any) -> None:
@@ -185,7 +194,10 @@ def _in_modules(model: Any, names: Collection[str], mode: Callable[[], Any]) -> 
 
 
 def _cutter(shapes: Iterator[tuple[int, ...]], size: int) -> Callable[[Any], Any]:
-    """Cuts arguments of a batch of `size` to their first row. shapes: those of a batch of one."""
+    """A function that cuts arguments of a batch of `size` to their first row.
+
+    shapes: of the arguments in a batch of one.
+    """
 
     def cut(value: Any) -> Any:
         if isinstance(value, torch.Tensor):

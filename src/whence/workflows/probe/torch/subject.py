@@ -1,9 +1,8 @@
-"""A model that is run again and again, each time from the same state.
+"""A model that is run repeatedly, each time from the same state.
 
-Indices outside of what they point into, found before a kernel reads them.
-
-On the processor such an index raises IndexError, and the variant is told as one that the model does
-not run. On a GPU it ends every kernel of the process, those of the program that is asked too.
+Index tensors are checked for bounds before a kernel reads them. On the CPU an index out of bounds
+raises IndexError, and the variant is reported as one that the model does not run. On a GPU it would
+end every kernel of the process, including those of the probed program.
 """
 
 from __future__ import annotations
@@ -32,8 +31,10 @@ _SIMPLE = (bool, int, float, str, type(None))
 
 
 class Subject:
-    """A model of this process. Every run begins with the buffers, plain attributes and random
-    numbers that the first one had, and leaves the model as it was.
+    """A model of this process.
+
+    Every run begins with the buffers, plain attributes and random numbers of the first one, and
+    leaves the model unchanged.
     """
 
     def __init__(self, model: Any, surroundings: Surroundings | None = None) -> None:
@@ -56,9 +57,10 @@ class Subject:
     def run(
         self, inputs: CallInputs, *modes: Any, seed: int | None = None, copied: bool = True
     ) -> Outputs:
-        """What the model returns. modes: context managers around the call. seed: random numbers
-        begin there. copied=False: the arguments lie in memory as they are. Raises whatever the
-        model raises.
+        """Run the model and return its tensors by path.
+
+        modes: context managers around the call. seed: start of the random numbers. copied=False:
+        the arguments keep their memory layout. Raises whatever the model raises.
         """
         try:
             return self.run_on(inputs, *modes, seed=seed, copied=copied)
@@ -68,20 +70,20 @@ class Subject:
     def run_on(
         self, inputs: CallInputs, *modes: Any, seed: int | None = None, copied: bool = True
     ) -> Outputs:
-        """`run` without the state restored before or after."""
+        """Run the model as `run` does, without restoring its state before or after."""
         return flattened(self.raw(inputs, *modes, seed=seed, copied=copied))
 
     def raw(
         self, inputs: CallInputs, *modes: Any, seed: int | None = None, copied: bool = True
     ) -> Any:
-        """What the model returns, as it returns it."""
+        """Run the model and return its result unchanged."""
         args, kwargs = inputs.call(copied)
         if self._is_wide:
             args, kwargs = tree_map(doubled, args), tree_map(doubled, kwargs)
         return self.within(lambda model: model(*args, **kwargs), *modes, seed=seed)
 
     def within(self, action: Callable[[Any], Any], *modes: Any, seed: int | None = None) -> Any:
-        """What an action on the model returns, run as its calls are."""
+        """Apply an action to the model in the same contexts as a call, and return its result."""
         with self._scope(seed), contextlib.ExitStack() as stack:
             if self._on_device:
                 stack.enter_context(CheckedIndices())
@@ -112,7 +114,7 @@ class Subject:
             before.restore()
 
     def restore(self) -> None:
-        """Bring buffers and plain attributes back to what they were."""
+        """Restore the original buffers and plain attributes."""
         with torch.no_grad():
             for buffer, _, content in self.changed_buffers():
                 buffer.copy_(content)
@@ -126,11 +128,11 @@ class Subject:
                     value.copy_(content)
 
     def changed_buffers(self) -> list[tuple[torch.Tensor, int, torch.Tensor]]:
-        """(buffer, its version at first, its content at first) of those written meanwhile."""
+        """(buffer, original version, original content) of buffers that were written since."""
         return [(b, v, c) for b, v, c in self._buffers if b.is_inference() or not same_bits(b, c)]
 
     def changed_state(self) -> list[str]:
-        """Names of buffers and attributes that differ from what they were at first."""
+        """Names of buffers and attributes that differ from their original content."""
         ids = {id(b) for b, _, c in self.changed_buffers() if not same_bits(b, c)}
         names = [n for n, b in self.model.named_buffers() if id(b) in ids]
         scopes = {id(m): n for n, m in self.model.named_modules()}
@@ -165,8 +167,9 @@ def _plain(module: Any) -> dict[str, tuple[Any, Any]]:
 
 
 class _Index(NamedTuple):
-    """An index tensor, and how many places it may point to; may_be_negative: counted from the end
-    then.
+    """An index tensor and the size of what it indexes.
+
+    may_be_negative: negative indices count from the end.
     """
 
     tensor: Any
@@ -180,7 +183,7 @@ class CheckedIndices(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Check, and run the operator."""
+        """Check the indices, and run the operator."""
         indices = _INDICES.get(func._schema.name)
         for index in indices(args) if indices is not None else ():
             _check_bounds(func._schema.name, index)
@@ -205,7 +208,9 @@ def _of_embedding(args: tuple[Any, ...]) -> Iterator[_Index]:
 
 
 def _of_indexing(args: tuple[Any, ...]) -> Iterator[_Index]:
-    """x[indices]: a mask takes as many axes as it has, and is checked by torch itself."""
+    """Index tensors in x[indices]; torch itself checks masks, which cover as many axes as they
+    have.
+    """
     x, indices = args[:2]
     axis = 0
     for index in indices:

@@ -1,4 +1,4 @@
-"""Every operator of one run in order: what it was made from, and what it gave."""
+"""Every operator of one run in order, with its inputs and results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from whence.instrument.torch.sources import source_here
 
 _BUDGET = 1 << 30
 NOTHING_KEPT = 1 << 60
-"""As `begin` of a trace: no results are kept."""
+"""Value for `begin` of a trace that keeps no results."""
 
 Key = tuple[str, int, str, int]
 """Scope, number of its call, operator, number of this operator in that call."""
@@ -29,9 +29,10 @@ def hooked(
     before: Callable[..., Any] | None = None,
     after: Callable[..., Any] | None = None,
 ) -> Iterator[None]:
-    """Around each call of some modules, by name: before(name, module, args, kwargs), and
-    after(name, module, args, kwargs, result), of a call that failed too. Scripted modules take no
-    hooks.
+    """Call hooks around each call of some modules.
+
+    before(name, module, args, kwargs); after(name, module, args, kwargs, result), also for a call
+    that failed. Scripted modules accept no hooks.
     """
     handles = []
     for name, module in modules:
@@ -51,9 +52,11 @@ def hooked(
 
 
 class TracedOperator(NamedTuple):
-    """One operator of a run. parents: numbers of the operators that made what it reads. results:
-    copies of what it returned or wrote, None where there was no room for them. shapes: theirs;
-    read: those of the tensors among its arguments.
+    """One operator of a run.
+
+    parents: numbers of the operators that produced its inputs. results: copies of its results and
+    of what it wrote, None when there was no room. shapes: of the results. read: shapes of the
+    tensors among its arguments.
     """
 
     key: Key
@@ -68,10 +71,11 @@ class TracedOperator(NamedTuple):
 
 
 class Trace(TorchDispatchMode):  # type: ignore[misc]
-    """Notes every operator that runs inside. begin: results of operators before this one are not
-    kept. end: the first operator whose results were not kept for want of room, None where all were.
-    change: called with (operator, args, kwargs, result) of each; what it returns takes the place
-    of the result.
+    """Records every operator that runs inside.
+
+    begin: results of operators before this one are not kept. end: the first operator whose results
+    were not kept for lack of memory, None when all were. change: called with (operator, args,
+    kwargs, result); its return value replaces the result.
     """
 
     def __init__(
@@ -91,7 +95,7 @@ class Trace(TorchDispatchMode):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[Trace]:
-        """The mode, with the names of the modules that run."""
+        """The mode that records; the names of running modules are recorded too."""
         with hooked(self._model.named_modules(), self._enters, self._leaves), self:
             yield self
         self._made.clear()

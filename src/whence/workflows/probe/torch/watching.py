@@ -33,8 +33,10 @@ class _Depth(threading.local):
 
 
 class Watching:
-    """Listens to calls of modules. number: which outermost call is kept, counted from 1; None: the
-    first one of each model. done: called with a call right after it, None for never.
+    """Listens to calls of modules.
+
+    number: which outermost call to keep, counted from 1; None keeps the first one of each model.
+    done: called with a call right after it, None for never.
     """
 
     def __init__(

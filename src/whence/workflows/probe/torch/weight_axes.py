@@ -1,4 +1,4 @@
-"""Which axis of a layer's weight counts what goes in, and which what comes out."""
+"""Which axis of a layer's weight counts the inputs, and which the outputs."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Layer(NamedTuple):
     has_bias: bool
 
     def out_slots(self, outer: int = 1, inner: int = 1) -> tuple[Slot, ...]:
-        """Units among what comes out."""
+        """Slots of units among the outputs."""
         slots = [Slot(f"{self.name}.weight", self.out_axis, outer, inner)]
         if self.has_bias:
             slots.append(Slot(f"{self.name}.bias", 0, outer, inner))
         return tuple(slots)
 
     def in_slots(self, inner: int = 1) -> tuple[Slot, ...]:
-        """Units among what goes in."""
+        """Slots of units among the inputs."""
         return (Slot(f"{self.name}.weight", 1 - self.out_axis, 1, inner),)
 
 
 def layer_of(name: str, module: Any) -> Layer | None:
-    """A module as such a layer; None for any other, and where its weight is not its own plain
+    """A module as such a layer; None for any other module, and when its weight is not its own plain
     tensor.
     """
     weight = module._parameters.get("weight")

@@ -11,7 +11,9 @@ from whence.replay.module_arithmetic import Arithmetic
 
 
 class Wide(Arithmetic):
-    """`Arithmetic` in float64, with what torch has in lower precision alone written out."""
+    """`Arithmetic` in float64, with replacements for operators that torch has only in lower
+    precision.
+    """
 
     def __init__(self, notes: list[str]) -> None:
         super().__init__(torch.float64, False, notes, ())

@@ -1,11 +1,11 @@
 """Which modules of one call may compute in a narrower type.
 
-Chooses modules for a narrower type, predicts the error of all of them together, and checks it by
-running the mixed model.
+The module chooses modules, predicts the error of all of them together, and checks it by running the
+mixed model.
 
-Errors of roundings that know nothing of each other add up in squares. What is correlated, and what
-another input does otherwise, is measured: groups of modules are run on several calls, and the
-ratios of their errors to the root of the sum of squares give the correction.
+Independent rounding errors add up in squares. Correlation and the effect of other inputs are
+measured: groups of modules are run on several calls, and the ratios of their errors to the root of
+the sum of squares give the correction.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from whence.workflows.probe.torch.subject import Subject
 from whence.workflows.probe.torch.trace import Key, Trace
 
 CALIBRATION, CHECKS = 4, 3
-"""Calls that groups of modules are run on, and that the plan is checked on: each of the former but
-the first, and each of the latter, has inputs of its own.
+"""Number of calls on which groups of modules are run, and number on which the plan is checked.
+Apart from the first call, each has inputs of its own.
 """
 _ELEMENTS = 256
-"""Elements of an output from which one call tells how far it moves: a root mean square of so many
-varies by 4 %.
+"""Number of output elements from which one call is enough to measure the error: a root mean square
+of so many elements varies by 4 %.
 """
 _MOST_CALLS, _MOST_OF_PLANS = 8, 32
-"""So many calls at most for each module alone and for groups, and for a plan."""
+"""Most calls for each module alone and for groups, and most calls for a plan."""
 
 
 def precision(
@@ -56,9 +56,10 @@ def precision(
     request: PrecisionRequest,
     others: Sequence[CallInputs] = (),
 ) -> PropertyAnswer:
-    """Run the model with one module after the other in each narrower type, and plan. others: calls
-    of the same kind: modules are measured on the first half of them too, and plans are checked on
-    the rest. Without any, inputs are made from those of the call.
+    """Run the model with one module after the other in each narrower type, and make a plan.
+
+    others: calls of the same kind; modules are measured on the first half of them too, and plans
+    are checked on the rest. Without any, inputs are derived from those of the call.
     """
     try:
         found = units(judge.subject, inputs)
@@ -74,7 +75,9 @@ def precision(
     vocabulary = _vocabulary(found)
 
     def made() -> int:
-        """A call with inputs of its own, every other one with ids that the call has not."""
+        """Add a call with new inputs to `mixing`; every other one contains ids that the call lacks.
+        Returns its number.
+        """
         seed = next(seeds)
         changed = similar(inputs.tensor, seed)
         if seed % 2 and vocabulary and inputs.is_tokens:
@@ -117,8 +120,10 @@ _MADE = (
 
 
 def similar(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    """Another input of the same kind: ids of the same vocabulary, or numbers of the same mean and
-    variance, half of them the tensor's own from another place, half noise.
+    """Another input of the same kind.
+
+    Ids are drawn from the tensor's own ids. Numbers keep mean and variance: half of the variance
+    comes from the tensor's values moved to another place, half from noise.
     """
     if not tensor.is_floating_point():
         return other_tokens(tensor, seed)
@@ -131,7 +136,7 @@ def similar(tensor: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def other_ids(tokens: torch.Tensor, vocabulary: int, seed: int) -> torch.Tensor:
-    """Half of the ids drawn from the whole vocabulary."""
+    """The ids with half of them drawn from the whole vocabulary."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(0, vocabulary, tokens.shape, generator=generator)
     is_drawn = torch.rand(tokens.shape, generator=generator) < 0.5
@@ -139,7 +144,7 @@ def other_ids(tokens: torch.Tensor, vocabulary: int, seed: int) -> torch.Tensor:
 
 
 def _vocabulary(found: Sequence[Unit]) -> int:
-    """Rows of the largest embedding, 0 for none."""
+    """Number of rows of the largest embedding, 0 without one."""
     tables = [u.module for u in found if isinstance(u.module, torch.nn.Embedding)]
     return max((int(table.num_embeddings) for table in tables), default=0)
 
@@ -147,8 +152,10 @@ def _vocabulary(found: Sequence[Unit]) -> int:
 def _alone(
     mixing: Mixing, found: Sequence[Unit], to: str, calls: tuple[Sequence[int], Sequence[int]]
 ) -> tuple[tuple[ModuleEffect, ...], dict[str, Errors]]:
-    """The effect of each module alone, the most harmful first, and the errors by path. calls: to
-    measure on, and those of embeddings: rows that a call does not read say nothing in it.
+    """The effect of each module alone, the most harmful first, and the errors by path.
+
+    calls: numbers of the calls for most modules, and of those for embeddings: an embedding has no
+    effect on a call that does not read the row.
     """
     rows, effects = [], {}
     for unit in found:
@@ -164,7 +171,9 @@ def _alone(
 
 
 def _harm(row: ModuleEffect) -> tuple[int, float]:
-    """Most harmful first: what gives NaN, then by error, then what does not run so."""
+    """Sort key, the most harmful first: modules that give NaN, then by error, then modules that
+    cannot run narrower.
+    """
     if row.error is None:
         return (0 if row.why.startswith(_NOT_FINITE) else 2), 0.0
     return 1, -row.error
@@ -197,7 +206,7 @@ def _effect(
 
 
 def _everything(model: Any, found: Sequence[Unit]) -> int:
-    """Parameters of the modules that are measured, tied ones counted for each, and of the rest."""
+    """Number of parameters: of the measured modules (tied ones counted in each) and of the rest."""
     inside = {id(p) for unit in found for p in unit.module.parameters()}
     rest = sum(int(p.numel()) for p in model.parameters() if id(p) not in inside)
     return rest + sum(unit.parameters for unit in found)
@@ -234,25 +243,29 @@ def _answer(
 
 
 _DEVIATIONS = 3.5
-"""Standard deviations of the logarithm of the measured ratios that a prediction is above their
-mean: 1 call in 4000 exceeds it where the logarithms are normal. Those of outputs of a few numbers
-have longer tails: the output itself may be small.
+"""Number of standard deviations, of the logarithm of the measured ratios, by which a prediction
+exceeds their mean.
+
+If the logarithms are normal, 1 call in 4000 exceeds the prediction. Outputs of a few numbers have
+longer tails, because the output itself may be small.
 """
 _LEAST = 1.35
-"""Least factor between quadrature and prediction: inputs that are made of those of one call agree
-more than inputs at large do.
+"""Least factor between quadrature and prediction: inputs derived from one call agree more with each
+other than other inputs do.
 """
 _GROUPS = 4
-"""Random halves of the modules that are run beside all of them."""
+"""Number of random halves of the modules that are run in addition to all of them."""
 _MOST_SHRUNK = 4
 _INFINITE = 1e6
-"""Ratio of a group that makes NaN or Inf where each of its modules alone makes none."""
+"""Ratio for a group that gives NaN or Inf although each of its modules alone gives none."""
 
 
 class Ratios(NamedTuple):
-    """Measured errors of groups over their quadrature. correlated: of groups on the call itself,
-    the largest one says what roundings do that are not independent. all: on other calls too.
-    least_spread: standard deviation of the logarithm that the number of outputs alone makes.
+    """Measured errors of groups divided by their quadrature.
+
+    correlated: for groups on the call itself; the largest shows the effect of dependent roundings.
+    all: on other calls too. least_spread: standard deviation of the logarithm that the number of
+    outputs alone causes.
     """
 
     correlated: tuple[float, ...]
@@ -261,33 +274,37 @@ class Ratios(NamedTuple):
 
     @property
     def correction(self) -> float:
-        """By how much a group erred more than its quadrature on the same call; at least 1."""
+        """The factor by which a group's error exceeded its quadrature on the same call;
+        at least 1.
+        """
         return max(1.0, *self.correlated) if self.correlated else 1.0
 
     @property
     def margin(self) -> float:
-        """What the prediction allows for beyond the correction."""
+        """The factor that the prediction allows in addition to the correction."""
         return max(1.0, self.bound / self.correction)
 
     @property
     def bound(self) -> float:
-        """Quadrature times this is the prediction."""
+        """The prediction is the quadrature times this factor."""
         logs = np.log([r for r in self.all if r > 0] or [1.0])
         spread = float(logs.std(ddof=1)) if len(logs) > 1 else 0.0
         spread = max(spread, self.least_spread)
         return float(max(_LEAST, self.correction, np.exp(logs.mean() + _DEVIATIONS * spread)))
 
     def and_also(self, found: Sequence[float]) -> Ratios:
-        """With the ratios of one more group, the first of them on the call itself."""
+        """The ratios extended by those of one more group, the first of them on the call itself."""
         finite = [r if np.isfinite(r) else _INFINITE for r in found]
         return self._replace(correlated=(*self.correlated, *finite[:1]), all=(*self.all, *finite))
 
 
 class _Planner:
-    """Plans for one type. measured: modules, and by path the errors of each alone; one without a
-    finite error is never chosen. calls: numbers of the calls of `mixing` that plans are run on, the
-    first being the call itself; `for_groups` of them are for groups. to_check: gives the numbers of
-    calls to check a plan on.
+    """Makes plans for one type.
+
+    measured: modules, and by path the errors of each alone; a module without a finite error is
+    never chosen. calls: numbers of the calls of `mixing` on which plans are run, the first being
+    the call itself; `for_groups` of them are used for groups. to_check: returns the numbers of
+    calls on which to check a plan.
     """
 
     def __init__(
@@ -310,7 +327,7 @@ class _Planner:
         self._units = [u for u in units if u.path in self._effects]
 
     def plan(self, budget: float, of_parameters: int) -> PrecisionPlan:
-        """The plan for a budget, with the mixed model run."""
+        """Make the plan for an error budget, and run the mixed model."""
         ratios = self._groups()
         chosen = self._chosen(budget, ratios.bound)
         chosen, ratios = self._with_itself(chosen, ratios, budget)
@@ -329,8 +346,8 @@ class _Planner:
         return self._made(budget, of_parameters, chosen, ratios, checks, (shrunk, holds))
 
     def quadrature(self, paths: Sequence[str]) -> float:
-        """Root of the sum of squares of the modules' own errors, of the output where it is
-        largest.
+        """Root of the sum of squares of the modules' own errors, for the output with the largest
+        value.
         """
         if not paths:
             return 0.0
@@ -339,8 +356,8 @@ class _Planner:
     # ---- choosing
 
     def _chosen(self, budget: float, bound: float) -> list[str]:
-        """Modules in the order of what they cost for their parameters, as many as the budget holds;
-        one that it does not hold is passed over.
+        """Choose modules by error per parameter until the budget is used; a module that exceeds it
+        is skipped.
         """
         order = sorted(
             self._units,
@@ -372,7 +389,11 @@ class _Planner:
     def _with_itself(
         self, chosen: list[str], ratios: Ratios, budget: float
     ) -> tuple[list[str], Ratios]:
-        """The plan is a group too: what it errs counts, on more calls where the outputs are few."""
+        """Measure the chosen modules as a group and shrink the plan until its error fits the
+        budget.
+
+        More calls are used when outputs have few elements.
+        """
         for _ in range(_MOST_SHRUNK):
             if not chosen:
                 break
@@ -407,7 +428,7 @@ class _Planner:
         return moved
 
     def _checked(self, chosen: Sequence[str]) -> tuple[PrecisionCheck, ...]:
-        """The mixed model on the call itself, and on others."""
+        """Check the mixed model on the call itself and on other calls."""
         out = []
         for number, call in enumerate((self._calls[0], *self._to_check())):
             moved = self._run(chosen, call)
@@ -467,13 +488,15 @@ class _Planner:
 # Where a rounding changes one, the outputs jump; no sum of small errors says how far.
 
 Errors = npt.NDArray[np.float64]
-"""||y' - y|| / ||y|| of each output; infinite where one has NaN, Inf or another shape."""
+"""||y' - y|| / ||y|| for each output; infinite when one has NaN, Inf or another shape."""
 
 
 class Moved(NamedTuple):
-    """The outputs of a mixed model beside those of the model as it is. flips: rows of the first
-    output of two axes or more whose largest element is another, of `rows`. decided: rows of
-    discrete decisions inside the model that came out otherwise.
+    """The outputs of a mixed model compared with those of the unchanged model.
+
+    flips: number of rows whose largest element changed place, out of `rows`, in the first output
+    with two or more axes. decided: number of rows in which discrete decisions inside the model
+    changed.
     """
 
     errors: Errors
@@ -488,10 +511,11 @@ class Moved(NamedTuple):
 
 
 class Mixing:
-    """Measures mixed models on some calls, by number: 0 is the one that is asked about. The model
-    as it is runs once for each of them. names: of the outputs that are measured, those of
-    floating-point numbers. unit: unit roundoff of the model. decides: what takes discrete decisions
-    in the call, in words. runs: how often the model was called. Raises what the model raises.
+    """Measures mixed models on numbered calls; number 0 is the call in question.
+
+    The unchanged model runs once for each call. names: of the measured, floating-point outputs.
+    unit: unit roundoff of the model. decides: the operators that take discrete decisions, in words.
+    runs: how often the model was called. Raises what the model raises.
     """
 
     def __init__(self, subject: Subject, inputs: CallInputs, unit: float) -> None:
@@ -503,12 +527,12 @@ class Mixing:
         self.names = [n for n, t in first.items() if t.is_floating_point() and t.numel()]
 
     def add(self, inputs: CallInputs) -> int:
-        """The number of a further call of the same kind."""
+        """Add another call of the same kind and return its number."""
         self._inputs.append(inputs)
         return len(self._inputs) - 1
 
     def runs_on(self, call: int) -> bool:
-        """Does the model as it is take this call? Ids may be marks that it counts."""
+        """Whether the unchanged model accepts this call; ids may be marks that it counts."""
         try:
             outputs, _ = self._base(call)
         except Exception:  # noqa: BLE001 - whatever the user's model raises
@@ -517,7 +541,7 @@ class Mixing:
 
     @property
     def least_elements(self) -> int:
-        """How many numbers the smallest output has."""
+        """Number of elements of the smallest output."""
         return min(int(self._base(0)[0][name].numel()) for name in self.names)
 
     def _base(self, call: int) -> tuple[Outputs, _Taken]:
@@ -526,8 +550,9 @@ class Mixing:
         return self._bases[call]
 
     def moved(self, paths: Collection[str], to: str, call: int = 0) -> Moved:
-        """The outputs on one of the calls with these modules in a narrower type. Raises what the
-        model raises so.
+        """The outputs on one of the calls with these modules in a narrower type.
+
+        Raises what the model raises in that type.
         """
         base, before = self._base(call)
         with Narrowed(self.subject.model, dict.fromkeys(paths, to)):
@@ -562,11 +587,11 @@ _DECIDE = (
 )  # fmt: skip
 
 _Taken = dict[Key, torch.Tensor]
-"""What each deciding operator chose: indices, or whether each element is above a limit."""
+"""The choices of each deciding operator: indices, or whether each element is above a limit."""
 
 
 class _Deciding(Trace):
-    """A trace that keeps what a run decides, in `taken`."""
+    """A trace that records the decisions of a run in `taken`."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model, begin=1 << 60, change=self._decided)
@@ -581,7 +606,7 @@ class _Deciding(Trace):
 
 
 def _changed_decisions(before: _Taken, after: _Taken) -> int:
-    """How many rows chose otherwise; the order of what was chosen does not count."""
+    """Number of rows with other choices; the order within top-k choices does not count."""
     count = 0
     for key, indices in before.items():
         other = after.get(key)

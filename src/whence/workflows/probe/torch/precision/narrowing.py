@@ -73,7 +73,7 @@ class Narrowed:
             self._handles += _narrow(modules[path], to)
 
     def remove(self) -> None:
-        """The model computes as before."""
+        """Restore the model."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -86,7 +86,7 @@ class Narrowed:
 
 
 def _narrow(module: Any, to: str) -> list[Any]:
-    """Hooks that lend a module its narrower tensors for the time of a call."""
+    """Hooks that give a module its narrower tensors for the duration of a call."""
     own = own_dtype(module)
     lent = _in_half(module, HALF[to]) if to in HALF else _in_eight_bits(module, to)
     into, out_of = _casts(module, own, to)
@@ -169,7 +169,7 @@ def rounded(tensor: torch.Tensor, to: str, axis: int | None = None) -> torch.Ten
 
 
 def _casts(module: Any, own: Any, to: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """(what a module's arguments become, what its results become)."""
+    """(conversion of a module's arguments, conversion of its results)."""
     if to in HALF:
         dtype = HALF[to]
         return _to(dtype), _to(own, only=dtype)

@@ -1,4 +1,4 @@
-"""The modules that are measured: those that compute with weights of their own."""
+"""The modules that are measured: those with weights of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from whence.workflows.probe.torch.trace import hooked
 
 
 class Unit(NamedTuple):
-    """A module that computes as a whole in one type. path: of the model. parameters: it holds."""
+    """A module that runs as a whole in one type.
+
+    path: in the model. parameters: number of its parameters.
+    """
 
     path: str
     module: Any
@@ -21,13 +24,14 @@ class Unit(NamedTuple):
 
     @property
     def op_type(self) -> str:
-        """Its class."""
+        """The name of its class."""
         return type(self.module).__name__
 
 
 def units(subject: Subject, inputs: CallInputs) -> list[Unit]:
-    """The innermost modules with parameters that this call runs, in the order of their first call:
-    a module counts where no module below it that runs has parameters. Raises what the model raises.
+    """The innermost modules with parameters that this call runs, in the order of their first call.
+
+    A module counts when no module below it that runs has parameters. Raises what the model raises.
     """
     called: dict[str, Any] = {}
 
@@ -51,8 +55,9 @@ def _below(path: str, above: str) -> bool:
 
 
 def products(module: Any) -> Iterator[tuple[str, int]]:
-    """(name, axis of output channels) of the weights that a module multiplies its input with, where
-    it does nothing else: those that 8-bit types are simulated for. Empty for any other module.
+    """(name, axis of output channels) of the weights that a module multiplies its input with.
+
+    Only for modules that do nothing else; 8-bit types are simulated for them. Empty for others.
     """
     nn = torch.nn
     if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
