@@ -1,1 +1,1 @@
-"""Runs a program several times and names what in it does not repeat itself."""
+"""Runs a program several times and finds the parts of it that do not repeat."""

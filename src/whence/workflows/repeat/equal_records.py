@@ -1,4 +1,4 @@
-"""Are the tensors of two runs of one program equal, bit for bit?"""
+"""Compares the tensors of two runs of one program bit for bit."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from whence.records.run import Key
 
 
 class EqualRecords:
-    """The records of two runs, compared a pair at a time; each pair once.
+    """Compares records of two runs, each pair of records at most once.
 
-    compared: pairs of records that were looked at. unknown: those of which nothing tells whether
-    they are equal.
+    compared: results by pair of records. unknown: pairs for which nothing tells whether they are
+    equal.
     """
 
     def __init__(self, first: Run, second: Run) -> None:
@@ -27,11 +27,11 @@ class EqualRecords:
 
     @property
     def unknown(self) -> list[tuple[int, int]]:
-        """Pairs of which nothing tells whether they are equal."""
+        """Pairs of records for which nothing tells whether they are equal."""
         return [pair for pair, equal in self.compared.items() if equal is None]
 
     def equal(self, first: int, second: int) -> bool | None:
-        """Are they bitwise equal? None where neither hash nor elements of both are there."""
+        """Whether two records are equal bit for bit; None without hashes or elements of both."""
         pair = first, second
         if pair not in self.compared:
             self.compared[pair] = self._compare(first, second)
@@ -53,8 +53,8 @@ class EqualRecords:
             return True if not a.count else None
 
     def elements(self, first: int, second: int) -> tuple[Array, Array] | None:
-        """The elements of both, flat, in float64 or complex128; None where those of one are
-        missing or the shapes differ.
+        """The elements of both records in float64 or complex128; None when elements are missing or
+        the shapes differ.
         """
         try:
             a, b = self.first.array(first), self.second.array(second)
@@ -73,8 +73,9 @@ def _wide(array: Array) -> Array:
 
 
 def rel_l2(pairs: Iterable[tuple[Array, Array] | None]) -> float | None:
-    """2-norm of the difference of all pairs together, over that of the first ones; None where one
-    is missing or not finite, or the first ones are zero.
+    """2-norm of the difference over all pairs together, relative to that of the first arrays.
+
+    None when a pair is missing or not finite, or the first arrays are zero.
     """
     difference = norm = 0.0
     for pair in pairs:
@@ -90,7 +91,9 @@ def rel_l2(pairs: Iterable[tuple[Array, Array] | None]) -> float | None:
 
 
 def partners(first: Sequence[Call], second: Sequence[Call]) -> dict[int, int]:
-    """Calls of the first run -> the same call of the second: equal keys, the k-th with the k-th."""
+    """Calls of the first run -> the same call of the second: the k-th call of a key is matched with
+    the k-th.
+    """
     by_key: dict[Key, list[int]] = defaultdict(list)
     for call in second:
         by_key[call.key()].append(call.id)

@@ -1,4 +1,4 @@
-"""What the recorded programs of a call tell about why its output does not repeat."""
+"""What the recorded programs of a call tell about the reason why its output does not repeat."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ _NOT_DETERMINISTIC = frozenset({
     "grid_sampler_3d", "repeat_interleave", "convolution", "cudnn_convolution", "bmm",
     "resize_",
 })  # fmt: skip
-"""Operators that torch documents, at `torch.use_deterministic_algorithms`, as not deterministic on
-a CUDA device, forward or backward.
+"""Operators that torch documents, at `torch.use_deterministic_algorithms`, as nondeterministic on a
+CUDA device, forward or backward.
 """
 _ONLY_BACKWARD = frozenset(("gather", "index_select", "embedding", "index"))
 
 
 class ChangedOperation(NamedTuple):
-    """An operation that two recordings of one call do not share. line: where the program calls it,
-    "" where that is not known.
+    """An operation that differs between two recordings of one call.
+
+    line: where the program calls it, "" when unknown.
     """
 
     operator: str
@@ -42,7 +43,7 @@ class ChangedOperation(NamedTuple):
 def changed_operation(
     programs: tuple[Program, Program], runs: tuple[Run, Run]
 ) -> ChangedOperation | None:
-    """The first operation that differs between two recordings; None where they run the same."""
+    """The first operation that differs between two recordings; None when both run the same."""
     first, second = programs
     for place, (a, b) in enumerate(zip(first.operations, second.operations, strict=False)):
         words = _difference(a, b) or _other_constant(a, programs, runs)
@@ -97,8 +98,10 @@ def _line(program: Program, place: int) -> str:
 
 
 def unrepeatable(run: Run, call: Call, slot: str) -> ChangedOperation | None:
-    """The operation of a call's program that does not repeat when it runs again and again on what
-    was recorded; None where all do, or the program cannot be run.
+    """The operation of a call's program that does not repeat when it runs several times on the
+    recorded tensors.
+
+    None when all operations repeat, or the program cannot be run.
     """
     from whence.comparison.replays.side import ReplaySource
 
@@ -134,8 +137,8 @@ def _traced(
 
 
 def is_own_backward(run: Run, call: Call) -> bool:
-    """Is this a backward pass whose gradients are not the derivative of what its forward pass ran,
-    as that of a custom autograd function may be?
+    """Whether this is a backward pass whose gradients are not the derivative of the recorded
+    forward pass, as with a custom autograd function.
     """
     from whence.comparison.replays.side import ReplaySource
 
@@ -148,7 +151,7 @@ def is_own_backward(run: Run, call: Call) -> bool:
 
 
 def documented(program: Program | None) -> tuple[str, ...]:
-    """Operators of a program that torch documents as not deterministic on a CUDA device."""
+    """Operators of a program that torch documents as nondeterministic on a CUDA device."""
     if program is None:
         return ()
     has_backward = any(operation.name == GRADIENTS for operation in program.operations)

@@ -1,8 +1,10 @@
-"""Does a program repeat itself? Runs of one command in fresh processes, compared bit for bit.
+"""Checks whether a program repeats itself: runs one command in fresh processes and compares the
+runs bit for bit.
 
-What differs, in words, and what makes a program repeat itself.
+The module describes what differs and what would make the program repeat itself.
 
-How far a difference between two runs of one training reaches: gradients, loss, parameters.
+It also measures how far a difference between two runs of a training reaches: gradients, loss,
+parameters.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ def repeat_command(
 
 
 class Repetition:
-    """Runs of one program. options: that they were captured with."""
+    """Several runs of one program. options: of their capture."""
 
     def __init__(
         self, runs: Sequence[Run], command: tuple[str, ...] = (), options: Mapping[str, Any] = {}
@@ -83,7 +85,7 @@ class Repetition:
         self._walks: dict[tuple[int, int], tuple[Walk, list[Difference]]] = {}
 
     def result(self) -> Repeated:
-        """What all runs say together."""
+        """The combined result of all runs."""
         groups = self._groups()
         pair = (0, 1) if len(groups) == 1 else (groups[0][0], groups[1][0])
         walk, differences = self._walk(*pair)
@@ -117,7 +119,7 @@ class Repetition:
         return self._walks[first, second]
 
     def _groups(self) -> list[list[int]]:
-        """Numbers of runs that are equal to each other."""
+        """Groups of numbers of equal runs."""
         groups: list[list[int]] = []
         for number in range(len(self._runs)):
             for group in groups:
@@ -129,7 +131,7 @@ class Repetition:
         return groups
 
     def _why_not_same(self) -> list[str]:
-        """Why runs that show no difference may differ all the same."""
+        """Reasons why runs without a visible difference may still differ."""
         why = []
         for number, run in enumerate(self._runs, 1):
             why += [f"run {number}: {missing.text}" for missing in missing_of(run)]
@@ -146,7 +148,7 @@ class Repetition:
     # ---- what differs
 
     def _sources(self, walk: Walk, differences: list[Difference]) -> tuple[Source, ...]:
-        """One source for each module and kind, the first first."""
+        """One source for each module and kind, in program order."""
         by_place: dict[tuple[Any, ...], list[Difference]] = {}
         for difference in differences:
             call = difference.call
@@ -191,7 +193,7 @@ class Repetition:
         return programs.unrepeatable(walk.first, call, difference.slot)
 
     def _size(self, walk: Walk, difference: Difference) -> tuple[float | None, int, int]:
-        """(relative 2-norm, elements that differ, elements) of what differs."""
+        """(relative 2-norm, number of differing elements, number of elements) of a difference."""
         if difference.records is None:
             return None, 0, 0
         count = walk.first.records[difference.records[0]].count
@@ -202,7 +204,7 @@ class Repetition:
         return rel_l2([arrays]), int(((a != b) & ~((a != a) & (b != b))).sum()), count
 
     def _next(self, sources: tuple[Source, ...]) -> str:
-        """A command that shows more of the first source."""
+        """A command that shows more about the first source."""
         if not sources:
             return ""
         first = sources[0]
@@ -220,8 +222,8 @@ class Repetition:
 
 
 def _line(run: Run, difference: Difference) -> str:
-    """Where the program calls a call, or the child that is given what differs; its class where that
-    is not known.
+    """The line at which the program calls a call, or the child whose input differs; the class's
+    line when that is unknown.
     """
     call = difference.call
     if is_of_child(difference.slot):
@@ -239,7 +241,7 @@ def _kids(run: Run, call: Call) -> list[Call]:
 
 
 def _called_at(run: Run, call: Call, place: int) -> str:
-    """The line of a call's code that calls its child, "" where it is not known."""
+    """The line of a call's code that calls its child, "" when unknown."""
     program = run.programs.get(call.program)
     if program is None:
         return ""
@@ -254,11 +256,14 @@ _DETERMINISTIC = "torch.use_deterministic_algorithms(True) (whence repeat --dete
 
 
 _Words = tuple[str, tuple[str, ...]]
-"""What differs, and what makes it repeat."""
+"""A text about what differs, and advice for making it repeat."""
 
 
 def words_and_advice(difference: Difference, walk: Walk, inner: ChangedOperation | None) -> _Words:
-    """inner: the operation of the call's program that does not repeat, where that is known."""
+    """The text and advice for a source.
+
+    inner: the operation of the call's program that does not repeat, when known.
+    """
     kind = difference.kind
     if kind == SourceKind.OPERATOR:
         return _operator(difference, walk, inner)
@@ -289,8 +294,8 @@ def _input(difference: Difference, walk: Walk) -> _Words:
 
 
 def _shared_rows(difference: Difference, walk: Walk) -> tuple[int, int]:
-    """How many rows of an input are rows of the same input at any step of the other run; (0, 0)
-    where rows tell nothing.
+    """(number of rows of an input that also occur in the same input at any step of the other run,
+    number of rows); (0, 0) when rows tell nothing.
     """
     if difference.records is None:
         return 0, 0
@@ -356,7 +361,7 @@ def _random(difference: Difference, walk: Walk) -> _Words:
 
 
 def _drawn_by(difference: Difference, run: Run) -> str:
-    """The operator that drew random numbers, "" where it is not known."""
+    """The operator that drew random numbers, "" when unknown."""
     program = run.programs.get(difference.call.program)
     draws = program.draws if program is not None else ()
     operators = {draw.slot: draw.operator for draw in draws}
@@ -364,8 +369,10 @@ def _drawn_by(difference: Difference, run: Run) -> str:
 
 
 def _draws_differ(difference: Difference, walk: Walk) -> bool:
-    """Is it certain that other numbers were drawn: do they differ themselves, the generator's
-    state, or what a dropout leaves at zero?
+    """Whether it is certain that other random numbers were drawn.
+
+    This is so when the drawn numbers or the generator's state differ, or the elements that a
+    dropout zeroes.
     """
     if is_state(difference.slot) or is_drawn(difference.slot):
         return True
@@ -417,7 +424,7 @@ _GRADIENTS, _LOSS, _SUM = "gradients", "loss", "AccumulateGrad"
 
 
 class _Reach:
-    """What differs between two runs at the places that a user looks at."""
+    """Measures the difference between two runs in gradients, loss, parameters and outputs."""
 
     def __init__(self, records: EqualRecords) -> None:
         self._records = records
@@ -425,7 +432,7 @@ class _Reach:
         self._partners = partners(self._first.calls, self._second.calls)
 
     def _pairs(self, call: Call, refs: Iterable[Ref]) -> list[tuple[int, int]]:
-        """The records of some tensors of a call in both runs."""
+        """The records of some tensors of a call: (first run, second run)."""
         number = self._partners.get(call.id)
         if number is None:
             return []
@@ -433,7 +440,7 @@ class _Reach:
         return [(r.record, others[r.slot]) for r in refs if r.slot in others]
 
     def gradient(self) -> TouchedGradient | None:
-        """The gradients of the first step in which one of a parameter differs; None where none
+        """The gradients of the first step at which a parameter's gradient differs; None when none
         does.
         """
         by_step: dict[int, list[tuple[int, int]]] = {}
@@ -466,7 +473,9 @@ class _Reach:
         return (statistics.norm or 0.0) if statistics is not None else 0.0
 
     def losses(self) -> tuple[StepLoss, ...]:
-        """The loss of the first step in which it differs, and of the last; () where it is equal."""
+        """The loss at the first step where it differs and at the last step; () when it never
+        differs.
+        """
         steps: dict[int, tuple[int, int]] = {}
         for call in sorted(self._first.calls, key=lambda c: c.order):
             if call.op == _LOSS and call.phase == "forward":
@@ -483,8 +492,8 @@ class _Reach:
         )
 
     def end(self) -> tuple[str, float | None]:
-        """What the last step leaves (its name), and the relative 2-norm of its difference: the
-        parameters of a training, the outputs of a model otherwise.
+        """(name, relative 2-norm of the difference) of the final result: the parameters of a
+        training, otherwise the outputs of a model.
         """
         steps = [c for c in self._first.calls if c.phase == "optimizer" and c.refs]
         if steps:

@@ -1,5 +1,5 @@
-"""Walks over two runs of one program in the order of execution, and collects what differs although
-all that it was made from is equal.
+"""Walks over two runs of one program in execution order and collects tensors that differ although
+everything they were computed from is equal.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from whence.workflows.repeat.programs import ChangedOperation, changed_operation
 
 
 class Difference(NamedTuple):
-    """A tensor that differs although nothing that it was made from does.
+    """A tensor that differs although its inputs are equal.
 
-    call, partner: that have it; of a tensor that a container's own code made, the container's.
-    place: of the container's child that is given it, -1 of none. records: in the two runs, None of
-    what is not a tensor. changed: the first operation in which the recorded programs differ.
+    call, partner: the call with the tensor in both runs; for a tensor made by a container's own
+    code, the container's. place: of the container's child that receives it, -1 for none. records:
+    in the two runs, None when it is no tensor. changed: the first operation in which the recorded
+    programs differ.
     """
 
     kind: SourceKind
@@ -41,9 +42,9 @@ class _Sides(NamedTuple):
 
 
 class Walk:
-    """What differs between two runs, the first first.
+    """Finds differences between two runs in execution order.
 
-    calls: how many were compared. records: of the two runs.
+    calls: number of compared calls. records: compares records of the two runs.
     """
 
     def __init__(self, first: Run, second: Run) -> None:
@@ -58,7 +59,7 @@ class Walk:
         self.calls = len(self._partners)
 
     def differences(self) -> list[Difference]:
-        """In the order of execution."""
+        """All differences, in execution order."""
         differences = [*self._below(-1, None, 0), *self._only_in_second()]
         return sorted(differences, key=lambda difference: difference.call.order)
 
@@ -71,9 +72,7 @@ class Walk:
                 yield Difference(SourceKind.CALLS, call, None, "", words=words)
 
     def _below(self, parent: int, above: _Sides | None, before: int) -> Iterator[Difference]:
-        """The differences of the calls that a call makes. before: sights that differed when it
-        began.
-        """
+        """Differences inside a call. before: number of differing tensors when the call began."""
         for place, number in enumerate(self._kids.get(parent, ())):
             call = self.first.calls[number]
             if call.id not in self._partners:
@@ -118,8 +117,8 @@ class Walk:
                 yield Difference(SourceKind.INPUT, call, partner, ref.slot, records)
 
     def _refs(self, sides: _Sides, *, read: bool) -> Iterator[tuple[Ref, bool]]:
-        """The tensors that a call reads, or writes, and whether they are equal as far as is
-        known.
+        """The tensors that a call reads (or writes), each with whether it is equal; unknown counts
+        as equal.
         """
         others = {ref.slot: ref.record for ref in sides.partner.refs}
         for ref in sides.call.refs:
@@ -160,7 +159,7 @@ class Walk:
             yield Difference(SourceKind.CALLS, sides.call, sides.partner, "", words=words)
 
     def _made(self, sides: _Sides, slot: str, records: tuple[int, int] | None) -> Difference:
-        """Something that a call's own code made of equal inputs."""
+        """A difference that a call's own code produced from equal inputs."""
         call, partner = sides
         changed = self._changed(sides)
         has_state = any(is_state(ref.slot) for ref in call.refs)
@@ -173,7 +172,7 @@ class Walk:
         return Difference(kind, call, partner, slot, records, changed)
 
     def _changed(self, sides: _Sides) -> ChangedOperation | None:
-        """The first operation in which what both calls ran differs."""
+        """The first operation in which the recorded programs of both calls differ."""
         ids = sides.call.program, sides.partner.program
         if not all(ids) or ids[0] not in self.first.programs:
             return None
@@ -183,7 +182,7 @@ class Walk:
         return self._programs[ids]
 
     def is_whole(self) -> bool:
-        """Was every call of both runs compared?"""
+        """Whether every call of both runs was compared."""
         return len(self._partners) == len(self.first.calls) == len(self.second.calls)
 
 
@@ -196,7 +195,7 @@ def _arguments(call: Call, partner: Call) -> str:
 
 
 def has_operators(run: Run, call: Call) -> bool:
-    """Are the operators that a call ran calls of their own?"""
+    """Whether the operators that a call ran are recorded as calls of their own."""
     return any(c.kind == "operator" and c.parent == call.id for c in run.calls)
 
 
@@ -211,7 +210,7 @@ def initial_states(run: Run) -> dict[str, int]:
 
 
 def outside_inputs(run: Run, call: Call, slot: str) -> Iterator[int]:
-    """Records of an input that a program hands to a call, at all its steps."""
+    """Records of an input slot over all calls of the same module or operator."""
     place = (call.root, call.scope, call.op, call.op_type)
     for other in run.calls:
         if (other.root, other.scope, other.op, other.op_type) == place:
