@@ -58,12 +58,14 @@ def page_of(
     tokenizer: Path | None = None,
     tell: Count = lambda *_: None,
 ) -> Page:
-    """The page of a comparison. details: calls whose tensors are looked at: findings, what
-    introduces, their neighbours, then the rest.
+    """The page of a comparison.
 
-    folder: where the comparison lies. runs: both, where they are open already; else they are
-    opened. tokenizer: a tokenizer.json, or its folder. Reads elements of these only. A run that is
-    gone or was changed is not an error: `missing` says so.
+    details: number of calls whose tensors are examined: findings, calls that introduce an error,
+    their neighbours, then the rest. folder: where the comparison lies. runs: both runs if they are
+    open; otherwise they are opened. tokenizer: a tokenizer.json, or its folder.
+
+    Only the examined tensors' elements are read. A run that is gone or was changed is no error:
+    `missing` says so.
     """
     missing: list[str] = []
     aligned: align.Aligned | None = None
@@ -109,7 +111,7 @@ def page_of(
 
 
 def _side(path: str, facts: Mapping[str, str], other_side: Mapping[str, str]) -> PageSide:
-    """A run with its facts, and names of those that differ from the other side's."""
+    """A run with its facts, and names of the facts that differ from the other side's."""
     differing = (
         name
         for name in {**facts, **other_side}
@@ -119,7 +121,7 @@ def _side(path: str, facts: Mapping[str, str], other_side: Mapping[str, str]) ->
 
 
 def _is_of(aligned: align.Aligned, compared: Comparison) -> bool:
-    """Is this the plan of the comparison?"""
+    """Whether this plan pairs the same calls as the comparison's plan."""
     named = {row.pair: row.name for row in compared.rows}
     if len(aligned.plan.pairs) != len(compared.plan.pairs):
         return False
@@ -133,7 +135,7 @@ def _is_of(aligned: align.Aligned, compared: Comparison) -> bool:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """How a run came about, by name, as text."""
+    """Facts about the origin of a run, by name, as text."""
     info = run.info
     out = {
         "kind": info.kind if info.kind != "whence" else "",
@@ -176,7 +178,7 @@ _TELLING = (
 
 
 class _Details:
-    """Looks at tensors of the most telling calls."""
+    """Examines tensors of the most relevant calls."""
 
     def __init__(
         self,
@@ -200,8 +202,8 @@ class _Details:
                 yield self._detail(place, name, slot)
 
     def _chosen(self, limit: int) -> list[int]:
-        """Places, the most telling first: findings, errors beyond the noise, the neighbours of
-        those, then the largest errors.
+        """Places of the calls to examine, the most relevant first: findings, errors beyond the
+        noise, the neighbours of these, then the largest errors.
         """
         findings = [self.place[f.pair] for f in self.compared.findings if f.pair in self.place]
         telling = [i for kind in _TELLING for i, c in enumerate(self.calls) if c.verdict == kind]
@@ -216,7 +218,9 @@ class _Details:
         return list(dict.fromkeys((*core, *neighbours, *by_score)))[:limit]
 
     def _slots(self, place: int) -> list[tuple[str, SlotPair]]:
-        """(slot in words, pair of tensors): that of the verdict first, then outputs and inputs."""
+        """(slot in words, pair of tensors): the slot of the verdict first, then outputs
+        and inputs.
+        """
         call = self.calls[place]
         pair = self.aligned.plan.pairs[call.pair]
         out: dict[str, SlotPair] = {}
@@ -253,8 +257,10 @@ class _Details:
         )
 
     def _noise(self, call: PageCall, slot: SlotPair, name: str) -> tuple[float | None, str]:
-        """Standard deviation of an element's error that rounding explains: the operator's own by
-        replay, else half a unit in the last place of an element of the tensor's root mean square.
+        """(standard deviation of an element's error that rounding explains or None, its origin).
+
+        By replay it is the operator's own rounding; otherwise half a unit in the last place at the
+        tensor's root mean square.
         """
         record = self.aligned.reference.records[slot.reference_record]
         s = record.statistics
@@ -316,7 +322,7 @@ def _statistics(record: Record) -> tuple[float | None, ...]:
 
 
 def _closely(reference: Array, target: Array) -> dict[str, object]:
-    """The fields of a detail that need elements."""
+    """The fields of a detail that are computed from elements."""
     profile = metrics.closely(reference, target)
     worst = []
     for flat in profile.worst:
@@ -412,8 +418,9 @@ class _Calls:
         return sorted(pairs, key=lambda i: (call_of[i].rank, call_of[i].order))
 
     def _root(self, order: Sequence[int], place: Mapping[int, int]) -> Iterator[tuple[int, int]]:
-        """(pair, place of the root's call) of calls below a root, where only names are known: the
-        root is the first call of its step, has the name of its class, and returns what a call
+        """(pair, place of the root's call) of calls below a root, for runs that only have names.
+
+        The root is the first call of its step, has the name of its class, and returns what a call
         below it returned.
         """
         steps: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -431,7 +438,9 @@ class _Calls:
                 yield from ((i, place[first]) for i in below)
 
     def _parents(self, order: Sequence[int], place: Mapping[int, int]) -> dict[int, int]:
-        """Place of the call around each: from the tree, or without it from dotted names."""
+        """Place of the enclosing call for each call, from the tree or, without it, from dotted
+        names.
+        """
         pairs = self.compared.plan.pairs
         if self.aligned is not None:
             calls = self.aligned.reference.calls
@@ -504,9 +513,11 @@ class _Calls:
         )
 
     def _with_reads(self, calls: list[PageCall], order: Sequence[int]) -> Iterator[PageCall]:
-        """The calls with the makers of what they read: the innermost call that has it as output,
-        else the innermost call around, whose own code made it. An input of a call around has the
-        maker that it has there; an output that no other call reads is read by the code around it.
+        """The calls with the producers of what they read.
+
+        The producer is the innermost call with the tensor as output, else the innermost enclosing
+        call. An input of an enclosing call has the producer that it has there; an output that no
+        other call reads counts as read by the enclosing code.
         """
         maker_of: dict[tuple[int, int], int] = {}
         read: set[tuple[int, int]] = set()
@@ -554,7 +565,7 @@ def _rank(verdict: Verdict) -> tuple[float, float]:
 
 
 def _errors(rows: Sequence[Row], worst: Verdict | None) -> dict[str, Any]:
-    """The fields of a page's call that hold errors."""
+    """The error fields of a page's call."""
     outputs = [r for r in rows if is_written(r.reference_slot)]
     numbers = worst.numbers if worst is not None else {}
     error = _largest(outputs)
@@ -579,7 +590,7 @@ def _errors(rows: Sequence[Row], worst: Verdict | None) -> dict[str, Any]:
 
 
 def _judgement(worst: Verdict | None) -> dict[str, Any]:
-    """The fields of a page's call that its worst verdict fills."""
+    """The fields of a page's call that come from its worst verdict."""
     if worst is None:
         return {
             "evidence": Evidence.NONE,
@@ -607,8 +618,10 @@ def _largest(rows: Iterable[Row]) -> float | None:
 
 
 def _finite(error: float | None) -> float | None:
-    """An error that says something: equal statistics say nothing of the elements, and a ratio to
-    nothing only that it is large.
+    """An error that is informative, else None.
+
+    Equal statistics prove nothing about the elements, and a ratio to zero only says that the error
+    is large.
     """
     return error if error is not None and 0.0 < error < _LARGEST_RATIO else None
 
@@ -633,9 +646,10 @@ def _parameters(rows: Iterable[Row]) -> str:
 
 
 def _noise(numbers: Mapping[str, float | None], outputs: Sequence[Row]) -> float | None:
-    """The largest error that rounding here and the error of the inputs explain. By replay: the
-    inherited error and the rounding of both sides, each at most the limit times the operator's own;
-    of two dumps: the growth that is tolerated.
+    """The largest error explained by local rounding and by the error of the inputs.
+
+    By replay: the inherited error plus the rounding of both sides, each at most the limit times the
+    operator's own. From two dumps: the tolerated growth.
 
     The parts are summed, because they may all point the same way: a root of squares is the usual
     error, not the largest.
@@ -658,9 +672,11 @@ _QUIET = (VerdictKind.IDENTICAL, VerdictKind.NOISE, VerdictKind.INHERITED)
 
 
 def limited(page: Page, most: int = _MOST_CALLS) -> Page:
-    """The page with at most about so many calls: those around what differs, the worst first, and
-    those that are looked at closely, then the others in the order of execution, each with the calls
-    around it. `missing` says how many are left out, and which command shows them.
+    """The page limited to about `most` calls.
+
+    Kept are the calls around differences (the worst first), the examined calls, and then others in
+    execution order, each with its enclosing calls. `missing` says how many are left out, and which
+    command shows them.
     """
     calls = page.calls
     if len(calls) <= most:
@@ -697,7 +713,7 @@ def _sentence(page: Page, left_out: int, loud: int) -> str:
 
 
 def _ranked(page: Page) -> Iterable[int]:
-    """Places of calls, the most telling first."""
+    """Places of calls, the most relevant first."""
     calls = page.calls
     loud = [k for k, call in enumerate(calls) if call.verdict not in _QUIET]
     loud.sort(key=lambda k: (-VerdictKind(calls[k].verdict).severity, -(calls[k].score or 0.0), k))
@@ -733,7 +749,7 @@ _MOST = 400  # of a side
 def page_unpaired(
     compared: Comparison, aligned: align.Aligned, calls: Sequence[PageCall]
 ) -> tuple[PageUnpaired, ...]:
-    """Of both sides, in the order in which they began."""
+    """Unpaired calls of both sides, in the order in which they began."""
     place = {call.pair: i for i, call in enumerate(calls)}
     pairs = compared.plan.pairs
     reference = {pairs[pair].reference: i for pair, i in place.items()}
@@ -752,7 +768,7 @@ def page_unpaired(
 
 
 class _Side:
-    """One run: its unpaired calls, numbered from `base`, among its paired ones."""
+    """One run: its unpaired calls, numbered from `base`, between its paired ones."""
 
     def __init__(
         self, side: str, run: Run, alone: Sequence[int], places: Mapping[int, int], base: int
@@ -805,7 +821,7 @@ class _Side:
             )
 
     def _around(self, call: Call) -> int | None:
-        """Code of the nearest call around that the page has."""
+        """Code of the nearest enclosing call that the page contains."""
         up = call.parent
         while up >= 0 and up not in self.code:
             up = self.run.calls[up].parent

@@ -1,11 +1,9 @@
-"""Where each finding stands: in the user's code, and in the programs of both runs.
+"""Locates each finding in the user's code and in the programs of both runs.
 
-Lines of the user's code around what a finding is about, read when the page is made.
+Lines of the user's code are read when the page is created. A path comes from an untrusted run: only
+a few lines of Python files on this machine are read.
 
-A path comes from a run, which nobody vouches for: only a Python file of this machine is read, and
-only a few lines of it.
-
-The recorded programs of a finding's operator stand side by side, an operator a line.
+The recorded programs of a finding's operator are shown side by side, one operator a line.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _MOST = 30  # findings
 
 
 def page_places(compared: Comparison, aligned: align.Aligned) -> tuple[PagePlace, ...]:
-    """Of the first findings, in their order."""
+    """Places of the first findings, in their order."""
     return _Places(compared, aligned).listed()
 
 
@@ -78,7 +76,7 @@ class _Places:
         target: Call | None,
         programs: tuple[Listed | None, Listed | None],
     ) -> Iterator[PageExcerpt]:
-        """Of the target where it is known; of the reference where its lines are others."""
+        """Code excerpts: of the target, and of the reference when its lines are different."""
         sources = {"reference": "", "target": "", finding.side: finding.source}
         if reference is not None and not sources["reference"]:
             sources["reference"] = self._line_of_reference(reference, programs, finding.operator)
@@ -104,8 +102,8 @@ class _Places:
 
 
 def _arguments(reference: Listed, target: Listed, operator: str) -> str:
-    """The arguments in which the operator at fault differs, with both values; "" where there is
-    none.
+    """Describe the arguments in which the operator at fault differs, with both values; ""
+    for none.
     """
     places = differing(reference, target, operator) if operator else (-1, -1)
     if min(places) < 0:
@@ -125,7 +123,7 @@ def _call(run: Run, number: int) -> Call | None:
 
 
 def _program(run: Run, call: Call | None, below: Mapping[int, list[int]]) -> Listed | None:
-    """The program of a call, with names of the calls inside."""
+    """The program of a call, with the names of inner calls."""
     program = run.programs.get(call.program) if call is not None and call.program else None
     if call is None or program is None:
         return None
@@ -140,7 +138,7 @@ _PLACE = re.compile(r"(?P<file>.+):(?P<line>\d{1,7})")
 
 
 def excerpt(source: str, run: Run, side: str) -> PageExcerpt | None:
-    """The lines around `source` ("file:line"); None where the file is not at hand."""
+    """The lines around `source` ("file:line"); None when the file is not available."""
     match = _PLACE.fullmatch(source)
     if match is None or (run.info.host and run.info.host != socket.gethostname()):
         return None
@@ -167,7 +165,7 @@ def excerpt(source: str, run: Run, side: str) -> PageExcerpt | None:
 
 
 def _short(path: Path, run: Run) -> str:
-    """The path as seen from the folder that the run was started in."""
+    """The path relative to the folder in which the run was started."""
     folder = Path(run.info.cwd) if run.info.cwd else Path.cwd()
     resolved = path.resolve()
     return resolved.relative_to(folder).as_posix() if resolved.is_relative_to(folder) else str(path)
@@ -184,12 +182,13 @@ _MOST_LINES = 48  # lines
 _LONGEST = 260  # characters of a line
 _DIFFERS = "differs"
 _SHAPE = re.compile(r"[^\s\[,]+\.shape\[")
-"""The extent of an input, whatever its name is on this side."""
+"""The size of an input's dimension, independent of the input's name."""
 
 
 class _Line(NamedTuple):
-    """An operator, or a call inside: what it is apart from which operators it reads, and of which
-    it reads.
+    """One line of a program: an operator or an inner call.
+
+    name, settings: its identity apart from inputs. reads: the operators whose results it reads.
     """
 
     name: str
@@ -200,21 +199,21 @@ class _Line(NamedTuple):
 
 
 class _Paired(NamedTuple):
-    """Places of a line on both sides, -1 where one has none."""
+    """Positions of a line in both programs, -1 when a side lacks it."""
 
     reference: int
     target: int
 
 
 class Listed(NamedTuple):
-    """A program, and names of the calls inside that it hands tensors to and takes them from."""
+    """A program, and the names of the inner calls with which it exchanges tensors."""
 
     program: Program
     inside: Sequence[str] = ()
 
 
 def side_by_side(reference: Listed, target: Listed) -> tuple[PageOperators, ...]:
-    """Both programs in lines; where they are long, what differs and what stands beside it."""
+    """Both programs line by line; long ones are reduced to differences and their neighbours."""
     sides = _operator_lines(reference), _operator_lines(target)
     pairs = list(_paired(*sides))
     rows = [
@@ -229,8 +228,9 @@ def side_by_side(reference: Listed, target: Listed) -> tuple[PageOperators, ...]
 
 
 def differing(reference: Listed, target: Listed, operator: str = "") -> tuple[int, int]:
-    """Places in both programs of the first operator that differs, -1 for none. operator: its name,
-    where it is known.
+    """Positions in both programs of the first operator that differs, -1 for none.
+
+    operator: its name, when known.
     """
     sides = _operator_lines(reference), _operator_lines(target)
     pairs = list(_paired(*sides))
@@ -246,7 +246,7 @@ def differing(reference: Listed, target: Listed, operator: str = "") -> tuple[in
 
 
 def _operator_lines(listed: Listed) -> list[_Line]:
-    """The operators of a program in order, and between them the calls inside."""
+    """The operators of a program in order, with inner calls between them."""
     program, names = listed
     given: dict[int, list[Any]] = {}
     for slot, operand in program.outputs:
@@ -263,7 +263,7 @@ def _operator_lines(listed: Listed) -> list[_Line]:
 
 
 def _line_of_call(child: int, given: Mapping[int, Sequence[Any]], listed: Listed) -> _Line:
-    """A call inside, with what the code around it hands to it."""
+    """The line of an inner call, with the operands that the surrounding code passes."""
     operands = given.get(child, ())
     arguments = ", ".join(_value_text(operand, listed) for operand in operands)
     reads = tuple(tuple(operand["op"]) for operand in operands if "op" in operand)
@@ -305,7 +305,9 @@ def _operator_line(place: int, operation: Operation, listed: Listed) -> _Line:
 
 
 def _taken(operands: Sequence[Any], listed: Listed) -> tuple[tuple[str, str], ...]:
-    """What is read of calls inside: these have names, inputs may have others on the other side."""
+    """Operands that come from inner calls; inputs are left out, because their names may differ by
+    side.
+    """
     slots = [_slot(operand["in"], listed.program) for operand in operands if "in" in operand]
     return tuple(
         ("", _value_text({"in": operand["in"]}, listed))
@@ -315,7 +317,9 @@ def _taken(operands: Sequence[Any], listed: Listed) -> tuple[tuple[str, str], ..
 
 
 def _child(slot: str) -> int | None:
-    """Which call inside a slot is of ("2:output.0"), None where it is of the call itself."""
+    """Index of the inner call that a slot belongs to ("2:output.0"); None for a slot of the call
+    itself.
+    """
     number, colon, _ = slot.partition(":")
     return int(number) if colon and number.isdecimal() else None
 
@@ -362,8 +366,8 @@ def _value_text(value: Any, listed: Listed) -> str:
 
 
 def _paired(reference: list[_Line], target: list[_Line]) -> Iterator[_Paired]:
-    """Operators that stand for each other: in order, and where others stand in between those of one
-    name.
+    """Pair corresponding lines: equal names in order; in between, unequal lines are paired by
+    position.
     """
     names = [[line.name for line in side] for side in (reference, target)]
     for a0, a1, b0, b1, _ in operator_blocks(*names):
@@ -388,7 +392,7 @@ def _marked(pairs: list[_Paired], reference: list[_Line], target: list[_Line]) -
 
 
 def _shortened(rows: list[PageOperators]) -> Iterator[PageOperators]:
-    """All rows of a short table; of a long one what differs, with its neighbours."""
+    """All rows of a short table; for a long one, the rows that differ and their neighbours."""
     telling = [k for k, row in enumerate(rows) if row.mark]
     if len(rows) <= 2 * _AROUND + 4:
         yield from rows

@@ -1,5 +1,6 @@
-"""The text of tokens, from a `tokenizer.json` that lies on this machine. It is read as data: its
-list of pieces is looked up, nothing of it runs.
+"""The text of tokens, from a `tokenizer.json` on this machine.
+
+The file is read as data: its list of pieces is looked up, and nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _LONGEST = 60  # characters of a token
 def vocabulary(
     compared: Comparison, runs: tuple[Run, Run] | None, given: Path | None = None
 ) -> tuple[tuple[int, str], ...]:
-    """(number, text) of every token that both runs generated or were given.
+    """(number, text) of every token that both runs generated or received.
 
-    given: a tokenizer.json, or a folder that holds one. Without it one is looked for in the folders
-    that the commands of the runs name; () where there is none.
+    given: a tokenizer.json, or a folder that contains one. Without it, the folders that the
+    commands of the runs name are searched; () when none is found.
     """
     if compared.generation is None:
         return ()
@@ -38,7 +39,7 @@ def vocabulary(
 
 
 def is_tokenizer(path: Path) -> bool:
-    """Is this the tokenizer.json of a model, or a folder that holds one?"""
+    """Whether this is a model's tokenizer.json, or a folder that contains one."""
     return _texts(_file(path)) is not None
 
 
@@ -47,7 +48,7 @@ def _file(path: Path) -> Path:
 
 
 def _beside(runs: Iterable[Run]) -> Iterator[Path]:
-    """Files beside the folders that a command names."""
+    """Candidate files in the folders that a command names."""
     for run in runs:
         for word in run.info.command:
             value = word.partition("=")[2] if word.startswith("-") else word
@@ -57,7 +58,7 @@ def _beside(runs: Iterable[Run]) -> Iterator[Path]:
 
 
 def _texts(file: Path) -> dict[int, str] | None:
-    """Text by number; None for what is no such file."""
+    """Text by token number; None for a file that is no tokenizer."""
     try:
         if file.stat().st_size > _LARGEST:
             return None
@@ -95,8 +96,8 @@ def _readable(piece: str, is_bytes: bool) -> str:
 
 @functools.cache
 def _byte_of() -> dict[str, int]:
-    """The signs that byte-level tokenizers write bytes with: printable ones for themselves, the
-    others by signs from 256 on.
+    """The byte for each sign of a byte-level tokenizer: printable bytes stand for themselves,
+    others are written as signs from 256 on.
     """
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in plain]

@@ -161,7 +161,7 @@ def _texts(file: Path) -> TokenMatch:
 
 
 def _of_texts(texts: TokenMatch) -> Page:
-    """A page of two files of outputs alone: no run was captured, so nothing is said of one."""
+    """The page of a comparison of two files of outputs: no run was captured."""
     from whence._version import __version__
     from whence.results import Coverage, Plan
     from whence.results.page import Page, PageSide
