@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def widened(now: TokenMatch, **fields: Any) -> TokenComparison:
-    """A TokenMatch as a TokenComparison, with these fields."""
+    """Convert a TokenMatch to a TokenComparison with these additional fields."""
     return TokenComparison(
         **{**{f: getattr(now, f) for f in TokenMatch.__struct_fields__}, **fields}
     )
@@ -84,8 +84,8 @@ _CHANGES = {
 
 
 def _names(rows: Sequence[Row]) -> Iterator[tuple[object, int]]:
-    """What tells a row from the others of its commit: the digest of its prompt and the occurrence,
-    else its position.
+    """The identity of a row within its commit: digest of its prompt and occurrence, else its
+    position.
     """
     occurrences: dict[bytes, int] = {}
     for a, b, _ in rows:

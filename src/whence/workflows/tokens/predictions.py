@@ -1,11 +1,9 @@
 """Files of generated outputs: JSON lines or one JSON array of objects with a prompt and an output.
-Read twice, never held.
 
-The first reading leaves, of each record, where it is and digests of its prompt and output; a record
-is read again when it is compared. So memory grows with the number of prompts, not with their bytes.
-What cannot be read is an entry with the reason.
-
-Where the records lie in a file of JSON lines or one JSON array; read chunk by chunk.
+A file is read twice and never held in memory. The first reading keeps, for each record, its place
+and digests of its prompt and output; the record is read again when it is compared. Memory therefore
+grows with the number of prompts and not with their bytes. A record that cannot be read becomes an
+entry with the reason.
 """
 
 from __future__ import annotations
@@ -29,17 +27,17 @@ _LONGEST_ID = 40
 
 
 class Prediction(NamedTuple):
-    """One record. prompt: text, None where it has none. output: text, or a list of tokens."""
+    """One record. prompt: text, None without one. output: text, or a list of tokens."""
 
     prompt: str | None
     output: str | list[int] | list[str]
 
 
 class Entry(NamedTuple):
-    """Where a record is. number: from 0; line: from 1, of an array its element. prompt, output:
-    digests; why: it cannot be read.
+    """The place of a record.
 
-    id: what the record calls itself, "" where it does not.
+    number: from 0. line: from 1; in an array, the element. prompt, output: digests. why: the reason
+    when it cannot be read. id: the record's own identifier, "" without one.
     """
 
     number: int
@@ -69,7 +67,7 @@ class Predictions:
         prompt_key: str,
         output_key: str,
     ) -> None:
-        """words: what it is called when it has no path."""
+        """words: the name to use in messages when there is no path."""
         self.prompt_key, self.output_key = prompt_key, output_key
         self.models: dict[str, None] = {}
         self._records: Sequence[Mapping[str, Any]] | None = None
@@ -91,12 +89,14 @@ class Predictions:
             raise
 
     def read(self, entry: Entry) -> Prediction:
-        """The record of an entry. Raises ValueError with the reason where it holds no output."""
+        """Read the record of an entry. Raises ValueError with the reason when it contains no
+        output.
+        """
         raw = self._raw(entry)
         return Prediction(self._prompt(raw), self._output(raw))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
@@ -158,8 +158,9 @@ class Predictions:
         return _tokens(output, self.output_key)
 
     def _check(self) -> None:
-        """A wrong key is one mistake, not a thousand bad lines; a file of something else is not a
-        file of outputs.
+        """Raise UnreadableRun when no entry contains an output.
+
+        A wrong key is reported once and not for each line.
         """
         if not self.entries or any(e.output is not None for e in self.entries):
             return
@@ -174,7 +175,7 @@ class Predictions:
 
 
 def _id(raw: Mapping[str, Any]) -> str:
-    """What a record calls itself: a short text or a whole number under one of the usual keys."""
+    """The identifier of a record: a short text or a whole number under one of the usual keys."""
     for key in _IDS:
         value = raw.get(key)
         if (
@@ -187,7 +188,7 @@ def _id(raw: Mapping[str, Any]) -> str:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """The file, or what came through the pipe. Raises UnreadableRun."""
+    """Open the file, or what came through a pipe. Raises UnreadableRun."""
     if path.is_dir():
         raise UnreadableRun(f"{path} is a folder; give the JSON file of outputs in it")
     try:
@@ -204,8 +205,9 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _value(raw: bytes) -> Any:
-    """Any JSON value, as Python reads it: NaN, lone surrogates and large integers too. Raises
-    ValueError with the place.
+    """Parse any JSON value as Python does, including NaN, lone surrogates and large integers.
+
+    Raises ValueError with the position.
     """
     try:
         return orjson.loads(raw)
@@ -224,7 +226,7 @@ def _value(raw: bytes) -> Any:
 
 
 def _at(record: Any, key: str) -> tuple[Any, bool]:
-    """(value, whether it is missing): the key itself, else one key after the other."""
+    """(value, whether it is missing): looks up the key itself, then its dotted parts one by one."""
     if key in record:
         return record[key], False
     for part in key.split("."):
@@ -293,7 +295,7 @@ def _digest(value: str | list[int] | list[str]) -> bytes:
 
 
 def records(source: object) -> Sequence[Mapping[str, Any]]:
-    """A sequence of records out of what a caller gave. Raises UsageError for anything else."""
+    """The sequence of records in what a caller passed. Raises UsageError for anything else."""
     if isinstance(source, Sequence) and not isinstance(source, (str, bytes)):
         return source
     raise UsageError(f"outputs are a path or a list of records, not {type(source).__name__}")
@@ -309,7 +311,7 @@ _RecordPlace = tuple[int, int, int, str]  # line, offset, length, why it cannot 
 
 
 def _record_places(file: IO[bytes], name: str) -> tuple[str, Iterator[_RecordPlace]]:
-    """("line" or "element", where each record is)."""
+    """("line" or "element", the place of each record)."""
     head = file.read(4)
     for mark, encoding in _MARKS:
         if head.startswith(mark):
@@ -349,8 +351,8 @@ _INNER = re.compile(rb'["\[\]{}]')
 
 
 def _element_places(file: IO[bytes]) -> Iterator[_RecordPlace]:
-    """Elements of an array of which the opening bracket has been read, found by brackets and quotes
-    alone, chunk by chunk.
+    """The elements of an array whose opening bracket has been read, found chunk by chunk from
+    brackets and quotes alone.
     """
     base, line, depth, quoted, skip = file.tell(), 0, 1, False, 0
     start = base

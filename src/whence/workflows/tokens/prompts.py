@@ -59,7 +59,7 @@ def pair_prompts(reference: Sequence[Entry], target: Sequence[Entry], how: str) 
 
 
 def by_prompt(entries: Iterable[Entry]) -> dict[bytes, list[Entry]]:
-    """Records by the digest of their prompt, in order; without those that have none."""
+    """Records by the digest of their prompt, in order; records without a prompt are left out."""
     by_digest: dict[bytes, list[Entry]] = {}
     for entry in entries:
         if entry.prompt is not None:
@@ -74,8 +74,9 @@ def row(
     target: Predictions,
     unsteady: Mapping[bytes, str],
 ) -> PromptMatch:
-    """One prompt: both outputs are read, compared and let go. unsteady: prompts that a run answers
-    in two ways, and in which run.
+    """Compare one prompt: both outputs are read, compared and released.
+
+    unsteady: prompts that a run answers in two ways, and in which run.
     """
     a, b, how = pair
     result = PromptMatch(
@@ -108,7 +109,10 @@ def row(
 
 
 def _compared(result: PromptMatch, a: Any, b: Any, twice: str) -> PromptMatch:
-    """The match with how far two outputs agree. twice: a run answers this prompt in two ways."""
+    """The match with the agreement of two outputs.
+
+    twice: the run that answers this prompt in two ways.
+    """
     from whence.workflows.tokens.statistics import match
 
     if isinstance(a, str) != isinstance(b, str):
@@ -131,7 +135,7 @@ def _compared(result: PromptMatch, a: Any, b: Any, twice: str) -> PromptMatch:
 
 
 def named(rows: Iterable[PromptMatch]) -> tuple[PromptMatch, ...]:
-    """Rows with the ids of their file where these tell all prompts apart, else without any."""
+    """The rows with the ids of their file when these are unique; otherwise the ids are removed."""
     listed = tuple(rows)
     ids = [row.id for row in listed]
     unique = all(ids) and len(set(ids)) == len(ids)
@@ -166,7 +170,7 @@ def _why(outcome: OutputMatch, a: Any, b: Any) -> str:
 
 
 def _some(output: Any, start: int, stop: int) -> str:
-    """A piece of an output, as it is; tokens with blanks between them."""
+    """A part of an output as text; tokens are separated by blanks."""
     part = output[start:stop]
     return part if isinstance(part, str) else " ".join(map(str, part))
 
@@ -176,13 +180,13 @@ def _form(output: object) -> str:
 
 
 def short(prompt: str) -> str:
-    """A prompt to be shown: at most 1,000 characters."""
+    """A prompt shortened for display: at most 1,000 characters."""
     return prompt if len(prompt) <= _PROMPT else prompt[:_PROMPT] + "…"
 
 
 def again(side: Predictions, word: str) -> tuple[int, dict[bytes, Disagreement]]:
-    """(how many prompts the file holds more than once, those of them whose outputs are not all
-    equal by their digests).
+    """(number of prompts that occur more than once, those whose outputs are not all equal by
+    digest).
     """
     from whence.workflows.tokens.statistics import match
 

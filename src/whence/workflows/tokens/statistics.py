@@ -56,7 +56,7 @@ def match(reference: Output, target: Output) -> OutputMatch:
 
 
 def _common(a: Output, b: Output) -> int:
-    """Length of the common prefix, found by slices, which are compared at the speed of memory."""
+    """Length of the common prefix, found by comparing slices, which is fast."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -68,8 +68,9 @@ def _common(a: Output, b: Output) -> int:
 
 
 def _word(a: str, b: str, prefix: int) -> int:
-    """The word, counted from 0, in which two strings first differ at character `prefix`; blanks
-    alone that differ count as the next.
+    """Index of the word in which two strings first differ at character `prefix`.
+
+    A difference in blanks alone counts for the next word.
     """
     words = len(a[:prefix].split())
     inside = (
@@ -99,8 +100,8 @@ def wilson(count: int, of: int, confidence: float = 0.95) -> tuple[float, float]
 
 
 def sign_test(changes: int, reverse: int) -> float:
-    """Two-sided exact binomial test that changes one way are as likely as those in reverse; 1 where
-    nothing changed.
+    """p-value of the two-sided exact binomial test that changes in both directions are equally
+    likely; 1 without changes.
     """
     n, k = changes + reverse, min(changes, reverse)
     if 2 * k >= n:
@@ -120,8 +121,9 @@ def sign_test(changes: int, reverse: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Shares of the prompts, 0 to 1, that must match in full and over the first half. origin: in
-    words.
+    """Least shares of the prompts, 0 to 1, that must match in full and over the first half.
+
+    origin: where the values come from, in words.
     """
 
     full: float = FULL
@@ -129,7 +131,7 @@ class Thresholds:
     origin: str = "default"
 
     def reached(self, full: float | None, half: float | None) -> bool:
-        """Whether both shares are there; a share that is not defined reaches nothing."""
+        """Whether both shares reach their thresholds; an undefined share reaches none."""
         return full is not None and half is not None and full >= self.full and half >= self.half
 
 

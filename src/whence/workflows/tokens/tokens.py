@@ -168,8 +168,9 @@ def _judged(
 
 
 def _check_key(key: str, sides: Sequence[Predictions]) -> None:
-    """Raises UsageError for a key that was asked for and that no record has; without one, prompts
-    are matched by position.
+    """Raise UsageError for an explicit key that no record has.
+
+    Without an explicit key, prompts are matched by position.
     """
     for side in sides:
         if key != PROMPT_KEY and side.entries and all(e.prompt is None for e in side.entries):
