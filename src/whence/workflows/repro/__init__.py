@@ -1,1 +1,1 @@
-"""Writes a finding as a script that shows it."""
+"""Writes a script that demonstrates a finding."""

@@ -1,7 +1,6 @@
-"""Writes the script of a finding and runs it both ways.
+"""Writes the script of a finding and runs it on both sides.
 
-A written script run in an interpreter of its own, which may load what it needs before the script
-is there.
+A script runs in an interpreter of its own, which may load modules before the script exists.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def reproduce(
 
 
 def _finding(compared: Comparison, number: int, named: str) -> Finding:
-    """The finding of this number. Raises UsageError."""
+    """The finding with this number. Raises UsageError."""
     if not compared.findings:
         raise UsageError(
             f"{named} names no operator at fault (status {compared.status}): there is nothing to "
@@ -127,7 +126,7 @@ def _finding(compared: Comparison, number: int, named: str) -> Finding:
 
 
 def _written(case: Case, folder: Path) -> Path:
-    """Write the script and its tensors; returns its path."""
+    """Write the script and its tensors; returns the script's path."""
     from whence.replay.export.script import FILES, script
     from whence.replay.export.script_data import save
 
@@ -140,7 +139,7 @@ def _written(case: Case, folder: Path) -> Path:
 
 
 def _check(folder: Path, force: bool) -> None:
-    """Raise OutputExists where the script cannot go: what is replaced is an earlier one alone."""
+    """Raise OutputExists when the script cannot be written; only an earlier script is replaced."""
     if folder.is_file():
         raise OutputExists(f"cannot write a script into {folder}: it is a file; choose another -o")
     if folder.is_dir() and any(folder.iterdir()) and not force:
@@ -156,7 +155,7 @@ def _check(folder: Path, force: bool) -> None:
 
 
 def _of_others(folder: Path) -> Iterator[Path]:
-    """Files of somebody else where the script and its tensors would go."""
+    """Files that whence did not write, at the paths of the script and its tensors."""
     from whence.replay.export.script import FILES, LIMITS
 
     script, tensors = (folder / name for name in FILES)
@@ -182,7 +181,7 @@ runpy.run_path(path, run_name="__main__")
 
 
 class _Waiting:
-    """An interpreter that loads `modules` now and runs a script later. To be ended by `run` or
+    """An interpreter that loads `modules` now and runs a script later. End it with `run` or
     `leave`.
     """
 
@@ -197,7 +196,9 @@ class _Waiting:
         )
 
     def run(self, path: Path, side: str) -> tuple[bool | None, str]:
-        """(did `path --side SIDE` pass, what it said); None where it neither passed nor failed."""
+        """(whether `path --side SIDE` passed, its output); None when it neither passed
+        nor failed.
+        """
         try:
             printed, errors = self._process.communicate(
                 f"{path.absolute()}\t--side\t{side}\n", timeout=_LIMIT_S
@@ -215,27 +216,28 @@ class _Waiting:
         return None, "\n".join(errors.splitlines()[-_LAST_LINES:])
 
     def leave(self) -> None:
-        """End it, whatever it does."""
+        """End the interpreter, whatever it is doing."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
 
 
 class _BothWays:
-    """Runs a script as either side does. heavy: modules that the target's side will load; they are
-    loaded while the script is made.
+    """Runs a script for the reference's and for the target's side.
+
+    heavy: modules that the target's side needs; they are loaded while the script is written.
     """
 
     def __init__(self, heavy: Sequence[str]) -> None:
         self._waiting = {"reference": _Waiting("torch"), "target": _Waiting("torch", *heavy)}
 
     def leave(self) -> None:
-        """End the interpreters, whatever they do."""
+        """End both interpreters, whatever they are doing."""
         for interpreter in self._waiting.values():
             interpreter.leave()
 
     def outcome(self, path: Path, default: str, missing: str) -> tuple[dict[str, str], bool, str]:
-        """(what each side printed, does the reproduction hold, that in words)."""
+        """(output of each side, whether the reproduction holds, that in words)."""
         if default == "recorded":
             self._waiting["recorded"] = _Waiting("torch")
             if missing:
@@ -264,7 +266,7 @@ class _BothWays:
 # Runs the target's own operators of a finding, as its program has them.
 
 _SHOWN = 6
-"""So many operators of each side are listed."""
+"""Most operators of each side that are listed."""
 
 
 class ChosenCase(NamedTuple):
@@ -276,7 +278,7 @@ class ChosenCase(NamedTuple):
 
 
 class _Ways(NamedTuple):
-    """How both sides run their operators; the reference's run eagerly on the CPU."""
+    """How each side runs its operators; the reference's operators run eagerly on the CPU."""
 
     target: Way
     reference: Way
@@ -321,7 +323,7 @@ def choose_case(subject: Subject, tell: Callable[[str], None]) -> ChosenCase:
 def _semantic(
     subject: Subject, good: ReferenceTrace, bad: TargetTrace, ways: _Ways, notes: list[str]
 ) -> ChosenCase:
-    """Both sides' operators, where they differ."""
+    """The operators of both sides, when they differ."""
     from whence.replay.export.isolate import parting
     from whence.replay.export.script import Case
 
@@ -346,8 +348,8 @@ def _is_bitwise_equal(a: Any, b: Any) -> bool:
 
 
 def _kernel(good: ReferenceTrace, ways: _Ways, notes: list[str]) -> Case | None:
-    """The fewest operators that are wrong where they run as the target's did; None where all are
-    right.
+    """The fewest operators that give a wrong result when they run as in the target; None when all
+    are right.
     """
     from whence.replay.export.isolate import Drill
     from whence.replay.export.script import Case
@@ -372,7 +374,7 @@ def _kernel(good: ReferenceTrace, ways: _Ways, notes: list[str]) -> Case | None:
 
 
 def _recorded(good: ReferenceTrace, ways: _Ways, missing: str) -> Case:
-    """All operators, judged by what the target recorded."""
+    """All operators, judged by the results that the target recorded."""
     from whence.replay.export.script import Case
     from whence.replay.export.trace import piece
 
@@ -422,12 +424,12 @@ def describe(case: Case, subject: Subject, number: int, comparison: str, how: st
 
 
 def executed_piece(case: Case) -> Piece:
-    """The operators at fault: the target's own, where the case has them."""
+    """The operators at fault: the target's own if the case has them, else the reference's."""
     return case.bad if case.bad is not None and case.bad.steps else case.good
 
 
 def differing(reference: Piece, target: Piece) -> list[str]:
-    """What differs between the operators of both sides, in words."""
+    """Describe the differences between the operators of both sides."""
     if [s.name for s in reference.steps] == [s.name for s in target.steps]:
         arguments = []
         for step, its_partner in zip(reference.steps, target.steps):
@@ -451,7 +453,7 @@ def _without_common_ends(a: list[str], b: list[str]) -> tuple[list[str], list[st
 
 
 def way_of(run: Run, call: Call, notes: list[str]) -> Way:
-    """How a run executed a call; what is not taken over is added to `notes`."""
+    """How a run executed a call; what cannot be reproduced is added to `notes`."""
     from whence.replay.export.ways import Way, known_config
 
     settings = align.settings_of(run).get(call.root, {})
@@ -492,7 +494,7 @@ def way_of(run: Run, call: Call, notes: list[str]) -> Way:
 
 
 def _why_not_here(way: Way, compiled: bool) -> str:
-    """Why this machine cannot run operators that way, "" when it can."""
+    """Why this machine cannot run operators in that way, "" when it can."""
     import torch
 
     from whence.replay.export.ways import is_backend
@@ -510,7 +512,7 @@ def _why_not_here(way: Way, compiled: bool) -> str:
 
 
 def _run_conditions(run: Run, call: Call, way: Way) -> str:
-    """Versions, device and settings of a call, in words."""
+    """Describe the versions, device and settings of a call."""
     settings = align.settings_of(run).get(call.root, {})
     info = run.info
     parts = [f"torch {settings['torch']}"] if "torch" in settings else []
@@ -530,7 +532,7 @@ def _run_conditions(run: Run, call: Call, way: Way) -> str:
 
 
 def _compile_settings(run: Run, call: Call) -> dict[str, Any] | None:
-    """How a call, or the nearest one around or inside it, was compiled, as the capture noted it."""
+    """The compile settings of a call, from the nearest enclosing or inner call with such a note."""
     by_distance: list[tuple[int, dict[str, Any]]] = []
     for scope, settings in align.told(run, "compiled"):
         if settings.get("root", call.root) != call.root:
@@ -549,8 +551,10 @@ def _settings_table(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TargetTrace:
-    """What the target's operators computed. results: numbers of the judged tensors. reproduces: is
-    that what the target recorded, but for rounding?
+    """What the target's operators computed.
+
+    results: numbers of the judged tensors. reproduces: whether the trace matches the target's
+    recording up to rounding.
     """
 
     trace: Trace
@@ -559,7 +563,7 @@ class TargetTrace:
 
 
 def _target_trace(subject: Subject, reference: ReferenceTrace) -> TargetTrace | None:
-    """The trace; None where the target has no program that can be run for these outputs."""
+    """The trace; None when the target has no program that can be run for these outputs."""
     try:
         return _trace(subject, reference)
     except (ReplayRefused, ElementsMissing, KeyError, ValueError):
@@ -617,7 +621,7 @@ def _loaded(subject: Subject, gathered: Flat | None) -> Any:
 
 
 def _target_slot(subject: Subject, slot: str) -> str:
-    """The target's name of an output of the reference's program; "" where it has none."""
+    """The target's name of an output of the reference's program; "" when it has none."""
     paired = subject.paired
     pair = paired.slot(subject.pair, slot)
     if pair is None:

@@ -1,4 +1,4 @@
-"""Operators that a run has as calls of their own, put together as one program."""
+"""Combines operators that a run recorded as calls of their own into one program."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def gathered_program(
     source: ReplaySource, call: Call, program_of: Callable[[Call], Program]
 ) -> Flat | None:
-    """The operators below a call that has no program, where the run has them as calls of their
-    own; else None.
+    """The operators below a call without a program, when the run recorded them as calls;
+    else None.
     """
     from whence.replay.flatten import Node, gather
 
@@ -47,7 +47,7 @@ def gathered_program(
 
 
 def tensor_number(trace: Trace, program: Program, slot: str) -> int | None:
-    """The number in a trace of the tensor that its program returns as `slot`."""
+    """The number, in a trace, of the tensor that its program returns as `slot`."""
     kind, where = next(iter(dict(program.outputs)[slot].items()))
     if kind == "op":
         results = trace.by_place.get(where[0], [])

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReferenceTrace:
-    """What the reference's operators computed. slots: the judged outputs; results: their numbers in
-    the trace; recorded: by such a number, what was recorded at fault.
+    """The results of the reference's operators.
+
+    slots: the judged outputs. results: their numbers in the trace. recorded: by these numbers, the
+    tensors that the side at fault recorded.
     """
 
     trace: Trace
@@ -92,7 +94,7 @@ def reference_trace(subject: Subject) -> ReferenceTrace:
 
 
 def _program(subject: Subject) -> tuple[Flat, Any, list[str]]:
-    """(program with the origins of its tensors, it as loaded where that is done, judged slots)."""
+    """(program with the origins of its tensors, the loaded program or None, judged slots)."""
     from whence.replay.flatten import Flat, flatten
 
     call = subject.reference_call
@@ -126,8 +128,10 @@ def _loaded(subject: Subject, flat: Flat) -> Any:
 
 
 def _trusted_program(subject: Subject, call: Call) -> Program:
-    """The program of a call of the reference. One that does not reproduce its own recording is
-    taken only where the fault is in the reference.
+    """The program of a call of the reference.
+
+    A program that does not reproduce its own recording is accepted only when the fault is in the
+    reference.
     """
     source = subject.reference_source
     try:
@@ -145,8 +149,8 @@ def _trusted_program(subject: Subject, call: Call) -> Program:
 
 
 def _recorded_from_model(subject: Subject) -> Any:
-    """What the user's model runs in the place of the call, recorded now; None where the call has a
-    program of its own.
+    """The program that the user's model runs in place of the call, recorded now; None when the call
+    has its own program.
     """
     from whence.readers.opening import open_run
     from whence.replay.validation import load
@@ -184,9 +188,7 @@ def _recorded_from_model(subject: Subject) -> Any:
 
 
 def _node(subject: Subject, number: int, judged: Sequence[str]) -> Node:
-    """A call for `flatten`: children that have no partner and are needed for its outputs are put
-    in.
-    """
+    """A node for `flatten`; unpaired children that its outputs need are inlined."""
     from whence.replay.flatten import Node
 
     source, call = subject.reference_source, subject.paired.calls[number]
@@ -218,7 +220,7 @@ def _node(subject: Subject, number: int, judged: Sequence[str]) -> Node:
 
 
 def _check_state(program: Program, inputs: _Inputs) -> None:
-    """Raises NothingToRun for a step of an optimiser that lacks what it steps from."""
+    """Raise NothingToRun for an optimiser step that lacks its starting values."""
     missing = [slot for slot in program.inputs if slot not in inputs.arrays]
     if missing and any(operation.name == OPTIMIZER_STEP for operation in program.operations):
         names = ", ".join(split_slot(slot)[1] for slot in missing)
@@ -230,7 +232,7 @@ def _check_state(program: Program, inputs: _Inputs) -> None:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """By slot: elements, strides where they were recorded, and the pair that they come from."""
+    """For each slot: elements, strides when recorded, and the pair that they come from."""
 
     arrays: dict[str, Array]
     strides: dict[str, tuple[int, ...]]
@@ -238,8 +240,8 @@ class _Inputs:
 
 
 def _inputs(subject: Subject, origins: Mapping[str, tuple[int, str]], program: Program) -> _Inputs:
-    """What the program reads: the target's tensors, or those of the reference that a correct target
-    has as well.
+    """The program's inputs: the target's tensors, or reference tensors that a correct target has
+    too.
     """
     from whence.comparison.verdicts.parameters import Parameters
 
@@ -273,8 +275,10 @@ def _inputs(subject: Subject, origins: Mapping[str, tuple[int, str]], program: P
 
 
 def _unpaired(subject: Subject, call: Call, slot: str, likely: Sequence[SlotPair]) -> Array | None:
-    """The reference's tensor of a slot without a partner, where the target may be given it, in the
-    dtype that a correct target would hold. likely: pairs that tell that dtype, the nearest first.
+    """The reference's tensor of an unpaired slot, if it is valid for the target, in the dtype that
+    a correct target would use.
+
+    likely: pairs that indicate that dtype, the nearest first.
     """
     source = subject.reference_source
     record = source.record(call, slot)
@@ -289,8 +293,8 @@ def _unpaired(subject: Subject, call: Call, slot: str, likely: Sequence[SlotPair
 
 
 def _targets_dtype(subject: Subject, dtype: str, likely: Sequence[SlotPair]) -> str:
-    """The dtype in which the target holds what is `dtype` in the reference; `dtype` itself where
-    no pair tells.
+    """The target's dtype for what has `dtype` in the reference; `dtype` itself when no
+    pair tells.
     """
     reference, target = subject.paired.reference.records, subject.paired.target.records
     for pair in likely:

@@ -1,4 +1,4 @@
-"""A finding whose runs are opened and paired again, as they were when they were compared."""
+"""A finding whose runs are opened and paired again, as they were in the comparison."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class NothingToRun(ReplayRefused):
-    """A script has nothing to run for a finding, however its runs were captured."""
+    """A finding for which a script has nothing to run, however the runs were captured."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A finding with both of its calls. pair: index of these in the plan."""
+    """A finding with both of its calls. pair: their index in the plan."""
 
     finding: Finding
     paired: PairedRuns
@@ -48,7 +48,7 @@ class Subject:
 
     @property
     def is_of_reference(self) -> bool:
-        """The fault is in the reference, so its operators are run on its own tensors."""
+        """Whether the fault is in the reference; then its operators run on its own tensors."""
         return self.finding.side == "reference"
 
     def recorded(self, pair: SlotPair) -> Array:
@@ -58,7 +58,7 @@ class Subject:
         return self.paired.target.array(pair.target_record)
 
     def judged_slots(self, program: Program) -> list[str]:
-        """The outputs that the finding is about."""
+        """The outputs that the finding concerns."""
         slots = [slot for slot, _ in program.outputs]
         child, _, inner = self.finding.slot.rpartition(":")
         children = self.reference_source.children(self.reference_call.id)
@@ -70,8 +70,9 @@ class Subject:
         return [s for s in slots if self.paired.slot(self.pair, s) is not None]
 
     def pair_of(self, call: int, slot: str, program_slot: str) -> SlotPair | None:
-        """The pair of a slot of the call or of one inside it. program_slot: its name in the program
-        of the whole.
+        """The pair of a slot, of the call or of an inner call.
+
+        program_slot: the slot's name in the program of the whole call.
         """
         if call == self.reference_call.id:
             return self.paired.slot(self.pair, program_slot if is_of_child(program_slot) else slot)
@@ -109,8 +110,9 @@ def open_subject(compared: Comparison, finding: Finding, model: Any) -> Subject:
 
 
 def _innermost(finding: Finding, paired: PairedRuns, pair: CallPair) -> int:
-    """The index of the pair that the finding names: it may be about a parameter of a paired call
-    inside its own.
+    """The index of the pair that the finding names.
+
+    A finding may concern a parameter of a paired inner call.
     """
     if finding.verdict == VerdictKind.PARAM_DIFF:
         above = paired.calls[pair.reference]
