@@ -1,1 +1,3 @@
-"""`whence serve-check`: an engine against a reference, from the prompt to the cache, the layer."""
+"""`whence serve-check`: compares a serving engine with a reference, narrowing from prompt to layer
+and cache.
+"""

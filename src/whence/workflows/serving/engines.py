@@ -1,4 +1,4 @@
-"""What answers prompts: a torch model, an object with `generate`, or a server of this machine."""
+"""Sources of answers to prompts: a torch model, an object with `generate`, or a local server."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ from whence.errors import UsageError
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _SECONDS = 600
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Prompts do not leave this machine by way of a proxy."""
+"""An opener without a proxy: prompts must not leave this machine."""
 
 
 class Answer(NamedTuple):
-    """What an engine generated for a prompt. logprobs: of each token, () where it says none."""
+    """The tokens that an engine generated for a prompt.
+
+    logprobs: log-probability of each token, () when the engine reports none.
+    """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
 
 
 class Engine(NamedTuple):
-    """generate: answers to prompts of token ids, so many tokens each. model: the torch model
-    inside, None where it cannot be seen.
+    """An engine.
+
+    generate: takes prompts of token ids and a number of new tokens. model: the torch model inside,
+    None when it is not accessible.
     """
 
     name: str
@@ -70,7 +75,7 @@ def engine(source: Any) -> Engine:
 
 
 def _called(factory: Any, name: str) -> Any:
-    """What a factory makes; anything else as it is."""
+    """The object that a factory returns; any other object unchanged."""
     if not callable(factory) or hasattr(factory, "parameters"):
         return factory
     try:
@@ -81,7 +86,7 @@ def _called(factory: Any, name: str) -> Any:
 
 
 def _plain(model: Any, prompt: Sequence[int], count: int) -> Answer:
-    """Greedy generation of a model of transformers, one prompt at a time."""
+    """Greedy generation with a model of transformers, for one prompt."""
     import torch
 
     ids = torch.tensor([list(prompt)], device=next(model.parameters()).device)
@@ -92,7 +97,7 @@ def _plain(model: Any, prompt: Sequence[int], count: int) -> Answer:
 
 
 def _answer(value: Any) -> Answer:
-    """An answer as engines give it: tokens, tokens with log-probabilities, or an object of both."""
+    """Convert an engine's answer: tokens, tokens with log-probabilities, or an object with both."""
     tokens = getattr(value, "generated_tokens", getattr(value, "tokens", None))
     if tokens is not None:
         return Answer(tuple(map(int, tokens)), tuple(getattr(value, "logprobs", ()) or ()))

@@ -1,4 +1,4 @@
-"""The stages of a check of an engine: each runs only where the one before leaves something open."""
+"""The stages of a check of an engine: each runs only if the stage before leaves a question open."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _LOOKED_INTO = 2
-"""Requests of which modules and caches are kept."""
+"""Number of requests for which modules and caches are recorded."""
 _LOGITS = Event("", Kind.LOGITS)
 _LEAST_LOGITS = 64 * U32
 
@@ -49,15 +49,15 @@ class Request(NamedTuple):
 
     @property
     def sequence(self) -> list[int]:
-        """All tokens that the model was given or gave."""
+        """All tokens that the model received or generated."""
         return [*self.prompt, *self.answer.tokens]
 
 
 class Funnel:
     """The stages of one check.
 
-    reference: a causal language model, called `name`. cache_error: as `Judged` has it. tell: is
-    given a line at the start of each stage.
+    reference: a causal language model, called `name`. cache_error: as in `Judged`. tell: receives a
+    line at the start of each stage.
     """
 
     def __init__(
@@ -105,7 +105,9 @@ class Funnel:
         )
 
     def _ended_early(self, requests: list[Request]) -> list[int]:
-        """Numbers of prompts whose answer is shorter than asked for and has no end."""
+        """Numbers of prompts whose answer is shorter than requested and does not end with an end
+        token.
+        """
         settings = getattr(self._reference, "generation_config", None)
         ends = getattr(settings, "eos_token_id", None)
         ends = {ends} if isinstance(ends, int) else set(ends or ())
@@ -159,7 +161,9 @@ class Funnel:
     def _listen(
         self, requests: Sequence[Request], kept: Sequence[int], *, modules: bool
     ) -> Listening | None:
-        """Have the engine answer again, listened to; None where its model cannot be seen."""
+        """Record the model while the engine answers again; None when its model is not
+        accessible.
+        """
         if self._target.model is None:
             return None
         from whence.workflows.serving.torch.listening import Listening
@@ -185,7 +189,9 @@ class Funnel:
         checks: list[RequestCheck],
         forced: Forced,
     ) -> ServingFault:
-        """Where the first wrong token comes from. suspects: (request, are its logits right)."""
+        """Find the origin of the first wrong token. suspects: (request, whether its logits are
+        right).
+        """
         wrong = [number for number, is_right in suspects if not is_right]
         if not wrong:
             return _of_sampler(suspects[0][0], checks[suspects[0][0]])
@@ -217,7 +223,7 @@ class Funnel:
     def _beside_others(
         self, fault: ServingFault, requests: list[Request], forced: Forced
     ) -> ServingFault:
-        """The fault, and whether it is there when its request is asked alone."""
+        """The fault, with whether it also occurs when its request runs alone."""
         if len(requests) < 2 or fault.request < 1:
             return fault
         prompt = requests[fault.request - 1].prompt
@@ -229,7 +235,7 @@ class Funnel:
 
 
 def _checked(number: int, request: Request, trace: Trace, truth: Truth) -> RequestCheck:
-    """How the tokens of an answer stand to the reference's logits of the same text."""
+    """Compare the tokens of an answer with the reference's logits for the same text."""
     logits = {rows.start: rows.rows[0] for rows in trace.rows.get(_LOGITS, ())}
     allowed = max(truth.floors.get(_LOGITS, 0.0), _LEAST_LOGITS) * LIMITS.whole
     tokens, begin = request.answer.tokens, len(request.prompt) - 1
@@ -254,20 +260,20 @@ def _checked(number: int, request: Request, trace: Trace, truth: Truth) -> Reque
 
 
 def _logprobs_error(request: Request, truth: Truth) -> float:
-    """Largest residual of reported log-probabilities."""
+    """The largest absolute error of the reported log-probabilities."""
     begin, tokens = len(request.prompt) - 1, list(request.answer.tokens)
     right = log_softmax(truth.logits[begin : begin + len(tokens)])
     return max(abs(float(row[t]) - p) for row, t, p in zip(right, tokens, request.answer.logprobs))
 
 
 def _logits_error(own: Array, right: Array) -> float:
-    """Relative error of logits; one vocabulary may be padded."""
+    """Relative error of logits; one of the vocabularies may be padded."""
     width = min(len(own), len(right))
     return float(distances(own[None, :width], right[None, :width])[0])
 
 
 def _is_right(check: RequestCheck, truth: Truth) -> bool:
-    """Are the logits of a prompt right, so that its tokens alone are wrong?"""
+    """Whether the logits of a prompt are right, so that only its tokens are wrong."""
     allowed = max(truth.floors.get(_LOGITS, 0.0), _LEAST_LOGITS) * LIMITS.whole
     return check.error is not None and check.error <= allowed
 
@@ -309,7 +315,7 @@ def _of_logits(number: int, check: RequestCheck) -> ServingFault:
 
 
 def _fault(number: int, wrong: Wrong, prompt: int, judged: Judged) -> ServingFault:
-    """The first wrong tensor, in words."""
+    """Describe the first wrong tensor."""
     event = wrong.event
     step = max(wrong.end - prompt, 0)
     when = "the prefill" if step == 0 else f"decode step {step}"
@@ -351,13 +357,13 @@ def _module_words(event: Event, wrong: Wrong) -> str:
 
 
 def _layer(name: str) -> int:
-    """The number of the layer that a name is in, -1 for none."""
+    """The number of the layer that a module name belongs to, -1 for none."""
     match = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
     return int(match[1]) if match else -1
 
 
 def _windows(model: Any) -> Mapping[int, int]:
-    """Positions that a query of each layer sees, for layers with a window."""
+    """Number of positions that a query may attend to, for layers with a sliding window."""
     config = getattr(model, "config", None)
     window = getattr(config, "sliding_window", None)
     layers = getattr(config, "num_hidden_layers", 0)
@@ -373,14 +379,14 @@ def _windows(model: Any) -> Mapping[int, int]:
 _NUCLEUS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
 _KEPT = (1, 2, 5, 10, 20, 40, 50, 100)
 _CLOSER = 0.05
-"""Of the residual is left by the transform that explains it."""
+"""Largest share of the residual that a transform may leave to count as its explanation."""
 _CLOSEST = 1e-3
-"""A residual below is rounding: log-probabilities are reported with a few digits."""
+"""A residual below this is rounding: log-probabilities are reported with few digits."""
 _TEMPERATURES = np.exp(np.linspace(np.log(0.1), np.log(10.0), 400))
 
 
 def log_softmax(logits: Array) -> Array:
-    """Along the last axis."""
+    """Log-softmax along the last axis."""
     shifted = logits - logits.max(-1, keepdims=True)
     result: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return result
@@ -407,14 +413,17 @@ def transform_of(
 
 
 def largest_residual(noise: float) -> float:
-    """Of log-probabilities that rounding explains. noise: of a logit."""
+    """The largest error of a log-probability that rounding explains.
+
+    noise: standard deviation of a logit's rounding error.
+    """
     return max(_CLOSEST, LIMITS.whole * noise)
 
 
 def _tried(
     logits: Array, chosen: tuple[Array, Array], reported: Array
 ) -> Iterator[tuple[str, float]]:
-    """(name of a transform, residual that it leaves)."""
+    """Pairs (name of a transform, residual that it leaves)."""
     own = log_softmax(logits)[chosen]
     if len(own) > 2:
         yield "shifted by one token", float(np.abs(own[1:] - reported[:-1]).max())
@@ -448,15 +457,16 @@ def _left(kept: Array, chosen: tuple[Array, Array], reported: Array) -> float:
 # made them, call by call.
 
 _LEAST = 32 * U32
-"""Floors below are not measured: what is kept is float32."""
+"""Least floor of rounding: recorded tensors are float32, so smaller floors cannot be measured."""
 
 
 class Judged(NamedTuple):
-    """The truth of one request, and what it is judged by.
+    """The correct tensors of one request, and the tolerances for judging it.
 
-    truth: (positions, ...) by event. windows: positions that a query of a layer may see, itself
-    among them; layers without are not in it. origin: (request, position) that wrote these bits, by
-    layer, keys or values, and digest. cache_error: relative error that the cache may add.
+    truth: (positions, ...) by event. windows: number of positions, itself included, that a query
+    may attend to, by layer; layers without a window are absent. origin: (request, position) that
+    wrote these bits, by layer, keys or values, and digest. cache_error: relative error that the
+    cache may add.
     """
 
     request: int
@@ -468,8 +478,9 @@ class Judged(NamedTuple):
 
 
 class Wrong(NamedTuple):
-    """The first tensor that is wrong. end: length of the request after the call. positions, heads:
-    which rows of it. error: relative.
+    """The first wrong tensor.
+
+    end: length of the request after the call. positions, heads: of its wrong rows. error: relative.
     """
 
     event: Event
@@ -482,7 +493,7 @@ class Wrong(NamedTuple):
 
 
 def first_wrong(trace: Trace, judged: Judged) -> Wrong | None:
-    """The first tensor of a request that is not what the reference makes of the same tokens."""
+    """The first tensor of a request that differs from the reference's on the same tokens."""
     marks = sorted(_marks(trace, judged), key=lambda mark: mark[:2])
     if not marks:
         return None
@@ -501,8 +512,8 @@ def first_wrong(trace: Trace, judged: Judged) -> Wrong | None:
 def _marks(
     trace: Trace, judged: Judged
 ) -> Iterator[tuple[int, int, Event, Rows | CacheRead, Array]]:
-    """(call, order, event, rows, error of each cell, 0 where rounding explains it) of what is
-    wrong.
+    """Wrong tensors: (call, order, event, rows, error of each cell; 0 where rounding
+    explains it).
     """
     for event, several in trace.rows.items():
         truth = judged.truth.get(event)
@@ -539,7 +550,7 @@ def _beyond(errors: Array, allowed: float) -> Array:
 
 
 def _needed_from(event: Event, read: CacheRead, judged: Judged) -> int:
-    """The first position that the first new token has to see."""
+    """The first position that the first new token attends to."""
     window = judged.windows.get(event.layer, 0)
     return max(read.end - read.added - window + 1, 0) if window else 0
 
@@ -601,7 +612,9 @@ def _wrong(
 
 
 def place_words(wrong: Wrong, heads: int) -> str:
-    """Where it is wrong and what is there. heads: that the layer has."""
+    """Describe where the tensor is wrong and what it contains. heads: number of heads of
+    the layer.
+    """
     texts = []
     if wrong.heads and len(wrong.heads) < heads:
         numbers = ", ".join(map(str, wrong.heads))
@@ -615,19 +628,21 @@ def place_words(wrong: Wrong, heads: int) -> str:
 # head, a multiple, a rotation.
 
 _CLOSE = 1e-2
-"""Of rows that are the same but for rounding."""
+"""Largest relative difference of rows that count as equal."""
 _MOST_POSITIONS, _MOST_PARTS = 64, 4
-"""That are explained one by one, where no law explains all; and the laws that take part."""
+"""Most positions that are explained one by one when no single law explains all; most laws in an
+answer.
+"""
 _MOSTLY = 0.9
-"""Of the rows that are explained in one way."""
+"""Least share of the rows that one explanation must cover."""
 
 
 class WrongRows(NamedTuple):
-    """Rows of the keys or values of one layer that are wrong.
+    """Wrong rows of the keys or values of one layer.
 
-    rows: what is there, (cells, width). truth: what should be. positions, heads: of each cell.
-    held: all right rows of the request, (positions, heads, width). origin: (request, position) that
-    wrote the row which lies at a position, by position, where it was written bit for bit.
+    rows: actual content, (cells, width). truth: correct content. positions, heads: of each cell.
+    held: all correct rows of the request, (positions, heads, width). origin: by position, the
+    (request, position) that wrote the row bit for bit, when known.
     """
 
     kind: Kind
@@ -651,7 +666,9 @@ class WrongRows(NamedTuple):
 
 
 def explained(wrong: WrongRows) -> str:
-    """What the rows hold, as the end of a sentence ("hold zeros"), "" where no law fits."""
+    """Describe what the rows contain, as the end of a sentence ("hold zeros"); "" when no
+    law fits.
+    """
     if words := _by_one_law(wrong):
         return words
     parts: dict[str, list[int]] = {}
@@ -675,7 +692,7 @@ def _zeros(wrong: WrongRows) -> str:
 
 
 def _elsewhere(wrong: WrongRows) -> str:
-    """Rows that were written for another place."""
+    """Detect rows that were written for another position or request."""
     sources = {
         position: wrong.origin[position]
         for position in sorted(set(wrong.positions.tolist()))
@@ -697,7 +714,9 @@ def _elsewhere(wrong: WrongRows) -> str:
 
 
 def _other_place(wrong: WrongRows) -> str:
-    """Right rows of the same request, moved, where nothing was copied bit by bit."""
+    """Detect correct rows of the same request that are shifted, when no bits were copied
+    exactly.
+    """
     most = len(wrong.held) - 1
     for shift in (-1, 1, *range(-most, most + 1)):
         places = wrong.positions + shift
@@ -711,7 +730,7 @@ def _other_place(wrong: WrongRows) -> str:
 
 
 def _other_heads(wrong: WrongRows) -> str:
-    """Rows of other heads."""
+    """Detect rows that belong to other heads."""
     order: dict[int, int] = {}
     for head in sorted(set(wrong.heads.tolist())):
         own = wrong.heads == head
@@ -724,7 +743,7 @@ def _other_heads(wrong: WrongRows) -> str:
 
 
 def _factor(wrong: WrongRows) -> str:
-    """A multiple, of all rows or of each head."""
+    """Detect a constant factor, for all rows or for each head."""
     with np.errstate(all="ignore"):
         dots = (wrong.rows * wrong.truth).sum(-1)
         factors = dots / np.maximum((wrong.truth * wrong.truth).sum(-1), 1e-30)
@@ -737,7 +756,9 @@ def _factor(wrong: WrongRows) -> str:
 
 
 def _rotation(wrong: WrongRows) -> str:
-    """Pairs of channels turned: positions of another place, or another base."""
+    """Detect a rotation of pairs of channels: rotary angles of other positions or of
+    another base.
+    """
     if wrong.kind.read is not Kind.K_READ or wrong.rows.shape[-1] % 2:
         return ""
     half = wrong.rows.shape[-1] // 2
@@ -763,7 +784,7 @@ _LAWS: tuple[Callable[[WrongRows], str], ...] = (
 
 
 def _near(rows: Array, truth: Array) -> bool:
-    """Are most rows the same but for rounding?"""
+    """Whether most rows are equal up to rounding."""
     norms = np.maximum(np.linalg.norm(truth, axis=-1), 1e-30)
     near = np.linalg.norm(rows - truth, axis=-1) <= _CLOSE * norms
     return bool(near.mean() >= _MOSTLY)

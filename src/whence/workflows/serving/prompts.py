@@ -1,4 +1,4 @@
-"""Prompts of a file, as token ids."""
+"""Reads the prompts of a file as token ids."""
 
 from __future__ import annotations
 

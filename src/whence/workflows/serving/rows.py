@@ -1,4 +1,4 @@
-"""Rows of one request: what a reference and an engine hold for each position, and how far apart."""
+"""Rows of one request: what a reference and an engine have at each position, and their distance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Kind(StrEnum):
-    """What rows are. Of the cache there are heads: (positions, heads, width)."""
+    """The kind of a row. Rows of the cache have heads: (positions, heads, width)."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -24,28 +24,29 @@ class Kind(StrEnum):
 
     @property
     def is_of_cache(self) -> bool:
-        """Is it keys or values?"""
+        """Whether the rows are keys or values."""
         return self.value[0] in "KV"
 
     @property
     def is_read(self) -> bool:
-        """Is it what the cache hands out?"""
+        """Whether the rows were read from the cache."""
         return self in (Kind.K_READ, Kind.V_READ)
 
     @property
     def read(self) -> Kind:
-        """Keys or values as the cache hands them out."""
+        """The kind of keys or values as read from the cache."""
         return Kind(self.value[0]) if self.is_of_cache else self
 
     @property
     def written(self) -> Kind:
-        """Keys or values as the cache is given them."""
+        """The kind of keys or values as written to the cache."""
         return Kind(f"{self.value[0]} written") if self.is_of_cache else self
 
 
 class Event(NamedTuple):
-    """What is compared: a tensor of a module, or keys or values of a layer. place: of several
-    tensors that a module makes.
+    """Identifies what is compared: a tensor of a module, or keys or values of a layer.
+
+    place: index among several tensors of a module.
     """
 
     module: str
@@ -63,8 +64,9 @@ class Rows(NamedTuple):
 
 
 class CacheRead(NamedTuple):
-    """What a cache handed out in one call for a request of `end` tokens, of which `added` are new:
-    positions from `first` on. Only rows that are not as at the last read are kept.
+    """What a cache returned in one call for a request of `end` tokens, of which `added` are new.
+
+    The cache covers positions from `first` on. Only rows that changed since the last read are kept.
     """
 
     call: int
@@ -76,7 +78,7 @@ class CacheRead(NamedTuple):
 
 
 class HasExtent(Protocol):
-    """Tokens of a request in a call, as `Segment` says."""
+    """The extent of a request in a call, as in `Segment`."""
 
     @property
     def length(self) -> int: ...
@@ -85,7 +87,7 @@ class HasExtent(Protocol):
 
 
 class Trace:
-    """What was kept of one request, by event, in the order in which events came first."""
+    """The recorded rows of one request, by event, in the order in which events first occurred."""
 
     def __init__(self) -> None:
         self.rows: dict[Event, list[Rows]] = {}
@@ -94,12 +96,12 @@ class Trace:
         self._last: dict[Event, tuple[int, Array]] = {}
 
     def add(self, event: Event, rows: Rows) -> None:
-        """Keep rows of a call."""
+        """Record rows of a call."""
         self.order.setdefault(event, len(self.order))
         self.rows.setdefault(event, []).append(rows)
 
     def read(self, event: Event, call: int, segment: HasExtent, rows: Array) -> None:
-        """Keep what a cache handed out, as far as it is not as at the last read."""
+        """Record what a cache returned, except rows that are equal to the last read."""
         self.order.setdefault(event, len(self.order))
         first = segment.end - len(rows)
         changed = np.ones(len(rows), bool)
@@ -116,13 +118,15 @@ class Trace:
         )
 
     def whole(self, event: Event) -> Array:
-        """The rows of all positions, where each was made once, from the first on."""
+        """The rows of all positions in order, for an event that produced each row once."""
         return np.concatenate([rows.rows for rows in self.rows[event]])
 
 
 def distances(rows: Array, truth: Array) -> Array:
-    """Relative 2-norm of the difference along the last axis; NaN and infinities that only one side
-    has are infinitely far. A row smaller than usual is measured by the usual size.
+    """Relative 2-norm of the difference along the last axis.
+
+    Infinite for NaN and infinities that only one side has. A row smaller than usual is compared
+    with the usual size.
     """
     with np.errstate(all="ignore"):
         norms = np.linalg.norm(truth.astype(np.float64), axis=-1)

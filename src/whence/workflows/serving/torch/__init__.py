@@ -1,1 +1,1 @@
-"""What is done inside torch programs: a forward pass listened to, sequence by sequence."""
+"""Records forward passes of torch programs sequence by sequence."""

@@ -1,5 +1,5 @@
-"""The reference on the tokens of an engine: what each tensor should be, and how far rounding moves
-it.
+"""Runs the reference on an engine's tokens: the correct value of each tensor, and how much rounding
+changes it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from whence.workflows.serving.torch.listening import Listening
 
 
 class Truth(NamedTuple):
-    """What the reference makes of one sequence in float64, and the floor of rounding by event.
+    """The reference's results for one sequence in float64, and the rounding floor of each event.
 
-    logits: (positions, vocabulary). noise: of a logit, the standard deviation of what rounding
-    adds.
+    logits: (positions, vocabulary). noise: standard deviation of the rounding error of a logit.
     """
 
     trace: Trace
@@ -31,8 +30,9 @@ class Truth(NamedTuple):
 
 
 class Forced:
-    """A reference that is run on given tokens, once in float64 and once in each of `dtypes`, to
-    measure what rounding to them does. The model itself is not changed.
+    """A reference model that is run on given tokens, once in float64 and once in each of `dtypes`.
+
+    The runs in `dtypes` measure the effect of rounding. The model itself is not changed.
     """
 
     def __init__(self, model: torch.nn.Module, dtypes: Collection[torch.dtype]) -> None:
@@ -44,7 +44,7 @@ class Forced:
         self._narrow = [copy.deepcopy(model).to(dtype) for dtype in narrow]
 
     def truth(self, sequence: Sequence[int], *, modules: bool) -> Truth:
-        """What the reference makes of a sequence of tokens."""
+        """The truth for a sequence of tokens."""
         trace, logits = _run(self._wide, sequence, modules=modules)
         floors: dict[Event, float] = {}
         noise = 0.0
@@ -63,7 +63,7 @@ class Forced:
 
 
 def _run(model: torch.nn.Module, tokens: Sequence[int], *, modules: bool) -> tuple[Trace, Array]:
-    """What one forward pass makes of all tokens."""
+    """Run one forward pass over all tokens: (trace, logits)."""
     ids = torch.tensor([list(tokens)], device=next(model.parameters()).device)
     with torch.no_grad(), Listening(model, [tokens], [0], modules=modules) as listening:
         out = model(input_ids=ids, **_cache(model))
@@ -72,16 +72,16 @@ def _run(model: torch.nn.Module, tokens: Sequence[int], *, modules: bool) -> tup
 
 
 class _NothingKept:
-    """A cache of one forward pass over all tokens: what it is given is all that there is."""
+    """A cache for a single forward pass: it returns the keys and values that it receives."""
 
     def update(self, keys: Any, values: Any, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """What is to be attended to."""
+        """The keys and values to attend to."""
         return keys, values
 
 
 def _cache(model: torch.nn.Module) -> dict[str, Any]:
-    """A cache under the name that the model takes one by, so that keys and values are seen; {} of a
-    model that takes none.
+    """A cache under the argument name that the model accepts, so that keys and values are recorded;
+    {} for a model without a cache.
     """
     transformers = sys.modules.get("transformers")
     if transformers is not None and isinstance(model, transformers.PreTrainedModel):

@@ -1,5 +1,5 @@
-"""Listens to a model while an engine serves requests: logits, what modules are given and make, and
-what the cache is given and hands out, as rows of requests.
+"""Records a model while an engine serves requests: logits, inputs and outputs of modules, and what
+the cache receives and returns, as rows of requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from whence.workflows.serving.rows import Event, Kind, Rows, Trace
 
 
 class _Call(NamedTuple):
-    """A call of the model in progress. shape: (batch, tokens)."""
+    """The call of the model in progress. shape: (batch, tokens)."""
 
     number: int
     segments: list[Segment]
@@ -29,12 +29,12 @@ class _Call(NamedTuple):
 
 
 class Listening:
-    """Listens to a model inside its `with` block.
+    """Records a model inside its `with` block.
 
-    sequences: the tokens of each request, as far as they are known. requests: whose rows are kept;
-    of the others only digests of what the cache was given. modules: keep what modules are given and
-    make, and what the cache hands out; else only logits. traces: what was kept, by request. errors:
-    of the listener's own code, which never reach the program.
+    sequences: known tokens of each request. requests: those whose rows are kept; for others, only
+    digests of what the cache receives. modules: record inputs and outputs of modules and reads of
+    the cache too, not only logits. traces: recorded rows by request. errors: of the recorder's own
+    code, which never reach the program.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Listening:
         self._call = None
 
     def _keep_logits(self, call: _Call, logits: torch.Tensor) -> None:
-        """The last row of each segment, as far as the model made logits of it."""
+        """Record the last row of each segment for which the model returned logits."""
         rows = _logits_of(call, logits)
         for segment in call.segments:
             if segment.request in self._requests and (row := rows.get(segment.at)) is not None:
@@ -168,7 +168,7 @@ class Listening:
         cache.update = listening
 
     def _wrote(self, layer: int, states: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """keys, values: (batch, heads, tokens, width)."""
+        """Record a write to the cache. keys, values: (batch, heads, tokens, width)."""
         call = self._call
         if call is None:
             return
@@ -197,8 +197,9 @@ class Listening:
 
 
 def _logits_of(call: _Call, logits: torch.Tensor) -> dict[int, torch.Tensor]:
-    """The logits of the last token of each segment, by its place in the call: of all tokens, of
-    those that the call names, or of as many rows as there are segments.
+    """The logits of the last token of each segment, by the segment's place in the call.
+
+    The model returns logits of all tokens, of the tokens that the call names, or one row a segment.
     """
     segments = call.segments
     if logits.shape[:2] == call.shape:
@@ -214,9 +215,9 @@ def _logits_of(call: _Call, logits: torch.Tensor) -> dict[int, torch.Tensor]:
 
 
 def _slots(call: _Call, segment: Segment, held: int, cuts: Any) -> list[int] | None:
-    """Which of the positions that a cache hands out belong to a segment, in order; None where that
-    cannot be told. held: positions handed out. cuts: where those of each request end, of a batch
-    in one row.
+    """Positions of the cache's output that belong to a segment, in order; None when unknown.
+
+    held: number of positions returned. cuts: ends of each request, for a batch in one row.
     """
     if isinstance(cuts, torch.Tensor):
         ends = cuts.tolist()
@@ -231,7 +232,7 @@ def _slots(call: _Call, segment: Segment, held: int, cuts: Any) -> list[int] | N
 
 
 def digest(row: np.ndarray[Any, Any]) -> bytes:
-    """Of the bits of a row."""
+    """Digest of the bits of a row."""
     return xxhash.xxh3_128_digest(np.ascontiguousarray(row).tobytes())
 
 
@@ -251,8 +252,8 @@ def _host(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 class Segment(NamedTuple):
     """Tokens of one request in one call of the model.
 
-    row: of the batch; columns: (first, behind the last) in it, without padding. start: position of
-    the first in the request. at: place among the segments of the call.
+    row: in the batch. columns: (first, end) in that row, without padding. start: position of the
+    first token in the request. at: index among the segments of the call.
     """
 
     request: int
@@ -263,7 +264,7 @@ class Segment(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens of it."""
+        """Number of tokens."""
         return self.columns[1] - self.columns[0]
 
     @property
@@ -273,7 +274,7 @@ class Segment(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Tokens that lie together in a call. position: that the call gives the first, -1 for none."""
+    """Adjacent tokens in a call. position: of the first token as given by the call, -1 for none."""
 
     row: int
     columns: tuple[int, int]
@@ -282,10 +283,10 @@ class Piece(NamedTuple):
 
 
 class Schedule:
-    """Follows requests through the calls of a model.
+    """Assigns tokens of calls to requests.
 
-    sequences: prompt and generated tokens of each request. unmatched: tokens of calls that belong
-    to none of them.
+    sequences: prompt and generated tokens of each request. unmatched: number of tokens that belong
+    to no request.
     """
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
@@ -295,7 +296,7 @@ class Schedule:
         self.unmatched = 0
 
     def segments(self, ids: torch.Tensor, kwargs: Mapping[str, Any]) -> list[Segment]:
-        """The segments of a call. ids: (batch, tokens). kwargs: what the model was given beside."""
+        """The segments of a call. ids: (batch, tokens). kwargs: further arguments of the model."""
         segments: list[Segment] = []
         for piece in pieces(ids, kwargs):
             request, start = self._request(piece, {segment.request for segment in segments})
@@ -309,7 +310,7 @@ class Schedule:
         return segments
 
     def _request(self, piece: Piece, used: set[int]) -> tuple[int, int]:
-        """(request, position of the first token), (-1, -1) where no request has these tokens."""
+        """(request, position of the first token); (-1, -1) when no request has these tokens."""
         places = [
             (request, start)
             for request, sequence in enumerate(self._sequences)
@@ -324,8 +325,8 @@ class Schedule:
         return [s for s in starts if s >= 0 and sequence[s : s + count] == piece.tokens]
 
     def _rank(self, place: tuple[int, int], piece: Piece) -> tuple[bool, bool, int, int]:
-        """Best first: what goes on where its request ended, at the position that the call says, in
-        the order of the call before.
+        """Sort key, best first: continues where its request ended, at the position that the call
+        gives, in the order of the previous call.
         """
         request, start = place
         order = self._order.index(request) if request in self._order else len(self._order)
@@ -333,7 +334,7 @@ class Schedule:
 
 
 def pieces(ids: torch.Tensor, kwargs: Mapping[str, Any]) -> list[Piece]:
-    """The tokens of a call, cut where requests end and without padding."""
+    """The tokens of a call, split at the ends of requests and without padding."""
     positions = kwargs.get("position_ids")
     positions = positions if isinstance(positions, torch.Tensor) else None
     cuts = kwargs.get("cu_seq_lens_q")
@@ -356,15 +357,16 @@ def pieces(ids: torch.Tensor, kwargs: Mapping[str, Any]) -> list[Piece]:
 
 
 class RealSlots(NamedTuple):
-    """Slots of a row of the mask that hold tokens, in order, of so many."""
+    """Slots in a row of the mask that contain tokens, in order, and the total number of slots."""
 
     slots: list[int]
     total: int
 
 
 def real_slots(kwargs: Mapping[str, Any], row: int, count: int) -> RealSlots | None:
-    """The slots of a row's cache and new tokens that are not padding; None where no mask says.
-    count: new tokens.
+    """The slots of a row's cache and new tokens that are not padding; None without a mask.
+
+    count: number of new tokens.
     """
     mask = kwargs.get("attention_mask")
     if not isinstance(mask, torch.Tensor) or mask.dim() != 2 or mask.shape[1] < count:
