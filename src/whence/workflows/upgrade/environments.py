@@ -1,4 +1,4 @@
-"""The two environments: made with pip, folders of packages, or interpreters."""
+"""The two environments of an upgrade: installed with pip, folders of packages, or interpreters."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from whence.workflows.notebook_progress import Tell
 
 INSIDE = Path(__file__).parent / "inside"
 _NAME = re.compile(r"[\w.-]+(\[[^\]]*\])?")
-"""Of a requirement: the distribution, with extras."""
+"""Matches the distribution in a requirement, with its extras."""
 _ROUNDS = 4
 _INSTALL_S = 1800
 _SHOWN_LINES = 6
 
 
 class Environment(NamedTuple):
-    """A Python, and a folder that comes first on its path ("" for none). given: as the user named
-    it. package: the distribution that was asked for, "" where it is a folder or an interpreter.
+    """A Python interpreter with an optional package folder.
+
+    folder: comes first on the module path, "" for none. given: as the user named it. package: the
+    requested distribution, "" for a folder or an interpreter.
     """
 
     given: str
@@ -34,8 +36,10 @@ class Environment(NamedTuple):
     package: str = ""
 
     def variables(self) -> dict[str, str]:
-        """Of the environment of its processes. One thread, so that neither the number of cores
-        nor their load changes a sum; no library asks a network.
+        """Environment variables for its processes.
+
+        One thread, so that neither the number of cores nor their load changes a sum; libraries stay
+        offline.
         """
         beside = os.environ.get("PYTHONPATH", "")
         path = os.pathsep.join(filter(None, (self.folder, beside)))
@@ -73,7 +77,7 @@ def opened(given: str, folder: Path, python: str | None, tell: Tell) -> Environm
 
 
 def _install(given: str, place: Path, python: str, tell: Tell) -> None:
-    """Install a release without its requirements, then those of them that are not met."""
+    """Install a release without its requirements, then the requirements that are not met."""
     partial = place.with_name(place.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -102,10 +106,10 @@ def _install(given: str, place: Path, python: str, tell: Tell) -> None:
 
 
 def _pip(python: str, place: Path, requirements: Sequence[str], given: str) -> None:
-    """Install into a folder. Raises WhenceError with what was tried and pip's last lines.
+    """Install into a folder. Raises WhenceError with the attempted command and pip's last lines.
 
-    pip takes a package's folder that is there already away, also one that several distributions
-    share, as `nvidia`. So it installs into a folder of its own, which is then laid over `place`.
+    pip deletes a package's folder that exists already, even one that several distributions share
+    (`nvidia`). So it installs into a temporary folder, whose files are then moved over `place`.
     """
     beside = place.with_name(place.name + ".round")
     shutil.rmtree(beside, ignore_errors=True)
@@ -132,7 +136,7 @@ def _pip(python: str, place: Path, requirements: Sequence[str], given: str) -> N
 
 
 def _lay_over(source: Path, place: Path) -> None:
-    """Move all files of a folder into another, folders that both have as one."""
+    """Move all files of a folder into another one, merging folders that exist in both."""
     for entry in source.iterdir():
         target = place / entry.name
         if entry.is_dir() and target.is_dir():
@@ -143,7 +147,7 @@ def _lay_over(source: Path, place: Path) -> None:
 
 
 def _distribution(place: Path, given: str) -> str:
-    """The name of what was installed first."""
+    """The name of the distribution that was installed first."""
     folders = sorted(place.glob("*.dist-info"))
     if not folders:
         raise WhenceError(
@@ -153,7 +157,7 @@ def _distribution(place: Path, given: str) -> str:
 
 
 def _unmet(python: str, place: Path, names: Sequence[str]) -> list[str]:
-    """Requirements of distributions that nothing in the environment meets."""
+    """Requirements of distributions that nothing in the environment satisfies."""
     variables = {**os.environ, **Environment("", python, str(place)).variables()}
     done = subprocess.run(
         [python, str(INSIDE / "requirements.py"), *names],

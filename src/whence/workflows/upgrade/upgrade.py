@@ -1,8 +1,8 @@
-"""Which models an upgrade changes: every model of a catalogue, and a user's program, under two
-releases.
+"""Finds the models that an upgrade changes: every model of a catalogue, or a user's program, runs
+under two releases.
 
-One model runs under both releases: its outputs first, and all that it computes where their bits
-differ.
+The outputs of a model are compared first; if their bits differ, everything that it computes is
+captured and compared.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _WITHOUT_MODELS = ("onnxruntime",)
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """What decides the results in a folder: a call that asks for other things needs another one."""
+    """The options that determine the results in a folder; other options need another folder."""
 
     first: str
     second: str
@@ -118,13 +118,16 @@ def upgrade(
 
 
 def _processor_seconds() -> float:
-    """Of this process and of those that it waited for."""
+    """Processor time in seconds of this process and of finished child processes."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(entry.ru_utime + entry.ru_stime for entry in used)
 
 
 def _prepare(folder: Path, first: str, second: str, catalogue: str, train: bool) -> None:
-    """Make the folder, or find that it holds results of the same question."""
+    """Create the folder, or check that its results were made with the same options.
+
+    Raises OutputExists when they were not.
+    """
     from whence._version import __version__
 
     held = Path(catalogue).read_bytes() if catalogue else b""
@@ -150,7 +153,7 @@ def _prepare(folder: Path, first: str, second: str, catalogue: str, train: bool)
 
 
 class _Guard:
-    """Tries models in two environments and keeps each result as a line."""
+    """Runs models in two environments and stores each result as a line."""
 
     def __init__(
         self,
@@ -168,7 +171,9 @@ class _Guard:
         self._lock = threading.Lock()
 
     def models(self, patterns: str, deadline: float, jobs: int) -> tuple[list[Upgraded], list[str]]:
-        """Results by name, those of earlier calls among them; and what was not tried."""
+        """(results by name, including those of earlier calls; names of models that were
+        not run).
+        """
         pair = self._pair()
         names = self._names(patterns, pair)
         done = {name: found for name, found in self._earlier().items() if name in names}
@@ -229,8 +234,8 @@ class _Guard:
         return Pair(first, second, self._train, self.captures.model)
 
     def _names(self, patterns: str, pair: Pair) -> list[str]:
-        """Names of models of both releases that fit. Raises UsageError for a pattern that fits
-        none.
+        """Names of the models of either release that match. Raises UsageError for a pattern without
+        a match.
         """
         starts = pair.start()
         self._versions = [dict(start["versions"]) for start in starts]
@@ -247,7 +252,7 @@ class _Guard:
         return [n for n in known if any(fnmatch.fnmatchcase(n, pattern) for pattern in wanted)]
 
     def _earlier(self) -> dict[str, Upgraded]:
-        """Results of earlier calls; half a line, of a call that was killed, is none."""
+        """Results of earlier calls; an incomplete line, left by a killed call, is ignored."""
         file = self._folder / RESULTS
         found: dict[str, Upgraded] = {}
         for line in file.read_bytes().splitlines() if file.is_file() else ():
@@ -257,7 +262,7 @@ class _Guard:
         return found
 
     def releases(self) -> tuple[Release, Release]:
-        """The two environments as results name them."""
+        """The names of the two environments in results."""
         first, second = (
             Release(e.given, e.python, e.folder, versions)
             for e, versions in zip(self._both, self._versions)
@@ -268,26 +273,27 @@ class _Guard:
 _Answer = dict[str, Any]
 _Task = dict[str, Any]
 Parameters = list[list[Any]]
-"""[name, shape] of each, in the model's order."""
+"""[name, shape] of each parameter, in the model's order."""
 _Deep = Callable[[str, _Task, _Task], Upgraded]
-"""(name, task of the first, task of the second) -> what captures of both say."""
+"""(name, task of the first, task of the second) -> result of comparing captures of both."""
 
 _NARROW, _WIDE, _FORMULA = 1e-4, 1e-12, 1e-6
-"""Relative 2-norms of outputs. In float32 at most _NARROW and in float64 at most _WIDE: two ways to
-compute one formula. In float64 more than _FORMULA: two formulas, where captures leave it open;
-where they call it rounding, that cannot be told.
+"""Bounds for the relative 2-norm between outputs.
+
+At most _NARROW in float32 and at most _WIDE in float64: two ways to compute one formula. More than
+_FORMULA in float64: two formulas if captures leave it open; unknown if captures call it rounding.
 """
 _BEYOND_ROUNDING = {
     UpgradeKind.CANNOT_TELL: UpgradeKind.DIFFERS,
     UpgradeKind.BITWISE: UpgradeKind.CANNOT_TELL,
     UpgradeKind.ROUNDING: UpgradeKind.CANNOT_TELL,
 }
-"""What captures say -> the answer where float64 does not make the difference go away."""
+"""Result of the captures -> the answer when the difference stays in float64."""
 _SHOWN = 4
 
 
 class Pair:
-    """Two workers, one of each environment. deep: compares captures."""
+    """Two workers, one for each environment. deep: compares captures."""
 
     def __init__(self, first: Worker, second: Worker, train: bool, deep: _Deep) -> None:
         self._first, self._second = first, second
@@ -295,14 +301,14 @@ class Pair:
         self._known: tuple[_Answer, _Answer] | None = None
 
     def start(self) -> tuple[_Answer, _Answer]:
-        """What both environments have: `names` of models and `versions`."""
+        """What both environments contain: `names` of models and `versions`."""
         self._first.launch()
         self._second.launch()
         self._known = self._first.start(), self._second.start()
         return self._known
 
     def judge(self, name: str) -> Upgraded:
-        """What an upgrade does to a model."""
+        """Judge the effect of an upgrade on a model."""
         known = [name in side["names"] for side in self._known or self.start()]
         if not all(known):
             return Upgraded(name, UpgradeKind.REMOVED if known[0] else UpgradeKind.ADDED)
@@ -310,7 +316,7 @@ class Pair:
             return _Trial(self, name, place).result()
 
     def ask(self, first: _Task | None, second: _Task | None) -> tuple[_Answer, _Answer]:
-        """The answers of both to a task each, at the same time; {} to none."""
+        """Send a task to each worker at the same time and return both answers; {} for no task."""
         workers = (self._first, self._second)
         for worker, task in zip(workers, (first, second)):
             if task is not None:
@@ -328,8 +334,10 @@ class Pair:
 
 
 class _Trial:
-    """What is tried with one model. Each step may make the two sides more alike; what it had to
-    do is in `benign`, `settings` and `notes`.
+    """The attempts for one model.
+
+    Each step may make both sides more alike and records what it had to change in `benign`,
+    `settings` and `notes`.
     """
 
     def __init__(self, pair: Pair, name: str, place: str) -> None:
@@ -376,7 +384,9 @@ class _Trial:
         self._tasks = tuple({**task, "chosen": chosen} for task in self._tasks)  # type: ignore[assignment]
 
     def _same_choice(self, first: _Answer, second: _Answer) -> tuple[_Answer, _Answer]:
-        """Both with the class, sizes and inputs of one, where the other runs so too."""
+        """Run both sides with the class, sizes and inputs of one of them, if the other accepts
+        them.
+        """
         _, tried = self._ask(None, {**self._tasks[1], "chosen": first["chosen"]})
         if tried["ok"]:
             self._choose(first["chosen"])
@@ -393,7 +403,9 @@ class _Trial:
         return other, second
 
     def _same_weights(self, first: _Answer, second: _Answer) -> tuple[_Answer, _Answer]:
-        """The second loads what the first saves, as a user's checkpoint is loaded."""
+        """Let the second release load the weights that the first saves, as it would load a user's
+        checkpoint.
+        """
         self._benign.append(_renamed(first["parameters"], second["parameters"]))
         if not first["chosen"]:
             return self._called_alike(first, second)
@@ -413,7 +425,9 @@ class _Trial:
         return saved, loaded
 
     def _called_alike(self, first: _Answer, second: _Answer) -> tuple[_Answer, _Answer]:
-        """Weights under another name get the numbers of those of one shape, in their order."""
+        """Give renamed weights of the second release the values of those with the same shape, in
+        order.
+        """
         called, left = _by_shape(first["parameters"], second["parameters"])
         self._guessed = "weights were matched by their order and shape"
         if left:
@@ -426,7 +440,10 @@ class _Trial:
     def _pinned(
         self, found: Upgraded, first: _Answer, changed: dict[str, tuple[Any, Any]]
     ) -> Upgraded | None:
-        """Whether other defaults are all that differs; if not, they no longer differ from here."""
+        """The result when changed defaults explain the whole difference, else None.
+
+        When a difference remains, the second release keeps the first one's settings from here on.
+        """
         settings = _nested({key: both[0] for key, both in changed.items()})
         task = {**self._tasks[1], "settings": settings}
         _, pinned = self._ask(None, task)
@@ -447,7 +464,9 @@ class _Trial:
         return None
 
     def _deeper(self, found: Upgraded) -> Upgraded:
-        """The same formula where float64 says so; what captures say otherwise."""
+        """Decide by float64 whether both compute the same formula; otherwise by comparing
+        captures.
+        """
         narrow, output = self._distance(wide=False)
         wide, _ = self._distance(wide=True)
         replace = msgspec.structs.replace
@@ -463,8 +482,9 @@ class _Trial:
         return replace(deep, model=found.model, **measured)
 
     def _distance(self, wide: bool) -> tuple[float | None, str]:
-        """The largest relative 2-norm by which an output of both parts, and which; None where there
-        is none, or where one side does not run so.
+        """(largest relative 2-norm between outputs of both, name of that output).
+
+        None when there is none, or when a side does not run with these options.
         """
         files = [self._checkpoint + f"-{side}.npz" for side in ("first", "second")]
         tasks = [{**task, "keep": file, "wide": wide} for task, file in zip(self._tasks, files)]
@@ -511,7 +531,7 @@ class _Trial:
 
 
 def _unequal(first: _Answer, second: _Answer) -> bool:
-    """Does an output of the first release have other bits in the second, or none?"""
+    """Whether an output of the first release has other bits in the second, or is missing there."""
     return any(second["outputs"].get(name) != found for name, found in first["outputs"].items())
 
 
@@ -532,7 +552,9 @@ def _distance(first: str, second: str) -> tuple[float | None, str]:
 
 
 def _reshaped(found: Upgraded, first: _Answer, second: _Answer) -> Upgraded:
-    """An output that is gone, or has another shape or dtype, differs, whatever captures say."""
+    """Report a missing output, or one with another shape or dtype, as different, whatever captures
+    say.
+    """
     for name, (dtype, shape, *_) in first["outputs"].items():
         after = second["outputs"].get(name)
         if after is None:
@@ -549,7 +571,7 @@ def _reshaped(found: Upgraded, first: _Answer, second: _Answer) -> Upgraded:
 
 
 def _changed(first: Any, second: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Settings that both have, with both values where they differ, by dotted name."""
+    """Settings that both have with different values, by dotted name."""
     found: dict[str, tuple[Any, Any]] = {}
     for key in first.keys() & second.keys():
         one, other = first[key], second[key]
@@ -576,7 +598,9 @@ def _setting_said(key: str, before: Any, after: Any) -> str:
 
 
 def _by_shape(first: Parameters, second: Parameters) -> tuple[dict[str, str], int]:
-    """New name -> old name of weights that only one side has, and how many new ones have none."""
+    """(new name -> old name of weights that only one side has, number of new ones without
+    a match).
+    """
     before, after = (dict(side) for side in (first, second))
     lost = [name for name in before if before[name] != after.get(name)]
     called: dict[str, str] = {}
@@ -593,7 +617,7 @@ def _by_shape(first: Parameters, second: Parameters) -> tuple[dict[str, str], in
 
 
 def _renamed(first: Parameters, second: Parameters) -> str:
-    """Weights with another name or shape, in words."""
+    """Describe weights with another name or shape."""
     before, after = (dict(side) for side in (first, second))
     lost = [name for name in before if before[name] != after.get(name)]
     new = [name for name in after if after[name] != before.get(name)]
@@ -610,8 +634,10 @@ _LAST_LINES = 8
 
 
 class Worker:
-    """A process of one environment. scripts: the folder with the package that it runs. A crash, or
-    a model beyond its time, ends the process; the next task starts another.
+    """A process in one environment.
+
+    scripts: folder with the package that it runs. A crash, or a model beyond its time limit, ends
+    the process; the next task starts another.
     """
 
     def __init__(
@@ -626,8 +652,9 @@ class Worker:
         self.first: dict[str, Any] = {}
 
     def start(self) -> dict[str, Any]:
-        """What the environment has: `names` of models and `versions`. Raises WhenceError where it
-        does not work.
+        """What the environment contains: `names` of models and `versions`.
+
+        Raises WhenceError when the environment does not work.
         """
         self.launch()
         if not self.first:
@@ -639,7 +666,7 @@ class Worker:
         return self.first
 
     def launch(self) -> None:
-        """Begin to start; `start` waits for it."""
+        """Start the process without waiting; `start` waits for it."""
         if self._process is not None:
             return
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
@@ -655,7 +682,7 @@ class Worker:
         self._held, self.first = b"", {}
 
     def send(self, task: Mapping[str, Any]) -> None:
-        """Begin a task; `receive` waits for it."""
+        """Send a task without waiting; `receive` waits for the answer."""
         self.start()
         self._deadline = time.monotonic() + self._limit_s
         assert self._process is not None and self._process.stdin is not None
@@ -664,14 +691,14 @@ class Worker:
             self._process.stdin.flush()
 
     def receive(self) -> dict[str, Any]:
-        """The answer of the task that was sent: also that it crashed or took too long."""
+        """The answer to the task that was sent, which may say that it crashed or took too long."""
         found = self._read(self._deadline)
         if found.get("ended"):
             self.stop()
         return found
 
     def _read(self, deadline: float) -> dict[str, Any]:
-        """One line of the process."""
+        """Read one line from the process."""
         assert self._process is not None and self._process.stdout is not None
         number = self._process.stdout.fileno()
         while b"\n" not in self._held:
@@ -747,8 +774,10 @@ if __name__ == "__main__":
 
 
 class Captures:
-    """Runs programs in two environments. folder: of the results, with `scripts`. catalogue: a file
-    that lists models, "" for transformers. limit_s: of one capture.
+    """Captures programs in two environments.
+
+    folder: of the results, with `scripts`. catalogue: a file that lists models, "" for
+    transformers. limit_s: time limit of one capture.
     """
 
     def __init__(
@@ -757,7 +786,9 @@ class Captures:
         self._environments, self._folder, self._catalogue = environments, folder, catalogue
 
     def model(self, name: str, first: dict[str, Any], second: dict[str, Any]) -> Upgraded:
-        """What captures of a model's script say; it is kept beside the results."""
+        """Compare captures of a script that runs the model; the script is kept next to
+        the results.
+        """
         file = re.sub(r"[^\w-]+", "_", name)
         script = (self._folder / "scripts" / f"{file}.py").absolute()
         first, second = self._checkpoints(script, first, second)
@@ -767,13 +798,13 @@ class Captures:
         return _with(found, script=f"scripts/{script.name}")
 
     def command(self, command: Sequence[str]) -> Upgraded:
-        """What captures of a user's command say."""
+        """Compare captures of a user's command."""
         return self._compared(" ".join(command), (command, command))
 
     def _checkpoints(
         self, script: Path, first: dict[str, Any], second: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The checkpoint that the second loads is kept with the script."""
+        """Copy the checkpoint that the second release loads next to the script."""
         if not second.get("load"):
             return first, second
         kept = script.with_suffix(".weights")
@@ -838,7 +869,7 @@ class Captures:
         return Upgraded(name, kind, errors=(failed[0], failed[1]))
 
     def _said(self, name: str, result: Comparison) -> Upgraded:
-        """A comparison in the words of an upgrade."""
+        """A comparison as the result of an upgrade."""
         kind = _KINDS[Status(result.status)]
         place, largest = None, result.effect.error if result.effect is not None else None
         finding = next(iter(result.findings), None)
@@ -872,8 +903,9 @@ class Captures:
         )
 
     def _lines(self, result: Comparison, finding: Finding) -> tuple[str, str]:
-        """Where both releases define the module of a finding; of the second the line that calls
-        the operator, where that is known.
+        """The lines that define the module of a finding in both releases.
+
+        For the second release, the line that calls the operator if it is known.
         """
         found = []
         for run_path, environment in zip((result.reference, result.target), self._environments):
@@ -888,7 +920,7 @@ class Captures:
 
 
 def defined(source: str, folder: str) -> str:
-    """ "file:line" of "module.Class", where the folder of packages has it; else what was given."""
+    """ "file:line" of "module.Class" if the package folder contains it; otherwise the given text."""
     module, _, name = source.rpartition(".")
     place = Path(folder, *module.split("."))
     files = [place.with_suffix(".py"), place / "__init__.py"] if folder and module else []
@@ -902,7 +934,7 @@ def defined(source: str, folder: str) -> str:
 
 
 def _undecided(result: Comparison) -> ModulePlace:
-    """What could not be judged."""
+    """Describe what could not be judged."""
     about = result.undecided
     if about is None:
         return ModulePlace("", words=result.headline)

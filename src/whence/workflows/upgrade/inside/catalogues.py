@@ -1,4 +1,4 @@
-"""What is looked at: the architectures of transformers, or those that a file of the user lists."""
+"""The models to check: the architectures of transformers, or those listed by a user's file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from . import values
 
 
 class Built(NamedTuple):
-    """A model with its weights, and its inputs. chosen: what another process needs to make it
-    again. settings: its configuration. missing: weights that a checkpoint lacked.
+    """A model with weights and inputs.
+
+    chosen: what another process needs to build it again. settings: its configuration. missing:
+    weights that a checkpoint lacked.
     """
 
     model: Any
@@ -90,14 +92,15 @@ class OfTransformers:
 
 
 def opened(path: str) -> Catalogue:
-    """The catalogue of a file, "" for transformers."""
+    """The catalogue in a file; "" selects transformers."""
     return OfFile(path) if path else OfTransformers()
 
 
 def run(built: Built, train: bool, wide: bool = False) -> dict[str, Any]:
-    """Outputs of a model by name, with `wide` in float64 throughout; with `train` in training mode,
-    and the gradient of every parameter of a loss: the model's own, or the sum of its outputs times
-    fixed numbers.
+    """Run a model and return its outputs by name.
+
+    wide: in float64 throughout. train: in training mode, with the gradient of every parameter
+    added. The loss is the model's own, or the sum of its outputs times fixed numbers.
     """
     from . import widening
 

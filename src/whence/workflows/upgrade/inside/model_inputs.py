@@ -1,4 +1,4 @@
-"""Inputs of a model of transformers, by the names and the sizes that its configuration has."""
+"""Inputs for a model of transformers, from argument names and the sizes in its configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCH, TOKENS, TEXT_IDS = 2, 9, (3, 90)
 
 
 class Inputs:
-    """What may be given to one model."""
+    """Builds possible inputs for one model."""
 
     def __init__(self, model: Any) -> None:
         self._model, self._config = model, model.config
@@ -26,14 +26,14 @@ class Inputs:
         }
 
     def main(self) -> str:
-        """The name of the first input: the model's own, if its forward has it."""
+        """The name of the first input: the model's main input if its forward accepts it."""
         own: str = getattr(self._model, "main_input_name", "") or ""
         if own in self.accepted:
             return own
         return next(iter(self.accepted), own)
 
     def candidates(self) -> Iterator[dict[str, Any]]:
-        """Sets of inputs, the likeliest first."""
+        """Sets of inputs, the most likely first."""
         first = self.main()
         for kind in range(3):
             main = self.array(first, kind)
@@ -51,7 +51,7 @@ class Inputs:
                 return
 
     def _beside(self, first: str) -> list[str]:
-        """Inputs that go with the first one."""
+        """Names of the inputs that accompany the first one."""
         names = [
             name
             for name, parameter in self.accepted.items()
@@ -75,12 +75,12 @@ class Inputs:
         return list(dict.fromkeys(names))
 
     def asked_for(self, message: str, given: dict[str, Any]) -> list[str]:
-        """Inputs that an error speaks of and that were not given."""
+        """Inputs that an error message names and that were not given."""
         names = [n for n in self.accepted if n not in given and re.search(rf"\b{n}\b", message)]
         return [n for n in names if self.array(n, 0) is not None]
 
     def _setting(self, *names: str, default: int = 0) -> int:
-        """A number of the configuration, or of those inside it."""
+        """The first of these numbers in the configuration or its nested configurations."""
         inner = [self._config]
         inner += [v for v in vars(self._config).values() if hasattr(v, "model_type")]
         for name in names:
@@ -93,8 +93,9 @@ class Inputs:
         return default
 
     def array(self, name: str, kind: int) -> Any:
-        """An input, None where nothing is known of its name. kind: 0 the likeliest shape, 1 and 2
-        others that models ask for.
+        """An input array, None when nothing is known about its name.
+
+        kind: 0 for the most likely shape, 1 and 2 for other shapes that models expect.
         """
         if re.search(r"(^|_)(input_ids|labels)$", name):
             return values.integers(name, (BATCH, TOKENS), *TEXT_IDS)

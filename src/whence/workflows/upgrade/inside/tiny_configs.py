@@ -1,4 +1,4 @@
-"""Configurations of transformers, made small by rules on the names of their attributes."""
+"""Makes configurations of transformers small by rules on the names of their attributes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 WIDTH, HEADS, HEAD, INNER, VOCABULARY = 64, 4, 16, 128, 128
 SIZES = ("small", "few layers", "as it is")
-"""How much is made small: everything; layers, tokens, experts and images; tokens alone."""
+"""What is made small: everything; layers, tokens, experts and images; only tokens."""
 
 # The first rule whose name fits gives the number; it never makes one larger.
 _COUNTS = (
@@ -43,11 +43,11 @@ _UNSET = {
     "num_experts_per_tok": 2,
     "n_routed_experts": 4,
 }
-"""Numbers for what a configuration leaves open and its model needs."""
+"""Values that a configuration leaves open and its model needs."""
 
 
 def small(config: Any, size: str) -> dict[str, Any]:
-    """Arguments of a configuration's class that make it small."""
+    """Arguments for a configuration's class that make the model small."""
     if size == "as it is":
         rules = [_COUNTS[0]]
     else:
@@ -91,7 +91,9 @@ def _count(name: str, value: int, rules: list[tuple[str, int]]) -> int | None:
 
 
 def _listed(name: str, value: list[Any], size: str) -> list[Any] | None:
-    """Stages of a pyramid: one layer each, and widths that grow."""
+    """Shrink a list with an entry for each stage: one or two layers a stage, and
+    increasing widths.
+    """
     if not value or not all(isinstance(v, int) and not isinstance(v, bool) for v in value):
         return None
     if name in ("depths", "layers", "num_layers", "depth", "stage_num_blocks", "num_blocks"):
@@ -103,7 +105,9 @@ def _listed(name: str, value: list[Any], size: str) -> list[Any] | None:
 
 
 def _layers(values: dict[str, Any], chosen: dict[str, Any]) -> None:
-    """Lists with an entry a layer keep one entry of each kind, and the number of layers fits."""
+    """Reduce lists with an entry for each layer to one entry of each kind, and adjust the number of
+    layers.
+    """
     count_name = next(
         (n for n in ("num_hidden_layers", "n_layer", "num_layers", "n_layers") if n in chosen), ""
     )
@@ -131,14 +135,14 @@ def _layers(values: dict[str, Any], chosen: dict[str, Any]) -> None:
 
 
 def _heads(values: dict[str, Any], chosen: dict[str, Any]) -> None:
-    """As many heads of keys as of queries where there were."""
+    """Keep as many key-value heads as query heads when both numbers were equal."""
     keys, heads = "num_key_value_heads", "num_attention_heads"
     if keys in chosen and heads in chosen and values[keys] == values[heads]:
         chosen[keys] = chosen[heads]
 
 
 def _images(values: dict[str, Any], chosen: dict[str, Any], size: str) -> None:
-    """Pictures of 4 x 4 patches, or of 64 x 64."""
+    """Set images to 4 x 4 patches, or to 64 x 64 pixels."""
     if size == "as it is":
         return
     patch = values.get("patch_size", values.get("encoder_patch_size", 16))
@@ -159,7 +163,7 @@ def _images(values: dict[str, Any], chosen: dict[str, Any], size: str) -> None:
 
 
 def _tokens(values: dict[str, Any], chosen: dict[str, Any]) -> None:
-    """Tokens with a meaning of their own go to the end of the small vocabulary, each its own."""
+    """Move special tokens to the end of the small vocabulary, each to an id of its own."""
     last = VOCABULARY - 1
     moved: dict[int, int] = {}
     for name, value in values.items():
@@ -175,7 +179,7 @@ def _tokens(values: dict[str, Any], chosen: dict[str, Any]) -> None:
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """A configuration as nested dicts of plain values, without what names the release."""
+    """The configuration as nested dicts of plain values, without entries that name the release."""
     import json
 
     held = config.to_dict()

@@ -1,4 +1,4 @@
-"""Every architecture of the transformers release that is installed, from a small configuration."""
+"""Builds every architecture of the installed transformers release from a small configuration."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def names() -> list[str]:
 
 
 def classes(name: str) -> list[str]:
-    """Names of the classes of a type, those with a head first."""
+    """Names of the classes of one model type; those with a head come first."""
     from transformers.models.auto import modeling_auto
 
     mappings = [f"MODEL_FOR_{head}_MAPPING_NAMES" for head in _HEADS]
@@ -59,8 +59,10 @@ def classes(name: str) -> list[str]:
 
 
 class Run(NamedTuple):
-    """A model that runs. chosen: its class, how small it is, and the shapes of its inputs.
-    settings: its configuration. missing: weights that a checkpoint lacked.
+    """A model that runs.
+
+    chosen: its class, its size, and the shapes of its inputs. settings: its configuration. missing:
+    weights that a checkpoint lacked.
     """
 
     model: Any
@@ -76,9 +78,11 @@ def build(
     settings: dict[str, Any] | None = None,
     checkpoint: str = "",
 ) -> Run:
-    """An architecture that runs. chosen: as another process found it; None to find it. settings:
-    of the configuration that are set as given. checkpoint: a folder whose weights are loaded as
-    the release loads them. Raises CannotBuild with what each attempt said.
+    """Build an architecture that runs.
+
+    chosen: as another process found it; None to search. settings: values of the configuration to
+    set. checkpoint: folder whose weights are loaded as the release loads them. Raises CannotBuild
+    with the message of each attempt.
     """
     said: list[str] = []
     attempts = (
@@ -141,7 +145,7 @@ def _set(config: Any, settings: dict[str, Any]) -> None:
 
 
 def _inputs(model: Any, shapes: dict[str, list[int]] | None) -> dict[str, Any]:
-    """The first inputs that the model runs on."""
+    """The first set of inputs on which the model runs."""
     wanted = model_inputs.Inputs(model)
     if shapes is not None:
         return {name: _of_shape(wanted, name, shape) for name, shape in shapes.items()}
@@ -180,7 +184,7 @@ def run(model: Any, inputs: dict[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what the library says while it builds."""
+    """Silence the library while it builds."""
     import warnings
 
     from transformers.utils import logging

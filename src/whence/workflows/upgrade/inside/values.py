@@ -1,5 +1,5 @@
-"""Numbers that two environments make alike: weights by name and shape, inputs by name, and hashes
-of what comes out.
+"""Numbers that are the same in two environments (weights by name and shape, inputs by name), and
+digests of results.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _TABLE = re.compile(r"embed|token|position", re.IGNORECASE)
 
 
 def drawn(name: str, shape: Iterable[int]) -> Any:
-    """Normal numbers, float32, by name and shape alone."""
+    """Normally distributed numbers, float32, determined by name and shape."""
     sizes = tuple(shape)
     seed = zlib.crc32(f"{name} {sizes}".encode())
     return np.random.default_rng(seed).standard_normal(sizes, dtype=np.float32)
 
 
 def integers(name: str, shape: Iterable[int], low: int, high: int) -> Any:
-    """Whole numbers from low to high, which is excluded, int64, by name and shape alone."""
+    """Integers in low..high (exclusive), int64, determined by name and shape."""
     sizes = tuple(shape)
     seed = zlib.crc32(f"{name} {sizes} {low} {high}".encode())
     return np.random.default_rng(seed).integers(low, high, sizes)
 
 
 def weight(name: str, shape: Iterable[int]) -> Any:
-    """A parameter: of a size that keeps activations near 1, and norms near what they start from."""
+    """A parameter, float32, scaled so that activations stay near 1; norm weights stay near 1."""
     sizes = tuple(shape)
     numbers = drawn(name, sizes)
     if name.endswith("A_log"):
@@ -46,8 +46,8 @@ def weight(name: str, shape: Iterable[int]) -> Any:
 
 
 def aliases(model: Any) -> list[list[str]]:
-    """Names of each parameter of floating point, all of a tied one together, in the model's
-    order.
+    """Names of each floating-point parameter in the model's order; all names of a tied one
+    together.
     """
     groups: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -62,9 +62,10 @@ def fill(
     random: Iterable[str] = (),
     called: Mapping[str, str] | None = None,
 ) -> None:
-    """Fill a model's parameters, running statistics and buffers that its constructor draws. only:
-    names of parameters; None for all. random: names of these buffers. called: the names that
-    parameters have in another release.
+    """Fill parameters, running statistics and buffers that the constructor draws at random.
+
+    only: names of parameters; None for all. random: names of these buffers. called: names of
+    parameters in another release.
     """
     former = called or {}
     import torch
@@ -118,7 +119,7 @@ def digest(tensor: Any) -> list[Any]:
 
 
 def buffers_drawn(make: Any) -> tuple[Any, list[str]]:
-    """A model that `make` builds, and the names of its buffers that hold random numbers."""
+    """Build a model with `make`; returns it and the names of its buffers with random content."""
     import torch
 
     torch.manual_seed(1)

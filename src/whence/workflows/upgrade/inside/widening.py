@@ -1,7 +1,7 @@
-"""A model in float64 throughout: where its code asks for float32, it gets float64.
+"""Runs a model in float64 throughout: where its code requests float32, it receives float64.
 
-What two pieces of code for one formula part by in float32 shrinks 2^29-fold so; what two formulas
-part by does not.
+The difference between two implementations of one formula shrinks 2^29-fold from float32 to float64;
+the difference between two formulas stays.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def widened(value: Any) -> Any:
 
 @contextlib.contextmanager
 def everything_in_float64() -> Iterator[None]:
-    """What is computed in this block; code that turns numbers into float32 is overruled."""
+    """Run the block in float64; conversions to float32 inside it are overruled."""
     import torch
     from torch.overrides import TorchFunctionMode
 

@@ -1,8 +1,8 @@
-"""Builds and runs models, one after the other, as a parent asks by lines of JSON.
+"""Builds and runs models one after the other, as a parent requests in lines of JSON.
 
-A task has `name` and, where they matter, `chosen`, `settings`, `save` and `load` (folders of a
-checkpoint), `called` (names of weights in the other release), `train`, `wide` (in float64) and
-`keep` (a file for the outputs). The answer has `ok`, and `error` or what the model gave.
+A task has `name` and optionally `chosen`, `settings`, `save` and `load` (folders of a checkpoint),
+`called` (names of weights in the other release), `train`, `wide` (in float64) and `keep` (a file
+for the outputs). The answer has `ok`, and `error` or the model's results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FOUND = "outputs"
 
 
 def answer(catalogue: catalogues.Catalogue, task: dict[str, Any]) -> dict[str, Any]:
-    """What one model gives, or why it does not."""
+    """The results of one model, or the reason why there are none."""
     began = time.process_time()
     try:
         with catalogue.quiet():
@@ -47,7 +47,7 @@ def answer(catalogue: catalogues.Catalogue, task: dict[str, Any]) -> dict[str, A
 
 
 def _keep(outputs: dict[str, Any], file: str) -> None:
-    """Write outputs of floating point as float64."""
+    """Write floating-point outputs as float64."""
     import numpy as np
 
     arrays = {
@@ -64,7 +64,7 @@ def _parameters(model: Any) -> list[list[Any]]:
 
 
 def _watch(model: Any) -> dict[str, int]:
-    """How often each module without children runs, by name."""
+    """Count by name how often each module without children runs."""
     ran: dict[str, int] = {}
     for name, module in model.named_modules():
         if not list(module.children()):
@@ -92,7 +92,7 @@ def show(catalogue: str, task: dict[str, Any]) -> None:
 
 
 def serve(catalogue: str) -> None:
-    """Answer each line of stdin by a line on the stdout that this process began with."""
+    """Answer each line of stdin with a line on the original stdout of this process."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print goes to stderr
     try:
@@ -106,7 +106,7 @@ def serve(catalogue: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides the numbers."""
+    """Versions of the packages that determine the numbers."""
     from importlib import metadata
 
     found = {"python": sys.version.split()[0]}
