@@ -1,5 +1,5 @@
-"""Where the work of a comparison is done: in this process, in processes of this machine, or on a
-Ray cluster. One file an engine; what a task computes lies with whoever hands it out.
+"""Where the work of a comparison runs: in this process, in processes of this machine, or on a Ray
+cluster. Each engine has one file; the code of a task lies with its caller.
 
 A task names a module of whence and holds bytes; its result is bytes. Tensors never travel: workers
 read the runs themselves.
@@ -21,11 +21,11 @@ def create(
     workers: int | None = None,
     address: str | None = None,
 ) -> Engine | None:
-    """The engine of this name; None for "local", which needs no workers.
+    """Create the engine with this name; None for "local", which needs no workers.
 
-    workers: default one a core, of Ray all that the cluster has. address: of a running Ray cluster;
-    None starts Ray on this machine. Raises UsageError, and
-    MissingDependency where Ray is not installed.
+    workers: by default one for each core, for Ray all that the cluster has. address: of a running
+    Ray cluster; None starts Ray on this machine. Raises UsageError, and MissingDependency when Ray
+    is not installed.
     """
     if name not in ENGINES:
         raise UsageError(f"engine {name!r}: {', '.join(ENGINES[:-1])} or {ENGINES[-1]}")

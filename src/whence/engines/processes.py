@@ -1,5 +1,6 @@
-"""Workers as processes of this machine. Each has one task at a time; one that ends is replaced, and
-its task tried again.
+"""Workers as processes of this machine.
+
+Each runs one task at a time. A worker that ends is replaced, and its task is tried again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Processes:
-    """Workers as processes. workers: how many; None is one a core that this process may use."""
+    """Workers as processes. workers: their number; None means one for each core that this process
+    may use.
+    """
 
     def __init__(self, workers: int | None = None) -> None:
         self._workers = workers or len(os.sched_getaffinity(0))
@@ -32,7 +35,7 @@ class Processes:
         self._busy: dict[int, _Worker] = {}
 
     def run(self, tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
-        """What came of each task, as they finish."""
+        """The outcome of each task, as they finish."""
         waiting = deque((task, 1) for task in tasks)
         with selectors.DefaultSelector() as selector:
             try:
@@ -60,7 +63,7 @@ class Processes:
         selector.register(fd, selectors.EVENT_READ)
 
     def _outcome(self, worker: _Worker) -> Outcome | None:
-        """What came of a worker's task; None where it is to be tried again."""
+        """The outcome of a worker's task; None when it is to be tried again."""
         message = read_frame(worker.answers)
         number = worker.task.number
         if message:
@@ -97,14 +100,14 @@ class _Worker:
         self.task, self.attempt = Task(-1, "", b""), 0
 
     def start(self, task: Task, attempt: int) -> None:
-        """Hand a task to it."""
+        """Send a task to the worker."""
         self.task, self.attempt = task, attempt
         message = msgspec.msgpack.encode(Request(task.module, task.payload))
         with contextlib.suppress(OSError):  # it ended: shows where its answer is read
             write_frame(cast(IO[bytes], self._process.stdin), message)
 
     def kill(self) -> str:
-        """End it at once; says how it ended."""
+        """End the worker at once; returns how it ended."""
         if self._process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # it closed its end a moment ago
                 self._process.wait(0.2)
@@ -113,7 +116,7 @@ class _Worker:
         return self._ended()
 
     def end(self) -> None:
-        """Let it end."""
+        """Let the worker finish and end."""
         with contextlib.suppress(OSError):
             cast(IO[bytes], self._process.stdin).close()
         try:

@@ -25,10 +25,10 @@ def _answer(module: str, payload: bytes, version: str) -> tuple[bytes, str]:
 
 
 class RayCluster:
-    """Workers of Ray. workers: how many work at once; None is one for each processor of the
-    cluster. address: of a running cluster; None starts Ray here, and ends it at `close`.
+    """Workers of Ray.
 
-    Raises MissingDependency.
+    workers: how many run at once; None means one for each processor of the cluster. address: of a
+    running cluster; None starts Ray here and stops it at `close`. Raises MissingDependency.
     """
 
     def __init__(self, workers: int | None = None, address: str | None = None) -> None:
@@ -40,7 +40,7 @@ class RayCluster:
         self._is_own = False
 
     def _start(self) -> None:
-        """Connect with the first task. Raises UsageError where no cluster answers."""
+        """Connect before the first task. Raises UsageError when no cluster answers."""
         self._ray = extras.needed("ray", "engine ray")
         self._is_own = not self._ray.is_initialized()
         if self._is_own:
@@ -66,7 +66,7 @@ class RayCluster:
             ) from error
 
     def run(self, tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
-        """What came of each task, as they finish."""
+        """The outcome of each task, as they finish."""
         if not tasks:
             return
         if self._ray is None:
@@ -108,7 +108,7 @@ class RayCluster:
         return Outcome(number, result, error)
 
     def close(self) -> None:
-        """Leave the cluster, or end what was started here."""
+        """Leave the cluster, or stop what was started here."""
         if self._is_own and self._ray.is_initialized():
             self._ray.shutdown()
         self._ray = None

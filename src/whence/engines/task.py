@@ -1,4 +1,6 @@
-"""A task, who runs it, what came of it, and how a worker performs it."""
+"""A task, the engine that runs it, its outcome, and the function with which a worker
+performs it.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,14 @@ import xxhash
 from whence._version import __version__
 
 ATTEMPTS = 3
-"""How often a task is tried that ends its worker."""
+"""Most attempts for a task that ends its worker."""
 
 
 class Task(msgspec.Struct, frozen=True):
-    """Work for one worker. module: of whence, whose `perform(payload)` does it and gives bytes."""
+    """Work for one worker.
+
+    module: of whence; its `perform(payload)` does the work and returns bytes.
+    """
 
     number: int
     module: str
@@ -24,12 +29,12 @@ class Task(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """What two tasks have in common that do the same."""
+        """Equal for two tasks that do the same."""
         return xxhash.xxh3_128_hexdigest(self.module.encode() + b"\0" + self.payload)
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of a task: its result, or an error in words."""
+    """The outcome of a task: its result, or an error in words."""
 
     number: int
     result: bytes = b""
@@ -44,8 +49,9 @@ class Engine(Protocol):
     """
 
     def run(self, tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
-        """What came of each task, in the order in which they finish. Closing the iterator early
-        stops what is being done.
+        """The outcome of each task, in the order in which they finish.
+
+        Closing the iterator early stops running tasks.
         """
         ...
 
@@ -55,7 +61,7 @@ class Engine(Protocol):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A task as it reaches a worker. version: of the whence that sent it."""
+    """A task as sent to a worker. version: of the sending whence."""
 
     module: str
     payload: bytes
@@ -63,8 +69,9 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def perform(request: Request) -> bytes:
-    """Do what a request asks. Raises ValueError for a request of another whence, and what the task
-    raises.
+    """Perform a request.
+
+    Raises ValueError for a request from another version of whence, and what the task raises.
     """
     if request.version != __version__:
         raise ValueError(
@@ -79,10 +86,10 @@ def perform(request: Request) -> bytes:
 
 
 def in_words(error: BaseException) -> str:
-    """What an exception says, in one line."""
+    """An exception as one line of text."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def gave_up(how: str) -> str:
-    """The error of a task that ended its worker too often. how: the last time."""
+    """The error of a task that ended its worker too often. how: its last end."""
     return f"its worker ended {ATTEMPTS} times, the last time {how}"

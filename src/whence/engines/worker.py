@@ -26,7 +26,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def read_frame(file: IO[bytes]) -> bytes:
-    """The next message; b"" where none or only a part of one comes any more."""
+    """The next message; b"" at the end of the input, or after an incomplete message."""
     head = file.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return b""
@@ -36,14 +36,14 @@ def read_frame(file: IO[bytes]) -> bytes:
 
 
 def write_frame(file: IO[bytes], message: bytes) -> None:
-    """Write a message. Raises OSError where nobody reads any more."""
+    """Write a message. Raises OSError when the reader is gone."""
     file.write(LENGTH.pack(len(message)))
     file.write(message)
     file.flush()
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer requests until the input ends."""
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a task prints is no answer
     decode = msgspec.msgpack.Decoder(Request).decode
