@@ -1,7 +1,8 @@
-"""Comparisons of a test that fail, judged by running the test in other ways of rounding.
+"""Judges failing comparisons of a test by running the test in other ways of rounding.
 
-`torch.testing.assert_close` and the comparisons of `numpy.testing` are watched where they compare:
-the test keeps its outcome, and its report gets a section that says whether rounding explains it.
+`torch.testing.assert_close` and the comparisons of `numpy.testing` are recorded as they compare.
+The outcome of the test stays; its report gets a section that says whether rounding explains the
+failure.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import numpy as np
 
 @dataclass
 class Comparisons:
-    """Of one run of a test, in order: (actual, expected). failed: number of the first that failed,
-    -1 for none. is_passed: do they pass, whatever they compare?
+    """The comparisons of one run of a test, in order: (actual, expected).
+
+    failed: index of the first that failed, -1 for none. is_passed: let every comparison pass.
     """
 
     pairs: list[tuple[Any, Any]] = field(default_factory=list)
@@ -26,17 +28,17 @@ class Comparisons:
     is_passed: bool = False
 
     def note(self, actual: Any, expected: Any) -> None:
-        """A comparison that is about to be made."""
+        """Record a comparison that is about to be made."""
         self.pairs.append((_kept(actual), _kept(expected)))
 
     def fails(self) -> None:
-        """The comparison that was noted last fails."""
+        """Mark the comparison that was recorded last as failed."""
         if self.failed < 0:
             self.failed = len(self.pairs) - 1
 
 
 def _kept(value: Any) -> Any:
-    """A copy, which the rest of the test does not write to."""
+    """A copy that the rest of the test cannot change."""
     if hasattr(value, "detach"):
         return value.detach().clone()
     return np.array(value) if isinstance(value, np.ndarray) else value
@@ -44,7 +46,7 @@ def _kept(value: Any) -> Any:
 
 @contextlib.contextmanager
 def watched(comparisons: Comparisons) -> Iterator[None]:
-    """Inside of it, comparisons are noted."""
+    """Record comparisons inside the block."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_torch(comparisons))
         stack.enter_context(_numpy(comparisons))
@@ -105,7 +107,7 @@ def _replaced(place: Any, name: str, function: Any) -> Iterator[None]:
 
 
 def judged(test: Callable[..., Any], inputs: Mapping[str, Any], seen: Comparisons) -> str:
-    """What the comparison of a test that failed means, as text. inputs: of the test."""
+    """The meaning of a failed comparison, as text. inputs: of the test."""
     from whence.api import accept_comparison
     from whence.report.accept import accepted_text
 
@@ -127,7 +129,7 @@ def judged(test: Callable[..., Any], inputs: Mapping[str, Any], seen: Comparison
 
 
 def generators() -> Any:
-    """Where the generators of random numbers stand; `restore` puts them there again."""
+    """States of the random number generators; `restore` resets them to these."""
     from whence.api import generators_now
 
     return generators_now()

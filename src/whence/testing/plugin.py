@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Compare(Protocol):
-    """As `whence.testing.assert_parity`, the folder being chosen."""
+    """The same as `whence.testing.assert_parity`, with a chosen folder."""
 
     def __call__(
         self, model_a: Any, model_b: Any, inputs: Any = None, **how: Any
@@ -41,7 +41,9 @@ def whence_compare(tmp_path: Path) -> Compare:
 
 
 class Golden(Protocol):
-    """As `whence.accept`, which must answer that the expectation holds or may be renewed."""
+    """The same as `whence.accept`, which must answer that the expectation holds or may be
+    renewed.
+    """
 
     def __call__(self, expected: Any, actual: Any = None, **how: Any) -> Acceptance: ...
 
@@ -82,7 +84,7 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Watches the comparisons of a test, where that was asked for."""
+    """Record the comparisons of a test, when the option for it is set."""
     if not pyfuncitem.config.getoption("whence_accept", False):
         return (yield)
     from whence.testing import caught
