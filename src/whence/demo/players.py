@@ -18,8 +18,9 @@ _NEW = {"tiny": 8, "smollm2": 8}
 
 @dataclass(frozen=True)
 class Player:
-    """A model that continues a prompt. generate: model -> tokens; words: tokens -> text. about:
-    what it is, in one line.
+    """A model that continues a prompt.
+
+    generate: model -> tokens. words: tokens -> text. about: a description in one line.
     """
 
     model: Any
@@ -36,15 +37,16 @@ class Player:
 
 
 def make(name: str) -> Player:
-    """The player of this name. Raises UsageError for an unknown one, MissingDependency with the pip
-    command.
+    """Create the player with this name.
+
+    Raises UsageError for an unknown name, MissingDependency with the pip command.
     """
     _check(name)
     return _tiny() if name == "tiny" else _smollm2()
 
 
 def stage(name: str) -> AbstractContextManager[None]:
-    """What has to hold around everything a model of this name does. Raises as `make` does."""
+    """The context that a model of this name needs for everything it does. Raises as `make` does."""
     _check(name)
     if name != "tiny":
         return nullcontext()

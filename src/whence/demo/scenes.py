@@ -1,5 +1,5 @@
-"""What a demo shows: a clean pair that must come out as the same, and a planted fault that must be
-named.
+"""The scenes of a demo: a clean pair, whose result must be "same", and a planted fault, which must
+be found.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ _TRIES = 12
 
 @dataclass(frozen=True)
 class Scene:
-    """One part of a demo, in the order it is told.
+    """One part of a demo.
 
-    lines: before the answer. comparison: the answer, when there is one. closing: after it. output:
-    where its files lie. expected: False when whence did not say what it had to say.
+    lines: text before the answer. comparison: the answer, when there is one. closing: text after
+    it. output: folder of its files. expected: False when whence did not give the answer that it had
+    to give.
     """
 
     lines: tuple[str, ...]
@@ -49,7 +50,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Planted:
-    """A fault that leaves the text as it was."""
+    """A fault that leaves the generated text unchanged."""
 
     site: str
     fault: str
@@ -90,8 +91,9 @@ def play(
 
 
 def draw(model: Any, plant: str, fault: str | None, seed: int) -> list[tuple[str, str]]:
-    """Candidate (site, fault) in the order the seed gives. Raises UsageError naming the nearest
-    sites when there is none.
+    """Candidates (site, fault) in the order that the seed determines.
+
+    Raises UsageError with the nearest sites when there is none.
     """
     from whence import api
 
@@ -119,8 +121,10 @@ def draw(model: Any, plant: str, fault: str | None, seed: int) -> list[tuple[str
 
 
 def find(player: Player, candidates: list[tuple[str, str]], seed: int, text: list[int]) -> Planted:
-    """The first site and the largest strength with which the model still writes the same text.
-    Raises UsageError when none does.
+    """The first site, and the largest strength of the fault at which the model still writes the
+    same text.
+
+    Raises UsageError when there is none.
     """
     from whence import api
 
@@ -201,7 +205,7 @@ def _scenes(
 
 
 def _verdict(result: Comparison, site: str) -> tuple[bool, str]:
-    """Is the planted site named first, and that in words."""
+    """(whether the planted site is named first, that in words)."""
     first = result.findings[0].name if result.findings else ""
     if result.status == "different" and first == site:
         return True, "whence named it first"

@@ -1,5 +1,7 @@
-"""The demo that needs no framework: a pair of small runs that comes with whence (made by
-docs/demo_runs.py), one fault in it, the answer and the page.
+"""The demo that needs no framework.
+
+It uses a pair of small runs that comes with whence (made by docs/demo_runs.py) with one fault, and
+shows the answer and the page.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from whence.errors import OutputExists, StoreFailed
 
 RUNS = Path(__file__).with_name("runs.zip")
 FAULTY = "layers.1.mlp.act"
-"""The module of the shipped pair that computes something else."""
+"""The module of the shipped pair that computes a different result."""
 _SCRIPT = "serve.py"
 _LINES = (
     "A small language model (serve.py), and a port of it that adds up in another order, which is "
@@ -28,7 +30,7 @@ _LINES = (
 
 
 def play(folder: str) -> Iterator[Scene]:
-    """The one scene: the runs are laid out in `folder`, compared, and shown on a page.
+    """The only scene: the runs are copied into `folder`, compared, and shown on a page.
 
     folder: new, empty, or left by this demo before. Raises OutputExists for any other, StoreFailed.
     """
@@ -74,7 +76,7 @@ def _is_ours(place: Path) -> bool:
 
 
 def _lay_out(place: Path) -> None:
-    """Write the script and both runs, as if they had been captured in this folder."""
+    """Write the script and both runs as if they had been captured in this folder."""
     with zipfile.ZipFile(RUNS) as packed:
         for entry in packed.infolist():
             content, file = packed.read(entry), place / entry.filename

@@ -1,6 +1,4 @@
-"""The words the tiny model learns: a short text of our own, small enough to be learnt by heart in a
-few seconds.
-"""
+"""The text that the tiny model learns: short enough to be memorised in a few seconds."""
 
 from __future__ import annotations
 

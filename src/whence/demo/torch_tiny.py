@@ -1,9 +1,9 @@
-"""A small language model of the llama kind, trained on the spot until it knows a short text by
-heart.
+"""A small language model of the llama kind, trained on the spot until it has memorised a short
+text.
 
-What it has is what a large one has: token embedding, RMSNorm, rotary attention, SwiGLU, residual
-sums written inline in the block. Weights that were trained have what random ones lack: uneven
-channels, sharp attention, one clear next word.
+It has the components of a large model: token embedding, RMSNorm, rotary attention, SwiGLU, and
+residual sums written inline in the block. Trained weights have properties that random ones lack:
+uneven channels, sharp attention, one clear next word.
 """
 
 from __future__ import annotations
