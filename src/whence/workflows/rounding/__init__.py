@@ -1,4 +1,6 @@
-"""The ways in which a program may round, run and collected: the evidence of a noise band."""
+"""Runs a program in several ways of rounding and collects the results as evidence for a
+noise band.
+"""
 
 from whence.workflows.rounding.named_values import named_arrays
 from whence.workflows.rounding.ways import Ways, run_ways, with_leaves

@@ -1,4 +1,4 @@
-"""What a program returns, as arrays by name."""
+"""The values that a program returns, as arrays by name."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from whence.dtypes import Array
 
 
 def named_arrays(value: Any) -> dict[str, Array]:
-    """Every number and tensor in a value by its place in it ("losses", "logits.0"), "" for the
-    value itself. A list of numbers is one array. Texts and None are left out.
+    """Every number and tensor in a value, named by its place in it ("losses", "logits.0"); "" names
+    the value itself.
+
+    A list of numbers is one array. Texts and None are left out.
     """
     return dict(_named(value, ""))
 
@@ -38,7 +40,7 @@ def _named(value: Any, name: str) -> Iterator[tuple[str, Array]]:
 
 
 def is_curve(value: Any) -> bool:
-    """Is it numbers by the number of their step?"""
+    """Whether a value is a mapping from step numbers to numbers."""
     return (
         isinstance(value, Mapping)
         and len(value) > 1
@@ -48,12 +50,12 @@ def is_curve(value: Any) -> bool:
 
 
 def below(name: str, key: str) -> str:
-    """The name of what lies under a key."""
+    """The name of a value below a key."""
     return f"{name}.{key}" if name else key
 
 
 def as_array(value: Any) -> Array | None:
-    """A number, array or torch tensor as an array; None for anything else."""
+    """A number, array or torch tensor as an array; None for any other value."""
     if hasattr(value, "detach") and hasattr(value, "dtype"):
         from whence.frameworks.torch_arrays import to_host
 

@@ -1,5 +1,5 @@
-"""Modes in which torch computes a program otherwise, and as right: in float64 throughout, or with
-every operator off by one rounding.
+"""Modes in which torch computes a program differently but equally correctly: in float64 throughout,
+or with every operator off by one rounding.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ _EXACT = words("""
     split squeeze stack take topk transpose tril triu trunc unbind unfold unsqueeze view where
     zeros_like
 """)
-"""Operators whose results are among what they are given, or whole numbers: these round nothing."""
+"""Operators without rounding: their results are among their inputs, or whole numbers."""
 
 
 class InFloat64(Arithmetic):
-    """Everything in float64, whatever dtypes the code asks for. Random numbers are drawn in the
-    default dtype that the program has, and widened, so that they are those that it draws.
+    """Computes in float64, whatever dtypes the code requests.
+
+    Random numbers are drawn in the program's default dtype and then widened, so that they equal
+    those of the normal program.
     """
 
     def __init__(self, drawn: torch.dtype) -> None:
@@ -47,9 +49,7 @@ class InFloat64(Arithmetic):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _widened(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """What was made before the program began, weights of a model say, is widened where it is
-        read.
-        """
+        """Widen arguments that were created before the program began, such as weights."""
         if func._schema.is_mutable:
             written = [a for a in args[:1] if isinstance(a, torch.Tensor)]
             self.is_narrow |= any(t.is_floating_point() and not _is_wide(t) for t in written)
@@ -62,7 +62,7 @@ class InFloat64(Arithmetic):
         return kind(func, _named(func, args, kwargs)) == RANDOM
 
     def _drawn_narrow(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The numbers that the program draws, exactly, in float64."""
+        """Draw the program's own random numbers and widen them to float64, exactly."""
         narrow = [a.to(self._drawn) if _is_wide(a) else a for a in args]
         asked = kwargs.get("dtype")
         if asked is torch.float64 or (asked is None and _takes_default(func)):
@@ -74,8 +74,9 @@ class InFloat64(Arithmetic):
 
 
 class OffByOne(TorchDispatchMode):  # type: ignore[misc]
-    """Every operator that rounds gives a result that is off by up to one unit roundoff of its
-    dtype, or of a coarser one, drawn at random.
+    """Adds an error of up to one unit roundoff to the result of every operator that rounds.
+
+    The error is random; the unit roundoff is that of the result's dtype or of a coarser one.
     """
 
     def __init__(self, seed: int, coarser: float = 0.0) -> None:
@@ -106,7 +107,7 @@ class OffByOne(TorchDispatchMode):  # type: ignore[misc]
 
 @contextmanager
 def in_float64() -> Iterator[InFloat64]:
-    """The program in float64; what is made in between is float64 by default."""
+    """Run the program in float64, which is also the default dtype for new tensors."""
     default = torch.get_default_dtype()
     mode = InFloat64(default)
     torch.set_default_dtype(torch.float64)
@@ -119,7 +120,7 @@ def in_float64() -> Iterator[InFloat64]:
 
 @contextmanager
 def on_threads(count: int) -> Iterator[None]:
-    """Operators split their work between so many threads."""
+    """Run operators on this number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -134,7 +135,9 @@ def _named(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def _takes_default(func: Any) -> bool:
-    """Does it draw in the default dtype where none is asked for? Whole numbers do not."""
+    """Whether an operator draws in the default dtype when none is requested; integer
+    draws do not.
+    """
     is_whole = func._schema.name.partition("::")[2].startswith(("randint", "randperm"))
     return not is_whole and any(a.name == "dtype" for a in func._schema.arguments)
 
@@ -144,6 +147,6 @@ def _is_wide(value: Any) -> bool:
 
 
 def doubled(value: Any) -> Any:
-    """A tensor of floating-point numbers in float64; anything else as it is."""
+    """A floating-point tensor in float64; any other value unchanged."""
     is_narrow = isinstance(value, torch.Tensor) and value.is_floating_point()
     return value.double() if is_narrow else value

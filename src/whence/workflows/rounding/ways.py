@@ -1,4 +1,4 @@
-"""One program of this process run in several ways, each as right as the others."""
+"""Runs one program of this process in several equally correct ways."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from whence.workflows.rounding.named_values import named_arrays
 
 Arrays = dict[str, Array]
 _DRAWS = 3
-"""Times that every operator, and every input, is off by one rounding."""
+"""Number of runs with every operator, and every input, off by one rounding."""
 
 
 @dataclass
 class Ways:
-    """own: what the program gives here. exact: in float64, {} where it does not run so. others: by
-    the name of the way. moved: in float64 of inputs that are off by one rounding, per draw. terms:
-    the most that one element sums. notes: ways that could not be run, each with the reason.
+    """The values of a program in several ways of rounding.
+
+    own: as the program runs here. exact: in float64, {} when it cannot run in float64. others: by
+    the name of the way. moved: in float64 with inputs off by one rounding, one entry a draw. terms:
+    most terms that one element sums. notes: ways that could not be run, with the reason.
     """
 
     own: Arrays
@@ -115,14 +117,14 @@ def _torch_ways(ways: Ways, attempt: Any, other: Any, threads: bool) -> None:
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and named arguments of a call."""
+    """Split inputs into positional and named arguments of a call."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)), {}
 
 
 def with_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same structure with every array and tensor in it changed."""
+    """The same structure with a function applied to every array and tensor in it."""
     if isinstance(value, np.ndarray) or _is_tensor(value) or _is_module(value):
         return change(value)
     if isinstance(value, Mapping):
@@ -142,13 +144,13 @@ class Generators:
 
     @staticmethod
     def now() -> Generators:
-        """Those of this process."""
+        """The current states of this process."""
         torch = sys.modules.get("torch")
         state = torch.get_rng_state() if torch is not None else None
         return Generators(random.getstate(), np.random.get_state(), state)
 
     def restore(self) -> None:
-        """Put them where they were."""
+        """Restore these states."""
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         if self.torch is not None:
@@ -179,7 +181,7 @@ def _doubled(program: Any) -> Any:
 
 
 def _same(leaf: Any) -> Any:
-    """A copy in the same layout."""
+    """A copy with the same memory layout."""
     if _is_module(leaf):
         return copy.deepcopy(leaf)
     if _is_tensor(leaf):
@@ -206,8 +208,10 @@ def _widened(leaf: Any) -> Any:
 
 
 class _Shake:
-    """Moves every element by up to `unit` of its size, in float64 where it is to be wide; without
-    one by up to a unit roundoff of its dtype, in that dtype.
+    """Changes every element by up to `unit` of its size.
+
+    With a unit the result is in float64 if `is_wide`. Without one, the change is up to a unit
+    roundoff of the element's dtype, in that dtype.
     """
 
     def __init__(self, seed: int, unit: float = 0.0, is_wide: bool = True) -> None:
@@ -233,7 +237,7 @@ class _Shake:
 
 
 def _roundoffs(inputs: Any, own: Arrays) -> Iterator[float]:
-    """Unit roundoffs of what sums may be made in: none is coarser than float32."""
+    """Unit roundoffs of the dtypes in which sums may be computed; float32 is the coarsest."""
     names = [dtypes.of(array).name for array in own.values()]
 
     def note(leaf: Any) -> Any:
@@ -251,8 +255,9 @@ def _roundoffs(inputs: Any, own: Arrays) -> Iterator[float]:
 def run_once(
     program: Callable[..., Any], inputs: Any, change: Callable[[Any], Any] | None = None
 ) -> Arrays:
-    """What the program gives, its random numbers as they are now, which it leaves so. change: made
-    to every array of the inputs.
+    """Run the program once with the current random numbers, whose state is restored.
+
+    change: applied to every array of the inputs.
     """
     state = Generators.now()
     try:
@@ -263,8 +268,9 @@ def run_once(
 
 
 def run_coarser(program: Callable[..., Any], inputs: Any, unit: float) -> dict[str, Arrays]:
-    """What a program of torch gives where every operator and every input is off by one rounding of
-    a coarser dtype, by the name of the way.
+    """Run a torch program with every operator and input off by one rounding of a coarser dtype.
+
+    Returns the values by the name of the way.
     """
     from whence.workflows.rounding.torch_modes import OffByOne
 
