@@ -1,1 +1,1 @@
-"""A comparison where people look already: in Netron, Model Explorer and TensorBoard."""
+"""Shows a comparison in other viewers: Netron, Model Explorer and TensorBoard."""

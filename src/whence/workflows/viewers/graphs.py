@@ -83,7 +83,7 @@ def _parsed(model: AnyPath) -> OnnxModel:
 
 
 def _nodes(model: OnnxModel) -> dict[str, str]:
-    """First outputs of the nodes, by the name that a capture gives the node."""
+    """The first output of each node, by the name that a capture gives the node."""
     outputs = (node.outputs[0] for node in model.graph.nodes if node.outputs)
     return {scope_of(output): output for output in outputs}
 
@@ -98,7 +98,9 @@ def _check_weights(parsed: OnnxModel, model: Path, copy: Path) -> None:
 
 
 def _annotated(part: tuple[int, int, Any], errors: dict[str, Any]) -> bytes:
-    """A field of a graph; a node with what is known of it behind its own fields."""
+    """Encode a field of a graph; for a node, its verdict and error are appended to its
+    own fields.
+    """
     number, kind, value = part
     if number != _NODE:
         return _encoded(number, kind, value)
@@ -117,7 +119,7 @@ def _annotated(part: tuple[int, int, Any], errors: dict[str, Any]) -> bytes:
 
 
 def _encoded(number: int, kind: int, value: Any) -> bytes:
-    """A field as it was read."""
+    """Encode a field unchanged."""
     if kind == protobuf.VARINT:
         return wire.integer(number, value)
     if kind == protobuf.BYTES:

@@ -1,5 +1,7 @@
-"""Scalars of TensorBoard, written without it: an event file is records with checksums, each an
-event of TensorFlow's event.proto.
+"""Scalars for TensorBoard, written without the tensorboard package.
+
+An event file consists of records with checksums; each record is an event of TensorFlow's
+event.proto.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from whence.results import Comparison
 from whence.workflows.saved import AnyComparison, AnyPath, as_comparison, write_file
 
 Scalars: TypeAlias = Mapping[tuple[str, int], float]
-"""By tag and step."""
+"""Values by tag and step."""
 _POLYNOMIAL, _MASK = 0x82F63B78, 0xA282EAD8
 
 
@@ -40,8 +42,9 @@ def tensorboard(comparison: AnyComparison, folder: AnyPath) -> int:
 
 
 def scalars(result: Comparison) -> dict[int, dict[tuple[str, int], float]]:
-    """By rank: the relative 2-norm of the output of each module that is furthest off, at each
-    step. A step at which a module was not measured has no scalar.
+    """By rank: the relative 2-norm of each module's worst output at each step.
+
+    A step at which a module was not measured has no scalar.
     """
     by_rank: dict[int, dict[tuple[str, int], float]] = {}
     for row in result.rows:
@@ -54,7 +57,7 @@ def scalars(result: Comparison) -> dict[int, dict[tuple[str, int], float]]:
 
 
 def event_file(values: Scalars, now: float) -> Iterator[bytes]:
-    """The file, record by record. now: in seconds since 1970."""
+    """The records of the file. now: in seconds since 1970."""
     yield _record(wire.float64(1, now) + wire.text(3, "brain.Event:2"))
     for (tag, step), value in sorted(values.items(), key=lambda item: item[0][1]):
         summary = wire.field(1, wire.text(1, tag) + wire.float32(2, value))
@@ -67,7 +70,7 @@ def _record(data: bytes) -> bytes:
 
 
 def _checksum(data: bytes) -> bytes:
-    """CRC-32C, masked as records want it."""
+    """CRC-32C, masked as the record format requires."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
