@@ -1,5 +1,5 @@
-"""The operators of two dumps, or of a dump and a table from another device: compared as recorded,
-and by their tests, which run here.
+"""Compares the operators of two dumps, or of a dump and a table from another device: as recorded,
+and by running their tests here.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _TAIL = 15  # lines of pytest that an error shows
 
 
 class Checked(NamedTuple):
-    """recorded: the dumps compared, None beside a table. tested: the tables compared, as of
-    `diff_results`.
+    """recorded: comparison of the dumps, None when the target is a table. tested: comparison of the
+    tables, as from `diff_results`.
     """
 
     recorded: Comparison | None
@@ -54,7 +54,9 @@ def check_operators(reference: str, target: str, output: str, *, device: str = "
 
 
 def _table(tests: Path, table: Path, device: str) -> str:
-    """What the tests measure on a device. Failing tests are rows of it."""
+    """Run the tests on a device and return the path of their table; failing tests are
+    rows of it.
+    """
     options = ("--device", device, "--seed", "42", "-q", "-p", "no:cacheprovider")
     words = [sys.executable, "-m", "pytest", str(tests), f"--detail_compare_path={table}", *options]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

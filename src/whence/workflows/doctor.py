@@ -25,8 +25,8 @@ from whence.workflows.rounding.ways import arguments, with_leaves
 from whence.workflows.saved import AnyPath
 
 CLEAR, NEAR = 6.0, 1.5
-"""Sizes of a fault in units of its operator's own rounding, as `docs/dev/faultbench.md` has them:
-clear from 6 on, below rounding under 1.5.
+"""Sizes of a fault in units of its operator's own rounding, as in `docs/dev/faultbench.md`: clear
+from 6 on, below rounding under 1.5.
 """
 
 _NORMAL = ("scale", "row", "eps", "bias", "channel", "stale", "constant", "weight")
@@ -238,7 +238,7 @@ class _Doctor:
         )
 
     def _sites(self) -> dict[str, list[Call]]:
-        """For each kind of fault the first calls of the modules it can be planted in, one per
+        """For each kind of fault, the first calls of the modules that can have it, one call a
         module.
         """
         first: dict[tuple[str, str], Call] = {}
@@ -285,8 +285,8 @@ class _Doctor:
         return all(s is not None and s.zero == s.count for s in statistics)
 
     def _output(self, call: Call) -> Any:
-        """The record that a fault of the output changes: the first floating one, if it is large
-        enough to say something.
+        """The record that a fault of the output changes: the first floating-point output, if it is
+        large enough to be judged.
         """
         from whence import dtypes
 
@@ -297,8 +297,8 @@ class _Doctor:
         return None
 
     def _size(self, call: Call, result: Comparison) -> float:
-        """The error of the module's outputs, where its inputs are still the reference's, over what
-        its own rounding explains.
+        """The error of the module's outputs, with the reference's inputs, in units of the
+        operator's own rounding.
         """
         place = {p.reference: i for i, p in enumerate(result.plan.pairs)}.get(call.id)
         rows = [r for r in result.rows if r.pair == place and is_output(r.reference_slot)]
@@ -307,8 +307,9 @@ class _Doctor:
         return error / self._floor(call)
 
     def _floor(self, call: Call) -> float:
-        """Rounding of the operator itself, relative: from replaying the reference on its own
-        inputs; its unit roundoff without a replay.
+        """The operator's own rounding, relative, from replaying the reference on its own inputs.
+
+        Without a replay it is the unit roundoff of the output's dtype.
         """
         from whence import judge
         from whence.comparison.replays.replayer import Replayer, ReplayRequest
@@ -343,8 +344,8 @@ class _Doctor:
 
 
 def caller(inputs: Any, dtype: Any = None) -> Callable[[Any], Any]:
-    """The function that runs a model on `inputs`, as `doctor` takes them, each time on a copy of
-    them.
+    """The function that runs a model on `inputs`, given as `doctor` takes them; each call uses a
+    copy.
     """
     if callable(inputs) and not _is_tensor(inputs):
         return inputs  # type: ignore[no-any-return]

@@ -1,6 +1,4 @@
-"""An exported model against the torch model that it was exported from, on the same inputs:
-`whence export-check`.
-"""
+"""`whence export-check`: compares an exported model with its torch model on the same inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ OPTIMISATION = {
     "off": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "extended": "ORT_ENABLE_EXTENDED",
     "all": "ORT_ENABLE_ALL",
 }  # fmt: skip
-"""How far ONNX Runtime rewrites the graph, and what it calls that."""
+"""Optimisation level of ONNX Runtime -> the name that ONNX Runtime gives it."""
 _WHAT = "whence export-check"
 _GONE = "both runs are deleted: -o CMP keeps them, for whence report, trace and repro"
 _SHOWN = 5  # weights that are named
@@ -104,7 +102,7 @@ def export_check(
 
 
 def _weights(run: Path, file: Path) -> str:
-    """What is known of the model's weights in the file, in a sentence."""
+    """A sentence about the model's weights in the exported file."""
     from whence.comparison.onnx_files import facing
     from whence.workflows.saved import as_run
 
@@ -125,7 +123,7 @@ def _weights(run: Path, file: Path) -> str:
 
 
 def _made(inputs: Any) -> Any:
-    """Inputs from what the user gave."""
+    """The inputs from what the user gave: values, a function, or the name of one."""
     from whence.comparison.replays import user_model
 
     if isinstance(inputs, str):
@@ -149,8 +147,8 @@ def _graph(file: Path) -> OnnxGraph:
 
 
 def drawn(graph: OnnxGraph) -> tuple[Array, ...]:
-    """An array for each input of a graph, in order. Raises UsageError for one that is not a
-    tensor.
+    """A random array for each input of a graph, in order. Raises UsageError for an input that is
+    not a tensor.
     """
     from whence import dtypes
 
@@ -176,7 +174,7 @@ def _inputs(graph: OnnxGraph) -> list[str]:
 
 
 def _export(module: Any, values: Any, file: Path, opset: int | None) -> None:
-    """Export as torch does by default. Raises UsageError with what torch says."""
+    """Export with torch's defaults. Raises UsageError with torch's message."""
     torch = extras.needed("torch", _WHAT)
     for name in ("onnx", "onnxscript"):
         extras.needed(name, f"{_WHAT} without a file")
@@ -205,7 +203,7 @@ def _captured(
     optimisation: str,
     force: bool,
 ) -> tuple[Path, Path]:
-    """Run both, captured; gives the two runs."""
+    """Capture a run of each; returns the folders of both runs."""
     import onnxruntime
 
     from whence.workflows.capture.capture import capture
@@ -230,8 +228,10 @@ def _captured(
 
 
 def _feeds(module: Any, values: Any, graph: OnnxGraph) -> dict[str, Any]:
-    """What the session is given: by the names of the model's arguments where the file has them,
-    else in order. Raises UsageError where the two take another number of tensors.
+    """The session's inputs by name: the names of the model's arguments if the file has them,
+    otherwise in order.
+
+    Raises UsageError when the numbers of tensors differ.
     """
     names = _inputs(graph)
     if isinstance(values, Mapping):
@@ -252,7 +252,7 @@ def _feeds(module: Any, values: Any, graph: OnnxGraph) -> dict[str, Any]:
 
 
 def _arrays(value: Any) -> Sequence[Any]:
-    """The tensors of an argument as arrays, in order."""
+    """The tensors inside an argument as arrays, in order."""
     if isinstance(value, np.ndarray):
         return [value]
     if isinstance(value, Mapping):

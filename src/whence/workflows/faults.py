@@ -1,4 +1,4 @@
-"""Plant a known fault in a model, to see it found."""
+"""Plants a known fault in a model, to check that it is found."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One call of a model on inputs that another model gets too: each is given copies in its own
-framework, on its device, in its dtype.
+"""Calls one model on inputs that another model receives too: each gets copies in its own framework,
+on its device, in its dtype.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def called(model: Any, inputs: Any) -> Any:
 
 
 def _mapped(value: Any, adapt: Callable[[Any], Any]) -> Any:
-    """A copy of `value` with every tensor in it made the model's own."""
+    """A copy of `value` in which every tensor is converted to the model's framework, device and
+    dtype.
+    """
     if isinstance(value, np.ndarray) or _is_torch(value) or _is_paddle(value):
         return adapt(value)
     if isinstance(value, Mapping):

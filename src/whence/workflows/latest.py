@@ -26,7 +26,7 @@ _MOST_ROWS = 1_000_000  # of a comparison that is kept without being asked to: s
 
 
 def _place(output: str | os.PathLike[str]) -> str:
-    """Where a comparison lies, as it is found from any folder."""
+    """Absolute location of a comparison, which is valid from any working folder."""
     from whence.store import is_url
 
     return os.fspath(output) if is_url(output) else str(Path(output).resolve())
@@ -63,7 +63,7 @@ def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None
 
 
 def _too_large(result: Comparison) -> str:
-    """Why a comparison is not kept; "" where it is."""
+    """The reason why a comparison is not kept; "" when it is kept."""
     rows = len(result.rows)
     if rows <= _MOST_ROWS:
         return ""
@@ -126,7 +126,7 @@ def _name() -> str:
 
 
 def _tidy(folder: Path) -> None:
-    """Delete what is old, what is beyond the newest few, and what a killed process left."""
+    """Delete old comparisons, those beyond the newest few, and what a killed process left."""
     now, aged = time.time(), []
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):

@@ -1,4 +1,4 @@
-"""`msit llm compare`: the table of that tool at one of its levels, beside whence's own answer."""
+"""`msit llm compare`: the table of that tool at one of its levels, next to whence's own result."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def cmp_report(
 
 
 def _kind(path: str) -> str:
-    """What the tool calls this kind of dump."""
+    """The name that the tool gives this kind of dump."""
 
     info = open_run(path).info
     if info.options.get("level") == "graph":
@@ -75,7 +75,7 @@ def _kind(path: str) -> str:
 
 
 def _folder(path: str) -> tuple[Path, Collection[str]]:
-    """Where the tool's own files of a dump lie, in the run or around it; and its models."""
+    """The folder of the tool's own dump files, in the run or around it; and its models."""
 
     run = open_run(path)
     place = Path(run.path)
@@ -84,7 +84,7 @@ def _folder(path: str) -> tuple[Path, Collection[str]]:
 
 
 def _with_files(row: ViewRow, *folders: tuple[Path, Collection[str]]) -> ViewRow:
-    """With the tool's own files of tensors that the row is about."""
+    """The row with the paths of the tool's own tensor files."""
     sides = [
         msgspec.structs.replace(side, path=side.path or _file(side, *folder))
         if side is not None
@@ -95,8 +95,9 @@ def _with_files(row: ViewRow, *folders: tuple[Path, Collection[str]]) -> ViewRow
 
 
 def _file(side: Shown, folder: Path, roots: Collection[str]) -> str:
-    """The file that holds a tensor of a run, in the layout that msit or ATB would give it; "" where
-    there is none, or several could be meant.
+    """The file that contains a tensor of a run, in the layout of msit or ATB.
+
+    "" when there is none, or several match.
     """
     kind, _, place = side.slot.partition(".")
     token, op_type = side.step, glob.escape(side.op_type)
@@ -117,8 +118,8 @@ def _file(side: Shown, folder: Path, roots: Collection[str]) -> str:
 
 
 def _of_logits(reference: str, target: str) -> Sequence[ViewRow]:
-    """The rows of captures of logits alone, which `compare` judges token by token and without
-    views.
+    """The rows of captures of logits only, which `compare` judges token by token and
+    without views.
     """
     from whence.comparison.context import prepare
     from whence.comparison.options import CompareOptions
@@ -126,7 +127,7 @@ def _of_logits(reference: str, target: str) -> Sequence[ViewRow]:
     from whence.comparison.views.rows import viewed
 
     def progress(count: int, of: int, text: str) -> None:
-        """Two dumps of logits are soon read."""
+        """A callback without effect: two dumps of logits are read quickly."""
 
     options = CompareOptions(replay=False, views=("msit",))
     prepared = prepare(open_run(reference), open_run(target), options)
@@ -139,7 +140,7 @@ def _of_logits(reference: str, target: str) -> Sequence[ViewRow]:
 def _levelled(
     reference: str, target: str, level: str, progress: Count | None
 ) -> tuple[Comparison, Sequence[ViewRow]]:
-    """Everything compared, and the rows of a level."""
+    """The whole comparison, and the rows of one level."""
 
     result = compare(reference, target, view="msit", progress=progress)
     every: Sequence[ViewRow] = result.views.get("msit", ())
@@ -160,8 +161,10 @@ def _levelled(
 def _tokens(
     reference: str, target: str, progress: Count | None
 ) -> tuple[Comparison, Sequence[ViewRow]]:
-    """One row for each token. The answer is that of the two dumps where these can be compared
-    otherwise, else that of the logits alone.
+    """One row for each token.
+
+    The answer is that of the two dumps if they can be compared otherwise, else that of the logits
+    alone.
     """
     from whence.comparison.answer import token_logits
     from whence.comparison.options import CompareOptions
@@ -184,7 +187,7 @@ def _tokens(
 
 
 def _have_ids(*runs: Run) -> bool:
-    """Were the token ids captured with the logits, so that texts need not be guessed?"""
+    """Whether the token ids were captured with the logits, so that texts need not be guessed."""
     from whence.align import prompts
 
     return all(any(prompt.scores for prompt in prompts.prompts(run)) for run in runs)

@@ -1,5 +1,7 @@
-"""A line that says how far long work is, in a notebook: it comes after a second below the cell that
-runs, and goes with the work. Anywhere else there is none; the command line has its own.
+"""A line of progress for long work in a notebook.
+
+It appears below the running cell after a second and disappears with the work. Elsewhere there is
+none; the command line has its own.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ Tell = Callable[[str], None]
 
 @contextmanager
 def counting(progress: Count | None) -> Iterator[Count | None]:
-    """What a verb is to call with (how many, of how many, what): the caller's own, else a line of
-    this notebook, else None.
+    """The callback (number done, number in total, what) for a verb: the caller's own, else a line
+    of this notebook, else None.
     """
     if progress is not None or not in_notebook():
         yield progress
@@ -34,7 +36,9 @@ def counting(progress: Count | None) -> Iterator[Count | None]:
 
 @contextmanager
 def telling(tell: Tell | None) -> Iterator[Tell]:
-    """The same for what is being done, of which nobody knows how long it takes."""
+    """The callback (text) for work of unknown length: the caller's own, else a line of this
+    notebook, else one without effect.
+    """
     if tell is not None or not in_notebook():
         yield tell or (lambda _: None)
         return
@@ -43,14 +47,14 @@ def telling(tell: Tell | None) -> Iterator[Tell]:
 
 
 def in_notebook() -> bool:
-    """Does this code run in the kernel of a notebook?"""
+    """Whether this code runs in the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 
 
 class _Line:
-    """One display, drawn anew in its place. What a verb does inside of another one is said on the
-    line of that.
+    """One display that is redrawn in place. A verb that is called inside another one uses the line
+    of the outer verb.
     """
 
     def __init__(self) -> None:
@@ -58,16 +62,16 @@ class _Line:
         self._handle: Any = None
 
     def say(self, text: str) -> None:
-        """What is being done now."""
+        """Show what is being done."""
         self._draw(text, "")
 
     def count(self, number: int, of: int, text: str) -> None:
-        """How far it is."""
+        """Show the progress."""
         filled = round(_WIDTH * number / of) if of else 0
         self._draw(text, f"[{'#' * filled}{'-' * (_WIDTH - filled)}]  {number}/{of}")
 
     def close(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._handle is not None:
             self._handle.update(_shown(""), raw=True)
 

@@ -1,4 +1,4 @@
-"""Pack a run against another one, and back."""
+"""Packs a run relative to another one, and unpacks it."""
 
 from __future__ import annotations
 
@@ -106,8 +106,10 @@ def unpack(
 
 
 def _partners(reference: StoredRun, target: StoredRun) -> Column:
-    """Of every record of the target the record of the reference with equal bytes, else that of the
-    same name, else that which alignment pairs it with; -1 for none.
+    """For each record of the target, the matching record of the reference, -1 for none.
+
+    A record with equal bytes is preferred, then one of the same name, then the one that alignment
+    pairs.
     """
     partners = np.full(len(target.records), -1, np.int64)
     known: dict[Any, int] = {}
@@ -127,7 +129,7 @@ def _partners(reference: StoredRun, target: StoredRun) -> Column:
 
 
 def _named(run: StoredRun) -> Any:
-    """(name of a tensor of a call, record) of every reference of a run."""
+    """(name of a tensor in a call, record) for every reference of a run."""
     calls = list(zip(*(run.column(name).tolist() for name in _KEY), strict=True))
     at, slots, records = (
         run.column(name).tolist() for name in ("ref_call", "ref_slot", "ref_record")
@@ -137,7 +139,7 @@ def _named(run: StoredRun) -> Any:
 
 
 def _digests(run: StoredRun) -> list[tuple[int, int, int] | None]:
-    """Hash and size of the stored bytes of every record; None where either is not known."""
+    """(hash, size) of the stored bytes of every record; None when one of them is unknown."""
     hashes, sizes, kinds = run.column("hash"), run.column("nbytes"), run.column("elements")
     return [
         (a, b, size) if (a or b) and kind == 1 else None
@@ -146,8 +148,9 @@ def _digests(run: StoredRun) -> list[tuple[int, int, int] | None]:
 
 
 def _align(reference: StoredRun, target: StoredRun, partners: Column) -> None:
-    """Partners of records that names do not pair, from an alignment of the runs. Where that fails
-    they have none, and are compressed alone.
+    """Fill in partners of records that names do not pair, from an alignment of the runs.
+
+    If the alignment fails, these records have no partner and are compressed alone.
     """
     from whence.workflows.compare import align_runs
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _BATCH = 2048
 QUERY_SECONDS = 60.0
-"""How long a statement may take."""
+"""Time limit of a statement."""
 _ALONE = (
     "SET enable_external_access = false",
     "SET autoinstall_known_extensions = false",
@@ -38,13 +38,13 @@ _ALONE = (
     "SET python_enable_replacements = false",
     "SET lock_configuration = true",
 )
-"""What DuckDB is told before it sees a statement of the user's: no file, no network, no extension,
-no variable of this program, and none of it can be changed again.
+"""Settings applied before DuckDB sees a user's statement: no file, network, extension or variable
+of this program, and no change of these settings.
 """
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """An answer: names of its columns, and its rows in batches."""
+    """A result: names of its columns, and its rows in batches."""
 
     columns: tuple[str, ...]
     batches: Iterator[list[tuple[Any, ...]]]
@@ -143,7 +143,9 @@ def _too_long(seconds: float) -> str:
 
 
 def _asked_for(sql: str, known: dict[str, Table]) -> list[str]:
-    """The tables whose names stand in a statement; a name that is only a word costs time alone."""
+    """The tables whose names occur in a statement; a name that is used otherwise only
+    costs time.
+    """
     words = {word.lower() for word in re.findall(r"\w+", sql)}
     return [name for name in known if name in words]
 
@@ -169,8 +171,10 @@ _PLAN = b',"plan":{"pairs":['
 
 
 def without_plan(path: AnyPath) -> Comparison:
-    """A comparison written before, for its tables: its plan is empty, and its rows and verdicts are
-    decoded each time they are looked at. Raises UnreadableRun.
+    """A saved comparison for use in tables: its plan is empty, and rows and verdicts are decoded on
+    each access.
+
+    Raises UnreadableRun.
     """
     from whence.store import is_url
     from whence.workflows.saved import load_comparison
@@ -188,8 +192,9 @@ def without_plan(path: AnyPath) -> Comparison:
 
 
 def _of_file(file: Path, path: str) -> Comparison:
-    """As `without_plan`. path: as the user named it. Raises UnreadableRun, and OSError
-    where the file cannot be opened.
+    """The same as `without_plan`, from a file.
+
+    path: as the user named it. Raises UnreadableRun, and OSError when the file cannot be opened.
     """
     from whence.workflows.saved import decoded_report, not_readable
 
@@ -216,7 +221,7 @@ def _of_file(file: Path, path: str) -> Comparison:
 
 
 def _items(text: mmap.mmap, start: int, stop: int, form: type[T]) -> MadeOnDemand[T]:
-    """The items of a list that stands from one place to another."""
+    """The items of the JSON list between two positions of the text, decoded on access."""
     starts = [start] if stop > start else []
     at = text.find(_NEXT, start, stop)
     while at >= 0:

@@ -1,4 +1,4 @@
-"""Measures how the tensors of one run use the range of floating-point formats."""
+"""Measures how the tensors of one run use the ranges of floating-point formats."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _NOTHING = Fit(0, 0, 0)
 
 
 def float_formats(names: Sequence[str]) -> list[FloatFormat]:
-    """The formats to try for some dtype names: of 8 bits as they are and scaled. Raises UsageError
-    for a name that is not a floating-point dtype.
+    """The formats for some dtype names; 8-bit formats are tried unscaled and scaled.
+
+    Raises UsageError for a name that is not a floating-point dtype.
     """
     forms: list[FloatFormat] = []
     for name in dict.fromkeys(names):
@@ -34,7 +35,7 @@ def float_formats(names: Sequence[str]) -> list[FloatFormat]:
 
 
 class _Place(NamedTuple):
-    """What is one line of the answer: a slot of a call, whenever it runs."""
+    """Identifies one line of the result: a slot of a call, at all its steps."""
 
     root: str
     scope: str
@@ -45,8 +46,9 @@ class _Place(NamedTuple):
 
 
 class _Measured(msgspec.Struct):
-    """One record: its extent, and how it fits its own dtype and the formats; None where no element
-    is kept.
+    """One record: its extent, and how it fits its own dtype and the formats.
+
+    whole: None when no element is kept.
     """
 
     largest: float
@@ -65,7 +67,7 @@ class RangeMeasuring:
         self._run, self._forms = run, forms
 
     def result(self, name: str) -> Ranges:
-        """The answer for the whole run."""
+        """The result for the whole run."""
         places: dict[_Place, list[_Measured]] = {}
         unmeasured = 0
         for call, ref in self._first_sights():
@@ -82,7 +84,7 @@ class RangeMeasuring:
         return Ranges(name, names, tensors, unread, unmeasured)
 
     def _first_sights(self) -> Iterator[tuple[Call, Ref]]:
-        """Every floating-point tensor that has elements, with the first call that ended with it."""
+        """Every floating-point tensor with elements, with the first call that refers to it."""
         seen: set[int] = set()
         for call in self._run.calls:
             for ref in call.refs:
@@ -94,7 +96,7 @@ class RangeMeasuring:
                 yield call, ref
 
     def _measured(self, number: int, step: int) -> _Measured | None:
-        """Figures of one record; None when it has neither elements nor statistics."""
+        """The figures of one record; None when it has neither elements nor statistics."""
         record = self._run.records[number]
         figures = record.statistics
         try:
@@ -109,7 +111,7 @@ class RangeMeasuring:
         return _Measured(whole.largest, whole.infinite, step, whole, own, formats, int(values.size))
 
     def _tensor(self, place: _Place, sights: list[_Measured]) -> TensorRange:
-        """All sights of one place together."""
+        """Combine all records of one place."""
         largest = max(sights, key=lambda sight: sight.largest)
         extents = [sight.whole for sight in sights if sight.whole is not None]
         small = [whole.smallest for whole in extents if whole.smallest]

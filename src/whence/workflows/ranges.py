@@ -1,5 +1,5 @@
-"""How the tensors of one run use the range of floating-point formats: what overflows, what becomes
-zero, what keeps fewer bits.
+"""How the tensors of one run use the ranges of floating-point formats: what overflows, what becomes
+zero, what loses bits.
 """
 
 from __future__ import annotations

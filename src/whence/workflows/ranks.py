@@ -1,4 +1,4 @@
-"""What the ranks of one run must agree in, and whether they do."""
+"""Checks that the ranks of one run agree where they must."""
 
 from __future__ import annotations
 

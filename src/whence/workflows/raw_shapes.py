@@ -1,5 +1,5 @@
-"""Raw bytes of one run in the dtype and shape that the user says, or that the other run's tensor of
-the same name has.
+"""Gives raw bytes of one run a dtype and shape: those that the user states, or those of the tensor
+of the same name in the other run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from whence.records import Dumped, Lack, Run, missing_of
 
 
 def forms_of(shapes: Iterable[str]) -> dict[str, Form]:
-    """The forms that NAME=2x12x64:float32 says, by name. Raises UsageError."""
+    """The dtype and shape stated by NAME=2x12x64:float32, by name. Raises UsageError."""
     forms: dict[str, Form] = {}
     for shape_words in shapes:
         name, is_said, text = shape_words.rpartition("=")
@@ -29,8 +29,9 @@ def forms_of(shapes: Iterable[str]) -> dict[str, Form]:
 
 
 def with_shapes(runs: Sequence[Any], shapes: Sequence[str]) -> tuple[list[Any], list[str]]:
-    """(the runs, those with raw bytes opened where they were paths; all shapes that these were
-    opened with). Raises UnreadableRun, UsageError.
+    """(the runs, where paths with raw bytes are opened; all shapes used to open them).
+
+    Raises UnreadableRun, UsageError.
     """
     forms, sides = forms_of(shapes), [_Side(run) for run in runs]
     if not any(side.raw for side in sides):
@@ -50,8 +51,10 @@ def with_shapes(runs: Sequence[Any], shapes: Sequence[str]) -> tuple[list[Any], 
 
 
 class _Side:
-    """One run of two. raw: its files of raw bytes that nothing tells the shape of, and their sizes.
-    run: None while it cannot be opened, for which `error` is the reason.
+    """One of the two runs.
+
+    raw: its files of raw bytes without known shape, with their sizes. run: None while it cannot be
+    opened; `error` is the reason.
     """
 
     def __init__(self, run: Any) -> None:
@@ -74,7 +77,7 @@ class _Side:
 
 
 def _raw_files(path: Path) -> dict[str, int]:
-    """The files of a dump that may hold raw bytes."""
+    """The files of a dump that may contain raw bytes."""
     if path.is_dir() and (path / "run.json").exists():
         return {}
     files = path.rglob("*") if path.is_dir() else [path] if path.is_file() else []
@@ -86,7 +89,9 @@ def _raw_files(path: Path) -> dict[str, int]:
 
 
 def _alike(side: _Side, other: Run) -> dict[str, Form]:
-    """The forms of files that tensors of the other run of the same name have, where they fit."""
+    """The dtype and shape for each raw file, from the tensor of the same name in the other run, if
+    the size fits.
+    """
     from whence.readers.assembly.named_tensors import placed
 
     shapes = _by_name(other)
@@ -102,7 +107,7 @@ def _alike(side: _Side, other: Run) -> dict[str, Form]:
 
 
 def _by_name(run: Run) -> dict[tuple[str, int, int], int]:
-    """Records by the name that a file of theirs alone would have, its step and its rank."""
+    """Records by (name, step, rank), where the name is that of a file with only this record."""
     from whence.readers.assembly.named_tensors import placed
 
     names: dict[tuple[str, int, int], int] = {}

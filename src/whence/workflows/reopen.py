@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def runs_of(compared: Comparison, folder: str = "") -> tuple[Run, Run]:
-    """Both runs of a comparison, opened. folder: where the comparison lies; paths that lead nowhere
-    from here are tried from above it.
+    """Open both runs of a comparison.
 
-    Raises UnreadableRun when a run is not where it was.
+    folder: where the comparison lies; paths that do not exist relative to the working folder are
+    tried relative to its parents. Raises UnreadableRun when a run is not where it was.
     """
     forms = raw_shapes.forms_of(compared.asked.get("shape", ()))
     return _found(compared.reference, folder, forms), _found(compared.target, folder, forms)
@@ -49,8 +49,7 @@ def _found(path: str, folder: str, forms: Forms) -> Run:
 def reopened(
     compared: Comparison, model: Models | None = None, runs: tuple[Run, Run] | None = None
 ) -> tuple[align.Aligned, CompareOptions]:
-    """Both runs and their plan, and the options they were compared with as far as these were
-    written down.
+    """Both runs with their plan, and the comparison's options as far as they were stored.
 
     model: as `compare` takes it. runs: both, where they are open already. Raises UnreadableRun when
     a run is not where it was.

@@ -1,4 +1,6 @@
-"""What is run again and again: a command in processes of its own, or a model in this one."""
+"""Programs that are run repeatedly: a command in processes of its own, or a model in this
+process.
+"""
 
 from __future__ import annotations
 
@@ -18,41 +20,43 @@ from whence.display import listed
 from whence.errors import CaptureError, OutputExists, UnreadableRun, UsageError, WhenceError
 
 RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
-"""How a line of a traceback begins that names the exception."""
+"""Matches the line of a traceback that names the exception."""
 
 _TAIL_LINES = 15
 _INTERRUPTED = 130
 
 
 class Subject(Protocol):
-    """A program that can be run any number of times. Both methods return the seconds it took, and
-    raise CaptureError when it fails.
+    """A program that can be run any number of times.
+
+    Both methods return the duration in seconds and raise CaptureError when the program fails.
     """
 
     @property
     def words(self) -> str: ...
 
     def bare(self) -> float:
-        """Run it without a capture."""
+        """Run the program without a capture."""
         ...
 
     def capture(self, path: Path, *, variant: str = "", **options: Any) -> float:
-        """Run it captured into `path`, which is whole or gone afterwards. variant: one of
-        `variants`, "" for the program as it is.
+        """Capture a run into `path`; when the program fails, nothing is left there.
+
+        variant: one of `variants`, "" for the unchanged program.
         """
         ...
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Harmless changes of how it is run."""
+        """Harmless changes to the way in which the program is run."""
         ...
 
 
 class Command:
-    """A command, run in `cwd`; what it prints is kept for the error message only.
+    """A command that runs in `cwd`; its output is kept only for the error message.
 
-    exit_codes: with which it may end. variables: of its environment beside ours; None takes one
-    away.
+    exit_codes: accepted exit codes. variables: added to the environment of this process; None
+    removes a variable.
     """
 
     variants = ("one thread",)
@@ -92,7 +96,7 @@ class Command:
         environment: Mapping[str, str] | None = None,
         **options: Any,
     ) -> float:
-        """environment: variables of it beside ours."""
+        """Capture a run of the command. environment: variables added to those of this process."""
         from whence.workflows.capture.command import run_command
 
         messages: list[str] = []
@@ -118,7 +122,7 @@ class Command:
         return time.monotonic() - began
 
     def environment(self) -> dict[str, str]:
-        """The environment that it runs in."""
+        """The environment in which the command runs."""
         variables = {
             **os.environ,
             **{name: value for name, value in self.variables.items() if value is not None},
@@ -162,7 +166,7 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 
 class Program:
     """A model of this process, and the function that uses it. Random numbers start at the same
-    place each time.
+    state for each run.
     """
 
     def __init__(self, model: Any, use: Callable[[Any], Any], *, dtype: Any = None) -> None:
@@ -228,7 +232,7 @@ class Program:
 
 @contextlib.contextmanager
 def _whole(path: Path) -> Iterator[None]:
-    """A run that did not come to its end is removed: nothing half is left behind."""
+    """Remove a run that did not finish, so that no partial run is left."""
     existed = path.exists()
     try:
         yield
@@ -290,8 +294,8 @@ def recorded(info: Any, path: str) -> Command:
 
 
 def _variables(info: Any, path: str) -> dict[str, str | None]:
-    """What the environment must hold for a recorded command to run as it ran. Raises UnreadableRun
-    when its Python is gone.
+    """The environment in which a recorded command runs as it did. Raises UnreadableRun when its
+    Python is gone.
     """
     from whence.instrument.launch.redaction import MASK
 
@@ -313,7 +317,7 @@ def _variables(info: Any, path: str) -> dict[str, str | None]:
 
 
 def _same_versions(command: Command, info: Any, path: str) -> None:
-    """Raises UsageError when a library of the command's Python is no longer the recorded one."""
+    """Raise UsageError when a library of the command's Python has another version than recorded."""
     from whence.instrument.launch import interpreter
 
     with contextlib.chdir(command.cwd):

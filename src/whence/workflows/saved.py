@@ -1,4 +1,4 @@
-"""Comparisons and policies on disk: where one is written, and how it is read again."""
+"""Comparisons and policies on disk: where they are written, and how they are read."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _LONG_NUMBER = re.compile(rb"(?<![\w.])-?\d{19}")  # digits that 64 bits may not
 
 @contextmanager
 def storing(what: str, advice: str = "") -> Iterator[None]:
-    """What the operating system refuses in this block is raised as StoreFailed: "cannot WHAT" with
-    its reason and what to do next.
+    """Convert an OSError in the block to StoreFailed: "cannot WHAT" with the reason and what to do
+    next.
     """
     try:
         yield
@@ -41,19 +41,19 @@ def storing(what: str, advice: str = "") -> Iterator[None]:
 
 
 def as_run(run: AnyRun) -> Run:
-    """The run, opened where a path was given. Raises UnreadableRun."""
+    """The run; a path is opened. Raises UnreadableRun."""
     return open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run
 
 
 def as_comparison(comparison: AnyComparison) -> Comparison:
-    """The comparison, read where a path was given. Raises UnreadableRun."""
+    """The comparison; a path is read. Raises UnreadableRun."""
     return comparison if isinstance(comparison, Comparison) else load_comparison(comparison)
 
 
 def write_file(
     path: AnyPath, parts: str | bytes | disk.Parts, what: str = "", advice: str = ""
 ) -> None:
-    """Write a file, and the folders that lead to it. what: it is, for the error. Raises
+    """Write a file and create its parent folders. what: names the file in the error. Raises
     StoreFailed.
     """
     file = Path(path)
@@ -122,7 +122,9 @@ def check_output(output: str | Path, force: bool) -> None:
 
 
 def _of_others(folder: Path) -> Path | None:
-    """A file of somebody else where one of a comparison would go."""
+    """A file that whence did not write, at the path of one of the comparison's files; None without
+    one.
+    """
     from whence.report.own_files import is_own
 
     files = [folder / f"{name}.csv" for name in ("report", "generation", *views())]
@@ -195,7 +197,7 @@ def decoded_report(file: Path, path: str) -> Comparison:
 
 
 def not_readable(path: str, error: Exception) -> str:
-    """What to say of a `report.json` that could not be decoded. path: as the user named it."""
+    """The error text for a `report.json` that cannot be decoded. path: as the user named it."""
     reason = "it is larger than memory" if isinstance(error, MemoryError) else error
     why = f"{path} is not a comparison that this whence can read: {reason}"
     if path.endswith(".json") or Path(path).is_file():
@@ -239,7 +241,7 @@ def _decoded(report: bytes) -> Comparison:
 
 
 def _no_comparison(place: Path, error: OSError) -> str:
-    """Why there is no comparison at a place, and what to do."""
+    """The error text for a place without a comparison, and what to do."""
     from whence import store
 
     if not place.exists():

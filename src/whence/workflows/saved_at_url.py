@@ -1,4 +1,4 @@
-"""Comparisons in object stores: written here first and then uploaded, and read from there."""
+"""Comparisons in object stores: they are written locally and then uploaded, and read from there."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def check_output_at(url: str, *, force: bool) -> None:
 
 
 def write_at(url: str, write_files: Callable[[Path], None]) -> None:
-    """Write the files of a comparison into a folder of this machine and upload them, `report.json`
-    last. The folder is deleted when all of it is there. Raises StoreFailed, which names it.
+    """Write the files of a comparison into a local folder and upload them, `report.json` last.
+
+    The folder is deleted after a complete upload. Raises StoreFailed, which names the folder.
     """
     spool = spool_folder(url)
     shutil.rmtree(spool, ignore_errors=True)
@@ -64,8 +65,8 @@ def holds_comparison(url: str) -> bool:
 
 @contextmanager
 def report_here(url: str) -> Iterator[Path]:
-    """A copy of the `report.json` of a comparison at a URL, in a temporary folder that goes with
-    the context. Raises UnreadableRun.
+    """A copy of the `report.json` of a comparison at a URL, in a temporary folder that is deleted
+    with the context. Raises UnreadableRun.
     """
     place, file = _report(url)
     with tempfile.TemporaryDirectory(prefix="whence-remote-") as folder:
@@ -80,7 +81,7 @@ def report_here(url: str) -> Iterator[Path]:
 
 
 def _no_comparison(url: str) -> str:
-    """Why there is no comparison at a URL, and what to do."""
+    """The error text for a URL without a comparison, and what to do."""
     if url.endswith(".json"):
         return (
             f"no comparison at {url}: there is no such file; give the URL that whence compare -o "

@@ -1,4 +1,4 @@
-"""The way of a tensor in a comparison on disk."""
+"""Follows a tensor through the calls of a comparison on disk."""
 
 from __future__ import annotations
 

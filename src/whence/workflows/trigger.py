@@ -1,4 +1,4 @@
-"""Asks a program that is captured to record now, or to stop."""
+"""Asks a captured program to record now, or to stop recording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two models on one input, captured and compared in one call: `whence.auto_diff`."""
+"""`whence.auto_diff`: captures two models on one input and compares them in one call."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from whence.workflows.saved import AnyPath
 
 
 class Difference(Comparison, frozen=True):
-    """A Comparison that is true where the two are the same, as `status` says it: "same"; false when
-    different or undecided.
+    """A Comparison with a truth value: true when `status` is "same", false when different or
+    undecided.
     """
 
     def __bool__(self) -> bool:
@@ -73,7 +73,7 @@ def auto_diff(
 
 
 def _each(inputs: Any) -> list[Any]:
-    """What each of the two models is given, as `feeding.called` takes it."""
+    """The inputs of each of the two models, in the form that `feeding.called` takes."""
     pair = inputs, inputs
     if isinstance(inputs, (tuple, list)) and len(inputs) == 2:
         for kind in (dict, (tuple, list)):
@@ -119,7 +119,7 @@ def parity(
 def _captured(
     models: Sequence[Any], inputs: Sequence[Any], place: Path, options: dict[str, Any]
 ) -> list[Path]:
-    """The runs of both models: captured below `place`, or where a path says that they are."""
+    """The runs of both models: captured below `place`, or opened when a path is given."""
     from whence.workflows.capture.capture import capture
     from whence.workflows.feeding import called
 

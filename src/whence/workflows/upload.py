@@ -1,4 +1,4 @@
-"""Runs into an object store: a capture that is uploaded while its command runs, and one run at a
+"""Uploads runs into an object store: during the capture of a command, or one finished run at a
 time.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from whence.errors import StoreFailed, UnreadableRun
 
 SPOOL = "WHENCE_SPOOL"
-"""The variable that names the folder in which runs lie that are uploaded."""
+"""Environment variable that names the folder for runs that are being uploaded."""
 
 
 def upload(run: str | os.PathLike[str], url: str, *, force: bool = False) -> int:
@@ -32,12 +32,12 @@ def upload(run: str | os.PathLike[str], url: str, *, force: bool = False) -> int
 def uploaded(
     url: str, force: bool, capture: Callable[[str], int], tell: Callable[[str], None]
 ) -> int:
-    """Capture into a folder of this machine, and upload it meanwhile. Returns the exit code of the
+    """Capture into a local folder and upload it during the capture. Returns the exit code of the
     capture.
 
-    capture: captures into the folder that it is given. The folder is deleted when all of it is in
-    the store. Raises OutputExists before anything is started; StoreFailed where the upload fails
-    and the command did not.
+    capture: captures into the folder that it receives. The folder is deleted after a complete
+    upload. Raises OutputExists before anything is started; StoreFailed when the upload fails and
+    the command did not.
     """
     from whence import store
     from whence.store.upload import Upload, delete_spool
@@ -61,7 +61,7 @@ def uploaded(
 
 
 def spool_folder(url: str) -> Path:
-    """A folder of this machine for what is uploaded to a URL, not made yet. Raises StoreFailed."""
+    """A local folder, not yet created, for what is uploaded to a URL. Raises StoreFailed."""
     from whence.cache_folders import folder
 
     chosen = os.environ.get(SPOOL)

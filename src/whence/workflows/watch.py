@@ -1,5 +1,5 @@
-"""Two runs compared while they are still being written: again with every step that both have ended,
-until the answer stands.
+"""Compares two runs while they are still being written: after every step that both have finished,
+until the result is final.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from whence.workflows.saved import AnyPath
 
 
 class _Side(NamedTuple):
-    """A run as it is now. ended_steps: (rank, root, step) of the steps that have ended."""
+    """The current state of a run. ended_steps: (rank, root, step) of the finished steps."""
 
     run: Run
     writing: bool
@@ -27,7 +27,7 @@ class _Side(NamedTuple):
 
     @property
     def last(self) -> int:
-        """The last step that has ended, -1 before the first."""
+        """The last finished step, -1 before the first."""
         return max((step for *_, step in self.ended_steps), default=-1)
 
 
@@ -73,7 +73,7 @@ def _looks(
     tell: Tell | None,
     **how: Any,
 ) -> Iterator[Comparison]:
-    """The answers about all steps that both runs have ended, whenever there are more."""
+    """The comparisons over all steps that both runs have finished, one whenever there are more."""
     from whence.workflows.compare import compare
 
     state_before: tuple[Any, ...] = ()
@@ -126,7 +126,9 @@ def _looked(path: AnyPath, tell: Tell | None) -> _Side | None:
 
 
 def _unborn(path: AnyPath) -> bool:
-    """Is this a run that nobody has written anything into yet, and whose command has not ended?"""
+    """Whether this is a run into which nothing was written yet and whose command is still
+    running.
+    """
     from whence.store.folder import load_info
 
     try:
@@ -136,7 +138,7 @@ def _unborn(path: AnyPath) -> bool:
 
 
 def _shared(reference_side: _Side, target_side: _Side) -> tuple[Run, Run]:
-    """Both runs up to the last step that each side which is being written has ended."""
+    """Both runs up to the last step that every side still being written has finished."""
     last = min(side.last for side in (reference_side, target_side) if side.writing)
     return _ended(reference_side, last), _ended(target_side, last)
 

@@ -1,4 +1,4 @@
-"""Pairs the parameters of two runs, and says whether they hold the same."""
+"""Pairs the parameters of two runs and compares their values."""
 
 from __future__ import annotations
 
@@ -76,8 +76,10 @@ def _paired(aligned: align.Aligned) -> dict[tuple[str, str], FacedWeight]:
 
 
 def _stated(aligned: align.Aligned) -> dict[tuple[int, str], str]:
-    """(call, slot) of the reference -> slot of the user's target. The plan that was carried out has
-    what the target's tensors become, the plan as said has how the run keeps them.
+    """(call, slot) of the reference -> slot of the user's target.
+
+    The executed plan names the target's transformed tensors; the plan as stated names them as the
+    run stores them.
     """
     return {
         (p.reference, s.reference_slot): s.target_slot
@@ -104,7 +106,7 @@ def _unpaired(aligned: align.Aligned) -> tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def _source(record: int, derived: Mapping[int, Made]) -> int:
-    """The first record of the run itself that a tensor was made from."""
+    """The first record stored in the run that a tensor was made from."""
     while record in derived and derived[record].operands:
         record = derived[record].operands[0][1][0]
     return record
@@ -119,7 +121,7 @@ def _full(call: Call, slot: str) -> str:
 
 
 def _state(reference: Run, target: Run, slot: SlotPair) -> tuple[str, float | None]:
-    """("equal", "differs", or "not compared", relative error in the 2-norm)."""
+    """Compare a parameter: ("equal", "differs" or "not compared", relative error in the 2-norm)."""
     import numpy as np
 
     from whence import judge
